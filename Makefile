@@ -1,0 +1,36 @@
+# Every target makes .venv first, installs what is missing, and does its job. A second call installs nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test test-all test-gpu lint clean
+
+demo: $(STAMP)  ## fine-tune the built-in small encoder on the built-in tweets
+	$(BIN)/python scripts/train_sentiment.py --config recipes/sentiment/demo.yaml
+
+test: lint  ## everything that runs on a CPU within minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: lint  ## the long tests too
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: $(STAMP)  ## the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# torch comes first and alone, from the ordinary index: a GPU machine gets the CUDA build, and nothing that is installed
+# later can bring a second one.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache

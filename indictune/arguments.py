@@ -1,0 +1,140 @@
+"""What a run is: one dataclass a concern, every field documented once, beside itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transformers import TrainingArguments
+
+from indictune.errors import Problems, UserError
+
+Method = Literal["full", "lora", "qlora"]
+
+
+@dataclass
+class ModelArguments:
+    """Which weights are fine-tuned, and which part of them.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+
+    model_name_or_path: str = field(
+        default="builtin:tiny-indic-bert",
+        metadata={"help": "A Hub name or a folder, or `builtin:tiny-indic-bert`, a small BERT that needs no network."},
+    )
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the model on the Hub."})
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run Python code that comes with the model. Only for authors you trust."}
+    )
+    method: Method = field(
+        default="full",
+        metadata={"help": "`full` trains all weights, `lora` an adapter, `qlora` an adapter on a base in NF4."},
+    )
+    lora_r: int = field(default=16, metadata={"help": "Rank of the LoRA matrices."})
+    lora_alpha: int = field(default=32, metadata={"help": "LoRA scale: the update is multiplied by alpha / r."})
+    lora_dropout: float = field(default=0.05, metadata={"help": "Dropout in front of the LoRA matrices."})
+    lora_target_modules: list[str] = field(
+        default_factory=lambda: ["all-linear"],
+        metadata={"help": "Names of the modules that get LoRA matrices; `all-linear` takes every linear layer."},
+    )
+    dropout: float | None = field(
+        default=None,
+        metadata={"help": "Set every dropout of the model to this probability. 0 makes runs comparable exactly."},
+    )
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
+            problems.append(f"--dropout {self.dropout}: expected a probability from 0 up to, not including, 1.")
+        if not 0.0 <= self.lora_dropout < 1.0:
+            problems.append(f"--lora_dropout {self.lora_dropout}: expected a probability from 0 up to 1.")
+        for name in ("lora_r", "lora_alpha"):
+            if getattr(self, name) < 1:
+                problems.append(f"--{name} {getattr(self, name)}: expected a whole number of at least 1.")
+        problems.raise_any()
+
+
+@dataclass
+class DataArguments:
+    """Which rows are trained on, and how they are read.
+
+    Raises:
+        UserError: a value is out of its range, or no training rows are named.
+    """
+
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "A dataset on the Hub, or `builtin:tweets`, the package's own Hindi, Telugu and Tamil set."},
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the Hub dataset."})
+    train_file: str | None = field(default=None, metadata={"help": "csv, tsv, json, jsonl or parquet file."})
+    validation_file: str | None = field(default=None, metadata={"help": "Rows for the evaluations of a run."})
+    test_file: str | None = field(default=None, metadata={"help": "Rows evaluated once, at the end of the run."})
+    text_column: str = field(default="text", metadata={"help": "Column with the text."})
+    label_column: str = field(default="label", metadata={"help": "Column with the label."})
+    language_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Column with the language of each row. Default: `language` where there is such a column, "
+            "else the script of the text decides."
+        },
+    )
+    max_length: int = field(default=128, metadata={"help": "Texts are cut to this many tokens, special ones included."})
+    drop_leaked_rows: bool = field(
+        default=False, metadata={"help": "Remove training rows whose text also stands in the validation or test rows."}
+    )
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        if self.max_length < 3:
+            problems.append(f"--max_length {self.max_length}: expected at least 3 tokens (two of them are special).")
+        if self.dataset_name is not None and self.train_file is not None:
+            problems.append(
+                f"--dataset_name {self.dataset_name} and --train_file {self.train_file}: rows come from one of them; "
+                "leave one out."
+            )
+        if self.dataset_name is None and self.train_file is None:
+            problems.append("No training rows: give --train_file FILE or --dataset_name NAME (builtin:tweets needs no file).")
+        problems.raise_any()
+
+
+@dataclass
+class IndicTrainingArguments(TrainingArguments):
+    """How it is trained: transformers' `TrainingArguments` with our defaults and a few fields more."""
+
+    metric_for_best_model: str | None = field(
+        default="macro_f1", metadata={"help": "Metric of the validation rows by which checkpoints are compared."}
+    )
+    load_best_model_at_end: bool = field(
+        default=True, metadata={"help": "Keep the checkpoint with the best metric as the final model."}
+    )
+    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate: no, steps or epoch."})
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save a checkpoint: no, steps, epoch, best."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "How many checkpoints to keep."})
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Must stay off: it hides NaN losses and waits for the GPU at every batch."}
+    )
+    report_to: list[str] = field(  # type: ignore[assignment]
+        default_factory=lambda: ["none"],
+        metadata={"help": "Loggers beside train_log.jsonl: tensorboard, wandb, trackio or none."},
+    )
+    logging_steps: float = field(default=10, metadata={"help": "Log every so many optimizer steps."})
+    global_batch_size: int = field(
+        default=64,
+        metadata={
+            "help": "Rows of one optimizer step over all processes. gradient_accumulation_steps follows from it, the "
+            "number of processes and per_device_train_batch_size."
+        },
+    )
+    class_weights: str | None = field(
+        default=None,
+        metadata={"help": "`balanced` (n / (classes x count)), or a JSON or YAML file of label: weight."},
+    )
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Stop after this many evaluations without a better metric."}
+    )
+    verbose: bool = field(
+        default=False, metadata={"help": "Show the messages of DeepSpeed, torch and the other libraries too."}
+    )

@@ -1,0 +1,173 @@
+"""From a recipe file and the command line to the dataclasses that describe a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+from transformers import HfArgumentParser
+
+from indictune.errors import Problems, UserError
+
+Arguments = TypeVar("Arguments")
+
+# Naming any of these on the command line drops all of them from the recipe: a run's rows come from one source.
+DATA_SOURCE_FIELDS = ("dataset_name", "dataset_config_name", "train_file", "validation_file", "test_file")
+
+# Secrets, and what a rank or the batch arithmetic decides: these would be wrong in another run of the same recipe.
+UNRECORDED_FIELDS = ("hub_token", "local_rank", "accelerator_config", "gradient_accumulation_steps")
+
+
+class _FlagParser(HfArgumentParser):
+    """The flags of a set of dataclasses; a value that does not fit raises instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+@dataclasses.dataclass
+class Recipe:
+    """What the recipe file and the command line say, converted to the types of the fields.
+
+    Attributes:
+        values: field name to value, of the fields that were given.
+        problems: everything found wrong so far; raised together before anything slow.
+        path: the recipe file, or None.
+    """
+
+    values: dict[str, Any]
+    problems: Problems
+    path: Path | None = None
+
+    def planned(self, arguments: type[Any], name: str) -> Any:
+        """The value that field `name` of `arguments` will have: the given one, or its default."""
+        if name in self.values:
+            return self.values[name]
+        (field,) = (field for field in dataclasses.fields(arguments) if field.name == name)
+        return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+    def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
+        """Make `arguments` from the given values; `decided` are values that the run itself works out.
+
+        Raises:
+            UserError: the dataclass refuses a value or a combination of values.
+        """
+        names = {field.name for field in dataclasses.fields(arguments) if field.init}  # type: ignore[arg-type]
+        given = {name: value for name, value in self.values.items() if name in names}
+        try:
+            return arguments(**{**given, **decided})
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+
+def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Recipe:
+    """Read `--config FILE` and the other flags of `argv`. The command line wins over the file.
+
+    Never raises for what the user typed: unknown keys, values of the wrong type and an unreadable recipe file end up
+    in the recipe's `problems`, so that they can be told together with what later checks find.
+    """
+    problems = Problems()
+    parser = _FlagParser(list(argument_types), allow_abbrev=False)  # type: ignore[arg-type]
+    flags = dict(_split_flags(argv, parser, problems))
+    if "help" in flags:
+        parser.print_help()
+        raise SystemExit(0)
+
+    path = None
+    in_file: dict[str, list[str]] = {}
+    if "config" in flags:
+        path = Path(" ".join(flags.pop("config")))
+        with problems.collecting():
+            in_file = _read_file(path)
+    if any(name in flags for name in DATA_SOURCE_FIELDS):
+        in_file = {name: words for name, words in in_file.items() if name not in DATA_SOURCE_FIELDS}
+
+    values: dict[str, Any] = {}
+    sources = ((f"{path}: ", in_file), ("--", flags))
+    for prefix, entries in sources:
+        for name, words in entries.items():
+            with problems.collecting():
+                values[name] = _convert(parser, prefix, name, words)
+    return Recipe(values, problems, path)
+
+
+def resolved(*arguments: Any) -> dict[str, Any]:
+    """Every field of the given dataclass instances as plain YAML values, without secrets; `--config` reads it back."""
+    merged: dict[str, Any] = {}
+    for instance in arguments:
+        to_dict = getattr(instance, "to_dict", None)
+        merged.update(to_dict() if to_dict else dataclasses.asdict(instance))
+    return {name: value for name, value in sorted(merged.items()) if name not in UNRECORDED_FIELDS}
+
+
+def _split_flags(
+    argv: Sequence[str], parser: HfArgumentParser, problems: Problems
+) -> Iterable[tuple[str, list[str]]]:
+    """Split `--name value value` and `--name=value` into name and words."""
+    name: str | None = None
+    words: list[str] = []
+    for token in argv:
+        if token in ("-h", "--help"):
+            yield "help", []
+        elif token.startswith("--"):
+            if name is not None:
+                yield name, words
+            name, equals, value = token[2:].partition("=")
+            name, words = name.replace("-", "_"), [value] if equals else []
+        elif name is None:
+            problems.append(f"`{token}`: expected a flag such as --output_dir, got a bare word.")
+        else:
+            words.append(token)
+    if name is not None:
+        yield name, words
+
+
+def _read_file(path: Path) -> dict[str, list[str]]:
+    """The recipe's keys, with values written the way the command line writes them.
+
+    Going through words makes `1e-4`, which YAML takes for a string, the same number in a recipe and on the command
+    line.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: there is no such file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: cannot be read: {error}.") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"--config {path}: is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, Mapping):
+        raise UserError(f"--config {path}: expected lines of `key: value`, found {type(content).__name__}.")
+    return {str(name): _to_words(value) for name, value in content.items() if value is not None}
+
+
+def _to_words(value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [str(value).lower()]
+    if isinstance(value, list):
+        return [word for item in value for word in _to_words(item)]
+    return [json.dumps(value) if isinstance(value, Mapping) else str(value)]
+
+
+def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str]) -> Any:
+    """The words as the type of field `name`.
+
+    Raises:
+        UserError: there is no such field, or the words do not fit its type.
+    """
+    known = [action.dest for action in parser._actions if action.dest != "help"]
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        dashes = "--" if prefix == "--" else ""
+        hint = f" Did you mean `{dashes}{nearest[0]}`?" if nearest else " `--help` lists all."
+        raise UserError(f"{prefix}{name}: there is no such {'flag' if prefix == '--' else 'recipe key'}.{hint}")
+    try:
+        return getattr(parser.parse_args([f"--{name}", *words]), name)
+    except UserError as error:
+        reason = error.message.partition(": ")[2] or error.message
+        raise UserError(f"{prefix}{name} {' '.join(words)}: {reason}.") from error

@@ -1,0 +1,1 @@
+"""Rows: read, cleaned and checked, tokenised once, dealt into batches."""

@@ -1,0 +1,98 @@
+"""What the columns of a table may be called and hold, whatever kind of file or dataset they come from."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Collection, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indictune.errors import Problems, UserError
+
+_MAX_SHOWN = 30
+_DECIMAL = re.compile(r"(-?\d+)\.(\d*)")
+
+
+def normalise_label(label: str | None) -> str | None:
+    """One spelling of a label, whatever file type it came from; None for an empty one.
+
+    1, 1.0 and "1" are `1`, 0.50 is `0.5`; True and TRUE (pandas writes booleans so to csv) are `true`. Everything else
+    keeps its case and spelling in NFC, without spaces around it: "Positive" and "positive" are two labels.
+    """
+    if label is None or not (label := unicodedata.normalize("NFC", label.strip())):
+        return None
+    if label.lower() in ("true", "false"):
+        return label.lower()
+    if decimal := _DECIMAL.fullmatch(label):
+        whole, fraction = decimal[1], decimal[2].rstrip("0")
+        label = f"{whole}.{fraction}" if fraction else whole
+    return "0" if label == "-0" else label
+
+
+def check_columns(path: str, present: Collection[str], columns: Mapping[str, str]) -> None:
+    """Check that each wanted column is there, once.
+
+    Args:
+        path: what messages begin with.
+        present: names of all columns.
+        columns: role ("text", "label", "language") -> name of its column; messages name the flag `--<role>_column`.
+
+    Raises:
+        UserError: one problem for every column that is missing or there twice.
+    """
+    problems = Problems()
+    names = list(present)
+    shown = ", ".join(map(shortened, names)) or "no columns"
+    for role, name in columns.items():
+        if names.count(name) > 1:
+            problems.append(f"{path}: {names.count(name)} columns are called {shortened(name)}; rename all but one.")
+        elif name not in names:
+            near = difflib.get_close_matches(name.lower(), [other.lower() for other in names], n=1, cutoff=0.6)
+            meant = next((f" Did you mean {shortened(other)}?" for other in names if other.lower() in near), "")
+            problems.append(f"{path}: no column {shortened(name)} (--{role}_column); it has {shown}.{meant}")
+    problems.raise_any()
+
+
+def text_table(read: pa.Table, names: Mapping[str, str], optional: Collection[str], where: str) -> pa.Table:
+    """An arrow table in the form that `read_table` returns.
+
+    Args:
+        read: a table that has the columns named.
+        names: role -> name of its column.
+        optional: roles that get a column of nulls where `names` has none for them.
+        where: what messages begin with.
+    """
+    problems = Problems()
+    arrays = {}
+    for role in dict.fromkeys((*names, *optional)):
+        with problems.collecting():
+            arrays[role] = (
+                _as_text(read.column(names[role]), f"{where}: column {names[role]}")
+                if role in names
+                else pa.chunked_array([pa.nulls(read.num_rows, pa.string())])
+            )
+    problems.raise_any()
+    return pa.table({**arrays, "line": pa.array(range(1, read.num_rows + 1), pa.int32())})
+
+
+def _as_text(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """A column of strings, numbers or booleans, dictionary-encoded or not, as nullable strings; NaN becomes null.
+
+    Raises:
+        UserError: the column holds something else; the message begins with `where`.
+    """
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        raise UserError(f"{where} holds {kind}, expected text, numbers or booleans.")
+    column = column.cast(kind)
+    if pa.types.is_floating(kind):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+    return column.cast(pa.string())
+
+
+def shortened(name: str) -> str:
+    """At most 30 characters for a message: without a header line, a tweet stands where a column name should."""
+    return name if len(name) <= _MAX_SHOWN else name[: _MAX_SHOWN - 1] + "…"

@@ -1,0 +1,30 @@
+"""One probability for every dropout of a model."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+
+def set_config_dropout(config: PreTrainedConfig, probability: float) -> None:
+    """Set every field of the configuration that is a dropout probability, before the model is made from it.
+
+    The field names differ by architecture (`hidden_dropout_prob`, `attention_dropout`, `resid_pdrop`, ...), and some
+    are None to follow another one. Attention reads the configuration, not a module, so the fields themselves count.
+    """
+    for field, value in config.to_dict().items():
+        if "drop" in field and _is_probability(value):
+            setattr(config, field, probability)
+
+
+def set_module_dropout(model: nn.Module, probability: float) -> None:
+    """Set every `nn.Dropout`, those included that code outside transformers made from fields of other names."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+
+
+def _is_probability(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0

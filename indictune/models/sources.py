@@ -1,0 +1,88 @@
+"""What to tell a user whose model cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+from indictune.arguments import ModelArguments
+from indictune.errors import UserError
+
+MODEL_FLAG = "--model_name_or_path"
+LOG_IN = "set HF_TOKEN or run `hf auth login`"
+BRINGS_CODE = "the model brings its own Python code. If you trust its authors, give --trust_remote_code true."
+
+
+@contextmanager
+def explained(args: ModelArguments, *errors: type[Exception], flag: str = MODEL_FLAG) -> Iterator[None]:
+    """Turn `errors` of reading a model's files into one message that names the flag and the way out.
+
+    Args:
+        flag: what the user typed in front of the model's name.
+
+    Raises:
+        UserError: the block raised one of `errors`.
+    """
+    try:
+        yield
+    except errors as error:
+        raise UserError(explanation(args, error, flag)) from error
+
+
+def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FLAG) -> str:
+    """One message for an error that came up while the model named in `args` was read."""
+    name = args.model_name_or_path
+    flag = f"{flag} {name}"
+    causes = tuple(_chain(error))
+    if Path(name).is_dir():
+        return _folder_explanation(flag, Path(name), error)
+    if _looks_like_path(name):
+        return f"{flag}: there is no such folder. Give a folder with a saved model, or a model's name on the Hub."
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
+        return f"{flag}: the model is gated. Ask for access at https://huggingface.co/{name}, then {LOG_IN}."
+    if any(isinstance(cause, RevisionNotFoundError) for cause in causes):
+        return f"--model_revision {args.model_revision}: {name} has no such branch, tag or commit."
+    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+        return f"{flag}: neither a folder nor a model on the Hub. Check the spelling; for a private model {LOG_IN}."
+    if "trust_remote_code" in str(error):
+        return f"{flag}: {BRINGS_CODE}"
+    if isinstance(error, OSError):
+        return (
+            f"{flag}: not a folder here, not in the local Hub cache, and the Hub cannot be reached (or has no such "
+            f"file). Check the spelling and the network, or give a folder; builtin:tiny-indic-bert needs neither. "
+            f"({_first_line(error)})"
+        )
+    return f"{flag}: its files cannot be read as a model. ({_first_line(error)})"
+
+
+def _folder_explanation(flag: str, folder: Path, error: BaseException) -> str:
+    if (folder / "adapter_config.json").exists():
+        return f"{flag}: the folder holds an adapter. Give its base model, or a merged model. ({_first_line(error)})"
+    if not (folder / "config.json").exists():
+        inside = sorted(path.name for path in folder.iterdir() if (path / "config.json").exists())
+        hint = f" There is one in {folder / inside[-1]}." if inside else ""
+        return (
+            f"{flag}: the folder has no config.json; expected a saved model "
+            f"(config.json, model.safetensors and the tokenizer's files).{hint}"
+        )
+    if "trust_remote_code" in str(error):
+        return f"{flag}: {BRINGS_CODE}"
+    return f"{flag}: the folder's files cannot be read as a model. ({_first_line(error)})"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _looks_like_path(name: str) -> bool:
+    """A Hub name is `name` or `owner/name`."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,1 @@
+"""How a run is distributed. The only package that names DDP, FSDP and ZeRO."""

@@ -1,0 +1,65 @@
+"""Whether what was asked for can come up, and whether it did."""
+
+from __future__ import annotations
+
+import torch
+from accelerate.state import DistributedType
+from transformers import TrainingArguments
+
+from indictune.errors import UserError
+from indictune.strategy.launch import Launch
+
+
+def check_visible_gpus(launch: Launch, visible_gpus: int) -> None:
+    """Refuse more processes on this node than it has GPUs.
+
+    Args:
+        launch: what the launcher asked for.
+        visible_gpus: GPUs that torch sees here; 0 means the CPU stand-in, where any number works.
+
+    Raises:
+        UserError: several processes would share a GPU.
+    """
+    if 0 < visible_gpus < launch.local_world_size:
+        raise UserError(
+            f"--num_processes: {launch.local_world_size} processes on this node, but {visible_gpus} visible GPU(s). "
+            f"Use --num_processes {visible_gpus}, or show more GPUs with CUDA_VISIBLE_DEVICES."
+        )
+
+
+def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
+    """Compare what the launcher asked for with what is there, before the model loads.
+
+    Raises:
+        UserError: another strategy, or another number of processes, came up.
+    """
+    family = came_up(training_args)
+    if family != launch.family:
+        raise UserError(
+            f"The launcher asked for {launch.family} and {family} came up. Check the accelerate config or --deepspeed "
+            "file, and that nothing resets the launcher's environment variables."
+        )
+    if training_args.world_size != launch.world_size:
+        raise UserError(
+            f"The launcher asked for {launch.world_size} processes and {training_args.world_size} came up: the "
+            "processes do not know of each other. Start all of them with one launcher command."
+        )
+
+
+def came_up(training_args: TrainingArguments) -> str:
+    """The family of the strategy that is really there: `single`, `ddp`, `fsdp2` or `zero<stage>`."""
+    kind = training_args.distributed_state.distributed_type
+    if training_args.deepspeed_plugin is not None:
+        # A stage without the process group behind it is a stranger, not a rank.
+        grouped = kind == DistributedType.DEEPSPEED and torch.distributed.is_initialized()
+        return f"zero{training_args.deepspeed_plugin.zero_stage}" if grouped else "single"
+    if kind == DistributedType.NO:
+        return "single"
+    asked_fsdp = training_args.fsdp_plugin_args is not None or _fsdp_in_environment()
+    return "fsdp2" if asked_fsdp and kind != DistributedType.MULTI_CPU else "ddp"
+
+
+def _fsdp_in_environment() -> bool:
+    from accelerate.utils import parse_flag_from_env
+
+    return bool(parse_flag_from_env("ACCELERATE_USE_FSDP"))

@@ -1,0 +1,56 @@
+"""Where a DeepSpeed file and the flags say different things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from indictune.errors import UserError
+
+# Key in the DeepSpeed file, and the field of the training arguments that must not say something else.
+OVERLAP = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "train_batch_size": "global_batch_size",
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "bf16.enabled": "bf16",
+    "fp16.enabled": "fp16",
+}
+
+
+def check_deepspeed(
+    config: Mapping[str, Any], planned: Callable[[str], Any], accumulation_steps: int | None = None
+) -> None:
+    """Compare the values of the file that are not "auto" with what the flags will be.
+
+    Args:
+        config: content of the DeepSpeed file.
+        planned: the value that a field of the training arguments will have.
+        accumulation_steps: micro-batches a process and optimizer step, where that is known already.
+
+    Raises:
+        UserError: all contradictions, each with both values.
+    """
+    pairs = [(key, f"--{field}", planned(field)) for key, field in OVERLAP.items()]
+    if accumulation_steps is not None:
+        pairs.append(("gradient_accumulation_steps", "the accumulation of --global_batch_size", accumulation_steps))
+    problems = []
+    for key, flag, wanted in pairs:
+        given = _look_up(config, key)
+        if given not in (None, "auto") and given != wanted:
+            problems.append(
+                f"--deepspeed: the file says {key} = {given}, and {flag} is {wanted}. Write \"auto\" in the file, or "
+                "make them equal."
+            )
+    if problems:
+        raise UserError(problems)
+
+
+def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
+    value: Any = config
+    for part in dotted_key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,124 @@
+"""What the launcher asked for, read from its environment variables before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from indictune.errors import UserError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process's place in what was asked for.
+
+    Attributes:
+        strategy: `single`, `ddp`, `fsdp2`, `fsdp2_offload`, `zero<stage>` or `zero<stage>_offload`: the names of the
+            files in `accelerate_configs/`.
+        world_size: processes over all nodes.
+        local_world_size: processes on this node.
+        rank: of this process among `world_size`.
+        deepspeed: content of the DeepSpeed configuration, or None.
+    """
+
+    strategy: str
+    world_size: int = 1
+    local_world_size: int = 1
+    rank: int = 0
+    deepspeed: Mapping[str, Any] | None = None
+
+    @property
+    def family(self) -> str:
+        """The strategy without its offloading: `single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`."""
+        return self.strategy.removesuffix("_offload")
+
+
+def rank_of(environ: Mapping[str, str]) -> int:
+    """This process's rank as the launcher numbers it; 0 without a launcher."""
+    return int(environ.get("RANK", "0"))
+
+
+def deepspeed_file(environ: Mapping[str, str], flag: str | None) -> str | None:
+    """The DeepSpeed file: `--deepspeed`, or the one that an accelerate config names. Both end in the same place."""
+    if flag is not None or not _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
+        return flag
+    return environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+
+
+def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: bool = False) -> Launch:
+    """Read what was asked for.
+
+    Args:
+        environ: the process's environment.
+        deepspeed: path of the DeepSpeed JSON, or its text (`{...}`).
+        fsdp: whether the Trainer's own `--fsdp` was given.
+
+    Raises:
+        UserError: the DeepSpeed file cannot be read, or the launcher was asked for several processes and has
+            started one.
+    """
+    world_size = int(environ.get("WORLD_SIZE", "1"))
+    config = None if deepspeed is None else read_deepspeed(deepspeed)
+    # accelerate's plain launcher (`distributed_type: NO`, `--cpu`) starts one process whatever --num_processes says.
+    # The only trace of the number is an address for a group that nobody else joins.
+    if "WORLD_SIZE" not in environ and "ACCELERATE_MIXED_PRECISION" in environ and "MASTER_ADDR" in environ:
+        raise UserError(
+            "accelerate launch was asked for more than one process and has started one: the config file has "
+            "`distributed_type: NO`, or --cpu was given. Use accelerate_configs/ddp.yaml (it also runs on a CPU), or "
+            "--num_processes 1."
+        )
+    if config is not None:
+        strategy = _zero_name(config)
+    elif _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
+        strategy = f"zero{environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
+    elif _is_true(environ, "ACCELERATE_USE_FSDP") or fsdp:
+        strategy = "fsdp2_offload" if _is_true(environ, "FSDP_OFFLOAD_PARAMS") else "fsdp2"
+    else:
+        strategy = "ddp" if "LOCAL_RANK" in environ else "single"
+    if strategy.startswith("zero") and "LOCAL_RANK" not in environ:
+        raise UserError(
+            f"--deepspeed {deepspeed}: plain python cannot start DeepSpeed. Start the script with "
+            "`deepspeed --num_gpus 1`, `torchrun --nproc_per_node 1` or `accelerate launch`."
+        )
+    return Launch(
+        strategy,
+        world_size,
+        local_world_size=int(environ.get("LOCAL_WORLD_SIZE", str(world_size))),
+        rank=rank_of(environ),
+        deepspeed=config,
+    )
+
+
+def read_deepspeed(source: str) -> dict[str, Any]:
+    """The DeepSpeed configuration in a JSON file, or in JSON text.
+
+    Raises:
+        UserError: there is no such file, or it is not a JSON object.
+    """
+    try:
+        text = source if source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
+        config = json.loads(text)
+    except OSError as error:
+        raise UserError(
+            f"--deepspeed {source}: cannot be read ({error.strerror}). The path counts from the folder in which the "
+            "command is typed."
+        ) from error
+    except ValueError as error:
+        raise UserError(f"--deepspeed {source}: is not valid JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise UserError(f"--deepspeed {source}: expected a JSON object, found {type(config).__name__}.")
+    return config
+
+
+def _zero_name(config: Mapping[str, Any]) -> str:
+    """`zero<stage>`, with `_offload` where optimizer states or parameters live on the CPU."""
+    zero = config.get("zero_optimization", {})
+    offloads = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
+    return f"zero{zero.get('stage', 0)}" + ("_offload" if any(device != "none" for device in offloads) else "")
+
+
+def _is_true(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "false").lower() in ("1", "true", "yes")

@@ -1,0 +1,60 @@
+"""What a sharded model needs to know of its architecture, and how it becomes one file again."""
+
+from __future__ import annotations
+
+import os
+
+from accelerate import Accelerator
+from accelerate.state import DistributedType
+from torch import nn
+
+
+def repeated_blocks(model: nn.Module) -> list[str]:
+    """Class names of the layers that a model repeats: the units that FSDP gathers one at a time.
+
+    transformers' own `_no_split_modules` would also name BERT's embeddings, which accelerate then shards a second
+    time ("Expects tensor to be unsharded" or a None invariant at the first step). The repeated blocks are the members
+    of a model's longest module lists.
+
+    Raises:
+        ValueError: the model has no list of layers.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no list of repeated layers to shard.")
+    outermost = [candidate for candidate in lists if not any(_contains(other, candidate) for other in lists)]
+    return sorted({type(block).__name__ for blocks in outermost for block in blocks})
+
+
+def _contains(outer: nn.ModuleList, inner: nn.ModuleList) -> bool:
+    return outer is not inner and any(module is inner for module in outer.modules())
+
+
+def fit_to_model(model: nn.Module) -> None:
+    """Tell accelerate which classes to wrap, so that one config file serves every architecture.
+
+    To be called before the Trainer exists; without FSDP nothing reads it.
+    """
+    os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(repeated_blocks(model))
+
+
+def gather_full_model(accelerator: Accelerator) -> None:
+    """Make the next `save_model` write the complete model, also where checkpoints are kept in shards."""
+    if accelerator.distributed_type == DistributedType.FSDP:
+        accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+
+
+def name_of(accelerator: Accelerator, asked: str) -> str:
+    """The strategy that a run has really used, in the names of `accelerate_configs/`.
+
+    Args:
+        accelerator: of the Trainer that ran.
+        asked: the strategy of the launch, which tells what the accelerator does not: where states are offloaded.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        family = f"zero{accelerator.state.deepspeed_plugin.zero_stage}"
+    elif accelerator.distributed_type == DistributedType.FSDP:
+        family = "fsdp2"
+    else:
+        family = "single" if accelerator.distributed_type == DistributedType.NO else "ddp"
+    return asked if asked.removesuffix("_offload") == family else family

@@ -1,0 +1,1 @@
+"""The run itself: the Trainer, what watches it, and the session that every script shares."""

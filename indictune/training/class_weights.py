@@ -1,0 +1,61 @@
+"""How much a row of each label counts in the loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import yaml
+
+from indictune.errors import Problems, UserError
+
+BALANCED = "balanced"
+
+
+def class_weights(choice: str | None, train_labels: Iterable[str], labels: Sequence[str]) -> torch.Tensor | None:
+    """The weight of each label, float [labels]; None where all count alike.
+
+    Args:
+        choice: `--class_weights`: None, `balanced`, or a JSON or YAML file of `label: weight`.
+        train_labels: label of every training row.
+        labels: in the order of the class ids.
+
+    Raises:
+        UserError: the file cannot be read, misses a label, names one that is not there, or holds something else than
+            positive numbers.
+    """
+    if choice is None:
+        return None
+    weights = _balanced(train_labels, labels) if choice == BALANCED else _from_file(choice, labels)
+    return torch.tensor([weights[label] for label in labels])
+
+
+def _balanced(train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, float]:
+    """`rows / (labels x rows of the label)`: scikit-learn's `class_weight="balanced"`."""
+    counts = Counter(train_labels)
+    return {label: counts.total() / (len(labels) * counts[label]) for label in labels}
+
+
+def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML too
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"--class_weights {path}: cannot be read: {' '.join(str(error).split())}. Expected `{BALANCED}` or a JSON "
+            "or YAML file of label: weight."
+        ) from error
+    if not isinstance(content, Mapping):
+        raise UserError(f"--class_weights {path}: expected label: weight, found {type(content).__name__}.")
+    weights = {str(label): weight for label, weight in content.items()}
+    problems = Problems()
+    for label in sorted(set(labels) - weights.keys()):
+        problems.append(f"--class_weights {path}: label {label} has no weight.")
+    for label in sorted(weights.keys() - set(labels)):
+        problems.append(f"--class_weights {path}: {label} is no label of the training rows ({', '.join(labels)}).")
+    for label, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+            problems.append(f"--class_weights {path}: {label}: {weight}: expected a number above 0.")
+    problems.raise_any()
+    return {label: float(weight) for label, weight in weights.items()}

@@ -1,0 +1,28 @@
+"""Each epoch its own shuffle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from indictune.data.batching import TrainingBatches
+
+
+class EpochShuffle(TrainerCallback):
+    """Tells the batches which epoch begins.
+
+    The Trainer tells only samplers that accelerate has wrapped, and after a resume in mid-epoch not even those
+    (accelerate's SkipBatchSampler hides `set_epoch`), so that every epoch would repeat the first one's order.
+
+    Args:
+        batches: of the Trainer.
+    """
+
+    def __init__(self, batches: TrainingBatches) -> None:
+        self.batches = batches
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.batches.set_epoch(state.global_step // self.batches.steps_per_epoch)

@@ -1,0 +1,115 @@
+"""Who says what, and where: rank 0 on the console, every rank in its own file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from tqdm import tqdm
+
+PACKAGE = "indictune"
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class ConsoleHandler(logging.Handler):
+    """The package's messages on the console: all of rank 0's, and of other ranks each warning once, with the rank.
+
+    Args:
+        stream: the console.
+        rank: of this process.
+        told: folder shared by all ranks; a file in it stands for a warning that somebody has told.
+    """
+
+    HEAD_START_S = 0.5  # for rank 0, which mostly has the same warning at the same time
+
+    def __init__(self, stream: TextIO, rank: int, told: Path) -> None:
+        super().__init__(logging.INFO if rank == 0 else logging.WARNING)
+        self.stream = stream
+        self.rank = rank
+        self.told = told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            if not self._is_first(message) and self.rank != 0:
+                return
+            message = f"{record.levelname.lower()}: {message}" if self.rank == 0 else f"[rank {self.rank}] {message}"
+        tqdm.write(message, file=self.stream)  # above a progress bar, where there is one
+        self.stream.flush()
+
+    def _is_first(self, message: str) -> bool:
+        """Whether no rank has told this warning yet in this run. Creating a file is the one atomic step they share."""
+        if self.rank != 0:
+            time.sleep(self.HEAD_START_S)
+        name = hashlib.sha256(message.encode()).hexdigest()[:16]
+        try:
+            (self.told / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+class RankLog:
+    """Sends everything that this process prints to `logs/rank-<rank>.log`, and our own messages to the console too.
+
+    The redirection is of the file descriptors, because torch's and gloo's C++ code and DeepSpeed print without asking
+    any logger. Rank 0's `sys.stderr` stays the console: the progress bar writes there.
+
+    Args:
+        output_dir: of the run.
+        rank: of this process.
+        verbose: leave the other libraries' messages on the console too.
+    """
+
+    def __init__(self, output_dir: Path, rank: int, verbose: bool) -> None:
+        folder = output_dir / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        told = folder / ".told"
+        if rank == 0:
+            shutil.rmtree(told, ignore_errors=True)
+        told.mkdir(exist_ok=True)
+        self.console = _console(2)
+        self.results = _console(1)
+        self.path = folder / f"rank-{rank}.log"
+        file = self.path.open("a", encoding="utf-8", buffering=1)
+        file_handler = logging.StreamHandler(file)
+        file_handler.setFormatter(logging.Formatter(FORMAT))
+        root = logging.getLogger()
+        root.setLevel(logging.INFO)
+        root.addHandler(file_handler)
+        logging.captureWarnings(True)
+        logging.getLogger(PACKAGE).addHandler(ConsoleHandler(self.console, rank, told))
+        if verbose:
+            root.addHandler(logging.StreamHandler(self.console))
+            return
+        _quieten_libraries()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = file
+        sys.stderr = self.console if rank == 0 else file
+
+
+def _console(descriptor: int) -> TextIO:
+    """A stream of its own to where `descriptor` points now."""
+    return io.TextIOWrapper(os.fdopen(os.dup(descriptor), "wb"), encoding="utf-8", errors="replace", line_buffering=True)
+
+
+def _quieten_libraries() -> None:
+    """Take the other libraries' own handlers away, so that their messages reach the rank file through the root."""
+    import transformers
+
+    transformers.utils.logging.disable_default_handler()
+    transformers.utils.logging.enable_propagation()
+    for name in ("DeepSpeed", "datasets", "accelerate", "bitsandbytes"):
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True

@@ -1,0 +1,88 @@
+"""The files that a run leaves beside its model: what it was, how it went, what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from indictune.errors import UserError
+
+State = Literal["ok", "user_error", "failed", "resumable"]
+
+AUTO = "auto"
+LAST_WRITTEN = "trainer_state.json"  # by rank 0, after the rest of a checkpoint
+# Any of these shows that a run has been here; logs and a status alone may come from a command that was mistyped.
+TRACES = ("metrics.json", "recipe.yaml", "model.safetensors", "adapter_model.safetensors", LAST_WRITTEN)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is either the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_status(output_dir: Path, state: State, message: str) -> None:
+    """`status.json`: how the latest command on this folder ended. Exit codes do not survive launchers."""
+    write_json(output_dir / "status.json", {"state": state, "message": message})
+
+
+def write_recipe(output_dir: Path, configuration: dict[str, Any]) -> None:
+    """`recipe.yaml`: the whole configuration as resolved."""
+    write_whole(output_dir / "recipe.yaml", yaml.safe_dump(configuration, allow_unicode=True, sort_keys=True))
+
+
+def is_finished(output_dir: Path) -> bool:
+    """Whether a run has ended here: its metrics are written last."""
+    return (output_dir / "metrics.json").exists()
+
+
+def check_free(output_dir: Path, resume_from_checkpoint: str | None) -> None:
+    """Refuse to write over another run.
+
+    Raises:
+        UserError: the folder holds a run, and no checkpoint of it was asked for; or it is a file.
+    """
+    if output_dir.exists() and not output_dir.is_dir():
+        raise UserError(f"--output_dir {output_dir}: is a file; expected a folder.")
+    held = [name for name in TRACES if (output_dir / name).exists()] + [
+        path.name for path in sorted(output_dir.glob("checkpoint-*"))
+    ]
+    if held and resume_from_checkpoint is None:
+        raise UserError(
+            f"--output_dir {output_dir}: holds another run ({', '.join(held[:3])}). Go on with it by "
+            "--resume_from_checkpoint auto, or choose another --output_dir."
+        )
+
+
+def find_checkpoint(output_dir: Path, resume_from_checkpoint: str | None) -> str | None:
+    """The checkpoint to go on from: the named one, with `auto` the newest of the folder, or None to start afresh.
+
+    Raises:
+        UserError: the named checkpoint is none.
+    """
+    if resume_from_checkpoint is None:
+        return None
+    if resume_from_checkpoint == AUTO:
+        saved = [path for path in output_dir.glob("checkpoint-*") if (path / LAST_WRITTEN).is_file()]
+        return str(max(saved, key=_step_of)) if saved else None
+    if not (Path(resume_from_checkpoint) / LAST_WRITTEN).is_file():
+        raise UserError(
+            f"--resume_from_checkpoint {resume_from_checkpoint}: is no checkpoint (it has no trainer_state.json). "
+            f"Name a checkpoint-<step> folder, or type {AUTO} for the newest in --output_dir."
+        )
+    return resume_from_checkpoint
+
+
+def _step_of(checkpoint: Path) -> int:
+    step = checkpoint.name.removeprefix("checkpoint-")
+    return int(step) if step.isdigit() else -1

@@ -1,0 +1,94 @@
+"""What a finished run leaves: the complete model, and `metrics.json`."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers.trainer_utils import TrainOutput
+
+from indictune.evaluation.tables import per_language_table
+from indictune.models.adapters import save_adapter_extras
+from indictune.strategy import sharding
+from indictune.training import output
+from indictune.training.session import Session
+from indictune.training.throughput import Throughput
+from indictune.training.trainer import IndicTrainer
+
+def finish(
+    trainer: IndicTrainer, session: Session, result: TrainOutput, throughput: Throughput, test_dataset: Dataset | None
+) -> None:
+    """Save the model, evaluate it, write `metrics.json` last, and push if asked to. All ranks must call it.
+
+    Args:
+        trainer: after `train`.
+        session: of the run.
+        result: what `train` returned.
+        throughput: counted during the run.
+        test_dataset: rows evaluated only here, or None.
+    """
+    save_model(trainer)
+    metrics = run_metrics(trainer, session.launch.strategy) | {"train": train_metrics(trainer, result, throughput)}
+    for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
+        if dataset is not None:
+            metrics[name] = evaluate(trainer, dataset, name)
+            if session.rank == 0:
+                session.show(f"\n{name} rows\n{per_language_table(metrics[name])}\n")
+    if session.rank == 0:
+        output.write_json(session.output_dir / "metrics.json", metrics)
+        session.show(f"Written to {session.output_dir}: {', '.join(written(session.output_dir))}")
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()
+
+
+def evaluate(trainer: IndicTrainer, dataset: Dataset, name: str) -> dict[str, Any]:
+    """One block of `metrics.json`: the nested metrics of a dataset. All ranks must call it."""
+    trainer.evaluate(dataset, metric_key_prefix=name)
+    return trainer.detailed_metrics[name]
+
+
+def written(output_dir: Path) -> list[str]:
+    """The files and folders of a finished run, hidden ones left out."""
+    return sorted(path.name + "/" * path.is_dir() for path in output_dir.iterdir() if not path.name.startswith("."))
+
+
+def save_model(trainer: IndicTrainer) -> None:
+    """Write the complete model and its tokenizer to `--output_dir`, in the Hub's layout. All ranks must call it."""
+    sharding.gather_full_model(trainer.accelerator)
+    trainer.save_model(trainer.args.output_dir)
+    if trainer.is_world_process_zero():
+        save_adapter_extras(trainer.model, trainer.args.output_dir)
+
+
+def run_metrics(trainer: IndicTrainer, asked_strategy: str) -> dict[str, Any]:
+    """The first block of `metrics.json`: how the run was distributed."""
+    return {
+        "strategy": sharding.name_of(trainer.accelerator, asked_strategy),
+        "world_size": trainer.args.world_size,
+        "global_batch_size": trainer.args.global_batch_size,
+    }
+
+
+def train_metrics(trainer: IndicTrainer, result: TrainOutput, throughput: Throughput) -> dict[str, Any]:
+    """The `train` block of `metrics.json`. All ranks must call it."""
+    seconds = result.metrics["train_runtime"]
+    return {
+        "runtime_s": seconds,
+        "samples_per_second": throughput.rows / seconds,
+        "tokens_per_second": throughput.tokens / seconds,
+        "padding_fraction": throughput.padding_fraction,
+        "peak_memory_bytes": peak_memory_bytes(trainer),
+    }
+
+
+def peak_memory_bytes(trainer: IndicTrainer) -> int:
+    """The most memory that any rank has used: of the GPU, or of the process where there is none."""
+    device = trainer.args.device
+    if device.type == "cpu":
+        mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    else:
+        mine = torch.accelerator.max_memory_allocated(device)
+    return int(trainer.accelerator.gather(torch.tensor([mine], device=device)).max())

@@ -1,0 +1,220 @@
+"""One run from typed command to exit code: what every training script shares."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from huggingface_hub import get_token
+from transformers import set_seed
+
+from indictune.arguments import IndicTrainingArguments
+from indictune.config import Recipe, read_recipe, resolved
+from indictune.errors import UserError
+from indictune.strategy import batch, check, launch, standin
+from indictune.strategy.deepspeed import check_deepspeed
+from indictune.training import output
+from indictune.training.logs import RankLog
+from indictune.training.nonfinite import NonFiniteLossError
+
+logger = logging.getLogger("indictune")
+
+Arguments = TypeVar("Arguments")
+
+EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR = 0, 1, 2
+SECONDS_FOR_RANK_0 = 5.0
+
+
+class Session:
+    """What a script asks of its run: the arguments, the process group, and what was decided for it.
+
+    Attributes:
+        recipe: what the user gave.
+        output_dir: of the run.
+        rank: of this process.
+        launch: what the launcher asked for; set by `start`.
+        checkpoint: folder of the checkpoint to go on from, or None; set by `start`.
+    """
+
+    launch: launch.Launch
+    checkpoint: str | None
+
+    def __init__(self, recipe: Recipe, rank: int) -> None:
+        self.recipe = recipe
+        self.rank = rank
+        self.is_named = "output_dir" in recipe.values
+        self.output_dir = Path(recipe.values.get("output_dir", "."))
+        self._built: list[Any] = []
+        self._log: RankLog | None = None
+
+    def open_log(self) -> None:
+        """Start writing to this rank's log file, unless the run is refused already."""
+        if not self.is_named:
+            self.recipe.problems.append("--output_dir is missing: name the folder that the model and logs go to.")
+        with self.checks():
+            output.check_free(self.output_dir, self.recipe.values.get("resume_from_checkpoint"))
+        if not self.recipe.problems:
+            self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
+
+    def show(self, text: str) -> None:
+        """Print a result to standard output."""
+        print(text, file=self._log.results if self._log else sys.stdout, flush=True)
+
+    def tell(self, text: str) -> None:
+        """Print to standard error, whichever rank this is."""
+        print(text, file=self._log.console if self._log else sys.stderr, flush=True)
+
+    def checks(self) -> AbstractContextManager[None]:
+        """A block whose `UserError` is kept, to be raised by `start` with all others."""
+        return self.recipe.problems.collecting()
+
+    def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
+        """The dataclass, filled from the recipe; it becomes part of `recipe.yaml`."""
+        built = self.recipe.build(arguments, **decided)
+        self._built.append(built)
+        return built
+
+    def start(
+        self, arguments: type[IndicTrainingArguments], has_validation: bool, notes: Sequence[str]
+    ) -> IndicTrainingArguments:
+        """Raise every problem found so far, bring the process group up, and see that it is the one asked for.
+
+        Args:
+            arguments: the training arguments to build.
+            has_validation: whether there are rows to evaluate on during training.
+            notes: what the user should know of the data.
+
+        Raises:
+            UserError: all problems of the recipe, the launch and the data at once.
+        """
+        decided = self._decide(arguments)
+        self.recipe.problems.raise_any()
+        if not has_validation:
+            decided |= {"eval_strategy": "no", "load_best_model_at_end": False}
+            notes = (*notes, "No validation rows: nothing is evaluated during training, and the last weights are kept.")
+        if standin.is_needed():
+            decided |= standin.start(self.launch, self.recipe.planned(arguments, "ddp_timeout"))
+            notes = (*notes, *standin.limits(self.launch))
+        training_args = self.build(arguments, **decided)
+        check.check_came_up(self.launch, training_args)
+        set_seed(training_args.seed)
+        for note in notes:
+            logger.warning(note)
+        if self.rank == 0:
+            output.write_recipe(self.output_dir, resolved(*self._built))
+        logger.info(
+            "%s on %d process(es), global batch of %d rows = %d x %d rows x %d accumulation step(s)",
+            self.launch.strategy, training_args.world_size, training_args.global_batch_size, training_args.world_size,
+            training_args.per_device_train_batch_size, training_args.gradient_accumulation_steps,
+        )
+        return training_args
+
+    def _decide(self, arguments: type[IndicTrainingArguments]) -> dict[str, Any]:
+        """The fields that follow from the launch and the recipe together; what cannot be goes to the problems."""
+
+        def planned(name: str) -> Any:
+            return self.recipe.planned(arguments, name)
+
+        decided: dict[str, Any] = {}
+        with self.checks():
+            self.checkpoint = output.find_checkpoint(self.output_dir, planned("resume_from_checkpoint"))
+            decided["resume_from_checkpoint"] = self.checkpoint
+        with self.checks():
+            check_hub_token(planned("push_to_hub"), planned("hub_token"))
+        with self.checks():
+            decided["deepspeed"] = launch.deepspeed_file(os.environ, planned("deepspeed"))
+            self.launch = launch.read_launch(os.environ, decided["deepspeed"], bool(planned("fsdp")))
+            check.check_visible_gpus(self.launch, torch.cuda.device_count())
+            decided["gradient_accumulation_steps"] = batch.accumulation_steps(
+                planned("global_batch_size"), planned("per_device_train_batch_size"), self.launch.world_size
+            )
+            if self.launch.deepspeed is not None:
+                check_deepspeed(self.launch.deepspeed, planned, decided["gradient_accumulation_steps"])
+        return decided
+
+
+def check_hub_token(push_to_hub: bool, hub_token: str | None) -> None:
+    """Refuse to train for hours towards a push that cannot be.
+
+    Raises:
+        UserError: a push was asked for, and there is no token.
+    """
+    if push_to_hub and hub_token is None and get_token() is None:
+        raise UserError(
+            "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once."
+        )
+
+
+def run(main: Callable[[Session], None], argument_types: Sequence[type[Any]], argv: Sequence[str]) -> int:
+    """Run a training script's `main` and turn how it ends into a message, `status.json` and an exit code.
+
+    Args:
+        main: the script.
+        argument_types: dataclasses whose fields are the flags and recipe keys.
+        argv: the command line without the program's name.
+
+    Returns:
+        0 it did what was asked, 2 a problem in what the user gave, 1 a failure of ours.
+    """
+    recipe = read_recipe(argv, argument_types)
+    session = Session(recipe, launch.rank_of(os.environ))
+    if recipe.values.get("resume_from_checkpoint") == output.AUTO and output.is_finished(session.output_dir):
+        if session.rank == 0:
+            print(f"{session.output_dir}: this run is finished; there is nothing to resume.")
+        return EXIT_OK
+    session.open_log()
+    started = time.time()
+    try:
+        main(session)
+        state, message, code = "ok", "", EXIT_OK
+    except UserError as error:
+        state, message, code = "user_error", error.message, EXIT_USER_ERROR
+    except NonFiniteLossError as error:
+        state, message, code = "failed", str(error), EXIT_FAILED
+    except Exception as error:
+        logging.getLogger().exception("the run failed")
+        state, message, code = "failed", f"{type(error).__name__}: {error}", EXIT_FAILED
+        if session.rank == 0:
+            traceback.print_exc()
+    if session.rank == 0:
+        _report(session, state, message)
+    elif code != EXIT_OK:
+        _speak_if_rank_0_does_not(session, message, started)
+    if torch.distributed.is_initialized() and code == EXIT_OK:
+        torch.distributed.destroy_process_group()
+    return code
+
+
+def _report(session: Session, state: output.State, message: str) -> None:
+    """Tell the user how the run ended, on the console and in `status.json`."""
+    if message:
+        session.tell(f"indictune: {message}")
+    if session.is_named:
+        try:
+            output.write_status(session.output_dir, state, message)
+        except OSError as error:
+            session.tell(f"indictune: status.json could not be written: {error}")
+
+
+def _speak_if_rank_0_does_not(session: Session, message: str, started: float) -> None:
+    """Wait until rank 0 has told the same problem, and tell it from here only if it has not.
+
+    The launcher ends the other processes as soon as one has ended, so a rank that does not wait would cut rank 0's
+    message off; and a problem of one rank alone (a file that is missing on its node) would never be heard.
+    """
+    status = session.output_dir / "status.json"
+    deadline = time.time() + SECONDS_FOR_RANK_0
+    while time.time() < deadline:
+        if session.is_named and status.exists() and status.stat().st_mtime >= started:
+            return
+        time.sleep(0.1)
+    if session.is_named:
+        session.tell(f"indictune: [rank {session.rank}] {message}")

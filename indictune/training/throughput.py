@@ -1,0 +1,52 @@
+"""How many rows and tokens a second a run trains on, and how much of it is padding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from indictune.data.batching import NO_ROW, TrainingBatches
+
+
+class Throughput(TrainerCallback):
+    """Counts the rows and tokens of every global batch from its row numbers, so that no tensor is read.
+
+    Args:
+        batches: deals the rows.
+        lengths: tokens of each training row.
+    """
+
+    def __init__(self, batches: TrainingBatches, lengths: Sequence[int]) -> None:
+        self.batches = batches
+        self.lengths = lengths
+        self.rows = self.tokens = self.tokens_with_padding = 0
+        self._since = (0.0, 0, 0)
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._since = (time.perf_counter(), 0, 0)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        epoch, step = divmod(state.global_step - 1, self.batches.steps_per_epoch)
+        for micro_batch in self.batches.micro_batches(epoch, step):
+            lengths = [self.lengths[row] for row in micro_batch if row != NO_ROW]
+            self.rows += len(lengths)
+            self.tokens += sum(lengths)
+            self.tokens_with_padding += len(lengths) * max(lengths, default=0)
+
+    @property
+    def padding_fraction(self) -> float:
+        """Share of the computed tokens that is padding."""
+        return 1 - self.tokens / self.tokens_with_padding if self.tokens_with_padding else 0.0
+
+    def lap(self) -> dict[str, float]:
+        """`samples_per_second` and `tokens_per_second`, over all ranks, since the last call."""
+        then, rows, tokens = self._since
+        now = time.perf_counter()
+        self._since = (now, self.rows, self.tokens)
+        return {
+            "samples_per_second": (self.rows - rows) / (now - then),
+            "tokens_per_second": (self.tokens - tokens) / (now - then),
+        }

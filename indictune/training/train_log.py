@@ -1,0 +1,57 @@
+"""`train_log.jsonl`: one JSON object a logged step."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from indictune.training.throughput import Throughput
+
+logger = logging.getLogger(__name__)
+
+LOGGED = ("loss", "grad_norm", "learning_rate")
+
+
+class TrainLog(TrainerCallback):
+    """Appends to the log on rank 0. A resumed run drops what was logged after its checkpoint, then goes on.
+
+    Args:
+        path: of the log.
+        throughput: gives the rates.
+    """
+
+    def __init__(self, path: Path, throughput: Throughput) -> None:
+        self.path = path
+        self.throughput = throughput
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
+        self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if not state.is_world_process_zero or logs is None or "loss" not in logs:
+            return
+        entry = {"step": state.global_step, "epoch": state.epoch}
+        entry |= {name: logs[name] for name in LOGGED if name in logs} | self.throughput.lap()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        logger.info(
+            "step %d of %d: loss %.4f, %.0f rows/s", state.global_step, state.max_steps, entry["loss"],
+            entry["samples_per_second"],
+        )

@@ -1,0 +1,153 @@
+"""transformers' Trainer with exact batches, loss and evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from indictune.arguments import IndicTrainingArguments
+from indictune.data.batching import NO_ROW, EvaluationBatches, MicroBatch, TrainingBatches
+from indictune.data.collation import IndexedRows, PadToLongest
+from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trainer
+from indictune.strategy import sharding
+from indictune.training.epochs import EpochShuffle
+from indictune.training.loss import ExactLoss, row_losses
+
+Batch = dict[str, torch.Tensor]
+
+
+class IndicTrainer(Trainer):
+    """Trains a classifier of tweets; the result does not depend on how the run is distributed.
+
+    Args:
+        model: a sequence classifier with `id2label`.
+        args: with `gradient_accumulation_steps` already decided.
+        train_dataset: columns `input_ids`, `labels`, `length`.
+        eval_dataset: likewise, with `language`; or None.
+        tokenizer: saved with the model.
+        loss: of a micro-batch.
+        callbacks: beside the Trainer's own.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: IndicTrainingArguments,
+        train_dataset: Dataset | None,
+        eval_dataset: Dataset | None,
+        tokenizer: PreTrainedTokenizerBase,
+        loss: ExactLoss,
+        callbacks: list[TrainerCallback] | None = None,
+    ) -> None:
+        sharding.fit_to_model(model)
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            compute_loss_func=loss,
+            callbacks=callbacks,
+        )
+        self.detailed_metrics: dict[str, dict[str, Any]] = {}
+        self._tokenizer = tokenizer
+        if train_dataset is not None:
+            self.batches = TrainingBatches(
+                num_rows=len(train_dataset),
+                global_batch_size=args.global_batch_size,
+                accumulation_steps=args.gradient_accumulation_steps,
+                rank=args.process_index,
+                world_size=args.world_size,
+                seed=args.seed if args.data_seed is None else args.data_seed,
+            )
+            self.add_callback(EpochShuffle(self.batches))
+
+    def get_train_dataloader(self) -> DataLoader[MicroBatch]:
+        """The rank's own micro-batches. A callback would come too late: accelerate would deal them out a second time,
+        repeating rows at a ragged end."""
+        return self._loader(self.train_dataset, self.batches, PadToLongest(*self._padding))
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[MicroBatch]:
+        """Every row once over all ranks. A callback would come too late, for the same reason."""
+        dataset = self._evaluated = self.eval_dataset if eval_dataset is None else eval_dataset
+        batches = EvaluationBatches(
+            dataset["length"][:], self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
+        )
+        return self._loader(dataset, batches, PadToLongest(*self._padding, with_row_numbers=True))
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Keep the predicted label and the loss of each row, [rows] both, and the row's number in place of labels.
+
+        A callback cannot: the Trainer would gather all logits, and average losses over batches instead of rows.
+        """
+        inputs = self._prepare_inputs(dict(inputs))
+        row_numbers, labels = inputs.pop("row_numbers"), inputs.pop("labels")
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**inputs).logits
+        return None, (logits.argmax(-1), row_losses(logits, labels)), row_numbers
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[MicroBatch],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Score the gathered rows. A callback cannot: only here are they and the dataset they come from both at hand.
+
+        The nested metrics stay in `detailed_metrics[metric_key_prefix]`; the Trainer gets the flat ones.
+        """
+        output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
+        predicted, losses = output.predictions
+        detailed = self._score(self._evaluated, output.label_ids, predicted, losses)
+        self.detailed_metrics[metric_key_prefix] = detailed
+        output.metrics.update({f"{metric_key_prefix}_{name}": v for name, v in flatten_for_trainer(detailed).items()})
+        return output
+
+    def _score(
+        self, dataset: Dataset, row_numbers: np.ndarray, predicted: np.ndarray, losses: np.ndarray
+    ) -> dict[str, Any]:
+        """Metrics of the gathered rows, in the dataset's order, with the rows that stand for nothing taken out."""
+        real = row_numbers != NO_ROW
+        order = np.argsort(row_numbers[real])
+        if not np.array_equal(row_numbers[real][order], np.arange(len(dataset))):
+            raise RuntimeError(f"The evaluation gathered {real.sum()} rows that are not each of {len(dataset)} rows once.")
+        names = [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
+        result: dict[str, Any] = ClassificationMetrics(names).compute(
+            predictions=predicted[real][order],
+            references=dataset["labels"][:],
+            losses=losses[real][order],
+            languages=dataset["language"][:],
+        )
+        return result
+
+    @property
+    def _padding(self) -> tuple[int, str]:
+        return self._tokenizer.pad_token_id, self._tokenizer.padding_side
+
+    def _loader(
+        self, dataset: Dataset, batches: TrainingBatches | EvaluationBatches, collator: PadToLongest
+    ) -> DataLoader[MicroBatch]:
+        return DataLoader(
+            IndexedRows(dataset),
+            batch_sampler=batches,
+            collate_fn=collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )

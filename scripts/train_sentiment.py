@@ -1,0 +1,54 @@
+"""Fine-tune a tweet sentiment classifier.
+
+python scripts/train_sentiment.py --config recipes/sentiment/demo.yaml
+
+accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 8 \
+    scripts/train_sentiment.py --config recipes/sentiment/indicbert_v2.yaml --train_file train.csv --output_dir out
+
+torchrun --nproc_per_node 8 scripts/train_sentiment.py --deepspeed ds_configs/zero2.json --config ...
+deepspeed --num_gpus 8 scripts/train_sentiment.py --deepspeed ds_configs/zero3.json --config ...
+"""
+
+import sys
+
+from indictune.arguments import DataArguments, IndicTrainingArguments, ModelArguments
+from indictune.data.loading import load_splits
+from indictune.data.preparation import tokenise
+from indictune.models.loading import check_max_length, label_order, load_classifier, load_config, load_tokenizer
+from indictune.training.class_weights import class_weights
+from indictune.training.loss import ExactLoss
+from indictune.training.results import finish
+from indictune.training.session import Session, run
+from indictune.training.trainer import IndicTrainer
+from indictune.training.watchers import watch
+
+
+def main(session: Session) -> None:
+    """The table of contents of a run."""
+    with session.checks():
+        model_args = session.build(ModelArguments)
+        config = load_config(model_args)
+    with session.checks():
+        data_args = session.build(DataArguments)
+        splits = load_splits(data_args)
+    args = session.start(IndicTrainingArguments, splits.validation is not None, splits.notes)
+    check_max_length(config, data_args.max_length)
+    labels = label_order(config, splits.labels)
+    weights = class_weights(args.class_weights, splits.train.table["label"].to_pylist(), labels)
+
+    tokenizer = load_tokenizer(model_args)
+    train, validation, test = (
+        rows and tokenise(rows, tokenizer, labels, data_args.max_length)
+        for rows in (splits.train, splits.validation, splits.test)
+    )
+    model = load_classifier(model_args, labels, tokenizer)
+    loss = ExactLoss(weights, args.label_smoothing_factor)
+
+    trainer = IndicTrainer(model, args, train, validation, tokenizer, loss)
+    throughput = watch(trainer, splits.train, session.output_dir)
+    result = trainer.train(resume_from_checkpoint=session.checkpoint)
+    finish(trainer, session, result, throughput, test)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, (ModelArguments, DataArguments, IndicTrainingArguments), sys.argv[1:]))
