@@ -1,3 +1,9 @@
 """indictune: write a fine-tuning run once, choose how it is distributed by swapping a config file."""
 
+import logging
+
 __version__ = "0.1.0"
+
+# bitsandbytes 0.50 reports on import, before any logging is set up, that an optional package of faster CPU kernels is
+# missing. With a handler of its own the message waits for the rank's log file.
+logging.getLogger("bitsandbytes").addHandler(logging.NullHandler())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import TrainingArguments
 
@@ -57,7 +58,33 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
+class TextArguments:
+    """How the rows of a file are read.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+
+    text_column: str = field(default="text", metadata={"help": "Column with the text."})
+    label_column: str = field(default="label", metadata={"help": "Column with the label."})
+    language_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Column with the language of each row. Default: `language` where there is such a column, "
+            "else the script of the text decides."
+        },
+    )
+    max_length: int = field(
+        default=128, metadata={"help": "Texts are cut to this many tokens, special ones included."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_length < 3:
+            raise UserError(f"--max_length {self.max_length}: expected at least 3 tokens (two of them are special).")
+
+
+@dataclass
+class DataArguments(TextArguments):
     """Which rows are trained on, and how they are read.
 
     Raises:
@@ -72,38 +99,50 @@ class DataArguments:
     train_file: str | None = field(default=None, metadata={"help": "csv, tsv, json, jsonl or parquet file."})
     validation_file: str | None = field(default=None, metadata={"help": "Rows for the evaluations of a run."})
     test_file: str | None = field(default=None, metadata={"help": "Rows evaluated once, at the end of the run."})
-    text_column: str = field(default="text", metadata={"help": "Column with the text."})
-    label_column: str = field(default="label", metadata={"help": "Column with the label."})
-    language_column: str | None = field(
-        default=None,
-        metadata={
-            "help": "Column with the language of each row. Default: `language` where there is such a column, "
-            "else the script of the text decides."
-        },
-    )
-    max_length: int = field(default=128, metadata={"help": "Texts are cut to this many tokens, special ones included."})
     drop_leaked_rows: bool = field(
         default=False, metadata={"help": "Remove training rows whose text also stands in the validation or test rows."}
     )
 
     def __post_init__(self) -> None:
         problems = Problems()
-        if self.max_length < 3:
-            problems.append(f"--max_length {self.max_length}: expected at least 3 tokens (two of them are special).")
+        with problems.collecting():
+            super().__post_init__()
         if self.dataset_name is not None and self.train_file is not None:
             problems.append(
                 f"--dataset_name {self.dataset_name} and --train_file {self.train_file}: rows come from one of them; "
                 "leave one out."
             )
         if self.dataset_name is None and self.train_file is None:
-            problems.append("No training rows: give --train_file FILE or --dataset_name NAME (builtin:tweets needs no file).")
+            problems.append(
+                "No training rows: give --train_file FILE or --dataset_name NAME (builtin:tweets needs no file)."
+            )
+        if self.dataset_config_name is not None and self.dataset_name is None:
+            problems.append(f"--dataset_config_name {self.dataset_config_name}: has no effect without --dataset_name.")
         problems.raise_any()
+
+
+@dataclass
+class EvaluateArguments(TextArguments):
+    """Which finished model is evaluated on which rows. What is not given is as it was in training."""
+
+    model: str = field(default="", metadata={"help": "The --output_dir of a finished run."})
+    test_file: str = field(default="", metadata={"help": "csv, tsv, json, jsonl or parquet file with labels."})
+    output_dir: str = field(
+        default="", metadata={"help": "Gets metrics.json. Default: MODEL/evaluation/<name of the test file>."}
+    )
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Rows of one batch on each process."})
+    bf16: bool = field(default=False, metadata={"help": "Compute in bf16."})
+    fp16: bool = field(default=False, metadata={"help": "Compute in fp16."})
+    verbose: bool = field(default=False, metadata={"help": "Show the messages of the other libraries too."})
 
 
 @dataclass
 class IndicTrainingArguments(TrainingArguments):
     """How it is trained: transformers' `TrainingArguments` with our defaults and a few fields more."""
 
+    per_device_eval_batch_size: int = field(
+        default=64, metadata={"help": "Rows of one evaluation batch on each process."}
+    )
     metric_for_best_model: str | None = field(
         default="macro_f1", metadata={"help": "Metric of the validation rows by which checkpoints are compared."}
     )
@@ -111,12 +150,12 @@ class IndicTrainingArguments(TrainingArguments):
         default=True, metadata={"help": "Keep the checkpoint with the best metric as the final model."}
     )
     eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate: no, steps or epoch."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save a checkpoint: no, steps, epoch, best."})
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save: no, steps, epoch or best."})
     save_total_limit: int | None = field(default=2, metadata={"help": "How many checkpoints to keep."})
     logging_nan_inf_filter: bool = field(
         default=False, metadata={"help": "Must stay off: it hides NaN losses and waits for the GPU at every batch."}
     )
-    report_to: list[str] = field(  # type: ignore[assignment]
+    report_to: list[str] = field(
         default_factory=lambda: ["none"],
         metadata={"help": "Loggers beside train_log.jsonl: tensorboard, wandb, trackio or none."},
     )
@@ -138,3 +177,34 @@ class IndicTrainingArguments(TrainingArguments):
     verbose: bool = field(
         default=False, metadata={"help": "Show the messages of DeepSpeed, torch and the other libraries too."}
     )
+
+
+# The exact batches, loss and evaluation rest on these.
+FIXED = {
+    "average_tokens_across_devices": (True, "the loss is exact over all processes"),
+    "dataloader_drop_last": (False, "every row is used once an epoch"),
+    "auto_find_batch_size": (False, "--global_batch_size fixes the batch"),
+    "train_sampling_strategy": ("random", "the rows of a global batch are the same under every strategy"),
+    "logging_nan_inf_filter": (False, "NaN losses stop the run instead of being hidden"),
+    "prediction_loss_only": (False, "evaluations need the predictions"),
+    "batch_eval_metrics": (False, "metrics are computed once, over all rows"),
+    "ignore_data_skip": (False, "a resumed run goes on where it stopped"),
+}
+
+
+def check_fixed(planned: Callable[[str], Any]) -> None:
+    """Refuse settings of the Trainer that would break what the run promises.
+
+    Args:
+        planned: the value that a field of the training arguments will have.
+
+    Raises:
+        UserError: all fields that were given another value, each with the reason.
+    """
+    problems = [
+        f"--{name} {planned(name)}: must stay {value}, because {reason}; leave it out."
+        for name, (value, reason) in FIXED.items()
+        if planned(name) != value
+    ]
+    if problems:
+        raise UserError(problems)

@@ -73,7 +73,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
     """
     problems = Problems()
     parser = _FlagParser(list(argument_types), allow_abbrev=False)  # type: ignore[arg-type]
-    flags = dict(_split_flags(argv, parser, problems))
+    flags = dict(_split_flags(argv, problems))
     if "help" in flags:
         parser.print_help()
         raise SystemExit(0)
@@ -105,9 +105,7 @@ def resolved(*arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in sorted(merged.items()) if name not in UNRECORDED_FIELDS}
 
 
-def _split_flags(
-    argv: Sequence[str], parser: HfArgumentParser, problems: Problems
-) -> Iterable[tuple[str, list[str]]]:
+def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str, list[str]]]:
     """Split `--name value value` and `--name=value` into name and words."""
     name: str | None = None
     words: list[str] = []

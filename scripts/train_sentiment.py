@@ -12,8 +12,9 @@ deepspeed --num_gpus 8 scripts/train_sentiment.py --deepspeed ds_configs/zero3.j
 import sys
 
 from indictune.arguments import DataArguments, IndicTrainingArguments, ModelArguments
+from indictune.config import read_recipe
 from indictune.data.loading import load_splits
-from indictune.data.preparation import tokenise
+from indictune.data.preparation import tokenise_splits
 from indictune.models.loading import check_max_length, label_order, load_classifier, load_config, load_tokenizer
 from indictune.training.class_weights import class_weights
 from indictune.training.loss import ExactLoss
@@ -31,24 +32,24 @@ def main(session: Session) -> None:
     with session.checks():
         data_args = session.build(DataArguments)
         splits = load_splits(data_args)
-    args = session.start(IndicTrainingArguments, splits.validation is not None, splits.notes)
+    session.decide(IndicTrainingArguments)
+
+    args = session.start(IndicTrainingArguments, has_validation=splits.validation is not None)
+    session.warn(splits.notes)
     check_max_length(config, data_args.max_length)
     labels = label_order(config, splits.labels)
     weights = class_weights(args.class_weights, splits.train.table["label"].to_pylist(), labels)
 
     tokenizer = load_tokenizer(model_args)
-    train, validation, test = (
-        rows and tokenise(rows, tokenizer, labels, data_args.max_length)
-        for rows in (splits.train, splits.validation, splits.test)
-    )
+    train, validation, test = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
     model = load_classifier(model_args, labels, tokenizer)
     loss = ExactLoss(weights, args.label_smoothing_factor)
 
     trainer = IndicTrainer(model, args, train, validation, tokenizer, loss)
-    throughput = watch(trainer, splits.train, session.output_dir)
+    throughput = watch(trainer, splits.train, train["length"][:], session.output_dir)
     result = trainer.train(resume_from_checkpoint=session.checkpoint)
     finish(trainer, session, result, throughput, test)
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, (ModelArguments, DataArguments, IndicTrainingArguments), sys.argv[1:]))
+    sys.exit(run(main, read_recipe(sys.argv[1:], (ModelArguments, DataArguments, IndicTrainingArguments))))

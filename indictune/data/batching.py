@@ -31,9 +31,10 @@ def split_evenly(rows: Sequence[int], parts: int) -> list[MicroBatch]:
 class TrainingBatches(Sampler[MicroBatch]):
     """The micro-batches of one rank, epoch by epoch.
 
-    The rows of global batch `s` in epoch `e` are the same at any world size and any split: rows `s * global_batch_size`
-    onwards of the epoch's shuffle. Each row comes exactly once an epoch. The last global batch may have fewer rows;
-    it is still cut into world size x accumulation micro-batches, so that every rank takes part in every collective.
+    The rows of global batch `s` in epoch `e` are the same at any world size and any split: those from
+    `s * global_batch_size` onwards in the epoch's shuffle. Each row comes exactly once an epoch. The last global batch
+    may have fewer rows; it is still cut into world size x accumulation micro-batches, so that every rank takes part
+    in every collective.
 
     Args:
         num_rows: rows of the dataset.

@@ -32,7 +32,7 @@ _HOSTS = r"t\.co|pic\.twitter\.com|bit\.ly|goo\.gl|youtu\.be|youtube\.com|fb\.me
 _URL = re.compile(
     rf"https?://{_URL_TAIL}*|(?<![A-Za-z0-9.@])(?:www\.(?=[A-Za-z0-9])|(?:{_HOSTS})/){_URL_TAIL}+"
     # As corpora of tokenised tweets write a link, cut short or not: "https // t . co / oxf8tr3bly", "https // t . c".
-    r"|(?<![A-Za-z0-9])https?(?: :)? //(?: t\b(?: \.)?(?: co?\b)?(?: /(?: [A-Za-z0-9]{1,10}\b)?)?)?",
+    r"|(?<![A-Za-z0-9])https?(?: :)? //(?!\S)(?: t\b(?: \.)?(?: co?\b)?(?: /(?: [A-Za-z0-9]{1,10}\b)?)?)?",
     re.IGNORECASE,
 )
 # After a Latin letter or digit an @ belongs to an e-mail address. "@100" is a price: a handle has a letter. Tokenised

@@ -56,29 +56,32 @@ def check_columns(path: str, present: Collection[str], columns: Mapping[str, str
     problems.raise_any()
 
 
-def text_table(read: pa.Table, names: Mapping[str, str], optional: Collection[str], where: str) -> pa.Table:
-    """An arrow table in the form that `read_table` returns.
+def text_batch(
+    read: pa.RecordBatch, names: Mapping[str, str], optional: Collection[str], where: str, first_row: int
+) -> pa.RecordBatch:
+    """Arrow rows in the form that `read_batches` yields.
 
     Args:
-        read: a table that has the columns named.
+        read: rows that have the columns named.
         names: role -> name of its column.
         optional: roles that get a column of nulls where `names` has none for them.
         where: what messages begin with.
+        first_row: number of the first row in its file or split, from 1.
+
+    Raises:
+        UserError: one problem for every column that holds neither text, numbers nor booleans.
     """
     problems = Problems()
-    arrays = {}
-    for role in dict.fromkeys((*names, *optional)):
+    arrays: dict[str, pa.Array] = {role: pa.nulls(read.num_rows, pa.string()) for role in (*names, *optional)}
+    for role, name in names.items():
         with problems.collecting():
-            arrays[role] = (
-                _as_text(read.column(names[role]), f"{where}: column {names[role]}")
-                if role in names
-                else pa.chunked_array([pa.nulls(read.num_rows, pa.string())])
-            )
+            arrays[role] = _as_text(read.column(name), f"{where}: column {name}")
     problems.raise_any()
-    return pa.table({**arrays, "line": pa.array(range(1, read.num_rows + 1), pa.int32())})
+    arrays["line"] = pa.array(range(first_row, first_row + read.num_rows), pa.int32())
+    return pa.record_batch(list(arrays.values()), names=list(arrays))
 
 
-def _as_text(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+def _as_text(column: pa.Array, where: str) -> pa.Array:
     """A column of strings, numbers or booleans, dictionary-encoded or not, as nullable strings; NaN becomes null.
 
     Raises:

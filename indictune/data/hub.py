@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.columns import check_columns, text_table
+from indictune.data.columns import check_columns, text_batch
 from indictune.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import ClassLabel, Dataset
+
+_CHUNK_ROWS = 20_000
 
 
 def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset]:
@@ -47,8 +49,8 @@ def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset]:
     return dict(found)
 
 
-def hub_table(rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, str]) -> pa.Table:
-    """The rows of a split in the form of `read_table`; class ids become the names that the dataset gives them.
+def hub_batches(rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a split in the form of `read_batches`; class ids become the names that the dataset gives them.
 
     Raises:
         UserError: the split has no rows, a column is missing or holds neither text, numbers nor booleans.
@@ -60,12 +62,20 @@ def hub_table(rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, 
     if not len(rows):
         raise UserError(f"{split}: the split holds no rows.")
     names = {**columns, **{role: name for role, name in optional.items() if name in rows.column_names}}
-    table = rows.select_columns(list(dict.fromkeys(names.values()))).with_format("arrow")[:]
-    label = names["label"]
-    feature = rows.features[label]
-    if isinstance(feature, datasets.ClassLabel):
-        # The Hub marks a row without a label by -1.
-        ids = pc.if_else(pc.less(table[label], 0), None, table[label]).combine_chunks()
-        class_names = pa.array(feature.names, pa.string()).take(ids)
-        table = table.set_column(table.column_names.index(label), label, class_names)
-    return text_table(table, names, list(optional), split)
+    label = rows.features[names["label"]]
+    first_row = 1
+    for table in rows.select_columns(list(dict.fromkeys(names.values()))).with_format("arrow").iter(_CHUNK_ROWS):
+        (batch,) = table.combine_chunks().to_batches()
+        if isinstance(label, datasets.ClassLabel):
+            batch = batch.set_column(
+                batch.schema.get_field_index(names["label"]),
+                names["label"],
+                _class_names(batch[names["label"]], label),
+            )
+        yield text_batch(batch, names, list(optional), split, first_row)
+        first_row += batch.num_rows
+
+
+def _class_names(ids: pa.Array, label: ClassLabel) -> pa.Array:
+    # The Hub marks a row without a label by -1.
+    return pa.array(label.names, pa.string()).take(pc.if_else(pc.less(ids, 0), None, ids))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
@@ -11,20 +11,18 @@ from importlib import resources
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.arguments import DataArguments
+from indictune.arguments import DataArguments, TextArguments
 from indictune.data.cleaning import clean
 from indictune.data.columns import normalise_label, shortened
-from indictune.data.hub import hub_table, load_hub_dataset
+from indictune.data.hub import hub_batches, load_hub_dataset
 from indictune.data.languages import language_of
-from indictune.data.reading import place, read_table
+from indictune.data.reading import place, read_batches
 from indictune.errors import Problems, UserError
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_DATASETS = {"builtin:tweets": "samples"}
 SPLITS = ("train", "validation", "test")
 
-# Rows that are Python objects at a time while they are cleaned.
-_CHUNK_ROWS = 20_000
 _MAX_IDS = 20
 _MAX_LISTED = 5
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -79,7 +77,7 @@ class _Source:
 
     name: str
     origin: str
-    read: Callable[[], pa.Table]
+    read: Callable[[], Iterator[pa.RecordBatch]]
     may_lack_labels: bool = False
 
 
@@ -109,12 +107,39 @@ def load_splits(args: DataArguments) -> Splits:
     return Splits(loaded["train"], loaded.get("validation"), loaded.get("test"), labels, notes)
 
 
+def load_test_rows(path: str, args: TextArguments, labels: Sequence[str]) -> tuple[Rows, list[str]]:
+    """Read, clean and check a file of rows for a model that exists, and notes for the user.
+
+    Args:
+        path: `--test_file`.
+        args: how it is read.
+        labels: of the model.
+
+    Raises:
+        UserError: all problems of the file at once, labels that the model does not have among them.
+    """
+    notes: list[str] = []
+    columns, optional = _columns(args)
+    source = _Source(path, "--test_file", partial(read_batches, path, columns, optional))
+    rows = _cleaned(source, args, notes)
+    assert rows is not None  # only a dataset's own test rows may lack labels
+    problems = _unseen_labels(rows, dict.fromkeys(labels, 0))
+    if problems:
+        raise UserError(problems)
+    return rows, notes
+
+
+def _columns(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
+    """Role to column name: of the columns that must be there, and of those that may be."""
+    columns = {"text": args.text_column, "label": args.label_column}
+    if args.language_column is not None:
+        return columns | {"language": args.language_column}, {}
+    return columns, {"language": "language"}
+
+
 def _sources(args: DataArguments, problems: Problems) -> dict[str, _Source]:
     """The sources by split; those that cannot be found become problems."""
-    columns = {"text": args.text_column, "label": args.label_column}
-    optional = {"language": "language"} if args.language_column is None else {}
-    if args.language_column is not None:
-        columns["language"] = args.language_column
+    columns, optional = _columns(args)
     sources: dict[str, _Source] = {}
     if args.dataset_name is not None:
         with problems.collecting():
@@ -123,7 +148,7 @@ def _sources(args: DataArguments, problems: Problems) -> dict[str, _Source]:
     for split in SPLITS:
         path = getattr(args, f"{split}_file")
         if path is not None:
-            sources[split] = _Source(path, f"--{split}_file", partial(read_table, path, columns, optional))
+            sources[split] = _Source(path, f"--{split}_file", partial(read_batches, path, columns, optional))
     return sources
 
 
@@ -135,7 +160,7 @@ def _builtin_sources(args: DataArguments, columns: dict[str, str], optional: dic
     files = resources.files("indictune.data") / folder
     paths = {split: str(files / f"{split}.jsonl") for split in SPLITS}
     return {
-        split: _Source(path, origin, partial(read_table, path, columns, optional)) for split, path in paths.items()
+        split: _Source(path, origin, partial(read_batches, path, columns, optional)) for split, path in paths.items()
     }
 
 
@@ -143,22 +168,24 @@ def _hub_sources(args: DataArguments, columns: dict[str, str], optional: dict[st
     name, origin = str(args.dataset_name), f"--dataset_name {args.dataset_name}"
     found = load_hub_dataset(name, args.dataset_config_name)
     return {
-        split: _Source(f"{name}/{split}", origin, partial(hub_table, found[split], columns, optional), split == "test")
+        split: _Source(
+            f"{name}/{split}", origin, partial(hub_batches, found[split], columns, optional), split == "test"
+        )
         for split in SPLITS
         if split in found
     }
 
 
-def _cleaned(source: _Source, args: DataArguments, notes: list[str]) -> Rows | None:
-    """Read, clean and check the rows of one split; None for a dataset's hidden test labels."""
+def _cleaned(source: _Source, args: TextArguments, notes: list[str]) -> Rows | None:
+    """Read, clean and check the rows of one split; None where it may lack labels and does."""
     try:
-        table = source.read()
+        table = pa.Table.from_batches([_clean_batch(batch) for batch in source.read()])
     except UserError as error:
         raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
-    table = _clean_table(table)
     full = pc.not_equal(table["text"], "")
     empty = table.filter(pc.invert(full))
-    table = table.filter(full)
+    if empty.num_rows:
+        table = table.filter(full)
     if table.num_rows == 0:
         raise UserError(
             f"{source.origin} {source.name}: all {empty.num_rows} rows are empty in column {args.text_column} "
@@ -179,26 +206,18 @@ def _cleaned(source: _Source, args: DataArguments, notes: list[str]) -> Rows | N
     return Rows(table, source.name, source.origin)
 
 
-def _clean_table(table: pa.Table) -> pa.Table:
-    """The table with cleaned texts, labels in one spelling and a language in every row, chunk by chunk."""
-    spellings: dict[str | None, str | None] = {}
-    batches = []
-    for batch in table.to_batches(max_chunksize=_CHUNK_ROWS):
-        texts = [clean(text or "") for text in batch["text"].to_pylist()]
-        labels = batch["label"].to_pylist()
-        spellings.update({label: normalise_label(label) for label in set(labels) - spellings.keys()})
-        languages = [
-            (language or "").strip() or language_of(text)
-            for language, text in zip(batch["language"].to_pylist(), texts, strict=True)
-        ]
-        columns = [texts, [spellings[label] for label in labels], languages]
-        batches.append(
-            pa.record_batch(
-                [*(pa.array(column, pa.string()) for column in columns), batch["line"]],
-                names=["text", "label", "language", "line"],
-            )
-        )
-    return pa.Table.from_batches(batches)
+def _clean_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with cleaned texts, labels in one spelling and a language in every row."""
+    texts = [clean(text or "") for text in batch["text"].to_pylist()]
+    labels = batch["label"].to_pylist()
+    spellings = {label: normalise_label(label) for label in set(labels)}
+    languages = [
+        (language or "").strip() or language_of(text)
+        for language, text in zip(batch["language"].to_pylist(), texts, strict=True)
+    ]
+    columns = (texts, [spellings[label] for label in labels], languages)
+    arrays = [pa.array(column, pa.string()) for column in columns]
+    return pa.record_batch([*arrays, batch["line"]], names=["text", "label", "language", "line"])
 
 
 def _places(source: str, table: pa.Table) -> str:

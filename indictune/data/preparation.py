@@ -8,7 +8,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from indictune.data.loading import Rows
+from indictune.data.loading import Rows, Splits
 
 
 def tokenise(rows: Rows, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int) -> Dataset:
@@ -34,3 +34,15 @@ def tokenise(rows: Rows, tokenizer: PreTrainedTokenizerBase, labels: Sequence[st
         }
 
     return Dataset(rows.table).map(encode, batched=True, remove_columns=["text", "label", "line"], desc="tokenising")
+
+
+def tokenise_splits(
+    splits: Splits, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
+) -> tuple[Dataset, Dataset | None, Dataset | None]:
+    """`tokenise` for the training, validation and test rows; None for those there are not."""
+    train = tokenise(splits.train, tokenizer, labels, max_length)
+    validation, test = (
+        None if rows is None else tokenise(rows, tokenizer, labels, max_length)
+        for rows in (splits.validation, splits.test)
+    )
+    return train, validation, test

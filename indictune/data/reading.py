@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import difflib
+import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn
@@ -15,7 +16,7 @@ from typing import NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indictune.data.columns import check_columns, text_table
+from indictune.data.columns import check_columns, text_batch
 from indictune.errors import Problems, UserError
 
 _TEXT_EXTENSIONS = (".csv", ".tsv", ".json", ".jsonl")
@@ -34,7 +35,14 @@ Row = tuple[int, tuple[str | None, ...]]
 
 
 def read_table(path: str, columns: Mapping[str, str], optional: Mapping[str, str] = _NO_COLUMNS) -> pa.Table:
-    """Read the named columns of a csv, tsv, json, jsonl or parquet file.
+    """All rows of `read_batches` as one table."""
+    return pa.Table.from_batches(list(read_batches(path, columns, optional)))
+
+
+def read_batches(
+    path: str, columns: Mapping[str, str], optional: Mapping[str, str] = _NO_COLUMNS
+) -> Iterator[pa.RecordBatch]:
+    """Read the named columns of a csv, tsv, json, jsonl or parquet file, some thousand rows at a time.
 
     csv and tsv: one header line, quotes doubled inside quotes, as pandas and spreadsheets write them. jsonl: one
     object a line. json: a list of objects, or an object with such a list as `data`. All of them in UTF-8, with or
@@ -45,31 +53,34 @@ def read_table(path: str, columns: Mapping[str, str], optional: Mapping[str, str
         columns: role ("text", "label", "language") -> name of the column in the file, which must be there.
         optional: the same for columns that may be missing; their cells are null then.
 
-    Returns:
-        A table with one nullable string column a role and `line` (int32): the line of the file on which the row
-        begins, counted from 1; for parquet the number of the row.
+    Yields:
+        At least one batch, with one nullable string column a role and `line` (int32): the line of the file on which
+        the row begins, counted from 1; for parquet the number of the row.
 
     Raises:
         UserError: the file or a column is missing, the file holds no rows or cannot be read as what its extension
-            says. Up to 5 broken lines are listed, each as `path:line`.
+            says. Up to 5 broken lines are listed, each as `path:line`, after the rows of the other lines.
     """
     _check_file(path)
     extension = Path(path).suffix.lower()
+    broken = _BrokenLines(path)
     if extension == ".parquet":
-        table = _parquet_table(path, columns, optional)
+        batches = _parquet_batches(path, columns, optional)
+    elif extension == ".jsonl":
+        batches = _batches(_record_rows(path, _json_lines(path, broken), columns, optional, broken), columns, optional)
+    elif extension == ".json":
+        records = _json_elements(path, broken)
+        batches = _batches(_record_rows(path, records, columns, optional, broken), columns, optional)
     else:
-        broken = _BrokenLines(path)
-        if extension in (".csv", ".tsv"):
-            rows = _delimited_rows(path, "," if extension == ".csv" else "\t", columns, optional, broken)
-        elif extension == ".jsonl":
-            rows = _record_rows(path, _json_lines(path, broken), columns, optional, broken)
-        else:
-            rows = _record_rows(path, _json_elements(path, broken), columns, optional, broken)
-        table = _table(rows, [*columns, *optional])
-        broken.raise_any()
-    if table.num_rows == 0:
+        delimiter = "," if extension == ".csv" else "\t"
+        batches = _batches(_delimited_rows(path, delimiter, columns, optional, broken), columns, optional)
+    empty = True
+    for batch in batches:
+        empty = False
+        yield batch
+    broken.raise_any()
+    if empty:
         raise UserError(f"{path}: the file holds no rows.")
-    return table
 
 
 def place(source: str, line: int) -> str:
@@ -114,26 +125,12 @@ def _names_in(folder: Path) -> list[str]:
     return [file.name for file in folder.iterdir()] if folder.is_dir() else []
 
 
-def _table(rows: Iterable[Row], names: list[str]) -> pa.Table:
-    """Rows as arrow columns, built chunk by chunk so that few of them exist as Python objects at a time."""
-    schema = pa.schema([*((name, pa.string()) for name in names), ("line", pa.int32())])
-    batches: list[pa.RecordBatch] = []
-    lines: list[int] = []
-    cells: list[tuple[str | None, ...]] = []
-
-    def flush() -> None:
-        arrays = [_strings([row[index] for row in cells]) for index in range(len(names))]
-        batches.append(pa.record_batch([*arrays, pa.array(lines, pa.int32())], schema=schema))
-        lines.clear()
-        cells.clear()
-
-    for line, values in rows:
-        lines.append(line)
-        cells.append(values)
-        if len(lines) == _CHUNK_ROWS:
-            flush()
-    flush()
-    return pa.Table.from_batches(batches, schema)
+def _batches(rows: Iterator[Row], columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    names = [*columns, *optional]
+    while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
+        arrays = [_strings([cells[index] for _, cells in chunk]) for index in range(len(names))]
+        lines = pa.array([line for line, _ in chunk], pa.int32())
+        yield pa.record_batch([*arrays, lines], names=[*names, "line"])
 
 
 def _strings(values: list[str | None]) -> pa.Array:
@@ -268,23 +265,23 @@ def _record_rows(
     optional: Mapping[str, str],
     broken: _BrokenLines,
 ) -> Iterator[Row]:
-    """The wanted values of JSON objects. The first object decides which columns the file has."""
-    checked = False
+    """The wanted values of JSON objects; a key that an object lacks is null, as long as another object has it."""
+    names = (*columns.values(), *optional.values())
+    present: dict[str, None] = {}  # an ordered set, for the message
     for line, record in records:
         if not isinstance(record, dict):
             broken.add(line, f'holds {_kind(record)}, expected an object such as {{"text": ..., "label": ...}}.')
             continue
-        if not checked:
-            check_columns(path, record.keys(), columns)
-            checked = True
-        missing = [name for name in columns.values() if name not in record]
-        wrong = [name for name in (*columns.values(), *optional.values()) if isinstance(record.get(name), dict | list)]
-        if missing:
-            broken.add(line, f"the object has no {', '.join(missing)}.")
-        elif wrong:
-            broken.add(line, f"{wrong[0]} holds {_kind(record[wrong[0]])}, expected text, a number or a boolean.")
+        present.update(dict.fromkeys(record))
+        values = [record.get(name) for name in names]
+        wrong = next((name for name, value in zip(names, values, strict=True) if isinstance(value, dict | list)), None)
+        if wrong is not None:
+            broken.add(line, f"{wrong} holds {_kind(record[wrong])}, expected text, a number or a boolean.")
         else:
-            yield line, tuple(_json_text(record.get(name)) for name in (*columns.values(), *optional.values()))
+            yield line, tuple(map(_json_text, values))
+    if present:
+        with broken.collecting():
+            check_columns(path, present, columns)
 
 
 def _json_text(value: object) -> str | None:
@@ -300,13 +297,15 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), "a text or a number")
 
 
-def _parquet_table(path: str, columns: Mapping[str, str], optional: Mapping[str, str]) -> pa.Table:
+def _parquet_batches(path: str, columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     try:
         with pq.ParquetFile(path) as file:
             present = file.schema_arrow.names
             check_columns(path, present, columns)
             names = {**columns, **{role: name for role, name in optional.items() if name in present}}
-            read = file.read(columns=list(dict.fromkeys(names.values())))
+            first_row = 1
+            for batch in file.iter_batches(_CHUNK_ROWS, columns=list(dict.fromkeys(names.values()))):
+                yield text_batch(batch, names, list(optional), path, first_row)
+                first_row += batch.num_rows
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]}).") from error
-    return text_table(read, names, list(optional), path)

@@ -134,7 +134,7 @@ def cache_folder() -> Path:
 
 
 def _untrained() -> Tokenizer:
-    """How texts are cut into words. Emoji stand alone: in a row of them, one unknown would make all of them unknown."""
+    """How texts are cut into words. Emoji stand alone: in a row of them, one unknown would make all unknown."""
     backend = Tokenizer(WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -152,7 +152,8 @@ def _learn_vocabulary(texts: Sequence[str], vocab_size: int) -> dict[str, int]:
     """
     backend = _untrained()
     counts = Counter(char for text in texts for char in backend.normalizer.normalize_str(text) if not char.isspace())
-    alphabet = list(dict.fromkeys([*_alphabet(), *sorted(char for char, count in counts.items() if count > 1)]))
+    frequent = sorted(counts, key=lambda char: (-counts[char], char))[: vocab_size // 8]
+    alphabet = list(dict.fromkeys([*_alphabet(), *frequent]))
     trainer = WordPieceTrainer(
         vocab_size=vocab_size,
         initial_alphabet=alphabet,

@@ -105,6 +105,12 @@ def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
     return known if set(known) == set(labels) else sorted(labels)
 
 
+def class_names(config: PreTrainedConfig) -> list[str]:
+    """The label of each class id, in order."""
+    names = cast(dict[int, str], config.id2label)
+    return [names[index] for index in range(len(names))]
+
+
 def check_max_length(config: PreTrainedConfig, max_length: int) -> None:
     """Refuse texts longer than the model has positions for.
 
@@ -145,8 +151,7 @@ def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreT
     quantisation = nf4_config() if args.method == "qlora" else None
     base, new_weights = _read_weights(args, config, quantisation)
     _check_vocabulary(args, base, tokenizer)
-    # Only now: given before, the embedding would never train its row for LLaMA's end-of-text token.
-    base.config.pad_token_id = tokenizer.pad_token_id
+    _set_padding(base, tokenizer)
     model: Classifier = base if args.method == "full" else add_lora(base, args, new_weights)
     if args.dropout is not None:
         set_module_dropout(model, args.dropout)
@@ -256,6 +261,16 @@ def _set_labels(config: PreTrainedConfig, labels: Sequence[str]) -> None:
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
     config.problem_type = "single_label_classification"
+
+
+def _set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A classifier on a decoder finds the end of a text by the model's padding token: it must be the tokenizer's.
+
+    Set after loading: given before, the embedding would never train the row of LLaMA's end-of-text token. Where
+    positions are counted from the padding token, another one would shift every text when the model is read again.
+    """
+    if model.config.model_type not in POSITIONS_AFTER_PADDING:
+        model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def _check_vocabulary(args: ModelArguments, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

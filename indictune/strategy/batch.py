@@ -16,9 +16,10 @@ def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world
     Raises:
         UserError: the global batch is no multiple of world size x per-device batch; the message says which sizes are.
     """
-    for name, value in (("global_batch_size", global_batch_size), ("per_device_train_batch_size", per_device_batch_size)):
-        if value < 1:
-            raise UserError(f"--{name} {value}: expected at least 1 row.")
+    sizes = {"global_batch_size": global_batch_size, "per_device_train_batch_size": per_device_batch_size}
+    too_small = [f"--{name} {value}: expected at least 1 row." for name, value in sizes.items() if value < 1]
+    if too_small:
+        raise UserError(too_small)
     rows_at_once = world_size * per_device_batch_size
     if global_batch_size % rows_at_once == 0:
         return global_batch_size // rows_at_once

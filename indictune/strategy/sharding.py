@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType
 from torch import nn
+from transformers import Trainer
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
@@ -42,6 +44,18 @@ def gather_full_model(accelerator: Accelerator) -> None:
     """Make the next `save_model` write the complete model, also where checkpoints are kept in shards."""
     if accelerator.distributed_type == DistributedType.FSDP:
         accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+
+
+def prepare_for_evaluation(trainer: Trainer) -> None:
+    """Shard a model that is only evaluated.
+
+    accelerate 1.15 shards a model for FSDP2 only together with an optimizer, and `Trainer.evaluate` has none:
+    "a model and optimizer must be passed together". An optimizer without states, which never steps, will do.
+    """
+    accelerator, model = trainer.accelerator, trainer.model
+    if accelerator.distributed_type == DistributedType.FSDP and model is not None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        trainer.model = trainer.model_wrapped = accelerator.prepare(model, optimizer)[0]
 
 
 def name_of(accelerator: Accelerator, asked: str) -> str:

@@ -100,7 +100,8 @@ class RankLog:
 
 def _console(descriptor: int) -> TextIO:
     """A stream of its own to where `descriptor` points now."""
-    return io.TextIOWrapper(os.fdopen(os.dup(descriptor), "wb"), encoding="utf-8", errors="replace", line_buffering=True)
+    binary = os.fdopen(os.dup(descriptor), "wb")
+    return io.TextIOWrapper(binary, encoding="utf-8", errors="replace", line_buffering=True)
 
 
 def _quieten_libraries() -> None:

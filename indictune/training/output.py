@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write JSON that people can read, whole or not at all."""
     write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -46,22 +48,26 @@ def is_finished(output_dir: Path) -> bool:
     return (output_dir / "metrics.json").exists()
 
 
-def check_free(output_dir: Path, resume_from_checkpoint: str | None) -> None:
+def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable: Collection[str] = ()) -> None:
     """Refuse to write over another run.
+
+    Args:
+        output_dir: of this run.
+        resume_from_checkpoint: as given; with it, the run that is there is this one.
+        replaceable: files of an earlier command of this kind, which may be written anew.
 
     Raises:
         UserError: the folder holds a run, and no checkpoint of it was asked for; or it is a file.
     """
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir {output_dir}: is a file; expected a folder.")
-    held = [name for name in TRACES if (output_dir / name).exists()] + [
-        path.name for path in sorted(output_dir.glob("checkpoint-*"))
-    ]
+    traces = [name for name in TRACES if name not in replaceable and (output_dir / name).exists()]
+    held = traces + [path.name for path in sorted(output_dir.glob("checkpoint-*"))]
     if held and resume_from_checkpoint is None:
-        raise UserError(
-            f"--output_dir {output_dir}: holds another run ({', '.join(held[:3])}). Go on with it by "
-            "--resume_from_checkpoint auto, or choose another --output_dir."
-        )
+        way_out = "choose another --output_dir"
+        if not replaceable:
+            way_out += ", or go on with it by --resume_from_checkpoint auto"
+        raise UserError(f"--output_dir {output_dir}: holds another run ({', '.join(held[:3])}); {way_out}.")
 
 
 def find_checkpoint(output_dir: Path, resume_from_checkpoint: str | None) -> str | None:

@@ -11,12 +11,12 @@ from datasets import Dataset
 from transformers.trainer_utils import TrainOutput
 
 from indictune.evaluation.tables import per_language_table
-from indictune.models.adapters import save_adapter_extras
 from indictune.strategy import sharding
 from indictune.training import output
 from indictune.training.session import Session
 from indictune.training.throughput import Throughput
 from indictune.training.trainer import IndicTrainer
+
 
 def finish(
     trainer: IndicTrainer, session: Session, result: TrainOutput, throughput: Throughput, test_dataset: Dataset | None
@@ -30,24 +30,34 @@ def finish(
         throughput: counted during the run.
         test_dataset: rows evaluated only here, or None.
     """
-    save_model(trainer)
-    metrics = run_metrics(trainer, session.launch.strategy) | {"train": train_metrics(trainer, result, throughput)}
+    sharding.gather_full_model(trainer.accelerator)
+    trainer.save_model(trainer.args.output_dir, _internal_call=True)  # pushed once, below, when all is written
+    metrics = run_metrics(trainer, session.launch.strategy) | {
+        "global_batch_size": trainer.args.global_batch_size,
+        "train": train_metrics(trainer, result, throughput),
+    }
     for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
         if dataset is not None:
-            metrics[name] = evaluate(trainer, dataset, name)
-            if session.rank == 0:
-                session.show(f"\n{name} rows\n{per_language_table(metrics[name])}\n")
-    if session.rank == 0:
-        output.write_json(session.output_dir / "metrics.json", metrics)
-        session.show(f"Written to {session.output_dir}: {', '.join(written(session.output_dir))}")
+            metrics[name] = evaluate(trainer, session, dataset, name)
+    write_metrics(session, metrics)
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
 
 
-def evaluate(trainer: IndicTrainer, dataset: Dataset, name: str) -> dict[str, Any]:
-    """One block of `metrics.json`: the nested metrics of a dataset. All ranks must call it."""
+def evaluate(trainer: IndicTrainer, session: Session, dataset: Dataset, name: str) -> dict[str, Any]:
+    """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it."""
     trainer.evaluate(dataset, metric_key_prefix=name)
-    return trainer.detailed_metrics[name]
+    block = trainer.detailed_metrics[name]
+    if session.rank == 0:
+        session.show(f"\n{name} rows\n{per_language_table(block)}\n")
+    return block
+
+
+def write_metrics(session: Session, metrics: dict[str, Any]) -> None:
+    """Write `metrics.json`, the mark of a finished run, and tell what there is now."""
+    if session.rank == 0:
+        output.write_json(session.output_dir / "metrics.json", metrics)
+        session.show(f"Written to {session.output_dir}: {', '.join(written(session.output_dir))}")
 
 
 def written(output_dir: Path) -> list[str]:
@@ -55,20 +65,11 @@ def written(output_dir: Path) -> list[str]:
     return sorted(path.name + "/" * path.is_dir() for path in output_dir.iterdir() if not path.name.startswith("."))
 
 
-def save_model(trainer: IndicTrainer) -> None:
-    """Write the complete model and its tokenizer to `--output_dir`, in the Hub's layout. All ranks must call it."""
-    sharding.gather_full_model(trainer.accelerator)
-    trainer.save_model(trainer.args.output_dir)
-    if trainer.is_world_process_zero():
-        save_adapter_extras(trainer.model, trainer.args.output_dir)
-
-
 def run_metrics(trainer: IndicTrainer, asked_strategy: str) -> dict[str, Any]:
     """The first block of `metrics.json`: how the run was distributed."""
     return {
         "strategy": sharding.name_of(trainer.accelerator, asked_strategy),
         "world_size": trainer.args.world_size,
-        "global_batch_size": trainer.args.global_batch_size,
     }
 
 

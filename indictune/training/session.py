@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +16,8 @@ import torch
 from huggingface_hub import get_token
 from transformers import set_seed
 
-from indictune.arguments import IndicTrainingArguments
-from indictune.config import Recipe, read_recipe, resolved
+from indictune.arguments import IndicTrainingArguments, check_fixed
+from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.strategy import batch, check, launch, standin
 from indictune.strategy.deepspeed import check_deepspeed
@@ -40,8 +40,8 @@ class Session:
         recipe: what the user gave.
         output_dir: of the run.
         rank: of this process.
-        launch: what the launcher asked for; set by `start`.
-        checkpoint: folder of the checkpoint to go on from, or None; set by `start`.
+        launch: what the launcher asked for; set by `decide`.
+        checkpoint: folder of the checkpoint to go on from, or None; set by `decide`.
     """
 
     launch: launch.Launch
@@ -53,14 +53,15 @@ class Session:
         self.is_named = "output_dir" in recipe.values
         self.output_dir = Path(recipe.values.get("output_dir", "."))
         self._built: list[Any] = []
+        self._decided: dict[str, Any] = {}
         self._log: RankLog | None = None
 
-    def open_log(self) -> None:
-        """Start writing to this rank's log file, unless the run is refused already."""
+    def open_log(self, replaceable: Collection[str]) -> None:
+        """Start writing to this rank's log file, unless the run is refused already (`output.check_free`)."""
         if not self.is_named:
             self.recipe.problems.append("--output_dir is missing: name the folder that the model and logs go to.")
         with self.checks():
-            output.check_free(self.output_dir, self.recipe.values.get("resume_from_checkpoint"))
+            output.check_free(self.output_dir, self.recipe.values.get("resume_from_checkpoint"), replaceable)
         if not self.recipe.problems:
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
 
@@ -72,8 +73,13 @@ class Session:
         """Print to standard error, whichever rank this is."""
         print(text, file=self._log.console if self._log else sys.stderr, flush=True)
 
+    def warn(self, notes: Iterable[str]) -> None:
+        """Tell what the user should know, on the console and in the log."""
+        for note in notes:
+            logger.warning(note)
+
     def checks(self) -> AbstractContextManager[None]:
-        """A block whose `UserError` is kept, to be raised by `start` with all others."""
+        """A block whose `UserError` is kept, to be raised by `decide` with all others."""
         return self.recipe.problems.collecting()
 
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
@@ -82,63 +88,87 @@ class Session:
         self._built.append(built)
         return built
 
-    def start(
-        self, arguments: type[IndicTrainingArguments], has_validation: bool, notes: Sequence[str]
-    ) -> IndicTrainingArguments:
-        """Raise every problem found so far, bring the process group up, and see that it is the one asked for.
-
-        Args:
-            arguments: the training arguments to build.
-            has_validation: whether there are rows to evaluate on during training.
-            notes: what the user should know of the data.
+    def decide(self, arguments: type[IndicTrainingArguments]) -> None:
+        """Work out what follows from the launch and the recipe together, then raise every problem found so far.
 
         Raises:
-            UserError: all problems of the recipe, the launch and the data at once.
+            UserError: all problems of the recipe, the launch and whatever ran inside `checks`.
         """
-        decided = self._decide(arguments)
-        self.recipe.problems.raise_any()
-        if not has_validation:
-            decided |= {"eval_strategy": "no", "load_best_model_at_end": False}
-            notes = (*notes, "No validation rows: nothing is evaluated during training, and the last weights are kept.")
-        if standin.is_needed():
-            decided |= standin.start(self.launch, self.recipe.planned(arguments, "ddp_timeout"))
-            notes = (*notes, *standin.limits(self.launch))
-        training_args = self.build(arguments, **decided)
-        check.check_came_up(self.launch, training_args)
-        set_seed(training_args.seed)
-        for note in notes:
-            logger.warning(note)
-        if self.rank == 0:
-            output.write_recipe(self.output_dir, resolved(*self._built))
-        logger.info(
-            "%s on %d process(es), global batch of %d rows = %d x %d rows x %d accumulation step(s)",
-            self.launch.strategy, training_args.world_size, training_args.global_batch_size, training_args.world_size,
-            training_args.per_device_train_batch_size, training_args.gradient_accumulation_steps,
-        )
-        return training_args
-
-    def _decide(self, arguments: type[IndicTrainingArguments]) -> dict[str, Any]:
-        """The fields that follow from the launch and the recipe together; what cannot be goes to the problems."""
 
         def planned(name: str) -> Any:
             return self.recipe.planned(arguments, name)
 
-        decided: dict[str, Any] = {}
         with self.checks():
             self.checkpoint = output.find_checkpoint(self.output_dir, planned("resume_from_checkpoint"))
-            decided["resume_from_checkpoint"] = self.checkpoint
+            self._decided["resume_from_checkpoint"] = self.checkpoint
         with self.checks():
             check_hub_token(planned("push_to_hub"), planned("hub_token"))
         with self.checks():
-            decided["deepspeed"] = launch.deepspeed_file(os.environ, planned("deepspeed"))
-            self.launch = launch.read_launch(os.environ, decided["deepspeed"], bool(planned("fsdp")))
-            check.check_visible_gpus(self.launch, torch.cuda.device_count())
-            decided["gradient_accumulation_steps"] = batch.accumulation_steps(
+            check_fixed(planned)
+        with self.checks():
+            self._read_launch(planned("deepspeed"), bool(planned("fsdp")))
+            steps = batch.accumulation_steps(
                 planned("global_batch_size"), planned("per_device_train_batch_size"), self.launch.world_size
             )
-            if self.launch.deepspeed is not None:
-                check_deepspeed(self.launch.deepspeed, planned, decided["gradient_accumulation_steps"])
-        return decided
+            self._decided["gradient_accumulation_steps"] = steps
+            check_deepspeed(self.launch.deepspeed or {}, planned, steps)
+        self.recipe.problems.raise_any()
+
+    def start(
+        self, arguments: type[IndicTrainingArguments], has_validation: bool
+    ) -> IndicTrainingArguments:
+        """Begin to train: the process group is up, and it is the one asked for. `decide` comes first.
+
+        Args:
+            arguments: the training arguments to build.
+            has_validation: whether there are rows to evaluate on during training.
+
+        Raises:
+            UserError: a value or combination that transformers refuses, or another strategy came up.
+        """
+        if not has_validation:
+            self._decided |= {"eval_strategy": "no", "load_best_model_at_end": False}
+            self.warn(["No validation rows: nothing is evaluated during training, and the last weights are kept."])
+        args = self._bring_up(arguments)
+        if self.rank == 0:
+            output.write_recipe(self.output_dir, resolved(*self._built))
+        logger.info(
+            "%s on %d process(es), global batch of %d rows = %d x %d rows x %d accumulation step(s)",
+            *(self.launch.strategy, args.world_size, args.global_batch_size, args.world_size),
+            *(args.per_device_train_batch_size, args.gradient_accumulation_steps),
+        )
+        return args
+
+    def start_evaluation(self, arguments: type[IndicTrainingArguments]) -> IndicTrainingArguments:
+        """Begin to evaluate without training. It raises every problem found so far itself.
+
+        Raises:
+            UserError: all problems at once, or another strategy came up.
+        """
+        with self.checks():
+            self._read_launch(None, False)
+        self.recipe.problems.raise_any()
+        self._decided |= {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+        return self._bring_up(arguments)
+
+    def _read_launch(self, deepspeed: str | None, fsdp: bool) -> None:
+        self._decided["deepspeed"] = launch.deepspeed_file(os.environ, deepspeed)
+        self.launch = launch.read_launch(os.environ, self._decided["deepspeed"], fsdp)
+        with self.checks():
+            check.check_visible_gpus(self.launch, torch.cuda.device_count())
+
+    def _bring_up(self, arguments: type[IndicTrainingArguments]) -> IndicTrainingArguments:
+        """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""
+        if standin.is_needed():
+            self._decided |= standin.start(self.launch, self.recipe.planned(arguments, "ddp_timeout"))
+            self.warn(standin.limits(self.launch))
+        args = self.build(arguments, **self._decided)
+        check.check_came_up(self.launch, args)
+        set_seed(args.seed)
+        if args.hub_token is not None:
+            # The Trainer saves its arguments with every model, and would save the token in clear.
+            os.environ["HF_TOKEN"], args.hub_token = args.hub_token, None
+        return args
 
 
 def check_hub_token(push_to_hub: bool, hub_token: str | None) -> None:
@@ -153,25 +183,25 @@ def check_hub_token(push_to_hub: bool, hub_token: str | None) -> None:
         )
 
 
-def run(main: Callable[[Session], None], argument_types: Sequence[type[Any]], argv: Sequence[str]) -> int:
+def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection[str] = ()) -> int:
     """Run a training script's `main` and turn how it ends into a message, `status.json` and an exit code.
 
     Args:
         main: the script.
-        argument_types: dataclasses whose fields are the flags and recipe keys.
-        argv: the command line without the program's name.
+        recipe: what the user gave, problems included.
+        replaceable: files in `--output_dir` that do not make it another run's.
 
     Returns:
         0 it did what was asked, 2 a problem in what the user gave, 1 a failure of ours.
     """
-    recipe = read_recipe(argv, argument_types)
     session = Session(recipe, launch.rank_of(os.environ))
     if recipe.values.get("resume_from_checkpoint") == output.AUTO and output.is_finished(session.output_dir):
         if session.rank == 0:
             print(f"{session.output_dir}: this run is finished; there is nothing to resume.")
         return EXIT_OK
-    session.open_log()
+    session.open_log(replaceable)
     started = time.time()
+    state: output.State
     try:
         main(session)
         state, message, code = "ok", "", EXIT_OK

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from indictune.arguments import IndicTrainingArguments
-from indictune.data.batching import NO_ROW, EvaluationBatches, MicroBatch, TrainingBatches
-from indictune.data.collation import IndexedRows, PadToLongest
+from indictune.data.batching import NO_ROW, EvaluationBatches, TrainingBatches
+from indictune.data.collation import IndexedRows, PadToLongest, Row
 from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trainer
+from indictune.models.adapters import save_adapter_extras
+from indictune.models.loading import Classifier, class_names
 from indictune.strategy import sharding
 from indictune.training.epochs import EpochShuffle
 from indictune.training.loss import ExactLoss, row_losses
@@ -36,9 +38,15 @@ class IndicTrainer(Trainer):
         callbacks: beside the Trainer's own.
     """
 
+    args: IndicTrainingArguments
+    train_dataset: Dataset | None
+    eval_dataset: Dataset | None
+    loss: ExactLoss
+    batches: TrainingBatches
+
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Classifier,
         args: IndicTrainingArguments,
         train_dataset: Dataset | None,
         eval_dataset: Dataset | None,
@@ -56,8 +64,11 @@ class IndicTrainer(Trainer):
             compute_loss_func=loss,
             callbacks=callbacks,
         )
+        self.loss = loss
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
-        self._tokenizer = tokenizer
+        self._class_names = class_names(model.config)
+        self._padding = (tokenizer.pad_token_id, tokenizer.padding_side)
+        self._evaluated: Dataset = eval_dataset
         if train_dataset is not None:
             self.batches = TrainingBatches(
                 num_rows=len(train_dataset),
@@ -69,18 +80,27 @@ class IndicTrainer(Trainer):
             )
             self.add_callback(EpochShuffle(self.batches))
 
-    def get_train_dataloader(self) -> DataLoader[MicroBatch]:
+    def get_train_dataloader(self) -> DataLoader[Row]:
         """The rank's own micro-batches. A callback would come too late: accelerate would deal them out a second time,
         repeating rows at a ragged end."""
         return self._loader(self.train_dataset, self.batches, PadToLongest(*self._padding))
 
-    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[MicroBatch]:
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader[Row]:
         """Every row once over all ranks. A callback would come too late, for the same reason."""
-        dataset = self._evaluated = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ValueError("There are no rows to evaluate on.")
+        self._evaluated = dataset
         batches = EvaluationBatches(
             dataset["length"][:], self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
         )
         return self._loader(dataset, batches, PadToLongest(*self._padding, with_row_numbers=True))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write an adapter's label names beside it, which peft leaves out. A callback on saving comes after a push."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            save_adapter_extras(self.accelerator.unwrap_model(self.model), output_dir or str(self.args.output_dir))
 
     def prediction_step(
         self,
@@ -88,7 +108,7 @@ class IndicTrainer(Trainer):
         inputs: Batch,
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
-    ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    ) -> tuple[None, Any, torch.Tensor]:
         """Keep the predicted label and the loss of each row, [rows] both, and the row's number in place of labels.
 
         A callback cannot: the Trainer would gather all logits, and average losses over batches instead of rows.
@@ -101,7 +121,7 @@ class IndicTrainer(Trainer):
 
     def evaluation_loop(
         self,
-        dataloader: DataLoader[MicroBatch],
+        dataloader: DataLoader[Row],
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
@@ -112,22 +132,20 @@ class IndicTrainer(Trainer):
         The nested metrics stay in `detailed_metrics[metric_key_prefix]`; the Trainer gets the flat ones.
         """
         output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
-        predicted, losses = output.predictions
-        detailed = self._score(self._evaluated, output.label_ids, predicted, losses)
+        predicted, losses = cast(tuple[np.ndarray, np.ndarray], output.predictions)
+        detailed = self._score(cast(np.ndarray, output.label_ids), predicted, losses)
         self.detailed_metrics[metric_key_prefix] = detailed
-        output.metrics.update({f"{metric_key_prefix}_{name}": v for name, v in flatten_for_trainer(detailed).items()})
-        return output
+        scalars = {f"{metric_key_prefix}_{name}": value for name, value in flatten_for_trainer(detailed).items()}
+        return output._replace(metrics={**(output.metrics or {}), **scalars})
 
-    def _score(
-        self, dataset: Dataset, row_numbers: np.ndarray, predicted: np.ndarray, losses: np.ndarray
-    ) -> dict[str, Any]:
+    def _score(self, row_numbers: np.ndarray, predicted: np.ndarray, losses: np.ndarray) -> dict[str, Any]:
         """Metrics of the gathered rows, in the dataset's order, with the rows that stand for nothing taken out."""
+        dataset = self._evaluated
         real = row_numbers != NO_ROW
         order = np.argsort(row_numbers[real])
         if not np.array_equal(row_numbers[real][order], np.arange(len(dataset))):
-            raise RuntimeError(f"The evaluation gathered {real.sum()} rows that are not each of {len(dataset)} rows once.")
-        names = [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
-        result: dict[str, Any] = ClassificationMetrics(names).compute(
+            raise RuntimeError(f"The evaluation gathered {real.sum()} rows, not each of {len(dataset)} rows once.")
+        result: dict[str, Any] = ClassificationMetrics(self._class_names).compute(
             predictions=predicted[real][order],
             references=dataset["labels"][:],
             losses=losses[real][order],
@@ -135,13 +153,9 @@ class IndicTrainer(Trainer):
         )
         return result
 
-    @property
-    def _padding(self) -> tuple[int, str]:
-        return self._tokenizer.pad_token_id, self._tokenizer.padding_side
-
     def _loader(
         self, dataset: Dataset, batches: TrainingBatches | EvaluationBatches, collator: PadToLongest
-    ) -> DataLoader[MicroBatch]:
+    ) -> DataLoader[Row]:
         return DataLoader(
             IndexedRows(dataset),
             batch_sampler=batches,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import EarlyStoppingCallback
@@ -13,21 +14,22 @@ from indictune.training.train_log import TrainLog
 from indictune.training.trainer import IndicTrainer
 
 
-def watch(trainer: IndicTrainer, train: Rows, output_dir: Path) -> Throughput:
+def watch(trainer: IndicTrainer, train: Rows, lengths: Sequence[int], output_dir: Path) -> Throughput:
     """Add the callbacks of a run to its trainer.
 
     Args:
         trainer: of the run.
         train: the training rows.
+        lengths: tokens of each training row.
         output_dir: gets `train_log.jsonl`.
 
     Returns:
         The throughput, which counts while the run goes on.
     """
-    throughput = Throughput(trainer.batches, trainer.train_dataset["length"][:])
+    throughput = Throughput(trainer.batches, lengths)
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(output_dir / "train_log.jsonl", throughput))
-    trainer.add_callback(StopOnNonFiniteLoss(trainer.compute_loss_func, trainer.batches, train.place))
+    trainer.add_callback(StopOnNonFiniteLoss(trainer.loss, trainer.batches, train.place))
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     return throughput

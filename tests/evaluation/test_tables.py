@@ -69,7 +69,7 @@ def test_a_name_wider_than_its_header_widens_the_column() -> None:
         ("क्\N{ZERO WIDTH JOINER}ष", 2),
         ("😊", 2),
         ("良い", 4),
-        ("Ａ", 2),  # noqa: RUF001  # fullwidth A
+        ("Ａ", 2),  # fullwidth A
     ],
 )
 def test_display_width(text: str, width: int) -> None:

@@ -1,60 +1,22 @@
-"""Tiny models with random weights, made in a folder, and a tokenizer of whole words."""
+"""What every test of models needs: no network, and tiny models in a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers.models import WordLevel
-from transformers import (
-    AlbertConfig,
-    AutoModel,
-    BertConfig,
-    LlamaConfig,
-    ModernBertConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-    XLMRobertaConfig,
-)
+from transformers import AutoModel
 
-WORDS = ["अच्छा", "बुरा", "మంచి", "చెడు", "நல்ல", "மோசம்", "ok", "."]
-SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "bert": lambda: BertConfig(**SMALL, intermediate_size=64, max_position_embeddings=64),
-    "albert": lambda: AlbertConfig(**SMALL, embedding_size=16, intermediate_size=64, max_position_embeddings=64),
-    "xlm-roberta": lambda: XLMRobertaConfig(
-        **SMALL, intermediate_size=64, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1
-    ),
-    "modernbert": lambda: ModernBertConfig(
-        **SMALL, intermediate_size=64, max_position_embeddings=64, pad_token_id=0, local_attention=16
-    ),
-    "llama": lambda: LlamaConfig(
-        **SMALL, intermediate_size=64, num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2
-    ),
-}
-
-
-def words_tokenizer(pad_token: str | None = "[PAD]") -> PreTrainedTokenizerFast:
-    """Ids: [PAD] 0, [UNK] 1, </s> 2, then WORDS."""
-    vocabulary = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "</s>", *WORDS])}
-    backend = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        unk_token="[UNK]",
-        eos_token="</s>",
-        pad_token=pad_token,
-        model_input_names=["input_ids", "attention_mask"],
-    )
+from tests.models.tiny import CONFIGS, words_tokenizer
 
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # The variable itself is read when the library is imported, which another test may have done already.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture
@@ -64,7 +26,8 @@ def saved(tmp_path: Path) -> Callable[[str], str]:
     def save(architecture: str) -> str:
         folder = tmp_path / f"base-{architecture}"
         torch.manual_seed(1)
-        AutoModel.from_config(CONFIGS[architecture]()).save_pretrained(folder)
+        model: Any = AutoModel.from_config(CONFIGS[architecture]())  # type: ignore[no-untyped-call]
+        model.save_pretrained(folder)
         words_tokenizer(None if architecture == "llama" else "[PAD]").save_pretrained(folder)
         return str(folder)
 

@@ -119,9 +119,7 @@ def test_it_is_built_once_and_then_read(tweets: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("change", ["texts", "size", "recipe"])
-def test_whatever_it_is_made_from_names_its_folder(
-    tweets: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_whatever_it_is_made_from_names_its_folder(tweets: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     before = builtin.resolve("builtin:tiny-indic-bert")
     if change == "texts":
         monkeypatch.setattr(builtin, "sample_texts", lambda: [*TEXTS, "नया"])

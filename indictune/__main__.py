@@ -1,0 +1,7 @@
+"""`python -m indictune`, which launchers can start too."""
+
+import sys
+
+from indictune.cli import main
+
+sys.exit(main())

@@ -1,0 +1,38 @@
+"""The `indictune` command: one thin verb a function, heavy imports inside the verb."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+USAGE = """usage: indictune VERB [flags]
+
+verbs:
+  evaluate   score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
+
+`indictune VERB --help` lists the flags of a verb.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb that `argv` begins with; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    verbs = {"evaluate": evaluate}
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if words else 2
+    if words[0] not in verbs:
+        print(f"indictune: there is no verb `{words[0]}`; there is {', '.join(verbs)}.", file=sys.stderr)
+        return 2
+    return verbs[words[0]](words[1:])
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """Score a finished run's model on a file."""
+    from indictune.training.evaluate import evaluate_command
+
+    return evaluate_command(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""Tokenizers and classifiers as a run starts with them, and as a finished run is read again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    T5Config,
+    pipeline,
+)
+
+from indictune.arguments import Method, ModelArguments
+from indictune.errors import UserError
+from indictune.models import builtin
+from indictune.models.loading import (
+    check_max_length,
+    label_order,
+    load_classifier,
+    load_config,
+    load_tokenizer,
+    load_trained,
+)
+from tests.models.tiny import CONFIGS, words_tokenizer
+
+LABELS = ["negative", "neutral", "positive"]
+
+Saved = Callable[[str], str]
+
+
+def classifier_folder(folder: Path, labels: list[str], architecture: str = "bert") -> ModelArguments:
+    """A checkpoint that already is a classifier of these labels."""
+    config = CONFIGS[architecture]()
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    model: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
+    words_tokenizer().save_pretrained(folder)
+    return ModelArguments(str(folder))
+
+
+def head_of(folder: str) -> torch.Tensor:
+    weights: torch.Tensor = AutoModelForSequenceClassification.from_pretrained(folder).classifier.weight.detach()
+    return weights
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_a_saved_model_tells_the_names_of_its_labels(saved: Saved, tmp_path: Path, architecture: str) -> None:
+    args = ModelArguments(saved(architecture))
+    tokenizer = load_tokenizer(args)
+    model: Any = load_classifier(args, LABELS, tokenizer)
+    model.save_pretrained(tmp_path / "out")
+    tokenizer.save_pretrained(tmp_path / "out")
+
+    answers: Any = pipeline("text-classification", str(tmp_path / "out"), top_k=None)(["మంచి ok"])[0]
+    assert {answer["label"] for answer in answers} == set(LABELS)
+    config = AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.id2label == {0: "negative", 1: "neutral", 2: "positive"}
+    assert config.label2id == {"negative": 0, "neutral": 1, "positive": 2}
+    assert config.problem_type == "single_label_classification"
+    assert model.config.use_cache is False
+
+    again = load_trained(tmp_path / "out")
+    ids = torch.tensor([[3, 4, 5, 9]])
+    assert not again.training
+    torch.testing.assert_close(again(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_weights_are_fp32_whatever_the_checkpoint_has(saved: Saved, method: Method) -> None:
+    folder = saved("bert")
+    AutoModel.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    args = ModelArguments(folder, method=method)
+    model: Any = load_classifier(args, LABELS, load_tokenizer(args))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_the_weights_of_the_checkpoint_arrive_and_the_head_follows_the_seed(saved: Saved) -> None:
+    args = ModelArguments(saved("bert"))
+    tokenizer = load_tokenizer(args)
+
+    def load(seed: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(seed)
+        return load_classifier(args, LABELS, tokenizer).state_dict()
+
+    first, same, other = load(1), load(1), load(2)
+    checkpoint = AutoModel.from_pretrained(args.model_name_or_path).state_dict()
+    assert all(torch.equal(first[f"bert.{name}"], weights) for name, weights in checkpoint.items())
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert [name for name in first if not torch.equal(first[name], other[name])] == ["classifier.weight"]
+
+
+def test_the_built_in_model_loads_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(builtin, "sample_texts", lambda: ["अच्छा", "மோசம்"])
+    args = ModelArguments("builtin:tiny-indic-bert")
+    model: Any = load_classifier(args, LABELS, load_tokenizer(args))
+    assert model.config.hidden_size == 128
+    assert load_config(args).model_type == "bert"
+
+
+def test_llama_pads_with_its_end_token_and_reads_the_last_word_of_a_padded_text(saved: Saved) -> None:
+    args = ModelArguments(saved("llama"))
+    assert AutoTokenizer.from_pretrained(args.model_name_or_path).pad_token is None
+    tokenizer = load_tokenizer(args)
+    assert tokenizer.pad_token == "</s>"
+    model: Any = load_classifier(args, LABELS, tokenizer)
+    assert model.config.pad_token_id == 2
+    assert model.model.embed_tokens.padding_idx is None
+    batch = tokenizer(["ok . ok", "ok"], padding=True, return_tensors="pt")
+    assert batch["input_ids"].tolist() in ([[9, 10, 9], [9, 2, 2]], [[9, 10, 9], [2, 2, 9]])
+    with torch.no_grad():
+        padded = model(
+            input_ids=torch.tensor([[9, 10, 9], [9, 2, 2]]), attention_mask=torch.tensor([[1] * 3, [1, 0, 0]])
+        )
+        alone = model(input_ids=torch.tensor([[9]]))
+    torch.testing.assert_close(padded.logits[1], alone.logits[0])
+
+
+def test_a_tokenizer_with_nothing_to_pad_with_is_refused(saved: Saved) -> None:
+    folder = saved("llama")
+    tokenizer: PreTrainedTokenizerBase = words_tokenizer(None)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match="no token to pad with"):
+        load_tokenizer(ModelArguments(folder))
+
+
+def test_a_tokenizer_of_another_model_is_refused(saved: Saved) -> None:
+    args = ModelArguments(saved("bert"))
+    tokenizer = load_tokenizer(args)
+    tokenizer.add_tokens([f"word{number}" for number in range(118)])
+    with pytest.raises(UserError, match=r"129 tokens.*128 rows"):
+        load_classifier(args, LABELS, tokenizer)
+
+
+def test_a_head_for_the_same_labels_keeps_its_weights_and_its_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = classifier_folder(tmp_path, ["positive", "negative", "neutral"])
+    order = label_order(load_config(args), LABELS)
+    assert order == ["positive", "negative", "neutral"]
+    model: Any = load_classifier(args, order, load_tokenizer(args))
+    assert torch.equal(model.classifier.weight, head_of(args.model_name_or_path))
+    assert "The head of" not in caplog.text
+    with pytest.raises(ValueError, match="label_order"):
+        load_classifier(args, LABELS, load_tokenizer(args))
+
+
+def test_other_labels_are_sorted(tmp_path: Path, saved: Saved) -> None:
+    assert label_order(load_config(ModelArguments(saved("bert"))), ["b", "c", "a"]) == ["a", "b", "c"]
+    args = classifier_folder(tmp_path / "other", ["joy", "anger", "fear"])
+    assert label_order(load_config(args), ["b", "c", "a"]) == ["a", "b", "c"]
+    two = classifier_folder(tmp_path / "two", ["LABEL_1", "LABEL_0"])
+    assert label_order(load_config(two), ["b", "a"]) == ["a", "b"]
+
+
+def test_a_head_of_another_size_is_replaced_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    args = classifier_folder(tmp_path, ["joy", "anger"])
+    with caplog.at_level(logging.WARNING):
+        model: Any = load_classifier(args, LABELS, load_tokenizer(args))
+    assert model.classifier.weight.shape == (3, 64)
+    assert "trained for joy, anger" in caplog.text
+    assert "a new one takes its place" in caplog.text
+
+
+def test_a_head_of_the_same_size_and_other_names_is_kept_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = classifier_folder(tmp_path, ["joy", "anger", "fear"])
+    with caplog.at_level(logging.WARNING):
+        model: Any = load_classifier(args, LABELS, load_tokenizer(args))
+    assert torch.equal(model.classifier.weight, head_of(args.model_name_or_path))
+    assert "starts from its present weights" in caplog.text
+
+
+def test_weights_that_do_not_fit_the_configuration_are_refused(saved: Saved) -> None:
+    args = ModelArguments(saved("bert"))
+    config = AutoConfig.from_pretrained(args.model_name_or_path)
+    config.intermediate_size = 48
+    config.save_pretrained(args.model_name_or_path)
+    with pytest.raises(UserError, match=r"do not fit its config\.json, bert\.encoder"):
+        load_classifier(args, LABELS, load_tokenizer(args))
+
+
+@pytest.mark.parametrize(("architecture", "longest"), [("bert", 64), ("modernbert", 64), ("xlm-roberta", 64)])
+def test_texts_up_to_the_last_position_pass_and_longer_ones_do_not(
+    saved: Saved, architecture: str, longest: int
+) -> None:
+    args = ModelArguments(saved(architecture))
+    config = load_config(args)
+    check_max_length(config, longest)
+    model: Any = load_classifier(args, LABELS, load_tokenizer(args))
+    model(input_ids=torch.full((1, longest), 5))
+    with pytest.raises(UserError, match=r"--max_length 65: .* has 64 positions; give --max_length 64 or less"):
+        check_max_length(config, longest + 1)
+
+
+def test_xlm_r_has_512_of_514_positions() -> None:
+    config = CONFIGS["xlm-roberta"]()
+    config.max_position_embeddings = 514
+    check_max_length(config, 512)
+    with pytest.raises(UserError, match="512 positions"):
+        check_max_length(config, 513)
+
+
+def test_relative_positions_have_no_limit() -> None:
+    check_max_length(T5Config(), 100_000)
+
+
+def test_a_model_that_cannot_classify_is_refused(tmp_path: Path) -> None:
+    AutoConfig.for_model("vit").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no classifier of sequences for the model type vit"):
+        load_config(ModelArguments(str(tmp_path)))
+
+
+def test_an_untrained_head_is_no_finished_run(saved: Saved) -> None:
+    with pytest.raises(UserError, match=r"--model .*: not trained yet, the weights of classifier\.bias are missing"):
+        load_trained(saved("bert"))
+
+
+def test_xlm_r_keeps_counting_positions_from_its_own_padding_token(saved: Saved, tmp_path: Path) -> None:
+    args = ModelArguments(saved("xlm-roberta"))
+    assert load_tokenizer(args).pad_token_id == 0
+    load_classifier(args, LABELS, load_tokenizer(args)).save_pretrained(str(tmp_path / "out"))
+    assert load_trained(tmp_path / "out").config.pad_token_id == 1
