@@ -158,14 +158,22 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
     Raises:
         UserError: there is no such field, or the words do not fit its type.
     """
-    known = [action.dest for action in parser._actions if action.dest != "help"]
+    known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         dashes = "--" if prefix == "--" else ""
         hint = f" Did you mean `{dashes}{nearest[0]}`?" if nearest else " `--help` lists all."
         raise UserError(f"{prefix}{name}: there is no such {'flag' if prefix == '--' else 'recipe key'}.{hint}")
+    if not words and prefix != "--" and known[name].nargs == "+":
+        return []
+    # As one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
+    typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
     try:
-        return getattr(parser.parse_args([f"--{name}", *words]), name)
+        return getattr(parser.parse_args(typed), name)
     except UserError as error:
-        reason = error.message.partition(": ")[2] or error.message
-        raise UserError(f"{prefix}{name} {' '.join(words)}: {reason}.") from error
+        reason = error.message.removesuffix(".")
+        if reason.startswith("unrecognized arguments"):
+            reason = f"expected one value, got {len(words)}; quote a value that holds spaces"
+        elif reason.startswith("argument --"):
+            reason = reason.partition(": ")[2]
+        raise UserError(f"{prefix}{' '.join([name, *words])}: {reason}.") from error

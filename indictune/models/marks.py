@@ -24,7 +24,7 @@ def lost_marks(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 def _lost_from(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     # Decoded text is compared, not tokens: byte-level tokens spell no characters.
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-    decoded = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
     return (_marks(text) - _marks(str(decoded))).total()
 
 

@@ -35,6 +35,8 @@ def check_deepspeed(
         UserError: all contradictions, each with both values.
     """
     pairs = [(key, f"--{field}", planned(field)) for key, field in OVERLAP.items()]
+    betas = [planned("adam_beta1"), planned("adam_beta2")]
+    pairs.append(("optimizer.params.betas", "--adam_beta1 --adam_beta2", betas))
     if accumulation_steps is not None:
         pairs.append(("gradient_accumulation_steps", "the accumulation of --global_batch_size", accumulation_steps))
     problems = []

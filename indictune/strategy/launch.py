@@ -86,7 +86,8 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
     return Launch(
         strategy,
         world_size,
-        local_world_size=int(environ.get("LOCAL_WORLD_SIZE", str(world_size))),
+        # torchrun and accelerate say LOCAL_WORLD_SIZE, the deepspeed launcher LOCAL_SIZE.
+        local_world_size=int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or world_size),
         rank=rank_of(environ),
         deepspeed=config,
     )
@@ -115,8 +116,8 @@ def read_deepspeed(source: str) -> dict[str, Any]:
 
 def _zero_name(config: Mapping[str, Any]) -> str:
     """`zero<stage>`, with `_offload` where optimizer states or parameters live on the CPU."""
-    zero = config.get("zero_optimization", {})
-    offloads = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
+    zero = config.get("zero_optimization") or {}
+    offloads = [(zero.get(name) or {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
     return f"zero{zero.get('stage', 0)}" + ("_offload" if any(device != "none" for device in offloads) else "")
 
 

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType
 from torch import nn
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
@@ -33,11 +33,26 @@ def _contains(outer: nn.ModuleList, inner: nn.ModuleList) -> bool:
 
 
 def fit_to_model(model: nn.Module) -> None:
-    """Tell accelerate which classes to wrap, so that one config file serves every architecture.
+    """Make one config file serve every architecture. To be called before the Trainer exists.
 
-    To be called before the Trainer exists; without FSDP nothing reads it.
+    Tells accelerate which classes FSDP wraps (nothing else reads it), and mends the names of saved weights.
     """
     os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(repeated_blocks(model))
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            _forget_unused_renamings(module)
+
+
+def _forget_unused_renamings(model: PreTrainedModel) -> None:
+    """Save LayerNorms as `weight` and `bias`, as every other strategy does.
+
+    transformers renames TensorFlow's `LayerNorm.gamma` and `LayerNorm.beta` on loading, and back on saving where the
+    checkpoint had them. Its ZeRO-3 loader (5.23, `integrations/deepspeed.py`) notes the renaming as used for every
+    checkpoint, and saved models get names that other programs do not know.
+    """
+    conversions = vars(model).get("_weight_conversions") or []
+    legacy = {"LayerNorm.gamma", "LayerNorm.beta"}
+    model._weight_conversions = [each for each in conversions if not legacy & set(each.source_patterns)]
 
 
 def gather_full_model(accelerator: Accelerator) -> None:

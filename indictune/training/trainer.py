@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -97,10 +98,19 @@ class IndicTrainer(Trainer):
         return self._loader(dataset, batches, PadToLongest(*self._padding, with_row_numbers=True))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write an adapter's label names beside it, which peft leaves out. A callback on saving comes after a push."""
+        """Save, with two things mended for which a callback on saving comes too late.
+
+        Where checkpoints are kept in shards, the Trainer writes nothing here, and then looks whether the folder of the
+        best checkpoint is there, each rank for itself (5.23, `_save_checkpoint`). It may be there for one rank and not
+        yet for another: seen is one rank loading the best model at the end while the other waited for it, for ever.
+        And peft leaves the label names out of an adapter's folder.
+        """
+        folder = output_dir or str(self.args.output_dir)
+        if self.args.should_save:
+            Path(folder).mkdir(parents=True, exist_ok=True)
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
-            save_adapter_extras(self.accelerator.unwrap_model(self.model), output_dir or str(self.args.output_dir))
+            save_adapter_extras(self.accelerator.unwrap_model(self.model), folder)
 
     def prediction_step(
         self,

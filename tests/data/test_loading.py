@@ -180,6 +180,14 @@ def test_rows_with_text_need_a_label(write: Write) -> None:
     ]
 
 
+def test_a_file_without_any_label_is_a_problem(write: Write) -> None:
+    train = write("train.jsonl", labelled(("a", 0), ("b", 1)))
+    test = write("test.jsonl", labelled(("a", None)))
+    assert problems_of(train_file=train, test_file=test) == [
+        "--test_file test.jsonl: 1 rows have no label in column label (--label_column): test.jsonl:1."
+    ]
+
+
 def test_one_label_is_no_classification(write: Write) -> None:
     train = write("train.jsonl", labelled(("a", "x"), ("b", "x")))
     assert problems_of(train_file=train) == [
@@ -323,6 +331,14 @@ def test_hub_datasets_that_do_not_fit(hub_folder: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (problem,) = problems_of(dataset_name="someone/tweets")
     assert problem.startswith("--dataset_name someone/tweets: the Hub cannot be reached and the dataset is not in ")
+
+
+def test_a_hub_split_without_rows_is_a_problem() -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": [], "label": []}, split="validation")
+    with pytest.raises(UserError, match="validation: the split holds no rows"):
+        next(hub.hub_batches(rows, {"text": "text", "label": "label"}, {}))
 
 
 @pytest.mark.parametrize(

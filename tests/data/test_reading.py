@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from indictune.data import reading
-from indictune.data.columns import normalise_label
+from indictune.data.columns import normalise_label, text_batch
 from indictune.data.reading import place, read_table
 from indictune.errors import UserError
 
@@ -137,6 +137,17 @@ def test_parquet_columns_of_any_scalar_type_become_text(tmp_path: Path, monkeypa
     assert table["language"].to_pylist() == [None] * 3
     assert table["line"].to_pylist() == [1, 2, 3]
     assert place(path, 3) == f"{path} row 3"
+
+
+def test_a_dictionary_of_numbers_becomes_text() -> None:
+    scores = pa.array([0.5, float("nan"), 0.5]).dictionary_encode()
+    batch = text_batch(pa.record_batch([scores], names=["score"]), {"label": "score"}, [], "here", first_row=5)
+    assert batch.to_pydict() == {"label": ["0.5", None, "0.5"], "line": [5, 6, 7]}
+
+
+def test_the_case_of_an_extension_does_not_matter(write: Write) -> None:
+    assert rows_of(write("a.JSONL", '{"text": "a", "label": "b"}')) == [("a", "b", 1)]
+    assert rows_of(write("a.Json", '[{"text": "a", "label": "b"}]')) == [("a", "b", 1)]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BertConfig
 
@@ -49,6 +50,8 @@ def test_every_module_has_it(saved: Callable[[str], str], architecture: str, met
     if (architecture, method) != ("llama", "full"):
         assert probabilities
     assert set(probabilities) <= {0.375}
+    if isinstance(model, PeftModel):
+        assert model.peft_config["default"].to_dict()["lora_dropout"] == 0.375
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
@@ -70,6 +73,15 @@ def test_modules_made_outside_the_configuration_follow() -> None:
     model.add_module("extra", nn.Sequential(nn.Dropout(0.9)))
     set_module_dropout(model, 0.25)
     assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.25}
+
+
+def test_loading_does_not_rely_on_the_configuration_alone(
+    saved: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indictune.models.loading.set_config_dropout", lambda *_: None)
+    args = ModelArguments(saved("bert"), dropout=0.375)
+    model = load_classifier(args, ["no", "yes"], load_tokenizer(args))
+    assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.375}
 
 
 def test_without_the_flag_the_model_keeps_its_own(saved: Callable[[str], str]) -> None:

@@ -228,6 +228,15 @@ def test_an_untrained_head_is_no_finished_run(saved: Saved) -> None:
         load_trained(saved("bert"))
 
 
+def test_a_head_of_another_size_than_its_configuration_is_no_finished_run(tmp_path: Path) -> None:
+    args = classifier_folder(tmp_path, ["joy", "anger"])
+    config = load_config(args)
+    config.id2label = dict(enumerate(LABELS))
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"not trained yet, the weights of classifier\.bias are missing"):
+        load_trained(tmp_path)
+
+
 def test_xlm_r_keeps_counting_positions_from_its_own_padding_token(saved: Saved, tmp_path: Path) -> None:
     args = ModelArguments(saved("xlm-roberta"))
     assert load_tokenizer(args).pad_token_id == 0

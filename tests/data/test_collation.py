@@ -1,0 +1,80 @@
+"""Tokenised rows to the padded tensors of one micro-batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset
+
+from indictune.data.batching import NO_ROW
+from indictune.data.collation import IGNORED_LABEL, IndexedRows, PadToLongest, Row
+
+ROWS: list[Row] = [
+    {"input_ids": [2, 7, 8, 3], "labels": 1, "row": 5},
+    {"input_ids": [2, 3], "labels": 0, "row": 0},
+]
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    return Dataset.from_dict(
+        {"input_ids": [[2, 7, 3], [2, 8, 9, 3]], "labels": [1, 0], "length": [3, 4], "language": ["hi", "te"]}
+    )
+
+
+def as_lists(batch: dict[str, torch.Tensor]) -> dict[str, object]:
+    assert all(tensor.dtype == torch.int64 for tensor in batch.values())
+    return {name: tensor.tolist() for name, tensor in batch.items()}
+
+
+def test_shorter_rows_are_padded_on_the_right() -> None:
+    assert as_lists(PadToLongest(99, "right")(ROWS)) == {
+        "input_ids": [[2, 7, 8, 3], [2, 3, 99, 99]],
+        "attention_mask": [[1, 1, 1, 1], [1, 1, 0, 0]],
+        "labels": [1, 0],
+    }
+
+
+def test_shorter_rows_are_padded_on_the_left_for_decoders() -> None:
+    assert as_lists(PadToLongest(99, "left")(ROWS)) == {
+        "input_ids": [[2, 7, 8, 3], [99, 99, 2, 3]],
+        "attention_mask": [[1, 1, 1, 1], [0, 0, 1, 1]],
+        "labels": [1, 0],
+    }
+
+
+def test_a_token_that_is_also_the_padding_is_attended_to() -> None:
+    batch = PadToLongest(3, "right")(ROWS)
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+
+
+def test_row_numbers_are_there_when_asked_for() -> None:
+    batch = as_lists(PadToLongest(0, "right", with_row_numbers=True)(ROWS))
+    assert batch["row_numbers"] == [5, 0]
+    assert "row_numbers" not in PadToLongest(0, "right")(ROWS)
+
+
+def test_rows_know_their_number_and_hold_only_what_the_model_reads(dataset: Dataset) -> None:
+    rows = IndexedRows(dataset)
+    assert len(rows) == 2
+    assert rows[1] == {"input_ids": [2, 8, 9, 3], "labels": 0, "row": 1}
+
+
+def test_a_row_that_stands_for_nothing_is_one_token_that_nobody_counts(dataset: Dataset) -> None:
+    row = IndexedRows(dataset)[NO_ROW]
+    assert row == {"input_ids": [2], "labels": -100, "row": -1}
+    assert torch.nn.CrossEntropyLoss().ignore_index == IGNORED_LABEL
+
+
+def test_it_stands_in_a_batch_beside_others_and_alone(dataset: Dataset) -> None:
+    rows = IndexedRows(dataset)
+    collate = PadToLongest(0, "right", with_row_numbers=True)
+    assert as_lists(collate([rows[0], rows[NO_ROW]])) == {
+        "input_ids": [[2, 7, 3], [2, 0, 0]],
+        "attention_mask": [[1, 1, 1], [1, 0, 0]],
+        "labels": [1, -100],
+        "row_numbers": [0, -1],
+    }
+    assert as_lists(collate([rows[NO_ROW]])) == {
+        "input_ids": [[2]], "attention_mask": [[1]], "labels": [-100], "row_numbers": [-1],
+    }  # fmt: skip

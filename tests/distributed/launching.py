@@ -1,0 +1,116 @@
+"""Start training scripts the way users do, and read what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "scripts/train_sentiment.py"
+BIN = Path(sys.executable).parent
+
+Weights = dict[str, torch.Tensor]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def python() -> list[str]:
+    return [str(BIN / "python")]
+
+
+def accelerate(strategy: str, ranks: int) -> list[str]:
+    config = f"accelerate_configs/{strategy}.yaml"
+    port = str(free_port())
+    return [
+        *(str(BIN / "accelerate"), "launch", "--config_file", config),
+        *("--num_processes", str(ranks), "--main_process_port", port),
+    ]
+
+
+def torchrun(ranks: int) -> list[str]:
+    return [str(BIN / "torchrun"), "--nproc_per_node", str(ranks), "--master_port", str(free_port())]
+
+
+def deepspeed(ranks: int) -> list[str]:
+    return [str(BIN / "deepspeed"), "--num_gpus", str(ranks), "--master_port", str(free_port())]
+
+
+def start(command: list[str], timeout_s: int = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command from the repository's root, with one thread a process and no network."""
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        **variables,
+    }
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run's folder."""
+
+    folder: Path
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "metrics.json").read_text(encoding="utf-8")))
+
+    @property
+    def log(self) -> list[dict[str, float]]:
+        lines = (self.folder / "train_log.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def series(self, name: str) -> list[float]:
+        return [entry[name] for entry in self.log]
+
+    @property
+    def weights(self) -> Weights:
+        """Of the final model."""
+        return load_file(self.folder / "model.safetensors")
+
+    def weights_at(self, step: int) -> Weights:
+        """Of a checkpoint, whole or in shards."""
+        checkpoint = self.folder / f"checkpoint-{step}"
+        if (checkpoint / "model.safetensors").exists():
+            return load_file(checkpoint / "model.safetensors")
+        whole = checkpoint / "whole.pt"
+        dcp_to_torch_save(checkpoint / "pytorch_model_fsdp_0", whole)
+        model: Weights = torch.load(whole, weights_only=True)["model"]
+        return {_published(name): tensor for name, tensor in model.items()}
+
+
+def _published(name: str) -> str:
+    """The name that `save_pretrained` gives a weight; in memory BERT's norms keep those of its first release."""
+    return name.replace("LayerNorm.beta", "LayerNorm.bias").replace("LayerNorm.gamma", "LayerNorm.weight")
+
+
+def train(command: list[str], folder: Path, *flags: str, script: str = SCRIPT, **variables: str) -> Run:
+    """Train to the end, or fail with what the run printed."""
+    result = start([*command, script, *flags, "--output_dir", str(folder)], **variables)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    return Run(folder)
+
+
+def distance(one: Weights, other: Weights) -> float:
+    """Euclidean distance of two models' weights."""
+    assert one.keys() == other.keys()
+    return sum(float((one[name].double() - other[name].double()).square().sum()) for name in one) ** 0.5

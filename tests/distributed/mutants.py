@@ -1,0 +1,55 @@
+"""scripts/train_sentiment.py with one thing broken; the variable MUTANT says which."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
+from indictune.training.epochs import EpochShuffle
+from indictune.training.loss import ExactLoss
+
+
+def scaled_gradients() -> None:
+    """Gradients twice too large; the Trainer logs the loss that it had before."""
+    backward = Accelerator.backward
+    Accelerator.backward = lambda self, loss, **kwargs: backward(self, 2 * loss, **kwargs)
+
+
+def scaled_loss() -> None:
+    """The N-fold loss of a mean over each rank's own rows."""
+    share: Callable[..., torch.Tensor] = ExactLoss.__call__
+
+    def doubled(self: ExactLoss, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return 2 * share(self, *args, **kwargs)
+
+    ExactLoss.__call__ = doubled  # type: ignore[method-assign]
+
+
+def same_order_every_epoch() -> None:
+    """What happens when nobody tells the sampler of the epoch."""
+    EpochShuffle.on_epoch_begin = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
+
+
+def lost_row() -> None:
+    """Rank 1 leaves out the last row of every epoch."""
+    batches: Callable[[TrainingBatches], Iterator[MicroBatch]] = TrainingBatches.__iter__
+
+    def without_last(self: TrainingBatches) -> Iterator[MicroBatch]:
+        *all_but_last, last = batches(self)
+        yield from all_but_last
+        yield last if self.rank == 0 else last[:-1] or [NO_ROW]
+
+    TrainingBatches.__iter__ = without_last  # type: ignore[method-assign]
+
+
+MUTANTS = {mutant.__name__: mutant for mutant in (scaled_gradients, scaled_loss, same_order_every_epoch, lost_row)}
+
+if __name__ == "__main__":
+    MUTANTS[os.environ["MUTANT"]]()
+    runpy.run_path("scripts/train_sentiment.py", run_name="__main__")

@@ -1,0 +1,124 @@
+"""The same recipe gives the same run under every strategy, and under every split of one global batch.
+
+Each run goes through its shipped file and its real launcher. Losses and gradient norms are compared at every step,
+weights by how far they moved apart as a share of how far they moved at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed import mutants
+from tests.distributed.launching import Run, accelerate, deepspeed, distance, torchrun, train
+
+STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+ONE_MICRO_BATCH = ("--per_device_train_batch_size", "24")  # the whole global batch at once: nothing is split
+SGD = ("--optim", "sgd", "--learning_rate", "0.05")
+
+RELATIVE = 1e-4
+OF_THE_CHANGE = 1e-3
+OF_METRICS = 1e-6
+
+MUTANTS = sorted(mutants.MUTANTS)
+
+Start = Callable[..., Run]
+
+
+def differences(one: Run, other: Run) -> list[str]:
+    """What differs between two runs by more than rounding explains, in words."""
+    found = []
+    for name in ("loss", "grad_norm"):
+        for step, (a, b) in enumerate(zip(one.series(name), other.series(name), strict=True), 1):
+            if abs(a - b) > RELATIVE * abs(a):
+                found.append(f"{name} of step {step}: {a} and {b}")
+    if any(not torch.equal(tensor, other.weights_at(1)[name]) for name, tensor in one.weights_at(1).items()):
+        found.append("initial weights")
+    moved_apart = distance(one.weights, other.weights) / distance(one.weights, one.weights_at(1))
+    if not moved_apart <= OF_THE_CHANGE:
+        found.append(f"weights, by {moved_apart} of their change")
+    for name, value in one.metrics["eval"].items():
+        if isinstance(value, float) and abs(value - other.metrics["eval"][name]) > OF_METRICS:
+            found.append(f"eval {name}: {value} and {other.metrics['eval'][name]}")
+    return found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: str) -> None:
+    one, two = run_under("single", 1, *ONE_MICRO_BATCH), run_under(strategy, 2)
+    assert len(one.log) == 12
+    assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy, 2)
+    assert differences(one, two) == []
+    assert two.metrics["eval"]["per_language"] == one.metrics["eval"]["per_language"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
+def test_plain_sgd_too(run_under: Start, strategy: str) -> None:
+    """AdamW hides a gradient that is too large by a factor; SGD does not. (DeepSpeed offloads only its own Adam.)"""
+    one, two = run_under("single", 1, *ONE_MICRO_BATCH, *SGD), run_under(strategy, 2, *SGD)
+    assert differences(one, two) == []
+
+
+@pytest.mark.parametrize("rows", ["12", "4", "1"])
+def test_accumulation_does_not_change_the_run(run_under: Start, rows: str) -> None:
+    """24 = 1 x 24 = 1 x 12 x 2 = ...; the last global batch of an epoch has 5 rows, fewer than its micro-batches."""
+    one = run_under("single", 1, *ONE_MICRO_BATCH)
+    assert differences(one, run_under("single", 1, "--per_device_train_batch_size", rows)) == []
+
+
+def test_no_accumulation_on_two_ranks(run_under: Start) -> None:
+    two = run_under("ddp", 2, "--per_device_train_batch_size", "12")
+    assert differences(run_under("single", 1, *ONE_MICRO_BATCH), two) == []
+
+
+def test_weighted_smoothed_loss_is_exact_too(run_under: Start) -> None:
+    flags = ("--class_weights", "balanced", "--label_smoothing_factor", "0.1")
+    one, two = run_under("single", 1, *ONE_MICRO_BATCH, *flags), run_under("ddp", 2, *flags)
+    assert differences(one, two) == []
+    assert differences(one, run_under("single", 1, *ONE_MICRO_BATCH)) != []
+
+
+@pytest.mark.parametrize(("launcher", "strategy"), [(torchrun, "ddp"), (torchrun, "zero3"), (deepspeed, "zero2")])
+def test_every_launcher_gives_the_run(
+    run_under: Start, job: Path, tmp_path: Path, launcher: Callable[[int], list[str]], strategy: str
+) -> None:
+    flags = [] if strategy == "ddp" else ["--deepspeed", f"ds_configs/{strategy}.json"]
+    run = train(launcher(2), tmp_path, "--config", str(job), *flags)
+    assert (run.metrics["strategy"], run.metrics["world_size"]) == (strategy, 2)
+    assert differences(run_under("single", 1, *ONE_MICRO_BATCH), run) == []
+
+
+@pytest.mark.parametrize("strategy", ["single_gpu", "fsdp2_offload", "fsdp2_qlora"])
+def test_the_other_shipped_files_run_too(run_under: Start, job: Path, tmp_path: Path, strategy: str) -> None:
+    ranks = 1 if strategy == "single_gpu" else 2
+    run = train(accelerate(strategy, ranks), tmp_path, "--config", str(job))
+    assert run.metrics["strategy"] == {"single_gpu": "single", "fsdp2_qlora": "fsdp2"}.get(strategy, strategy)
+    assert differences(run_under("single", 1, *ONE_MICRO_BATCH), run) == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_comparison_sees_a_broken_trainer(run_under: Start, job: Path, tmp_path: Path, mutant: str) -> None:
+    one = run_under("single", 1, *ONE_MICRO_BATCH)
+    run = train(torchrun(2), tmp_path, "--config", str(job), script=mutants.__file__, MUTANT=mutant)
+    found = differences(one, run)
+    if mutant == "scaled_gradients":  # the loss of the first two steps is that of the initial weights
+        assert run.series("loss")[:2] == pytest.approx(one.series("loss")[:2], rel=1e-6)
+    assert found != []
+    assert "initial weights" not in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", "zero3"])
+def test_bf16_stays_within_the_spread_of_seeds(run_under: Start, strategy: str) -> None:
+    """The mean loss of the last steps, over five seeds of order and dropout, differs less than seeds do."""
+
+    def mean_losses(*launch: object) -> torch.Tensor:
+        flags = ("--bf16", "true", "--dropout", "0.1", "--learning_rate", "1e-3")
+        runs = [run_under(*launch, *flags, "--seed", str(seed)) for seed in range(5)]
+        return torch.tensor([sum(run.series("loss")[-4:]) / 4 for run in runs])
+
+    one, two = mean_losses("single", 1), mean_losses(strategy, 2)
+    assert abs(one.mean() - two.mean()) <= one.std()

@@ -1,0 +1,82 @@
+"""Whether what was asked for can come up, and whether it did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from indictune.arguments import IndicTrainingArguments
+from indictune.errors import UserError
+from indictune.strategy import standin
+from indictune.strategy.check import came_up, check_came_up, check_visible_gpus
+from indictune.strategy.launch import Launch
+
+
+@pytest.mark.parametrize(("processes", "gpus"), [(1, 1), (2, 2), (2, 8), (2, 0), (1, 0)])
+def test_as_many_processes_as_gpus_and_any_number_without_gpus(processes: int, gpus: int) -> None:
+    check_visible_gpus(Launch("ddp", processes, processes), gpus)
+
+
+def test_only_the_processes_of_this_node_count() -> None:
+    check_visible_gpus(Launch("ddp", world_size=16, local_world_size=8), 8)
+
+
+def test_more_processes_than_gpus_are_refused_with_the_ways_out() -> None:
+    with pytest.raises(UserError) as raised:
+        check_visible_gpus(Launch("ddp", 8, 8), 4)
+    assert raised.value.problems == [
+        "--num_processes: 8 processes on this node, but 4 visible GPU(s). Use --num_processes 4, or show more GPUs "
+        "with CUDA_VISIBLE_DEVICES."
+    ]
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> IndicTrainingArguments:
+    return IndicTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+
+
+def test_one_process_that_was_asked_for_is_what_came_up(one_process: IndicTrainingArguments) -> None:
+    assert came_up(one_process) == "single"
+    check_came_up(Launch("single"), one_process)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp2_offload", "zero1", "zero3_offload"])
+def test_another_strategy_than_was_asked_for_is_refused(strategy: str, one_process: IndicTrainingArguments) -> None:
+    with pytest.raises(UserError) as raised:
+        check_came_up(Launch(strategy, 2, 2), one_process)
+    (problem,) = raised.value.problems
+    asked = strategy.removesuffix("_offload")
+    assert problem.startswith(f"The launcher asked for {asked} and single came up.")
+
+
+def test_another_number_of_processes_than_was_asked_for_is_refused(one_process: IndicTrainingArguments) -> None:
+    with pytest.raises(UserError, match="asked for 2 processes and 1 came up"):
+        check_came_up(Launch("single", 2, 2), one_process)
+
+
+def test_one_process_needs_no_group_from_the_stand_in() -> None:
+    threads = torch.get_num_threads()
+    try:
+        assert standin.start(Launch("single"), timeout_s=60) == {"use_cpu": True}
+        assert not torch.distributed.is_initialized()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_stand_in_divides_the_cores_among_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    try:
+        for processes, expected in ((1, 8), (2, 4), (3, 2), (16, 1)):
+            standin.start(Launch("single", local_world_size=processes), timeout_s=60)
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_stand_in_says_what_it_leaves_out() -> None:
+    (limit,) = standin.limits(Launch("fsdp2_offload", 2))
+    assert "without its CPU offload" in limit
+    assert [standin.limits(Launch(name, 2)) for name in ("single", "ddp", "fsdp2", "zero2_offload")] == [[], [], [], []]

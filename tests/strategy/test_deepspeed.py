@@ -1,0 +1,98 @@
+"""A DeepSpeed file that contradicts the flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from indictune.errors import UserError
+from indictune.strategy.deepspeed import check_deepspeed
+
+FLAGS: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "global_batch_size": 64,
+    "max_grad_norm": 1.0,
+    "learning_rate": 5e-5,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "weight_decay": 0.01,
+    "bf16": True,
+    "fp16": False,
+}
+
+
+def problems(config: dict[str, Any], accumulation: int | None = 4) -> list[str]:
+    try:
+        check_deepspeed(config, FLAGS.__getitem__, accumulation)
+    except UserError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "optimizer": {"params": {"lr": "auto"}}},
+        {
+            "train_batch_size": 64,
+            "train_micro_batch_size_per_gpu": 8,
+            "gradient_accumulation_steps": 4,
+            "gradient_clipping": 1,
+            "bf16": {"enabled": True},
+            "fp16": {"enabled": False},
+            "optimizer": {
+                "type": "AdamW",
+                "params": {"lr": 5e-5, "eps": 1e-8, "weight_decay": 0.01, "betas": [0.9, 0.999]},
+            },
+            "scheduler": {"params": {"warmup_max_lr": 5e-5}},
+        },
+    ],
+)
+def test_nothing_auto_and_equal_values_agree(config: dict[str, Any]) -> None:
+    assert problems(config) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"train_micro_batch_size_per_gpu": 4}, "train_micro_batch_size_per_gpu = 4, and --per_device_train_batch_size"
+         " is 8"),
+        ({"train_batch_size": 32}, "train_batch_size = 32, and --global_batch_size is 64"),
+        ({"gradient_clipping": 0.5}, "gradient_clipping = 0.5, and --max_grad_norm is 1.0"),
+        ({"optimizer": {"params": {"lr": 0.1}}}, "optimizer.params.lr = 0.1, and --learning_rate is 5e-05"),
+        ({"optimizer": {"params": {"eps": 0.1}}}, "optimizer.params.eps = 0.1, and --adam_epsilon is 1e-08"),
+        ({"optimizer": {"params": {"weight_decay": 0}}}, "optimizer.params.weight_decay = 0, and --weight_decay is"
+         " 0.01"),
+        ({"optimizer": {"params": {"betas": [0.9, 0.95]}}}, "optimizer.params.betas = [0.9, 0.95], and --adam_beta1 "
+         "--adam_beta2 is [0.9, 0.999]"),
+        ({"scheduler": {"params": {"warmup_max_lr": 1}}}, "scheduler.params.warmup_max_lr = 1, and --learning_rate is"
+         " 5e-05"),
+        ({"bf16": {"enabled": False}}, "bf16.enabled = False, and --bf16 is True"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled = True, and --fp16 is False"),
+        ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps = 1, and the accumulation of "
+         "--global_batch_size is 4"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_names_both_values(config: dict[str, Any], said: str) -> None:
+    assert problems(config) == [
+        f'--deepspeed: the file says {said}. Write "auto" in the file, or make them equal.'
+    ]
+
+
+def test_all_contradictions_come_at_once() -> None:
+    config = {"train_batch_size": 32, "bf16": {"enabled": False}, "gradient_accumulation_steps": 2}
+    found = problems(config)
+    assert [problem.split(" = ")[0].split()[-1] for problem in found] == [
+        "train_batch_size", "bf16.enabled", "gradient_accumulation_steps",
+    ]  # fmt: skip
+
+
+def test_accumulation_is_compared_only_where_it_is_known() -> None:
+    assert problems({"gradient_accumulation_steps": 1}, accumulation=None) == []
+
+
+def test_a_key_of_another_shape_is_no_contradiction_of_ours() -> None:
+    assert problems({"optimizer": None, "bf16": True}) == []

@@ -1,0 +1,70 @@
+"""The layers that FSDP gathers one at a time, of every architecture."""
+
+from __future__ import annotations
+
+import pytest
+from peft import LoraConfig, TaskType, get_peft_model
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+
+from indictune.strategy.sharding import fit_to_model, repeated_blocks
+from tests.models.tiny import CONFIGS
+
+BLOCKS = {
+    "bert": "BertLayer",
+    "albert": "AlbertLayerGroup",
+    "xlm-roberta": "XLMRobertaLayer",
+    "modernbert": "ModernBertEncoderLayer",
+    "llama": "LlamaDecoderLayer",
+}
+
+
+def classifier(architecture: str) -> nn.Module:
+    model = AutoModelForSequenceClassification.from_config(CONFIGS[architecture]())
+    assert isinstance(model, nn.Module)
+    return model
+
+
+@pytest.mark.parametrize(("architecture", "block"), BLOCKS.items())
+def test_the_repeated_blocks_of_a_model_are_its_layers(architecture: str, block: str) -> None:
+    assert repeated_blocks(classifier(architecture)) == [block]
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_lora_does_not_change_them(architecture: str) -> None:
+    lora = LoraConfig(task_type=TaskType.SEQ_CLS, r=2, target_modules="all-linear")
+    model = get_peft_model(classifier(architecture), lora)  # type: ignore[arg-type]
+    assert repeated_blocks(model) == [BLOCKS[architecture]]
+
+
+def test_lists_inside_a_layer_are_part_of_the_layer() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    model = nn.Module()
+    model.layers = nn.ModuleList([Layer(), Layer()])
+    assert repeated_blocks(model) == ["Layer"]
+
+
+def test_two_stacks_give_the_classes_of_both() -> None:
+    model = nn.Module()
+    model.encoder = nn.ModuleList([nn.Linear(2, 2)])
+    model.decoder = nn.ModuleList([nn.Bilinear(2, 2, 2), nn.Linear(2, 2)])
+    assert repeated_blocks(model) == ["Bilinear", "Linear"]
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([])
+    with pytest.raises(ValueError, match="Module has no list of repeated layers"):
+        repeated_blocks(model)
+
+
+def test_accelerate_is_told_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "SomethingElse")
+    fit_to_model(classifier("bert"))
+    assert os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] == "BertLayer"

@@ -1,0 +1,137 @@
+"""What a run is: ranges, combinations, and settings that must stay as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from indictune.arguments import (
+    FIXED,
+    DataArguments,
+    EvaluateArguments,
+    IndicTrainingArguments,
+    ModelArguments,
+    TextArguments,
+    check_fixed,
+)
+from indictune.errors import UserError
+
+
+def problems_of(make: Callable[..., Any], **values: Any) -> list[str]:
+    with pytest.raises(UserError) as raised:
+        make(**values)
+    return raised.value.problems
+
+
+@pytest.mark.parametrize("arguments", [ModelArguments, TextArguments, DataArguments, EvaluateArguments])
+def test_every_field_of_ours_says_what_it_is(arguments: type[Any]) -> None:
+    fields = dataclasses.fields(arguments)
+    assert len(fields) >= 4
+    for field in fields:
+        assert field.metadata["help"].endswith("."), field.name
+
+
+def test_every_training_field_that_we_add_or_change_says_what_it_is() -> None:
+    ours = IndicTrainingArguments.__annotations__
+    assert "global_batch_size" in ours
+    for field in dataclasses.fields(IndicTrainingArguments):
+        if field.name in ours:
+            assert field.metadata["help"].endswith("."), field.name
+
+
+class TestModelArguments:
+    @pytest.mark.parametrize("dropout", [0.0, 0.5, 0.999])
+    def test_dropout_is_a_probability_below_one(self, dropout: float) -> None:
+        assert ModelArguments(dropout=dropout, lora_dropout=dropout).dropout == dropout
+
+    @pytest.mark.parametrize("dropout", [-0.1, 1.0])
+    def test_other_dropouts_are_refused(self, dropout: float) -> None:
+        assert problems_of(ModelArguments, dropout=dropout) == [
+            f"--dropout {dropout}: expected a probability from 0 up to, not including, 1."
+        ]
+
+    def test_lora_has_at_least_one_rank(self) -> None:
+        assert ModelArguments(lora_r=1, lora_alpha=1).lora_r == 1
+        assert problems_of(ModelArguments, lora_r=0) == ["--lora_r 0: expected a whole number of at least 1."]
+
+    def test_all_problems_come_at_once(self) -> None:
+        problems = problems_of(ModelArguments, dropout=2.0, lora_dropout=-1.0, lora_r=0, lora_alpha=-2)
+        assert [problem.partition(" ")[0] for problem in problems] == [
+            "--dropout", "--lora_dropout", "--lora_r", "--lora_alpha",
+        ]  # fmt: skip
+
+
+class TestDataArguments:
+    def test_three_tokens_are_the_least(self) -> None:
+        assert TextArguments(max_length=3).max_length == 3
+        assert problems_of(TextArguments, max_length=2) == [
+            "--max_length 2: expected at least 3 tokens (two of them are special)."
+        ]
+
+    def test_rows_come_from_one_source(self) -> None:
+        assert problems_of(DataArguments, dataset_name="owner/set", train_file="a.csv") == [
+            "--dataset_name owner/set and --train_file a.csv: rows come from one of them; leave one out."
+        ]
+
+    def test_a_run_without_training_rows_is_told_what_to_give(self) -> None:
+        assert problems_of(DataArguments, test_file="c.csv") == [
+            "No training rows: give --train_file FILE or --dataset_name NAME (builtin:tweets needs no file)."
+        ]
+
+    def test_a_configuration_needs_its_dataset(self) -> None:
+        assert problems_of(DataArguments, train_file="a.csv", dataset_config_name="hi") == [
+            "--dataset_config_name hi: has no effect without --dataset_name."
+        ]
+
+    def test_a_dataset_may_have_other_validation_and_test_rows(self) -> None:
+        args = DataArguments(dataset_name="owner/set", dataset_config_name="hi", validation_file="v.csv", test_file="t")
+        assert (args.dataset_name, args.validation_file, args.test_file) == ("owner/set", "v.csv", "t")
+
+    def test_all_problems_come_at_once(self) -> None:
+        problems = problems_of(DataArguments, max_length=1, dataset_config_name="hi")
+        assert [problem.split()[0] for problem in problems] == ["--max_length", "No", "--dataset_config_name"]
+
+
+class TestTrainingArguments:
+    def test_our_defaults(self) -> None:
+        args = IndicTrainingArguments(output_dir="out", use_cpu=True)
+        assert args.metric_for_best_model == "macro_f1"
+        assert args.greater_is_better is True
+        assert args.load_best_model_at_end is True
+        assert (args.eval_strategy, args.save_strategy) == ("epoch", "epoch")
+        assert args.logging_nan_inf_filter is False
+        assert args.report_to == []
+        assert args.global_batch_size == 64
+
+    def test_the_defaults_are_what_the_exact_batches_rest_on(self) -> None:
+        args = IndicTrainingArguments(output_dir="out", use_cpu=True)
+        check_fixed(lambda name: getattr(args, name))
+
+    @pytest.mark.parametrize(
+        ("name", "other"),
+        [
+            ("average_tokens_across_devices", False),
+            ("dataloader_drop_last", True),
+            ("auto_find_batch_size", True),
+            ("train_sampling_strategy", "group_by_length"),
+            ("logging_nan_inf_filter", True),
+            ("prediction_loss_only", True),
+            ("batch_eval_metrics", True),
+            ("ignore_data_skip", True),
+        ],
+    )
+    def test_a_setting_that_would_break_them_is_refused(self, name: str, other: object) -> None:
+        args = IndicTrainingArguments(output_dir="out", use_cpu=True)
+
+        def planned(field: str) -> Any:
+            return other if field == name else getattr(args, field)
+
+        (problem,) = problems_of(check_fixed, planned=planned)
+        value, reason = FIXED[name]
+        assert problem == f"--{name} {other}: must stay {value}, because {reason}; leave it out."
+
+    def test_all_of_them_are_told_at_once(self) -> None:
+        assert len(problems_of(check_fixed, planned=lambda name: "other")) == 8

@@ -1,0 +1,360 @@
+"""From a recipe file and flags to dataclasses, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from indictune.arguments import DataArguments, IndicTrainingArguments, ModelArguments
+from indictune.config import Recipe, read_recipe, resolved
+from indictune.errors import UserError
+from indictune.training.output import write_recipe
+
+RUN = (ModelArguments, DataArguments, IndicTrainingArguments)
+
+WriteRecipe = Callable[[str], str]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRecipe:
+    """A function: write the content to `r.yaml` in the present folder, and give its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str) -> str:
+        (tmp_path / "r.yaml").write_text(content, encoding="utf-8")
+        return "r.yaml"
+
+    return write
+
+
+def read(*argv: str) -> Recipe:
+    return read_recipe(argv, RUN)
+
+
+def values(*argv: str) -> dict[str, Any]:
+    given = read(*argv)
+    assert given.problems == []
+    return given.values
+
+
+def problems(*argv: str) -> list[str]:
+    given = read(*argv)
+    assert given.values == {}
+    return list(given.problems)
+
+
+def test_nothing_given_is_nothing_but_defaults() -> None:
+    given = read()
+    assert (given.values, given.problems, given.path) == ({}, [], None)
+    assert given.build(ModelArguments) == ModelArguments()
+
+
+def test_the_command_line_wins_over_the_recipe(recipe: WriteRecipe) -> None:
+    path = recipe("seed: 1\nmax_length: 64\n")
+    assert values("--config", path, "--seed", "2") == {"seed": 2, "max_length": 64}
+    assert values("--seed", "2", "--config", path) == {"seed": 2, "max_length": 64}
+
+
+def test_of_a_flag_given_twice_the_last_one_counts() -> None:
+    assert values("--seed", "1", "--seed", "2") == {"seed": 2}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--output_dir", "a b"], ["--output_dir=a b"], ["--output-dir", "a b"], ["--output-dir=a b"]],
+)
+def test_a_flag_is_written_with_or_without_equals_sign_and_hyphens(argv: list[str]) -> None:
+    assert values(*argv) == {"output_dir": "a b"}
+
+
+def test_only_the_first_equals_sign_and_the_hyphens_of_the_name_count() -> None:
+    assert values("--run-name=a=b-c") == {"run_name": "a=b-c"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--max_steps", "-1"], {"max_steps": -1}),
+        (["--seed=-3"], {"seed": -3}),
+        (["--weight_decay", "-1e-4"], {"weight_decay": -1e-4}),
+        (["--text_column", "-tweet"], {"text_column": "-tweet"}),
+        (["--text_column=--tweet"], {"text_column": "--tweet"}),
+    ],
+)
+def test_a_value_may_begin_with_a_dash(argv: list[str], expected: dict[str, Any]) -> None:
+    assert values(*argv) == expected
+
+
+def test_a_list_takes_one_word_or_several(recipe: WriteRecipe) -> None:
+    assert values("--lora_target_modules", "query", "value") == {"lora_target_modules": ["query", "value"]}
+    assert values("--lora_target_modules=query") == {"lora_target_modules": ["query"]}
+    path = recipe("lora_target_modules: [query, value]\nreport_to: tensorboard\n")
+    assert values("--config", path) == {"lora_target_modules": ["query", "value"], "report_to": ["tensorboard"]}
+
+
+def test_a_list_of_the_command_line_replaces_that_of_the_recipe(recipe: WriteRecipe) -> None:
+    path = recipe("lora_target_modules: [query, value]\n")
+    assert values("--config", path, "--lora_target_modules", "key") == {"lora_target_modules": ["key"]}
+
+
+def test_an_empty_list_of_a_recipe_stays_empty(recipe: WriteRecipe) -> None:
+    assert values("--config", recipe("report_to: []\n")) == {"report_to": []}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"), [(["--bf16"], True), (["--bf16", "true"], True), (["--bf16=false"], False)]
+)
+def test_a_switch_stands_alone_or_has_a_value(argv: list[str], expected: bool) -> None:
+    assert values(*argv) == {"bf16": expected}
+
+
+def test_a_switch_does_not_swallow_the_flag_behind_it() -> None:
+    assert values("--bf16", "--seed", "3") == {"bf16": True, "seed": 3}
+
+
+def test_a_recipe_holds_yaml_values_of_every_kind(recipe: WriteRecipe) -> None:
+    path = recipe(
+        "learning_rate: 1e-4\n"  # a string to YAML, which wants 1.0e-4
+        "weight_decay: 0.01\n"
+        "bf16: false\n"
+        "verbose: yes\n"  # true to YAML
+        "dropout: 0\n"
+        "run_name: 17\n"
+        "text_column: ट्वीट\n"
+        "data_seed: null\n"
+        "lr_scheduler_kwargs: {num_cycles: 2}\n"
+    )
+    assert values("--config", path) == {
+        "learning_rate": 1e-4,
+        "weight_decay": 0.01,
+        "bf16": False,
+        "verbose": True,
+        "dropout": 0.0,
+        "run_name": "17",
+        "text_column": "ट्वीट",
+        "lr_scheduler_kwargs": '{"num_cycles": 2}',
+    }
+    args = read("--config", path, "--output_dir", "out").build(IndicTrainingArguments)
+    assert args.lr_scheduler_kwargs == {"num_cycles": 2}
+
+
+def test_planned_is_the_given_value_or_the_default() -> None:
+    given = read("--max_grad_norm", "0.5")
+    assert given.planned(IndicTrainingArguments, "max_grad_norm") == 0.5
+    assert given.planned(IndicTrainingArguments, "global_batch_size") == 64
+    assert given.planned(IndicTrainingArguments, "report_to") == ["none"]
+    assert given.planned(IndicTrainingArguments, "deepspeed") is None
+
+
+def test_what_the_run_decides_wins_over_what_was_given() -> None:
+    assert read("--lora_r", "4").build(ModelArguments, lora_r=8).lora_r == 8
+
+
+class TestUnknownNames:
+    def test_a_flag_is_answered_with_the_nearest_one(self) -> None:
+        assert problems("--lerning_rate", "1") == [
+            "--lerning_rate: there is no such flag. Did you mean `--learning_rate`?"
+        ]
+
+    def test_a_recipe_key_is_answered_with_the_file_and_the_nearest_one(self, recipe: WriteRecipe) -> None:
+        assert problems("--config", recipe("txt_column: tweet\n")) == [
+            "r.yaml: txt_column: there is no such recipe key. Did you mean `text_column`?"
+        ]
+
+    def test_a_name_like_none_is_answered_with_help(self) -> None:
+        assert problems("--xyzzy", "1") == ["--xyzzy: there is no such flag. `--help` lists all."]
+
+    def test_the_beginning_of_a_flag_is_no_flag(self) -> None:
+        assert problems("--learning", "1") == ["--learning: there is no such flag. Did you mean `--learning_rate`?"]
+
+    def test_a_word_without_a_flag_is_told(self) -> None:
+        given = read("train.csv", "--seed", "3")
+        assert given.problems == ["`train.csv`: expected a flag such as --output_dir, got a bare word."]
+        assert given.values == {"seed": 3}
+
+
+class TestWrongValues:
+    @pytest.mark.parametrize(
+        ("argv", "expected"),
+        [
+            (["--max_length", "long"], "--max_length long: invalid int value: 'long'."),
+            (["--learning_rate", "fast"], "--learning_rate fast: invalid float value: 'fast'."),
+            (
+                ["--method", "quantum"],
+                "--method quantum: invalid choice: 'quantum' (choose from 'full', 'lora', 'qlora').",
+            ),
+            (["--output_dir"], "--output_dir: expected one argument."),
+            (["--lora_target_modules"], "--lora_target_modules: expected at least one argument."),
+            (
+                ["--output_dir", "my", "run"],
+                "--output_dir my run: expected one value, got 2; quote a value that holds spaces.",
+            ),
+        ],
+    )
+    def test_the_message_names_flag_value_and_what_was_expected(self, argv: list[str], expected: str) -> None:
+        assert problems(*argv) == [expected]
+
+    def test_a_switch_takes_words_of_truth_only(self) -> None:
+        (problem,) = problems("--bf16", "maybe")
+        assert problem.startswith("--bf16 maybe: Truthy value expected: got maybe but expected one of yes/no, true/fal")
+
+    def test_a_value_of_a_recipe_is_told_with_the_file(self, recipe: WriteRecipe) -> None:
+        assert problems("--config", recipe("seed: [1, 2]\n")) == [
+            "r.yaml: seed 1 2: expected one value, got 2; quote a value that holds spaces."
+        ]
+
+    def test_a_value_that_the_dataclass_refuses_is_the_users_error(self) -> None:
+        given = read("--output_dir", "out", "--eval_strategy", "sometimes")
+        with pytest.raises(UserError, match="sometimes is not a valid IntervalStrategy"):
+            given.build(IndicTrainingArguments)
+
+
+class TestRecipeFile:
+    def test_a_missing_file_is_told(self) -> None:
+        assert problems("--config", "no/such.yaml") == ["--config no/such.yaml: there is no such file."]
+
+    def test_a_folder_is_told(self, tmp_path: Path) -> None:
+        (problem,) = problems("--config", str(tmp_path))
+        assert problem.startswith(f"--config {tmp_path}: cannot be read:")
+        assert "directory" in problem
+
+    def test_broken_yaml_is_told_with_its_place(self, recipe: WriteRecipe) -> None:
+        (problem,) = problems("--config", recipe("seed: 1\nreport_to: [none\n"))
+        assert problem.startswith("--config r.yaml: is not valid YAML: ")
+        assert "line 3" in problem
+        assert "\n" not in problem
+
+    @pytest.mark.parametrize(
+        ("content", "found"), [("- seed\n- 1\n", "list"), ("just words\n", "str"), ("# empty\n", "NoneType")]
+    )
+    def test_what_is_no_mapping_is_told(self, recipe: WriteRecipe, content: str, found: str) -> None:
+        assert problems("--config", recipe(content)) == [
+            f"--config r.yaml: expected lines of `key: value`, found {found}."
+        ]
+
+    def test_bytes_that_are_no_utf8_are_told(self, tmp_path: Path) -> None:
+        (tmp_path / "r.yaml").write_bytes(b"run_name: \xff\n")
+        (problem,) = problems("--config", str(tmp_path / "r.yaml"))
+        assert "cannot be read" in problem
+        assert "0xff" in problem
+
+
+class TestDataSource:
+    RECIPE = "train_file: a.csv\nvalidation_file: b.csv\ntest_file: c.csv\nmax_length: 64\n"
+    DATASET = "dataset_name: owner/set\ndataset_config_name: hi\ntext_column: tweet\n"
+
+    @pytest.mark.parametrize("flag", ["train_file", "validation_file", "test_file"])
+    def test_naming_one_file_drops_all_files_of_the_recipe(self, recipe: WriteRecipe, flag: str) -> None:
+        given = values("--config", recipe(self.RECIPE), f"--{flag}", "new.csv")
+        assert given == {flag: "new.csv", "max_length": 64}
+
+    @pytest.mark.parametrize("flag", ["train_file", "validation_file", "test_file"])
+    def test_naming_a_file_drops_the_dataset_of_the_recipe(self, recipe: WriteRecipe, flag: str) -> None:
+        given = values("--config", recipe(self.DATASET), f"--{flag}", "new.csv")
+        assert given == {flag: "new.csv", "text_column": "tweet"}
+
+    def test_naming_a_dataset_drops_the_files_of_the_recipe(self, recipe: WriteRecipe) -> None:
+        given = values("--config", recipe(self.RECIPE), "--dataset-name", "builtin:tweets")
+        assert given == {"dataset_name": "builtin:tweets", "max_length": 64}
+
+    def test_other_flags_drop_nothing(self, recipe: WriteRecipe) -> None:
+        given = values("--config", recipe("train_file: a.csv\ntest_file: c.csv\n"), "--max_length", "32")
+        assert given == {"train_file": "a.csv", "test_file": "c.csv", "max_length": 32}
+
+
+def test_all_problems_of_file_and_flags_are_there_at_once_beside_the_good_values(recipe: WriteRecipe) -> None:
+    given = read("--config", recipe("sed: 1\nmax_length: long\nlora_r: 4\n"), "--bf17", "--seed", "x", "--lora_alpha=8")
+    assert given.problems == [
+        "r.yaml: sed: there is no such recipe key. Did you mean `seed`?",
+        "r.yaml: max_length long: invalid int value: 'long'.",
+        "--bf17: there is no such flag. Did you mean `--bf16`?",
+        "--seed x: invalid int value: 'x'.",
+    ]
+    assert given.values == {"lora_r": 4, "lora_alpha": 8}
+
+
+def test_flags_are_still_checked_where_the_recipe_is_missing() -> None:
+    given = read("--config", "no.yaml", "--sed", "1")
+    assert given.problems == [
+        "--config no.yaml: there is no such file.",
+        "--sed: there is no such flag. Did you mean `--seed`?",
+    ]
+
+
+def test_help_lists_the_fields_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read("--seed", "1", "--help")
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name in ("--train_file", "--global_batch_size", "--lora_r", "--learning_rate"):
+        assert name in shown
+    assert "Rows of one optimizer step over all processes." in shown
+
+
+# Every kind of value that a field can hold, away from its default where there is another valid one here.
+FULL_RECIPE = """
+output_dir: out dir
+train_file: ट्रेन.csv
+validation_file: v.csv
+text_column: -tweet
+language_column: lang
+max_length: 64
+dropout: 0
+lora_target_modules: [query, value]
+learning_rate: 1e-4
+adam_epsilon: 1.0e-7
+lr_scheduler_type: cosine_with_restarts
+lr_scheduler_kwargs: {num_cycles: 2}
+warmup_steps: 0.1
+use_cpu: true
+bf16: true
+report_to: [tensorboard]
+eval_strategy: steps
+save_strategy: steps
+eval_steps: 5
+save_steps: 10
+logging_steps: 0.1
+class_weights: balanced
+early_stopping_patience: 3
+label_smoothing_factor: 0.1
+activation_checkpointing: true
+activation_checkpointing_kwargs: {use_reentrant: false}
+optim: sgd
+debug: [underflow_overflow]
+data_seed: 3
+"""
+
+
+@pytest.mark.parametrize("content", ["output_dir: out\ndataset_name: builtin:tweets\n", FULL_RECIPE])
+def test_a_resolved_run_reads_back_to_the_same_dataclasses(recipe: WriteRecipe, tmp_path: Path, content: str) -> None:
+    given = read("--config", recipe(content))
+    assert given.problems == []
+    run = [given.build(arguments) for arguments in RUN]
+    write_recipe(tmp_path, resolved(*run))
+    again = read("--config", str(tmp_path / "recipe.yaml"))
+    assert again.problems == []
+    for before in run:
+        after = again.build(type(before))
+        for field in dataclasses.fields(before):
+            assert getattr(after, field.name) == getattr(before, field.name), field.name
+
+
+def test_resolved_holds_every_field_but_secrets_and_what_a_rank_decides(recipe: WriteRecipe) -> None:
+    given = read("--config", recipe(FULL_RECIPE), "--hub_token", "hf_secret")
+    run = [given.build(arguments) for arguments in RUN]
+    written = resolved(*run)
+    fields = {field.name for instance in run for field in dataclasses.fields(instance) if field.init}
+    unrecorded = {"hub_token", "accelerator_config", "gradient_accumulation_steps", "local_rank"}
+    assert fields - written.keys() == unrecorded
+    assert "secret" not in yaml.safe_dump(written).lower()
+    assert "hub_token" not in yaml.safe_dump(written).lower()
+
+
+def test_planned_knows_only_fields() -> None:
+    with pytest.raises(ValueError, match="not enough values"):
+        read().planned(IndicTrainingArguments, "no_such_field")
