@@ -19,8 +19,11 @@ Arguments = TypeVar("Arguments")
 # Naming any of these on the command line drops all of them from the recipe: a run's rows come from one source.
 DATA_SOURCE_FIELDS = ("dataset_name", "dataset_config_name", "train_file", "validation_file", "test_file")
 
-# Secrets, and what a rank or the batch arithmetic decides: these would be wrong in another run of the same recipe.
-UNRECORDED_FIELDS = ("hub_token", "local_rank", "accelerator_config", "gradient_accumulation_steps")
+# Secrets, and what the machine and the launch decide: these would be wrong in another run of the same recipe.
+UNRECORDED_FIELDS = (
+    *("hub_token", "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
+    *("gradient_accumulation_steps", "resume_from_checkpoint"),
+)
 
 
 class _FlagParser(HfArgumentParser):

@@ -107,13 +107,13 @@ def load_splits(args: DataArguments) -> Splits:
     return Splits(loaded["train"], loaded.get("validation"), loaded.get("test"), labels, notes)
 
 
-def load_test_rows(path: str, args: TextArguments, labels: Sequence[str]) -> tuple[Rows, list[str]]:
+def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None) -> tuple[Rows, list[str]]:
     """Read, clean and check a file of rows for a model that exists, and notes for the user.
 
     Args:
         path: `--test_file`.
         args: how it is read.
-        labels: of the model.
+        labels: of the model, or None where they are not known; then any will do.
 
     Raises:
         UserError: all problems of the file at once, labels that the model does not have among them.
@@ -123,7 +123,7 @@ def load_test_rows(path: str, args: TextArguments, labels: Sequence[str]) -> tup
     source = _Source(path, "--test_file", partial(read_batches, path, columns, optional))
     rows = _cleaned(source, args, notes)
     assert rows is not None  # only a dataset's own test rows may lack labels
-    problems = _unseen_labels(rows, dict.fromkeys(labels, 0))
+    problems = [] if labels is None else _unseen_labels(rows, dict.fromkeys(labels, 0))
     if problems:
         raise UserError(problems)
     return rows, notes

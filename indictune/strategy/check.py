@@ -46,6 +46,21 @@ def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
         )
 
 
+def use_one_gpu(training_args: TrainingArguments) -> list[str]:
+    """Keep one process on one GPU, where the Trainer would spread it over all by `nn.DataParallel`.
+
+    DataParallel averages losses over parts of a batch, and is slower than one process a GPU.
+
+    Returns:
+        A sentence for the user where GPUs stay unused.
+    """
+    if training_args.n_gpu <= 1:
+        return []
+    unused = training_args.n_gpu - 1
+    training_args._n_gpu = 1
+    return [f"One process uses one GPU; {unused} more stay unused. accelerate_configs/ddp.yaml uses them all."]
+
+
 def came_up(training_args: TrainingArguments) -> str:
     """The family of the strategy that is really there: `single`, `ddp`, `fsdp2` or `zero<stage>`."""
     kind = training_args.distributed_state.distributed_type

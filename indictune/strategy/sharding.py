@@ -50,9 +50,10 @@ def _forget_unused_renamings(model: PreTrainedModel) -> None:
     checkpoint had them. Its ZeRO-3 loader (5.23, `integrations/deepspeed.py`) notes the renaming as used for every
     checkpoint, and saved models get names that other programs do not know.
     """
-    conversions = vars(model).get("_weight_conversions") or []
-    legacy = {"LayerNorm.gamma", "LayerNorm.beta"}
-    model._weight_conversions = [each for each in conversions if not legacy & set(each.source_patterns)]
+    noted = vars(model).get("_weight_conversions")
+    if noted:
+        legacy = {"LayerNorm.gamma", "LayerNorm.beta"}
+        vars(model)["_weight_conversions"] = [each for each in noted if not legacy & set(each.source_patterns)]
 
 
 def gather_full_model(accelerator: Accelerator) -> None:

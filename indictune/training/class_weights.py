@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from indictune.data.columns import normalise_label
 from indictune.errors import Problems, UserError
 
 BALANCED = "balanced"
@@ -40,7 +41,8 @@ def _balanced(train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, f
 
 def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML too
+        # JSON is YAML too. Read as text alone: YAML takes a label `no` for a boolean and a weight 1e-1 for a string.
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(
             f"--class_weights {path}: cannot be read: {' '.join(str(error).split())}. Expected `{BALANCED}` or a JSON "
@@ -48,14 +50,22 @@ def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
         ) from error
     if not isinstance(content, Mapping):
         raise UserError(f"--class_weights {path}: expected label: weight, found {type(content).__name__}.")
-    weights = {str(label): weight for label, weight in content.items()}
+    weights = {normalise_label(label) or "": _number(weight) for label, weight in content.items()}
     problems = Problems()
     for label in sorted(set(labels) - weights.keys()):
         problems.append(f"--class_weights {path}: label {label} has no weight.")
     for label in sorted(weights.keys() - set(labels)):
         problems.append(f"--class_weights {path}: {label} is no label of the training rows ({', '.join(labels)}).")
-    for label, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+    for label, weight in content.items():
+        if not 0 < _number(weight) < float("inf"):
             problems.append(f"--class_weights {path}: {label}: {weight}: expected a number above 0.")
     problems.raise_any()
-    return {label: float(weight) for label, weight in weights.items()}
+    return weights
+
+
+def _number(weight: object) -> float:
+    """NaN where it is none."""
+    try:
+        return float(weight) if isinstance(weight, str) else float("nan")
+    except ValueError:
+        return float("nan")

@@ -15,6 +15,7 @@ from indictune.data.loading import load_test_rows
 from indictune.data.preparation import tokenise
 from indictune.errors import UserError
 from indictune.models.loading import class_names, load_tokenizer, load_trained
+from indictune.models.sources import explained
 from indictune.strategy import sharding
 from indictune.training.loss import ExactLoss
 from indictune.training.results import evaluate, run_metrics, write_metrics
@@ -32,9 +33,10 @@ def evaluate_command(argv: Sequence[str]) -> int:
     for flag, value in (("--model", model), ("--test_file", test_file)):
         if not value:
             recipe.problems.append(f"{flag} is missing.")
-    with recipe.problems.collecting():
-        _as_in_training(recipe, Path(model))
-    recipe.values.setdefault("output_dir", str(Path(model) / "evaluation" / Path(test_file).stem))
+    if model:
+        with recipe.problems.collecting():
+            _as_in_training(recipe, Path(model))
+        recipe.values.setdefault("output_dir", str(Path(model) / "evaluation" / Path(test_file).stem))
     return run(_main, recipe, replaceable=("metrics.json",))
 
 
@@ -53,14 +55,30 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
             recipe.values.setdefault(name, configuration[name])
 
 
+def _labels(model: str) -> list[str] | None:
+    """The model's labels; None where there is no model, which `_as_in_training` has told.
+
+    Raises:
+        UserError: the model's config.json cannot be read.
+    """
+    if not (Path(model) / "config.json").is_file():
+        return None
+    with explained(ModelArguments(model_name_or_path=model), OSError, ValueError, KeyError, flag="--model"):
+        return class_names(AutoConfig.from_pretrained(model))
+
+
 def _main(session: Session) -> None:
+    labels: list[str] | None = None
     with session.checks():
         asked = session.build(EvaluateArguments)
-        labels = class_names(AutoConfig.from_pretrained(asked.model))
-        rows, notes = load_test_rows(asked.test_file, asked, labels)
+        with session.checks():
+            labels = _labels(asked.model)
+        if asked.test_file:  # else that has been told too
+            rows, notes = load_test_rows(asked.test_file, asked, labels)
     args = session.start_evaluation(IndicTrainingArguments)
     session.warn(notes)
     tokenizer = load_tokenizer(ModelArguments(model_name_or_path=asked.model))
+    assert labels is not None  # every problem has been raised
     dataset = tokenise(rows, tokenizer, labels, asked.max_length)
     model = load_trained(asked.model)
     trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())

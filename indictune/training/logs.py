@@ -53,6 +53,8 @@ class ConsoleHandler(logging.Handler):
             (self.told / name).touch(exist_ok=False)
         except FileExistsError:
             return False
+        except OSError:
+            return True  # better twice than never; a full disk must not end a run here
         return True
 
 
@@ -110,6 +112,8 @@ def _quieten_libraries() -> None:
 
     transformers.utils.logging.disable_default_handler()
     transformers.utils.logging.enable_propagation()
+    # Of loading and writing weights; training keeps its own.
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     for name in ("DeepSpeed", "datasets", "accelerate", "bitsandbytes"):
         library = logging.getLogger(name)
         library.handlers.clear()

@@ -38,6 +38,11 @@ def write_status(output_dir: Path, state: State, message: str) -> None:
     write_json(output_dir / "status.json", {"state": state, "message": message})
 
 
+def forget_status(output_dir: Path) -> None:
+    """Take an earlier command's status away, so that a run which is killed does not leave another's."""
+    (output_dir / "status.json").unlink(missing_ok=True)
+
+
 def write_recipe(output_dir: Path, configuration: dict[str, Any]) -> None:
     """`recipe.yaml`: the whole configuration as resolved."""
     write_whole(output_dir / "recipe.yaml", yaml.safe_dump(configuration, allow_unicode=True, sort_keys=True))

@@ -58,11 +58,13 @@ class Session:
 
     def open_log(self, replaceable: Collection[str]) -> None:
         """Start writing to this rank's log file, unless the run is refused already (`output.check_free`)."""
-        if not self.is_named:
+        if not self.is_named and not replaceable:  # a command that may replace its files has a folder of its own
             self.recipe.problems.append("--output_dir is missing: name the folder that the model and logs go to.")
         with self.checks():
             output.check_free(self.output_dir, self.recipe.values.get("resume_from_checkpoint"), replaceable)
         if not self.recipe.problems:
+            if self.rank == 0:
+                output.forget_status(self.output_dir)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
 
     def show(self, text: str) -> None:
@@ -164,6 +166,7 @@ class Session:
             self.warn(standin.limits(self.launch))
         args = self.build(arguments, **self._decided)
         check.check_came_up(self.launch, args)
+        self.warn(check.use_one_gpu(args))
         set_seed(args.seed)
         if args.hub_token is not None:
             # The Trainer saves its arguments with every model, and would save the token in clear.

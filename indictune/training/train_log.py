@@ -34,7 +34,7 @@ class TrainLog(TrainerCallback):
         if not state.is_world_process_zero:
             return
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
+        kept = [line for line in lines if _step_of(line) <= state.global_step]
         self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def on_log(
@@ -55,3 +55,11 @@ class TrainLog(TrainerCallback):
             "step %d of %d: loss %.4f, %.0f rows/s", state.global_step, state.max_steps, entry["loss"],
             entry["samples_per_second"],
         )
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; infinite for a line that a killed run has left unfinished."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

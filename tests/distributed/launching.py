@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -50,14 +51,14 @@ def deepspeed(ranks: int) -> list[str]:
     return [str(BIN / "deepspeed"), "--num_gpus", str(ranks), "--master_port", str(free_port())]
 
 
-def start(command: list[str], timeout_s: int = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+def start(command: list[str], variables: dict[str, str] | None = None, timeout_s: int = 300) -> subprocess.CompletedProcess[str]:
     """Run a command from the repository's root, with one thread a process and no network."""
     environment = {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        **variables,
+        **(variables or {}),
     }
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -105,7 +106,7 @@ def _published(name: str) -> str:
 
 def train(command: list[str], folder: Path, *flags: str, script: str = SCRIPT, **variables: str) -> Run:
     """Train to the end, or fail with what the run printed."""
-    result = start([*command, script, *flags, "--output_dir", str(folder)], **variables)
+    result = start([*command, script, *flags, "--output_dir", str(folder)], variables)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     return Run(folder)
 
@@ -113,4 +114,4 @@ def train(command: list[str], folder: Path, *flags: str, script: str = SCRIPT, *
 def distance(one: Weights, other: Weights) -> float:
     """Euclidean distance of two models' weights."""
     assert one.keys() == other.keys()
-    return sum(float((one[name].double() - other[name].double()).square().sum()) for name in one) ** 0.5
+    return math.hypot(*(float((one[name].double() - other[name].double()).norm()) for name in one))

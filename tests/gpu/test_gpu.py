@@ -1,0 +1,34 @@
+"""On one GPU: every strategy trains the model of plain python, in fp32 and in bf16, and a NaN stops the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.distributed.launching import Run, distance
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+Start = Callable[..., Run]
+STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_rank_under_a_strategy_is_one_process(run_under: Start, strategy: str) -> None:
+    """tf32 off; the GPU sums in another order, so the bounds are ten times those of the CPU."""
+    one, other = run_under("single", 1, "--tf32", "false"), run_under(strategy, 1, "--tf32", "false")
+    assert other.series("loss") == pytest.approx(one.series("loss"), rel=1e-3)
+    assert other.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-3)
+    assert distance(one.weights, other.weights) <= 1e-2 * distance(one.weights, one.weights_at(1))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bf16_is_near_fp32(run_under: Start, strategy: str) -> None:
+    one, other = run_under("single", 1, "--tf32", "false"), run_under(strategy, 1, "--bf16", "true")
+    assert other.series("loss") == pytest.approx(one.series("loss"), rel=2e-2)
+    assert other.metrics["train"]["peak_memory_bytes"] > 0

@@ -1,0 +1,88 @@
+"""What the documents tell a newcomer to type and to open is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from indictune.arguments import DataArguments, EvaluateArguments, IndicTrainingArguments, ModelArguments
+from indictune.config import read_recipe
+from indictune.strategy.launch import read_deepspeed
+from tests.conftest import FinishedRun
+from tests.distributed.launching import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "recipes").rglob("*.yaml"))]
+TRAINING = (ModelArguments, DataArguments, IndicTrainingArguments)
+TOP_LEVEL = r"(?:indictune|scripts|accelerate_configs|ds_configs|recipes|benchmarks|docs|tests)/[\w./-]*\w"
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every command in the bash blocks of a text."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.strip()]
+
+
+def recipe_commands() -> list[list[str]]:
+    """The commands in the headers of the recipes."""
+    found = []
+    for path in sorted((ROOT / "recipes").rglob("*.yaml")):
+        header = "\n".join(line[1:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+        lines = header.replace("\\\n", " ").splitlines()
+        found += [shlex.split(line) for line in lines if "scripts/" in line and "..." not in line]
+    return found
+
+
+README_COMMANDS, RECIPE_COMMANDS = commands(README), recipe_commands()
+
+
+def test_the_commands_are_found() -> None:
+    starts = {words[0] for words in README_COMMANDS}
+    assert starts == {"make", "accelerate", "torchrun", "deepspeed", "python", "indictune"}
+    assert len(RECIPE_COMMANDS) == len(list((ROOT / "recipes").rglob("*.yaml")))
+
+
+@pytest.mark.parametrize("words", README_COMMANDS + RECIPE_COMMANDS, ids=" ".join)
+def test_a_command_would_be_understood(words: list[str]) -> None:
+    if words[0] == "make":
+        assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+        return
+    if words[0] == "indictune":
+        assert read_recipe(words[2:], (EvaluateArguments,)).problems == []
+        return
+    script = next(index for index, word in enumerate(words) if word.startswith("scripts/"))
+    flags = words[script + 1 :]
+    flags = [str(ROOT / flag) if flag.startswith("recipes/") else flag for flag in flags]
+    recipe = read_recipe(flags, TRAINING)
+    assert recipe.problems == []
+    if "deepspeed" in recipe.values:
+        read_deepspeed(str(ROOT / recipe.values["deepspeed"]))
+    if words[0] == "accelerate":
+        assert (ROOT / words[words.index("--config_file") + 1]).is_file()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_path_that_a_document_names_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    paths = set(re.findall(rf"(?<![\w/.-]){TOP_LEVEL}", text)) | set(re.findall(r"\]\(([\w./-]+)\)", text))
+    assert paths
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_every_strategy_file_is_in_the_table() -> None:
+    shipped = {
+        f"{folder}/{path.name}"
+        for folder in ("accelerate_configs", "ds_configs")
+        for path in (ROOT / folder).iterdir()
+    }
+    assert shipped <= set(re.findall(TOP_LEVEL, README))
+
+
+def test_the_python_of_the_readme_runs(finished_run: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(block.replace('"outputs/demo"', repr(str(finished_run.folder))), {})
+    assert re.search(r"'label': '(negative|neutral|positive)'", capsys.readouterr().out)

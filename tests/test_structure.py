@@ -1,0 +1,170 @@
+"""The order of the house: which package may import which, and how large things may become."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launching import ROOT, start
+
+# Each may import those of the lines above it, and itself.
+LAYERS = [
+    {"indictune.errors", "indictune"},
+    {"indictune.arguments", "indictune.config"},
+    {"indictune.data", "indictune.models", "indictune.evaluation"},
+    {"indictune.strategy"},
+    {"indictune.training"},
+    {"indictune.hub"},
+    {"indictune.cli", "indictune.__main__", "scripts"},
+]
+FILES = sorted([*(ROOT / "indictune").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
+IDS = [str(path.relative_to(ROOT)) for path in FILES]
+
+every_file = pytest.mark.parametrize("path", FILES, ids=IDS)
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Full names of everything that a file imports, inside functions too."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> int:
+    """The line of `LAYERS` that a module stands in; its longest name counts."""
+    matches = [
+        (len(member), index)
+        for index, members in enumerate(LAYERS)
+        for member in members
+        if module == member or module.startswith(f"{member}.")
+    ]
+    assert matches, f"{module} is in no layer"
+    return max(matches)[1]
+
+
+def test_the_layers_are_told_apart() -> None:
+    assert len(FILES) > 30
+    assert layer_of("indictune.errors.UserError") == 0
+    assert layer_of("indictune.config.Recipe") == 1
+    assert layer_of("indictune.data.batching") == layer_of("indictune.models.loading.load_config") == 2
+    assert layer_of("scripts.train_sentiment") == 6
+
+
+@every_file
+def test_imports_point_one_way(path: Path) -> None:
+    own = layer_of(module_name(path))
+    for name in imported(path):
+        if name.split(".")[0] in ("indictune", "scripts"):
+            assert layer_of(name) <= own, f"{module_name(path)} imports {name}"
+
+
+def test_arguments_and_recipes_know_nothing_but_errors() -> None:
+    for name in ("arguments", "config"):
+        ours = {name for name in imported(ROOT / f"indictune/{name}.py") if name.startswith("indictune")}
+        assert {name.rpartition(".")[0] for name in ours} == {"indictune.errors"}
+
+
+def test_the_packages_of_a_line_stay_apart_but_for_models_that_read_the_built_in_tweets() -> None:
+    allowed = {
+        ("indictune.models", "indictune.data.cleaning"),  # the tokenizer learns from the texts that a run sees
+        ("indictune.data", "indictune.arguments"),
+    }
+    peers = ("indictune.data", "indictune.models", "indictune.evaluation")
+    for path in FILES:
+        own = ".".join(module_name(path).split(".")[:2])
+        for name in imported(path):
+            other = ".".join(name.split(".")[:2])
+            if own in peers and other in peers and own != other:
+                assert (own, name.rpartition(".")[0]) in allowed, f"{module_name(path)} imports {name}"
+
+
+def test_batching_imports_torch_alone() -> None:
+    outside = {name.split(".")[0] for name in imported(ROOT / "indictune/data/batching.py")}
+    assert outside - sys.stdlib_module_names == {"torch"}
+
+
+STRATEGY = re.compile(r"fsdp|zero_?[123]|zero_stage|\bddp\b|\bddp_|distributeddataparallel|fully_shard", re.IGNORECASE)
+# The Trainer's own names for flags, which a file that passes them on has to spell.
+FLAGS = {"fsdp", "ddp_timeout"}
+
+
+def words_of(tree: ast.Module) -> Iterator[str]:
+    """Identifiers and strings of a module, without comments and docstrings, which may give a reason."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and ast.get_docstring(node) and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+        for field in ("id", "attr", "name", "arg", "asname", "module"):
+            word = getattr(node, field, None)
+            if isinstance(word, str):
+                yield word
+
+
+def test_the_words_of_a_module_are_its_code_not_its_reasons() -> None:
+    tree = ast.parse('"""FSDP: why."""\nimport fsdp_x as y  # DDP\ndef f(a, b=1):\n    """ZeRO-3."""\n    return a.b("s")')
+    assert set(words_of(tree)) == {"fsdp_x", "y", "f", "a", "b", "s"}
+    assert [word for word in ("use_fsdp", "zero3", "DDP", "ZERO_2", "fully_shard") if not STRATEGY.search(word)] == []
+    assert [word for word in ("zero_grad", "zeros", "added", "zero-width") if STRATEGY.search(word)] == []
+
+
+@every_file
+def test_no_code_outside_strategy_names_a_strategy(path: Path) -> None:
+    if (ROOT / "indictune/strategy") in path.parents:
+        return
+    named = {word for word in words_of(parsed(path)) if STRATEGY.search(word)} - FLAGS
+    assert named == set()
+
+
+@every_file
+def test_files_and_functions_stay_small(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno + 1 <= 60, node.name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.name)
+def test_a_script_is_the_table_of_contents_of_a_run(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 80
+    (main,) = (node for node in parsed(path).body if isinstance(node, ast.FunctionDef) and node.name == "main")
+    assert (main.end_lineno or 0) - main.lineno + 1 <= 40
+
+
+@every_file
+def test_a_module_says_what_it_is_in_its_first_line(path: Path) -> None:
+    docstring = ast.get_docstring(parsed(path))
+    assert docstring is not None
+    assert docstring.splitlines()[0].endswith((".", ":", "starts", "it")) or "\n" in docstring
+
+
+@pytest.mark.parametrize(
+    "statement", ["import indictune", "import indictune.cli; assert indictune.cli.main(['--help']) == 0"]
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
+    heavy = ("torch", "transformers", "accelerate", "datasets", "numpy")
+    check = f"import sys; print('heavy:', [name for name in {heavy} if name in sys.modules])"
+    result = start([sys.executable, "-c", f"{statement}; {check}"])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("heavy: []\n")

@@ -1,0 +1,104 @@
+"""NaN losses stop the run within two steps, and always before a save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import TrainerControl, TrainerState
+
+from indictune.arguments import IndicTrainingArguments
+from indictune.data.batching import TrainingBatches
+from indictune.training.loss import ExactLoss
+from indictune.training.nonfinite import NonFiniteLossError, StopOnNonFiniteLoss
+
+NAN = float("nan")
+
+
+class Driver:
+    """Runs the callback the way the Trainer does: losses of the micro-batches, then the end of the step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loss = ExactLoss()
+        # 5 rows: 3 steps an epoch, the last of one row for two micro-batches.
+        self.batches = TrainingBatches(5, 2, 2, rank=0, world_size=1, seed=3)
+        self.callback = StopOnNonFiniteLoss(self.loss, self.batches, lambda row: f"t.csv:{row + 2}")
+        self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
+        self.state = TrainerState()
+
+    def step(self, *losses: float, **control: bool) -> None:
+        for value in losses:
+            logits = torch.tensor([[value, 0.0]])
+            self.loss(SimpleNamespace(logits=logits), torch.tensor([0]), torch.tensor(len(losses)))
+        self.state.global_step += 1
+        self.callback.on_step_end(self.args, self.state, TrainerControl(**control))
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Driver:
+    return Driver(tmp_path)
+
+
+def test_finite_losses_stop_nothing(driver: Driver) -> None:
+    for _ in range(7):
+        driver.step(1.0, 2.0)
+    driver.callback.on_epoch_end(driver.args, driver.state, TrainerControl())
+    driver.callback.on_train_end(driver.args, driver.state, TrainerControl())
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf")])
+def test_the_step_is_named_one_step_later(driver: Driver, bad: float) -> None:
+    driver.step(1.0, 1.0)
+    driver.step(1.0, bad)  # on its way: nothing waits for it yet
+    with pytest.raises(NonFiniteLossError, match="The loss of step 2 is NaN or infinite"):
+        driver.step(1.0, 1.0)
+
+
+@pytest.mark.parametrize("control", ["should_save", "should_evaluate", "should_training_stop"])
+def test_it_is_read_at_once_before_a_save_an_evaluation_and_the_end(driver: Driver, control: str) -> None:
+    driver.step(1.0, 1.0)
+    with pytest.raises(NonFiniteLossError, match="The loss of step 2 "):
+        driver.step(NAN, 1.0, **{control: True})
+
+
+def test_a_save_right_after_a_bad_step_names_the_bad_step(driver: Driver) -> None:
+    driver.step(NAN, 1.0)
+    with pytest.raises(NonFiniteLossError, match="The loss of step 1 "):
+        driver.step(1.0, 1.0, should_save=True)
+
+
+@pytest.mark.parametrize("end", ["on_epoch_end", "on_train_end"])
+def test_the_last_step_is_read_at_the_end_of_an_epoch_and_of_the_training(driver: Driver, end: str) -> None:
+    driver.step(NAN, 1.0)
+    with pytest.raises(NonFiniteLossError, match="The loss of step 1 "):
+        getattr(driver.callback, end)(driver.args, driver.state, TrainerControl())
+
+
+@pytest.mark.parametrize("bad_step", [1, 2, 3, 4, 6])
+def test_the_message_lists_the_rows_of_that_step(driver: Driver, bad_step: int) -> None:
+    for step in range(1, bad_step):
+        driver.step(1.0, 1.0)
+        assert step < bad_step
+    with pytest.raises(NonFiniteLossError) as raised:
+        driver.step(NAN, 1.0, should_save=True)
+    driver.batches.set_epoch((bad_step - 1) // 3)
+    micro_batches = list(driver.batches)
+    first = 2 * ((bad_step - 1) % 3)
+    rows = [row for micro_batch in micro_batches[first : first + 2] for row in micro_batch if row != -1]
+    assert len(rows) == (1 if bad_step % 3 == 0 else 2)
+    places = ", ".join(f"t.csv:{row + 2}" for row in rows)
+    assert str(raised.value) == (
+        f"The loss of step {bad_step} is NaN or infinite; training has stopped and nothing was saved since. Lower "
+        f"--learning_rate, use bf16 in place of fp16, or look at the rows of that batch: {places}."
+    )
+
+
+def test_the_flag_of_each_step_is_its_own(driver: Driver) -> None:
+    """A step without a loss of this rank's leaves no flag, and takes none over."""
+    driver.step(1.0)
+    driver.step()
+    driver.step(NAN)
+    with pytest.raises(NonFiniteLossError, match="The loss of step 3 "):
+        driver.step(1.0)

@@ -1,0 +1,161 @@
+"""The files that a run leaves beside its model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from indictune.errors import UserError
+from indictune.training.output import (
+    check_free,
+    find_checkpoint,
+    is_finished,
+    write_json,
+    write_recipe,
+    write_status,
+    write_whole,
+)
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+    return path
+
+
+def problem_of(output_dir: Path, resume: str | None = None, replaceable: tuple[str, ...] = ()) -> str:
+    with pytest.raises(UserError) as raised:
+        check_free(output_dir, resume, replaceable)
+    (problem,) = raised.value.problems
+    return problem
+
+
+class TestWriting:
+    def test_a_file_is_written_with_its_folder(self, tmp_path: Path) -> None:
+        write_whole(tmp_path / "new" / "a.txt", "अच्छा\n")
+        assert (tmp_path / "new" / "a.txt").read_text(encoding="utf-8") == "अच्छा\n"
+
+    def test_a_file_takes_the_place_of_the_old_one_and_nothing_is_left_beside_it(self, tmp_path: Path) -> None:
+        write_whole(tmp_path / "a.txt", "a longer text")
+        write_whole(tmp_path / "a.txt", "new")
+        assert (tmp_path / "a.txt").read_text() == "new"
+        assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+    def test_a_reader_of_the_old_file_keeps_the_old_file(self, tmp_path: Path) -> None:
+        write_whole(tmp_path / "a.txt", "old and long")
+        with (tmp_path / "a.txt").open() as reading:
+            write_whole(tmp_path / "a.txt", "new")
+            assert reading.read() == "old and long"
+
+    def test_a_write_that_fails_leaves_the_old_file(self, tmp_path: Path) -> None:
+        write_whole(tmp_path / "a.txt", "old")
+        with pytest.raises(UnicodeEncodeError):
+            write_whole(tmp_path / "a.txt", "x" * 100_000 + "\ud800")
+        assert (tmp_path / "a.txt").read_text() == "old"
+
+    def test_json_keeps_indian_scripts_readable(self, tmp_path: Path) -> None:
+        write_json(tmp_path / "m.json", {"अच्छा": 1})
+        assert (tmp_path / "m.json").read_text(encoding="utf-8") == '{\n  "अच्छा": 1\n}\n'
+
+    def test_status_holds_state_and_message(self, tmp_path: Path) -> None:
+        write_status(tmp_path / "out", "user_error", "--seed x")
+        assert json.loads((tmp_path / "out" / "status.json").read_text()) == {
+            "state": "user_error", "message": "--seed x",
+        }  # fmt: skip
+
+    def test_the_recipe_is_yaml_in_alphabetical_order(self, tmp_path: Path) -> None:
+        write_recipe(tmp_path, {"b": None, "a": "हिन्दी"})
+        text = (tmp_path / "recipe.yaml").read_text(encoding="utf-8")
+        assert text == "a: हिन्दी\nb: null\n"
+        assert yaml.safe_load(text) == {"a": "हिन्दी", "b": None}
+
+
+class TestCheckFree:
+    def test_a_folder_that_is_not_there_or_empty_is_free(self, tmp_path: Path) -> None:
+        check_free(tmp_path / "new", None)
+        check_free(tmp_path, None)
+
+    def test_what_a_mistyped_command_leaves_is_no_run(self, tmp_path: Path) -> None:
+        touch(tmp_path / "status.json")
+        touch(tmp_path / "logs" / "rank-0.log")
+        check_free(tmp_path, None)
+
+    @pytest.mark.parametrize(
+        "trace",
+        ["metrics.json", "recipe.yaml", "model.safetensors", "adapter_model.safetensors", "checkpoint-4/optimizer.pt"],
+    )
+    def test_another_run_is_told_with_the_two_ways_out(self, tmp_path: Path, trace: str) -> None:
+        touch(tmp_path / trace)
+        assert problem_of(tmp_path) == (
+            f"--output_dir {tmp_path}: holds another run ({trace.partition('/')[0]}); choose another --output_dir, or "
+            "go on with it by --resume_from_checkpoint auto."
+        )
+
+    @pytest.mark.parametrize("resume", ["auto", "out/checkpoint-4"])
+    def test_a_run_that_is_resumed_is_this_one(self, tmp_path: Path, resume: str) -> None:
+        touch(tmp_path / "checkpoint-4" / "trainer_state.json")
+        check_free(tmp_path, resume)
+
+    def test_files_of_an_earlier_command_of_the_kind_may_be_replaced(self, tmp_path: Path) -> None:
+        touch(tmp_path / "metrics.json")
+        check_free(tmp_path, None, ("metrics.json",))
+        touch(tmp_path / "model.safetensors")
+        assert problem_of(tmp_path, None, ("metrics.json",)) == (
+            f"--output_dir {tmp_path}: holds another run (model.safetensors); choose another --output_dir."
+        )
+
+    @pytest.mark.parametrize("resume", [None, "auto"])
+    def test_a_file_is_no_folder(self, tmp_path: Path, resume: str | None) -> None:
+        path = touch(tmp_path / "out")
+        assert problem_of(path, resume) == f"--output_dir {path}: is a file; expected a folder."
+
+
+class TestFindCheckpoint:
+    def test_without_the_flag_a_run_starts_afresh(self, tmp_path: Path) -> None:
+        touch(tmp_path / "checkpoint-4" / "trainer_state.json")
+        assert find_checkpoint(tmp_path, None) is None
+
+    def test_auto_takes_the_newest_by_its_number(self, tmp_path: Path) -> None:
+        for step in (9, 100, 20):
+            touch(tmp_path / f"checkpoint-{step}" / "trainer_state.json")
+        assert find_checkpoint(tmp_path, "auto") == str(tmp_path / "checkpoint-100")
+
+    def test_auto_passes_over_a_checkpoint_that_is_not_complete(self, tmp_path: Path) -> None:
+        touch(tmp_path / "checkpoint-4" / "trainer_state.json")
+        touch(tmp_path / "checkpoint-8" / "model.safetensors")
+        assert find_checkpoint(tmp_path, "auto") == str(tmp_path / "checkpoint-4")
+
+    def test_auto_starts_afresh_where_there_is_none(self, tmp_path: Path) -> None:
+        assert find_checkpoint(tmp_path / "not there", "auto") is None
+        touch(tmp_path / "checkpoint-8" / "model.safetensors")
+        assert find_checkpoint(tmp_path, "auto") is None
+
+    def test_a_folder_of_another_name_is_never_newer_than_a_numbered_one(self, tmp_path: Path) -> None:
+        for name in ("checkpoint-best", "checkpoint-0"):
+            touch(tmp_path / name / "trainer_state.json")
+        assert find_checkpoint(tmp_path, "auto") == str(tmp_path / "checkpoint-0")
+
+    def test_a_named_checkpoint_is_taken_wherever_it_is(self, tmp_path: Path) -> None:
+        touch(tmp_path / "elsewhere" / "checkpoint-4" / "trainer_state.json")
+        named = str(tmp_path / "elsewhere" / "checkpoint-4")
+        assert find_checkpoint(tmp_path / "out", named) == named
+
+    @pytest.mark.parametrize("name", ["checkpoint-8", "checkpoint-9"])
+    def test_a_named_folder_without_a_trainer_state_is_no_checkpoint(self, tmp_path: Path, name: str) -> None:
+        touch(tmp_path / "checkpoint-8" / "model.safetensors")
+        with pytest.raises(UserError) as raised:
+            find_checkpoint(tmp_path, str(tmp_path / name))
+        assert raised.value.problems == [
+            f"--resume_from_checkpoint {tmp_path / name}: is no checkpoint (it has no trainer_state.json). Name a "
+            "checkpoint-<step> folder, or type auto for the newest in --output_dir."
+        ]
+
+
+def test_a_run_is_finished_when_its_metrics_are_there(tmp_path: Path) -> None:
+    touch(tmp_path / "model.safetensors")
+    assert not is_finished(tmp_path)
+    touch(tmp_path / "metrics.json")
+    assert is_finished(tmp_path)

@@ -1,0 +1,192 @@
+"""How a run ends: message, status and exit code, on rank 0 and on the others."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indictune.arguments import DataArguments, IndicTrainingArguments, ModelArguments
+from indictune.config import read_recipe
+from indictune.errors import UserError
+from indictune.training import session as sessions
+from indictune.training.nonfinite import NonFiniteLossError
+from indictune.training.output import write_status
+from indictune.training.session import Session, check_hub_token, run
+
+RUN = (ModelArguments, DataArguments, IndicTrainingArguments)
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_TOKEN")
+
+
+@pytest.fixture(autouse=True)
+def _plain_python_without_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no token"))
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(*argv: str) -> Any:
+    """A recipe with a problem, so that the session leaves the console and the folder of logs alone."""
+    recipe = read_recipe([*argv, "--sed", "1"], RUN)
+    assert recipe.problems == ["--sed: there is no such flag. Did you mean `--seed`?"]
+    return recipe
+
+
+def decide(session: Session) -> None:
+    session.decide(IndicTrainingArguments)
+
+
+def status(folder: str = "out") -> dict[str, str]:
+    return dict(json.loads(Path(folder, "status.json").read_text(encoding="utf-8")))
+
+
+def test_a_problem_of_the_user_is_told_once_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(decide, refused("--output_dir", "out")) == 2
+    message = "--sed: there is no such flag. Did you mean `--seed`?"
+    assert capsys.readouterr() == ("", f"indictune: {message}\n")
+    assert status() == {"state": "user_error", "message": message}
+    assert [path.name for path in Path("out").iterdir()] == ["status.json"]
+
+
+def test_without_an_output_dir_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(decide, read_recipe([], RUN)) == 2
+    assert capsys.readouterr().err == (
+        "indictune: --output_dir is missing: name the folder that the model and logs go to.\n"
+    )
+    assert list(Path().iterdir()) == []
+
+
+def test_a_failure_of_ours_ends_with_1_and_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(session: Session) -> None:
+        raise ZeroDivisionError("ours")
+
+    assert run(fail, refused("--output_dir", "out")) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.endswith("indictune: ZeroDivisionError: ours\n")
+    assert status() == {"state": "failed", "message": "ZeroDivisionError: ours"}
+
+
+def test_a_loss_that_went_wrong_ends_with_1_and_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(session: Session) -> None:
+        raise NonFiniteLossError("The loss of step 3 is NaN")
+
+    assert run(fail, refused("--output_dir", "out")) == 1
+    assert capsys.readouterr().err == "indictune: The loss of step 3 is NaN\n"
+    assert status() == {"state": "failed", "message": "The loss of step 3 is NaN"}
+
+
+def test_what_was_asked_for_ends_with_0_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lambda session: None, refused("--output_dir", "out")) == 0
+    assert capsys.readouterr() == ("", "")
+    assert status() == {"state": "ok", "message": ""}
+
+
+def test_a_folder_that_cannot_be_written_still_gets_the_message_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").write_text("a file")
+    assert run(decide, refused("--output_dir", "out")) == 2
+    said = capsys.readouterr().err
+    assert "2. --output_dir out: is a file; expected a folder." in said
+    assert "status.json could not be written" in said
+
+
+class TestOtherRanks:
+    def test_they_leave_message_and_status_to_rank_0(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("RANK", "1")
+        rank_0 = threading.Timer(0.3, write_status, (Path("out"), "user_error", "of rank 0"))
+        rank_0.start()
+        began = time.monotonic()
+        assert run(decide, refused("--output_dir", "out")) == 2
+        assert 0.2 < time.monotonic() - began < sessions.SECONDS_FOR_RANK_0
+        assert capsys.readouterr() == ("", "")
+        assert status()["message"] == "of rank 0"
+
+    def test_they_speak_up_where_rank_0_has_no_problem(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setattr(sessions, "SECONDS_FOR_RANK_0", 0.2)
+        write_status(Path("out"), "ok", "of the run before")
+        time.sleep(0.05)
+        assert run(decide, refused("--output_dir", "out")) == 2
+        assert capsys.readouterr().err == (
+            "indictune: [rank 1] --sed: there is no such flag. Did you mean `--seed`?\n"
+        )
+        assert status()["message"] == "of the run before"
+
+    def test_one_that_did_what_was_asked_waits_for_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RANK", "1")
+        began = time.monotonic()
+        assert run(lambda session: None, refused("--output_dir", "out")) == 0
+        assert time.monotonic() - began < 1
+        assert not Path("out").exists()
+
+
+class TestDecide:
+    @staticmethod
+    def session(*argv: str) -> Session:
+        return Session(read_recipe(argv, RUN), rank=0)
+
+    def test_accumulation_follows_from_the_launch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        argv = ("--output_dir", "out", "--global_batch_size", "48", "--per_device_train_batch_size", "8")
+        alone = self.session(*argv)
+        alone.decide(IndicTrainingArguments)
+        assert alone._decided["gradient_accumulation_steps"] == 6
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
+            monkeypatch.setenv(name, value)
+        ranks = self.session(*argv)
+        ranks.decide(IndicTrainingArguments)
+        assert ranks._decided["gradient_accumulation_steps"] == 2
+        assert (ranks.launch.strategy, ranks.launch.world_size) == ("ddp", 3)
+
+    def test_every_check_has_its_say_in_one_raise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        session = self.session(
+            *("--output_dir", "out", "--sed", "1", "--resume_from_checkpoint", "no", "--push_to_hub"),
+            *("--global_batch_size", "7", "--logging_nan_inf_filter", "true"),
+        )
+        with session.checks():
+            raise UserError("of the script")
+        with pytest.raises(UserError) as raised:
+            session.decide(IndicTrainingArguments)
+        assert [problem.split()[0].rstrip(":") for problem in raised.value.problems] == [
+            "--sed", "of", "--resume_from_checkpoint", "--push_to_hub", "--logging_nan_inf_filter",
+            "--global_batch_size",
+        ]  # fmt: skip
+
+    def test_a_deepspeed_file_is_compared_with_the_batch_that_follows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        session = self.session("--output_dir", "out", "--deepspeed", '{"gradient_accumulation_steps": 2}')
+        with pytest.raises(UserError, match="gradient_accumulation_steps = 2, and .* is 4"):
+            session.decide(IndicTrainingArguments)  # 64 = 2 ranks x 8 rows x 4
+
+
+class TestHubToken:
+    def test_nothing_is_pushed_without_asking(self) -> None:
+        check_hub_token(push_to_hub=False, hub_token=None)
+
+    def test_a_push_without_a_token_is_refused_with_the_ways_to_give_one(self) -> None:
+        with pytest.raises(UserError) as raised:
+            check_hub_token(push_to_hub=True, hub_token=None)
+        assert raised.value.problems == [
+            "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once."
+        ]
+
+    def test_a_token_comes_from_the_flag_the_environment_or_the_login(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        check_hub_token(push_to_hub=True, hub_token="hf_flag")
+        (tmp_path / "no token").write_text("hf_login")
+        check_hub_token(push_to_hub=True, hub_token=None)
+        (tmp_path / "no token").unlink()
+        monkeypatch.setenv("HF_TOKEN", "hf_environment")
+        check_hub_token(push_to_hub=True, hub_token=None)
