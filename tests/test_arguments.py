@@ -87,7 +87,9 @@ class TestDataArguments:
         ]
 
     def test_a_dataset_may_have_other_validation_and_test_rows(self) -> None:
-        args = DataArguments(dataset_name="owner/set", dataset_config_name="hi", validation_file="v.csv", test_file="t")
+        args = DataArguments(
+            dataset_name="owner/set", dataset_config_name="hi", validation_file="v.csv", test_file="t"
+        )
         assert (args.dataset_name, args.validation_file, args.test_file) == ("owner/set", "v.csv", "t")
 
     def test_all_problems_come_at_once(self) -> None:

@@ -47,12 +47,13 @@ def test_evaluate_tells_all_that_is_missing_at_once_and_writes_nothing(
 
 
 def test_evaluate_tells_of_model_and_file_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert main(["evaluate", "--model", str(tmp_path), "--test_file", "no.csv", "--output_dir", str(out)]) == 2
+    out, test_file = tmp_path / "out", tmp_path / "no.csv"
+    flags = ["--model", str(tmp_path), "--test_file", str(test_file), "--output_dir", str(out)]
+    assert main(["evaluate", *flags]) == 2
     message = (
         "2 problems:\n"
         f"  1. --model {tmp_path}: holds no model (no config.json). Name the --output_dir of a finished run.\n"
-        "  2. --test_file no.csv: no such file."
+        f"  2. --test_file {test_file}: no such file."
     )
     assert capsys.readouterr() == ("", f"indictune: {message}\n")
     assert json.loads((out / "status.json").read_text()) == {"state": "user_error", "message": message}
@@ -79,5 +80,6 @@ def test_both_commands_are_installed() -> None:
 
 
 def test_the_exit_code_of_a_verb_reaches_the_shell() -> None:
-    result = start([sys.executable, "-m", "indictune", "evaluate", "--test_file", "x.csv"])
-    assert (result.returncode, result.stderr) == (2, "indictune: --model is missing.\n")
+    result = start([sys.executable, "-m", "indictune", "evaluate"])
+    message = "indictune: 2 problems:\n  1. --model is missing.\n  2. --test_file is missing.\n"
+    assert (result.returncode, result.stderr) == (2, message)

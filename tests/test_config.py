@@ -201,7 +201,9 @@ class TestWrongValues:
 
     def test_a_switch_takes_words_of_truth_only(self) -> None:
         (problem,) = problems("--bf16", "maybe")
-        assert problem.startswith("--bf16 maybe: Truthy value expected: got maybe but expected one of yes/no, true/fal")
+        assert problem.startswith(
+            "--bf16 maybe: Truthy value expected: got maybe but expected one of yes/no, true/fal"
+        )
 
     def test_a_value_of_a_recipe_is_told_with_the_file(self, recipe: WriteRecipe) -> None:
         assert problems("--config", recipe("seed: [1, 2]\n")) == [
@@ -268,7 +270,9 @@ class TestDataSource:
 
 
 def test_all_problems_of_file_and_flags_are_there_at_once_beside_the_good_values(recipe: WriteRecipe) -> None:
-    given = read("--config", recipe("sed: 1\nmax_length: long\nlora_r: 4\n"), "--bf17", "--seed", "x", "--lora_alpha=8")
+    given = read(
+        "--config", recipe("sed: 1\nmax_length: long\nlora_r: 4\n"), "--bf17", "--seed", "x", "--lora_alpha=8"
+    )
     assert given.problems == [
         "r.yaml: sed: there is no such recipe key. Did you mean `seed`?",
         "r.yaml: max_length long: invalid int value: 'long'.",
@@ -334,7 +338,7 @@ data_seed: 3
 def test_a_resolved_run_reads_back_to_the_same_dataclasses(recipe: WriteRecipe, tmp_path: Path, content: str) -> None:
     given = read("--config", recipe(content))
     assert given.problems == []
-    run = [given.build(arguments) for arguments in RUN]
+    run: list[Any] = [given.build(arguments) for arguments in RUN]
     write_recipe(tmp_path, resolved(*run))
     again = read("--config", str(tmp_path / "recipe.yaml"))
     assert again.problems == []
@@ -346,7 +350,7 @@ def test_a_resolved_run_reads_back_to_the_same_dataclasses(recipe: WriteRecipe, 
 
 def test_resolved_holds_every_field_but_secrets_and_what_a_rank_decides(recipe: WriteRecipe) -> None:
     given = read("--config", recipe(FULL_RECIPE), "--hub_token", "hf_secret")
-    run = [given.build(arguments) for arguments in RUN]
+    run: list[Any] = [given.build(arguments) for arguments in RUN]
     written = resolved(*run)
     fields = {field.name for instance in run for field in dataclasses.fields(instance) if field.init}
     unrecorded = {"hub_token", "accelerator_config", "gradient_accumulation_steps", "local_rank"}

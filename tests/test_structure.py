@@ -123,7 +123,9 @@ def words_of(tree: ast.Module) -> Iterator[str]:
 
 
 def test_the_words_of_a_module_are_its_code_not_its_reasons() -> None:
-    tree = ast.parse('"""FSDP: why."""\nimport fsdp_x as y  # DDP\ndef f(a, b=1):\n    """ZeRO-3."""\n    return a.b("s")')
+    tree = ast.parse(
+        '"""FSDP: why."""\nimport fsdp_x as y  # DDP\ndef f(a, b=1):\n    """ZeRO-3."""\n    return a.b("s")'
+    )
     assert set(words_of(tree)) == {"fsdp_x", "y", "f", "a", "b", "s"}
     assert [word for word in ("use_fsdp", "zero3", "DDP", "ZERO_2", "fully_shard") if not STRATEGY.search(word)] == []
     assert [word for word in ("zero_grad", "zeros", "added", "zero-width") if STRATEGY.search(word)] == []

@@ -31,7 +31,8 @@ def start(launch: Launch, timeout_s: int) -> dict[str, Any]:
         Fields for `TrainingArguments`.
     """
     # With more threads than cores a small model ran up to 40 times slower (2 cores).
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
     if launch.strategy == "single":
         return {"use_cpu": True}
     timeout = timedelta(seconds=timeout_s)

@@ -16,8 +16,9 @@ State = Literal["ok", "user_error", "failed", "resumable"]
 
 AUTO = "auto"
 LAST_WRITTEN = "trainer_state.json"  # by rank 0, after the rest of a checkpoint
-# Any of these shows that a run has been here; logs and a status alone may come from a command that was mistyped.
-TRACES = ("metrics.json", "recipe.yaml", "model.safetensors", "adapter_model.safetensors", LAST_WRITTEN)
+# Any of these shows that a run has trained here. Logs, a status and a recipe alone may come from a command that was
+# mistyped, and must not keep the corrected one from its folder.
+TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model.safetensors", LAST_WRITTEN)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -15,7 +15,9 @@ MicroBatches = list[list[int]]
 worlds = st.integers(1, 4)
 
 
-def training(rows: int, batch: int, accumulation: int, world: int, epoch: int = 0, seed: int = 7) -> list[MicroBatches]:
+def training(
+    rows: int, batch: int, accumulation: int, world: int, epoch: int = 0, seed: int = 7
+) -> list[MicroBatches]:
     """The micro-batches of each rank in one epoch."""
     ranks = []
     for rank in range(world):
@@ -105,7 +107,7 @@ class TestTrainingBatches:
         (epoch_0,), (epoch_1,), (again,) = (training(50, 10, 1, 1, epoch) for epoch in (0, 1, 0))
         assert epoch_0 != epoch_1
         assert epoch_0 == again
-        assert sorted(sum(epoch_1, [])) == list(range(50))
+        assert sorted(row for micro_batch in epoch_1 for row in micro_batch) == list(range(50))
 
     def test_the_order_is_a_shuffle_of_the_seed(self) -> None:
         (seed_7,), (seed_8,) = training(50, 50, 1, 1, seed=7), training(50, 50, 1, 1, seed=8)

@@ -79,4 +79,9 @@ def test_the_stand_in_divides_the_cores_among_the_processes(monkeypatch: pytest.
 def test_the_stand_in_says_what_it_leaves_out() -> None:
     (limit,) = standin.limits(Launch("fsdp2_offload", 2))
     assert "without its CPU offload" in limit
-    assert [standin.limits(Launch(name, 2)) for name in ("single", "ddp", "fsdp2", "zero2_offload")] == [[], [], [], []]
+    assert [standin.limits(Launch(name, 2)) for name in ("single", "ddp", "fsdp2", "zero2_offload")] == [
+        [],
+        [],
+        [],
+        [],
+    ]

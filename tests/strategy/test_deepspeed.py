@@ -77,9 +77,7 @@ def test_nothing_auto_and_equal_values_agree(config: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_a_contradiction_names_both_values(config: dict[str, Any], said: str) -> None:
-    assert problems(config) == [
-        f'--deepspeed: the file says {said}. Write "auto" in the file, or make them equal.'
-    ]
+    assert problems(config) == [f'--deepspeed: the file says {said}. Write "auto" in the file, or make them equal.']
 
 
 def test_all_contradictions_come_at_once() -> None:

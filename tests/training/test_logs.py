@@ -138,5 +138,3 @@ def test_verbose_leaves_the_libraries_on_the_console(tmp_path: Path) -> None:
     for words in ("chatter of a library", "C++ to 2", "a python warning"):
         assert words in result.stderr
     assert "chatter of a library" in (tmp_path / "logs" / "rank-0.log").read_text(encoding="utf-8")
-
-

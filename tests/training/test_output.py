@@ -79,13 +79,19 @@ class TestCheckFree:
         check_free(tmp_path, None)
 
     def test_what_a_mistyped_command_leaves_is_no_run(self, tmp_path: Path) -> None:
-        touch(tmp_path / "status.json")
-        touch(tmp_path / "logs" / "rank-0.log")
+        for name in ("status.json", "recipe.yaml", "logs/rank-0.log"):
+            touch(tmp_path / name)
         check_free(tmp_path, None)
 
     @pytest.mark.parametrize(
         "trace",
-        ["metrics.json", "recipe.yaml", "model.safetensors", "adapter_model.safetensors", "checkpoint-4/optimizer.pt"],
+        [
+            "metrics.json",
+            "train_log.jsonl",
+            "model.safetensors",
+            "adapter_model.safetensors",
+            "checkpoint-4/optimizer.pt",
+        ],
     )
     def test_another_run_is_told_with_the_two_ways_out(self, tmp_path: Path, trace: str) -> None:
         touch(tmp_path / trace)

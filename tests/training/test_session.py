@@ -166,7 +166,7 @@ class TestDecide:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(name, value)
         session = self.session("--output_dir", "out", "--deepspeed", '{"gradient_accumulation_steps": 2}')
-        with pytest.raises(UserError, match="gradient_accumulation_steps = 2, and .* is 4"):
+        with pytest.raises(UserError, match=r"gradient_accumulation_steps = 2, and .* is 4"):
             session.decide(IndicTrainingArguments)  # 64 = 2 ranks x 8 rows x 4
 
 
