@@ -130,7 +130,7 @@ def test_broken_files_are_told_together_with_their_lines(job: Job) -> None:
     assert job.refused().problems == [
         f"--train_file {train}: no column text (--text_column); it has tweet, lable. Did you mean tweet?",
         f"--train_file {train}: no column label (--label_column); it has tweet, lable. Did you mean lable?",
-        f"--validation_file {validation}:2: no valid JSON: Expecting ':' delimiter (column 24).",
+        f"--validation_file {validation}:2: no valid JSON: Expecting ':' delimiter (column 23).",
         f"--validation_file {validation}:3: byte 0xff is no UTF-8 text; save the file as UTF-8.",
         f"--test_file {test}: the file is empty.",
     ]

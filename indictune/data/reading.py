@@ -205,7 +205,7 @@ def _json_lines(path: str, broken: _BrokenLines) -> Iterator[tuple[int, object]]
         if line.isspace():
             continue
         try:
-            value = _JSON.decode(line)
+            value = _JSON.decode(line.rstrip("\r\n"))  # else an object cut short breaks in "column 1" of a next line
         except json.JSONDecodeError as error:
             broken.add(number, f"no valid JSON: {error.msg} (column {error.colno}).")
         except RecursionError:

@@ -7,14 +7,16 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import get_token
 from transformers import set_seed
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from indictune.arguments import IndicTrainingArguments, check_fixed
 from indictune.config import Recipe, resolved
@@ -31,6 +33,7 @@ Arguments = TypeVar("Arguments")
 
 EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR = 0, 1, 2
 SECONDS_FOR_RANK_0 = 5.0
+LOGGER_PACKAGES = ("tensorboard", "wandb", "trackio")
 
 
 class Session:
@@ -108,6 +111,8 @@ class Session:
         with self.checks():
             check_fixed(planned)
         with self.checks():
+            check_loggers(planned("report_to"))
+        with self.checks():
             self._read_launch(planned("deepspeed"), bool(planned("fsdp")))
             steps = batch.accumulation_steps(
                 planned("global_batch_size"), planned("per_device_train_batch_size"), self.launch.world_size
@@ -129,6 +134,9 @@ class Session:
             UserError: a value or combination that transformers refuses, or another strategy came up.
         """
         if not has_validation:
+            patience = self.recipe.planned(arguments, "early_stopping_patience")
+            if patience is not None:
+                raise UserError(f"--early_stopping_patience {patience}: needs validation rows (--validation_file).")
             self._decided |= {"eval_strategy": "no", "load_best_model_at_end": False}
             self.warn(["No validation rows: nothing is evaluated during training, and the last weights are kept."])
         args = self._bring_up(arguments)
@@ -184,6 +192,24 @@ def check_hub_token(push_to_hub: bool, hub_token: str | None) -> None:
         raise UserError(
             "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once."
         )
+
+
+def check_loggers(report_to: Sequence[str]) -> None:
+    """Refuse a logger that transformers does not know, or whose package is not there.
+
+    Raises:
+        UserError: all such loggers, with what to type.
+    """
+    problems = []
+    for name in report_to:
+        if name in ("none", "all"):
+            continue
+        if name not in INTEGRATION_TO_CALLBACK:
+            problems.append(f"--report_to {name}: expected none, {', '.join(INTEGRATION_TO_CALLBACK)}.")
+        elif name in LOGGER_PACKAGES and find_spec(name) is None:
+            problems.append(f"--report_to {name}: its package is not installed: pip install {name}.")
+    if problems:
+        raise UserError(problems)
 
 
 def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection[str] = ()) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from indictune.arguments import IndicTrainingArguments
 from indictune.errors import UserError
 from indictune.strategy import standin
-from indictune.strategy.check import came_up, check_came_up, check_visible_gpus
+from indictune.strategy.check import came_up, check_came_up, check_visible_gpus, use_one_gpu
 from indictune.strategy.launch import Launch
 
 
@@ -56,24 +57,36 @@ def test_another_number_of_processes_than_was_asked_for_is_refused(one_process: 
         check_came_up(Launch("single", 2, 2), one_process)
 
 
+@pytest.mark.usefixtures("_threads_as_before")
 def test_one_process_needs_no_group_from_the_stand_in() -> None:
-    threads = torch.get_num_threads()
-    try:
-        assert standin.start(Launch("single"), timeout_s=60) == {"use_cpu": True}
-        assert not torch.distributed.is_initialized()
-    finally:
-        torch.set_num_threads(threads)
+    assert standin.start(Launch("single"), timeout_s=60) == {"use_cpu": True}
+    assert not torch.distributed.is_initialized()
 
 
-def test_the_stand_in_divides_the_cores_among_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _threads_as_before() -> Iterator[None]:
     threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_threads_as_before")
+@pytest.mark.parametrize(("processes", "threads"), [(1, 8), (2, 4), (3, 2), (16, 1)])
+def test_the_stand_in_divides_the_cores_among_the_processes(
+    processes: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    try:
-        for processes, expected in ((1, 8), (2, 4), (3, 2), (16, 1)):
-            standin.start(Launch("single", local_world_size=processes), timeout_s=60)
-            assert torch.get_num_threads() == expected
-    finally:
-        torch.set_num_threads(threads)
+    standin.start(Launch("single", local_world_size=processes), timeout_s=60)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.usefixtures("_threads_as_before")
+def test_the_stand_in_leaves_threads_that_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    torch.set_num_threads(3)
+    standin.start(Launch("single"), timeout_s=60)
+    assert torch.get_num_threads() == 3
 
 
 def test_the_stand_in_says_what_it_leaves_out() -> None:
@@ -85,3 +98,13 @@ def test_the_stand_in_says_what_it_leaves_out() -> None:
         [],
         [],
     ]
+
+
+def test_one_process_keeps_to_one_of_several_gpus_and_says_so(one_process: IndicTrainingArguments) -> None:
+    assert use_one_gpu(one_process) == []
+    one_process._n_gpu = 4
+    assert use_one_gpu(one_process) == [
+        "One process uses one GPU; 3 more stay unused. accelerate_configs/ddp.yaml uses them all."
+    ]
+    assert one_process.n_gpu == 1
+    assert one_process.train_batch_size == one_process.per_device_train_batch_size

@@ -12,6 +12,7 @@ from indictune.errors import UserError
 from indictune.training.output import (
     check_free,
     find_checkpoint,
+    forget_status,
     is_finished,
     write_json,
     write_recipe,
@@ -65,6 +66,12 @@ class TestWriting:
         assert json.loads((tmp_path / "out" / "status.json").read_text()) == {
             "state": "user_error", "message": "--seed x",
         }  # fmt: skip
+
+    def test_an_earlier_status_can_be_taken_away_where_there_is_one(self, tmp_path: Path) -> None:
+        write_status(tmp_path, "ok", "")
+        for _ in range(2):
+            forget_status(tmp_path)
+            assert list(tmp_path.iterdir()) == []
 
     def test_the_recipe_is_yaml_in_alphabetical_order(self, tmp_path: Path) -> None:
         write_recipe(tmp_path, {"b": None, "a": "हिन्दी"})
