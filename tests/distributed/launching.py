@@ -51,7 +51,9 @@ def deepspeed(ranks: int) -> list[str]:
     return [str(BIN / "deepspeed"), "--num_gpus", str(ranks), "--master_port", str(free_port())]
 
 
-def start(command: list[str], variables: dict[str, str] | None = None, timeout_s: int = 300) -> subprocess.CompletedProcess[str]:
+def start(
+    command: list[str], variables: dict[str, str] | None = None, timeout_s: int = 300
+) -> subprocess.CompletedProcess[str]:
     """Run a command from the repository's root, with one thread a process and no network."""
     environment = {
         **os.environ,

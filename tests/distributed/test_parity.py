@@ -55,7 +55,10 @@ def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: st
     assert two.metrics["eval"]["per_language"] == one.metrics["eval"]["per_language"]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["ddp", "fsdp2", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2"))],
+)
 def test_plain_sgd_too(run_under: Start, strategy: str) -> None:
     """AdamW hides a gradient that is too large by a factor; SGD does not. (DeepSpeed offloads only its own Adam.)"""
     one, two = run_under("single", 1, *ONE_MICRO_BATCH, *SGD), run_under(strategy, 2, *SGD)

@@ -1,0 +1,62 @@
+"""Faults of the stack that the package works around: a test fails when upstream has mended one. Then delete ours."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from accelerate import Accelerator
+from transformers import Trainer
+
+from tests.distributed import mutants
+from tests.distributed.launching import Run, accelerate, start, train
+
+Start = Callable[..., Run]
+
+
+def test_zero3_saves_layer_norms_by_their_old_names(job: Path, tmp_path: Path, run_under: Start) -> None:
+    """transformers 5.23; see `sharding._forget_unused_renamings`."""
+    flags = ("--config", str(job), "--max_steps", "1")
+    stock = train(
+        accelerate("zero3", 2), tmp_path, *flags, script=mutants.__file__, MUTANT=mutants.without_mended_names.__name__
+    )
+    assert any(name.endswith("LayerNorm.gamma") for name in stock.weights)
+    assert not any(name.endswith("LayerNorm.gamma") for name in run_under("zero3", 2).weights)
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        (mutants.without_borrowed_type, "The launcher asked for fsdp2 and ddp came up."),
+        (mutants.without_chosen_blocks, "Error"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_fsdp2_does_not_run_without_the_workaround(
+    job: Path, tmp_path: Path, without: Callable[[], None], message: str
+) -> None:
+    """accelerate 1.15; see `standin.start` and `sharding.repeated_blocks`."""
+    command = [*accelerate("fsdp2", 2), mutants.__file__, "--config", str(job), "--output_dir", str(tmp_path)]
+    result = start(command, {"MUTANT": without.__name__})
+    assert result.returncode != 0
+    assert message in (tmp_path / "status.json").read_text(encoding="utf-8")
+
+
+def test_accelerate_shards_no_model_without_an_optimizer() -> None:
+    """accelerate 1.15; see `sharding.prepare_for_evaluation`."""
+    assert "a model and optimizer must be passed together" in inspect.getsource(Accelerator.prepare)
+
+
+def test_each_rank_looks_for_the_best_checkpoint_by_itself() -> None:
+    """transformers 5.23; see `IndicTrainer.save_model`."""
+    assert "if os.path.exists(best_checkpoint_dir):" in inspect.getsource(Trainer._save_checkpoint)
+
+
+def test_the_best_checkpoint_is_known_under_fsdp2(job: Path, tmp_path: Path) -> None:
+    best = ("--eval_strategy", "steps", "--eval_steps", "2", "--save_steps", "2", "--load_best_model_at_end", "true")
+    run = train(accelerate("fsdp2", 2), tmp_path, "--config", str(job), *best, "--max_steps", "4")
+    state = (run.folder / "checkpoint-4" / "trainer_state.json").read_text(encoding="utf-8")
+    assert '"best_model_checkpoint": "' in state
+    assert run.metrics["eval"]["num_examples"] == 53
