@@ -169,7 +169,7 @@ class Session:
 
     def _bring_up(self, arguments: type[IndicTrainingArguments]) -> IndicTrainingArguments:
         """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""
-        if standin.is_needed():
+        if standin.is_needed(self.recipe.planned(arguments, "use_cpu")):
             self._decided |= standin.start(self.launch, self.recipe.planned(arguments, "ddp_timeout"))
             self.warn(standin.limits(self.launch))
         args = self.build(arguments, **self._decided)
