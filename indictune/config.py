@@ -84,10 +84,10 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
     path = None
     in_file: dict[str, list[str]] = {}
     if "config" in flags:
-        path = Path(" ".join(flags.pop("config")))
+        path = Path(" ".join(flags.pop("config")) or "(no file named)")
         with problems.collecting():
             in_file = _read_file(path)
-    if any(name in flags for name in DATA_SOURCE_FIELDS):
+    if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
         in_file = {name: words for name, words in in_file.items() if name not in DATA_SOURCE_FIELDS}
 
     values: dict[str, Any] = {}

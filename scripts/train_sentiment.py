@@ -16,7 +16,7 @@ from indictune.config import read_recipe
 from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
 from indictune.models.loading import check_max_length, label_order, load_classifier, load_config, load_tokenizer
-from indictune.training.class_weights import class_weights
+from indictune.training.class_weights import as_tensor, class_weights
 from indictune.training.loss import ExactLoss
 from indictune.training.results import finish
 from indictune.training.session import Session, run
@@ -29,21 +29,21 @@ def main(session: Session) -> None:
     with session.checks():
         model_args = session.build(ModelArguments)
         config = load_config(model_args)
+        check_max_length(config, session.planned(DataArguments, "max_length"))
     with session.checks():
         data_args = session.build(DataArguments)
         splits = load_splits(data_args)
+        choice = session.planned(IndicTrainingArguments, "class_weights")
+        weights = class_weights(choice, splits.train.table["label"].to_pylist(), splits.labels)
     session.decide(IndicTrainingArguments)
 
     args = session.start(IndicTrainingArguments, has_validation=splits.validation is not None)
     session.warn(splits.notes)
-    check_max_length(config, data_args.max_length)
-    labels = label_order(config, splits.labels)
-    weights = class_weights(args.class_weights, splits.train.table["label"].to_pylist(), labels)
-
     tokenizer = load_tokenizer(model_args)
+    labels = label_order(config, splits.labels)
     train, validation, test = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
     model = load_classifier(model_args, labels, tokenizer)
-    loss = ExactLoss(weights, args.label_smoothing_factor)
+    loss = ExactLoss(as_tensor(weights, labels), args.label_smoothing_factor)
 
     trainer = IndicTrainer(model, args, train, validation, tokenizer, loss)
     throughput = watch(trainer, splits.train, train["length"][:], session.output_dir)

@@ -44,7 +44,7 @@ def check_deepspeed(
         given = _look_up(config, key)
         if given not in (None, "auto") and given != wanted:
             problems.append(
-                f"--deepspeed: the file says {key} = {given}, and {flag} is {wanted}. Write \"auto\" in the file, or "
+                f'--deepspeed: the file says {key} = {given}, and {flag} is {wanted}. Write "auto" in the file, or '
                 "make them equal."
             )
     if problems:

@@ -41,6 +41,11 @@ def rank_of(environ: Mapping[str, str]) -> int:
     return int(environ.get("RANK", "0"))
 
 
+def world_size_of(environ: Mapping[str, str]) -> int:
+    """Processes over all nodes, as the launcher counts them; 1 without a launcher."""
+    return int(environ.get("WORLD_SIZE", "1"))
+
+
 def deepspeed_file(environ: Mapping[str, str], flag: str | None) -> str | None:
     """The DeepSpeed file: `--deepspeed`, or the one that an accelerate config names. Both end in the same place."""
     if flag is not None or not _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
@@ -60,7 +65,7 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
         UserError: the DeepSpeed file cannot be read, or the launcher was asked for several processes and has
             started one.
     """
-    world_size = int(environ.get("WORLD_SIZE", "1"))
+    world_size = world_size_of(environ)
     config = None if deepspeed is None else read_deepspeed(deepspeed)
     # accelerate's plain launcher (`distributed_type: NO`, `--cpu`) starts one process whatever --num_processes says.
     # The only trace of the number is an address for a group that nobody else joins.

@@ -15,13 +15,13 @@ from indictune.errors import Problems, UserError
 BALANCED = "balanced"
 
 
-def class_weights(choice: str | None, train_labels: Iterable[str], labels: Sequence[str]) -> torch.Tensor | None:
-    """The weight of each label, float [labels]; None where all count alike.
+def class_weights(choice: str | None, train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, float] | None:
+    """The weight of each label; None where all count alike.
 
     Args:
         choice: `--class_weights`: None, `balanced`, or a JSON or YAML file of `label: weight`.
         train_labels: label of every training row.
-        labels: in the order of the class ids.
+        labels: of the training rows.
 
     Raises:
         UserError: the file cannot be read, misses a label, names one that is not there, or holds something else than
@@ -29,8 +29,12 @@ def class_weights(choice: str | None, train_labels: Iterable[str], labels: Seque
     """
     if choice is None:
         return None
-    weights = _balanced(train_labels, labels) if choice == BALANCED else _from_file(choice, labels)
-    return torch.tensor([weights[label] for label in labels])
+    return _balanced(train_labels, labels) if choice == BALANCED else _from_file(choice, labels)
+
+
+def as_tensor(weights: Mapping[str, float] | None, labels: Sequence[str]) -> torch.Tensor | None:
+    """The weights in the order of the class ids, float32 [labels]."""
+    return None if weights is None else torch.tensor([weights[label] for label in labels])
 
 
 def _balanced(train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, float]:

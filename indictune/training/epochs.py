@@ -22,7 +22,5 @@ class EpochShuffle(TrainerCallback):
     def __init__(self, batches: TrainingBatches) -> None:
         self.batches = batches
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.batches.set_epoch(state.global_step // self.batches.steps_per_epoch)

@@ -58,4 +58,3 @@ class ExactLoss:
 def row_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Plain cross-entropy of each row, float32 [rows]: what evaluations report, without weights or smoothing."""
     return functional.cross_entropy(logits.float(), labels, reduction="none")
-

@@ -87,6 +87,10 @@ class Session:
         """A block whose `UserError` is kept, to be raised by `decide` with all others."""
         return self.recipe.problems.collecting()
 
+    def planned(self, arguments: type[Any], name: str) -> Any:
+        """The value that a field will have: the given one, or its default. For checks that come before `build`."""
+        return self.recipe.planned(arguments, name)
+
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
         """The dataclass, filled from the recipe; it becomes part of `recipe.yaml`."""
         built = self.recipe.build(arguments, **decided)
@@ -112,18 +116,19 @@ class Session:
             check_fixed(planned)
         with self.checks():
             check_loggers(planned("report_to"))
+        steps = None
         with self.checks():
-            self._read_launch(planned("deepspeed"), bool(planned("fsdp")))
+            world_size = launch.world_size_of(os.environ)
             steps = batch.accumulation_steps(
-                planned("global_batch_size"), planned("per_device_train_batch_size"), self.launch.world_size
+                planned("global_batch_size"), planned("per_device_train_batch_size"), world_size
             )
             self._decided["gradient_accumulation_steps"] = steps
+        with self.checks():
+            self._read_launch(planned("deepspeed"), bool(planned("fsdp")))
             check_deepspeed(self.launch.deepspeed or {}, planned, steps)
         self.recipe.problems.raise_any()
 
-    def start(
-        self, arguments: type[IndicTrainingArguments], has_validation: bool
-    ) -> IndicTrainingArguments:
+    def start(self, arguments: type[IndicTrainingArguments], has_validation: bool) -> IndicTrainingArguments:
         """Begin to train: the process group is up, and it is the one asked for. `decide` comes first.
 
         Args:
@@ -189,9 +194,7 @@ def check_hub_token(push_to_hub: bool, hub_token: str | None) -> None:
         UserError: a push was asked for, and there is no token.
     """
     if push_to_hub and hub_token is None and get_token() is None:
-        raise UserError(
-            "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once."
-        )
+        raise UserError("--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once.")
 
 
 def check_loggers(report_to: Sequence[str]) -> None:

@@ -28,9 +28,7 @@ class TrainLog(TrainerCallback):
         self.path = path
         self.throughput = throughput
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
@@ -52,7 +50,10 @@ class TrainLog(TrainerCallback):
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         logger.info(
-            "step %d of %d: loss %.4f, %.0f rows/s", state.global_step, state.max_steps, entry["loss"],
+            "step %d of %d: loss %.4f, %.0f rows/s",
+            state.global_step,
+            state.max_steps,
+            entry["loss"],
             entry["samples_per_second"],
         )
 

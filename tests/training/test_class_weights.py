@@ -10,7 +10,7 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from indictune.errors import UserError
-from indictune.training.class_weights import class_weights
+from indictune.training.class_weights import as_tensor, class_weights
 
 LABELS = ["negative", "neutral", "positive"]
 
@@ -20,6 +20,10 @@ def write(tmp_path: Path, content: str, name: str = "w.yaml") -> str:
     return str(tmp_path / name)
 
 
+def in_order(choice: str | None, train_labels: list[str], labels: list[str]) -> torch.Tensor | None:
+    return as_tensor(class_weights(choice, train_labels, labels), labels)
+
+
 def problems(choice: str, labels: list[str] = LABELS) -> list[str]:
     with pytest.raises(UserError) as raised:
         class_weights(choice, labels, labels)
@@ -27,12 +31,12 @@ def problems(choice: str, labels: list[str] = LABELS) -> list[str]:
 
 
 def test_without_a_choice_all_labels_count_alike() -> None:
-    assert class_weights(None, LABELS, LABELS) is None
+    assert in_order(None, LABELS, LABELS) is None
 
 
 def test_balanced_weighs_a_label_by_how_rare_it_is() -> None:
     train = ["positive"] * 6 + ["neutral"] * 2 + ["negative"]
-    weights = class_weights("balanced", train, LABELS)
+    weights = in_order("balanced", train, LABELS)
     assert weights is not None
     assert weights.dtype == torch.float32
     assert weights.tolist() == pytest.approx([9 / (3 * 1), 9 / (3 * 2), 9 / (3 * 6)])
@@ -48,7 +52,7 @@ def test_balanced_weighs_a_label_by_how_rare_it_is() -> None:
     ],
 )
 def test_a_file_gives_the_weights_in_the_order_of_the_labels(tmp_path: Path, name: str, content: str) -> None:
-    weights = class_weights(write(tmp_path, content, name), [], LABELS)
+    weights = in_order(write(tmp_path, content, name), [], LABELS)
     assert weights is not None
     assert weights.tolist() == pytest.approx([2.5, 0.1, 1.0])
 
@@ -65,7 +69,7 @@ def test_a_file_gives_the_weights_in_the_order_of_the_labels(tmp_path: Path, nam
     ],
 )
 def test_labels_are_spelt_as_in_the_data(tmp_path: Path, content: str, labels: list[str]) -> None:
-    weights = class_weights(write(tmp_path, content), [], labels)
+    weights = in_order(write(tmp_path, content), [], labels)
     assert weights is not None
     assert weights.tolist() == [1.5, 3.0]
 
