@@ -8,6 +8,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: demo test test-all test-gpu lint clean
 
 demo: $(STAMP)  ## fine-tune the built-in small encoder on the built-in tweets
+	rm -rf outputs/demo
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/train_sentiment.py --config recipes/sentiment/demo.yaml
 
 test: lint  ## everything that runs on a CPU within minutes

@@ -4,8 +4,8 @@
         --data ../shared/data/sentiment --results benchmarks/results/real_tweets.json
 
 A tenth of each training file is kept for choosing the best epoch; the files named validation are scored once, at the
-end. All classifiers see the same training rows, in the same cleaned form; rows that also stand in the held-out files
-(under 1%) are taken from ours alone. `built_in` is `make demo`.
+end. The baselines see the same cleaned training rows, and also the few (under 1%) that stand in the held-out files too
+and are taken from ours. `built_in` is `make demo`.
 """
 
 from __future__ import annotations

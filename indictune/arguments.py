@@ -131,6 +131,7 @@ class EvaluateArguments(TextArguments):
         default="", metadata={"help": "Gets metrics.json. Default: MODEL/evaluation/<name of the test file>."}
     )
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Rows of one batch on each process."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run Python code that comes with the model."})
     bf16: bool = field(default=False, metadata={"help": "Compute in bf16."})
     fp16: bool = field(default=False, metadata={"help": "Compute in fp16."})
     verbose: bool = field(default=False, metadata={"help": "Show the messages of the other libraries too."})
@@ -206,5 +207,44 @@ def check_fixed(planned: Callable[[str], Any]) -> None:
         for name, (value, reason) in FIXED.items()
         if planned(name) != value
     ]
+    if problems:
+        raise UserError(problems)
+
+
+METRICS = ("loss", "accuracy", "macro_f1", "worst_language_macro_f1")
+
+
+def check_values(planned: Callable[[str], Any]) -> None:
+    """Refuse values that transformers or torch would fail on later, or that would train nothing.
+
+    Args:
+        planned: the value that a field of the training arguments will have.
+
+    Raises:
+        UserError: all such values.
+    """
+    epochs = planned("num_train_epochs") if planned("max_steps") < 0 else planned("max_steps")
+    at_least = {
+        "per_device_eval_batch_size": (planned("per_device_eval_batch_size"), 1),
+        "early_stopping_patience": (planned("early_stopping_patience"), 1),
+        "learning_rate": (planned("learning_rate"), 0),
+        "weight_decay": (planned("weight_decay"), 0),
+        "warmup_steps": (planned("warmup_steps"), 0),
+    }
+    problems = [
+        f"--{name} {value}: expected at least {smallest}."
+        for name, (value, smallest) in at_least.items()
+        if value is not None and value < smallest
+    ]
+    if not epochs > 0:
+        problems.append(f"--num_train_epochs {planned('num_train_epochs')}: nothing would be trained.")
+    smoothing = planned("label_smoothing_factor")
+    if not 0 <= smoothing < 1:
+        problems.append(f"--label_smoothing_factor {smoothing}: expected a share from 0 up to, not including, 1.")
+    metric = str(planned("metric_for_best_model")).removeprefix("eval_")
+    if metric not in METRICS and not metric.startswith("macro_f1_"):
+        problems.append(f"--metric_for_best_model {metric}: expected {', '.join(METRICS)} or macro_f1_<language>.")
+    if planned("early_stopping_patience") is not None and str(planned("eval_strategy")) == "no":
+        problems.append("--early_stopping_patience: nothing to compare, because --eval_strategy is no.")
     if problems:
         raise UserError(problems)

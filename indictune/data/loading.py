@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,14 @@ from indictune.data.languages import language_of
 from indictune.data.reading import place, read_batches
 from indictune.errors import Problems, UserError
 
+logger = logging.getLogger(__name__)
+
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_DATASETS = {"builtin:tweets": "samples"}
 SPLITS = ("train", "validation", "test")
 
 _MAX_IDS = 20
+_MAX_LABELS = 1000
 _MAX_LISTED = 5
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
@@ -194,6 +198,7 @@ def _cleaned(source: _Source, args: TextArguments, notes: list[str]) -> Rows | N
     if empty.num_rows:
         ids = _places(source.name, empty)
         notes.append(f"{source.origin} {source.name}: {empty.num_rows} rows without text were dropped: {ids}.")
+        logger.debug("%s: rows without text, by line: %s", source.name, empty["line"].to_pylist())
     unlabelled = table.filter(pc.is_null(table["label"]))
     if source.may_lack_labels and unlabelled.num_rows == table.num_rows:
         notes.append(f"{source.origin}: its test rows have no labels and are left out.")
@@ -290,11 +295,13 @@ def _label_counts(rows: Rows) -> dict[str, int]:
 
 
 def _looks_like_free_text(counts: dict[str, int]) -> bool:
-    """More than half as many values as rows, and either over 100 of them, or a handful of three words and more."""
+    """Too many values for labels, or nearly a value a row: over 20 of them, or a handful of wordy ones."""
+    if len(counts) > _MAX_LABELS:
+        return True
     if 2 * len(counts) <= sum(counts.values()):
         return False
     wordy = sum(len(label.split()) >= 3 for label in counts)
-    return len(counts) > 100 or (len(counts) >= 5 and 2 * wordy > len(counts))
+    return len(counts) > 20 or (len(counts) >= 5 and 2 * wordy > len(counts))
 
 
 def _ordered_labels(rows: Rows) -> list[str]:

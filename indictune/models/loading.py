@@ -97,12 +97,12 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
 
 
 def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
-    """The order in which labels are numbered: the checkpoint's if its head knows exactly these labels, else sorted.
+    """The order in which labels are numbered: the checkpoint's if its head knows exactly these labels, else as given.
 
     So a head that was trained for the same labels keeps its meaning.
     """
     known = _known_labels(config)
-    return known if set(known) == set(labels) else sorted(labels)
+    return known if set(known) == set(labels) else list(labels)
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:

@@ -51,6 +51,23 @@ def check_deepspeed(
         raise UserError(problems)
 
 
+def check_offloaded_optimizer(strategy: str, optim: str) -> None:
+    """Refuse an optimizer that would be replaced in silence: accelerate puts DeepSpeed's Adam in its place.
+
+    Args:
+        strategy: of the launch.
+        optim: `--optim`.
+
+    Raises:
+        UserError: optimizer states are offloaded, and the optimizer is not AdamW.
+    """
+    if strategy.startswith("zero") and strategy.endswith("_offload") and "adamw" not in optim.lower():
+        raise UserError(
+            f"--optim {optim}: under {strategy} DeepSpeed runs its own AdamW on the CPU instead. Leave --optim out, "
+            "or take a strategy without offload."
+        )
+
+
 def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
     value: Any = config
     for part in dotted_key.split("."):

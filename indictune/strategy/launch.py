@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,26 @@ def world_size_of(environ: Mapping[str, str]) -> int:
 
 
 def deepspeed_file(environ: Mapping[str, str], flag: str | None) -> str | None:
-    """The DeepSpeed file: `--deepspeed`, or the one that an accelerate config names. Both end in the same place."""
-    if flag is not None or not _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
-        return flag
-    return environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    """The DeepSpeed file: `--deepspeed`, or the one that an accelerate config names. Both end in the same place.
+
+    Raises:
+        UserError: both are there and say different things.
+    """
+    named = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") if _is_true(environ, "ACCELERATE_USE_DEEPSPEED") else None
+    if flag is not None and named not in (None, flag):
+        raise UserError(f"--deepspeed {flag}: the accelerate config names {named}. Leave one of them out.")
+    if flag is not None and _is_true(environ, "ACCELERATE_USE_FSDP"):
+        raise UserError(f"--deepspeed {flag}: the accelerate config asks for FSDP. Leave one of them out.")
+    return named if flag is None else flag
+
+
+def for_evaluation(launch: Launch, environ: MutableMapping[str, str]) -> Launch:
+    """What evaluation runs under. ZeRO-1 and ZeRO-2 split only what training needs, and DeepSpeed refuses to evaluate
+    with them ("ZeRO inference only makes sense with ZeRO Stage 3"): their ranks evaluate side by side, as DDP's do."""
+    if launch.family not in ("zero0", "zero1", "zero2"):
+        return launch
+    environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    return replace(launch, strategy="ddp", deepspeed=None)
 
 
 def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: bool = False) -> Launch:

@@ -16,7 +16,7 @@ def repeated_blocks(model: nn.Module) -> list[str]:
 
     transformers' own `_no_split_modules` would also name BERT's embeddings, which accelerate then shards a second
     time ("Expects tensor to be unsharded" or a None invariant at the first step). The repeated blocks are the members
-    of a model's longest module lists.
+    of a model's outermost module lists.
 
     Raises:
         ValueError: the model has no list of layers.

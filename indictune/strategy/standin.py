@@ -12,9 +12,9 @@ from accelerate.state import DistributedType, PartialState
 from indictune.strategy.launch import Launch
 
 
-def is_needed(use_cpu: bool) -> bool:
-    """Whether the run is on the CPU: there is no accelerator that torch can use, or `--use_cpu` was given."""
-    return use_cpu or not torch.accelerator.is_available()
+def is_needed() -> bool:
+    """Whether this machine has no accelerator that torch can use."""
+    return not torch.accelerator.is_available()
 
 
 def start(launch: Launch, timeout_s: int) -> dict[str, Any]:

@@ -23,7 +23,10 @@ from indictune.training.session import Session, run
 from indictune.training.trainer import IndicTrainer
 
 # What must be as it was in training, unless the command says otherwise, for the numbers to be the same.
-FROM_TRAINING = ("text_column", "label_column", "language_column", "max_length", "bf16", "fp16")
+FROM_TRAINING = (
+    *("text_column", "label_column", "language_column", "max_length"),
+    *("per_device_eval_batch_size", "bf16", "fp16", "trust_remote_code"),
+)
 
 
 def evaluate_command(argv: Sequence[str]) -> int:
@@ -77,10 +80,12 @@ def _main(session: Session) -> None:
             rows, notes = load_test_rows(asked.test_file, asked, labels)
     args = session.start_evaluation(IndicTrainingArguments)
     session.warn(notes)
-    tokenizer = load_tokenizer(ModelArguments(model_name_or_path=asked.model))
+    tokenizer = load_tokenizer(
+        ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
+    )
     assert labels is not None  # every problem has been raised
     dataset = tokenise(rows, tokenizer, labels, asked.max_length)
-    model = load_trained(asked.model)
+    model = load_trained(asked.model, asked.trust_remote_code)
     trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
     sharding.prepare_for_evaluation(trainer)
     block = evaluate(trainer, session, dataset, "test")

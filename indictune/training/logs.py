@@ -46,9 +46,9 @@ class ConsoleHandler(logging.Handler):
 
     def _is_first(self, message: str) -> bool:
         """Whether no rank has told this warning yet in this run. Creating a file is the one atomic step they share."""
-        if self.rank != 0:
-            time.sleep(self.HEAD_START_S)
         name = hashlib.sha256(message.encode()).hexdigest()[:16]
+        if self.rank != 0 and not (self.told / name).exists():
+            time.sleep(self.HEAD_START_S)
         try:
             (self.told / name).touch(exist_ok=False)
         except FileExistsError:
@@ -87,7 +87,9 @@ class RankLog:
         root.setLevel(logging.INFO)
         root.addHandler(file_handler)
         logging.captureWarnings(True)
-        logging.getLogger(PACKAGE).addHandler(ConsoleHandler(self.console, rank, told))
+        ours = logging.getLogger(PACKAGE)
+        ours.setLevel(logging.DEBUG)  # for the file; the console takes what concerns the user
+        ours.addHandler(ConsoleHandler(self.console, rank, told))
         if verbose:
             root.addHandler(logging.StreamHandler(self.console))
             return

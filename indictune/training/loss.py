@@ -16,7 +16,8 @@ class ExactLoss:
     The Trainer undoes the division by the world size that averages gradients over ranks.
 
     Class weights multiply each row's loss, and the divisor stays the number of rows (torch's own weighted mean would
-    divide by the weights that happen to be in a micro-batch). Label smoothing is that of torch's cross-entropy.
+    divide by the weights that happen to be in a micro-batch). Label smoothing is that of torch's cross-entropy, where
+    each label's term has that label's weight.
 
     Args:
         class_weights: float [labels], or None for equal ones.

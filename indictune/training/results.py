@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from transformers.trainer_utils import TrainOutput
 
-from indictune.evaluation.tables import per_language_table
+from indictune.evaluation.tables import per_label_table, per_language_table
 from indictune.strategy import sharding
 from indictune.training import output
 from indictune.training.session import Session
@@ -41,7 +41,22 @@ def finish(
             metrics[name] = evaluate(trainer, session, dataset, name)
     write_metrics(session, metrics)
     if trainer.args.push_to_hub:
+        push(trainer)
+
+
+def push(trainer: IndicTrainer) -> None:
+    """Upload the finished run.
+
+    Raises:
+        RuntimeError: the Hub refused, or could not be reached; it says how to try again.
+    """
+    try:
         trainer.push_to_hub()
+    except Exception as error:
+        folder, name = trainer.args.output_dir, trainer.args.hub_model_id or "NAME"
+        raise RuntimeError(
+            f"The model is whole in {folder}; the push failed: {error} Try `hf upload {name} {folder}`."
+        ) from error
 
 
 def evaluate(trainer: IndicTrainer, session: Session, dataset: Dataset, name: str) -> dict[str, Any]:
@@ -49,7 +64,7 @@ def evaluate(trainer: IndicTrainer, session: Session, dataset: Dataset, name: st
     trainer.evaluate(dataset, metric_key_prefix=name)
     block = trainer.detailed_metrics[name]
     if session.rank == 0:
-        session.show(f"\n{name} rows\n{per_language_table(block)}\n")
+        session.show(f"\n{name} rows\n{per_language_table(block)}\n\n{per_label_table(block)}\n")
     return block
 
 

@@ -9,20 +9,19 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import get_token
 from transformers import set_seed
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-from indictune.arguments import IndicTrainingArguments, check_fixed
+from indictune.arguments import IndicTrainingArguments, check_fixed, check_values
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.strategy import batch, check, launch, standin
-from indictune.strategy.deepspeed import check_deepspeed
+from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.training import output
 from indictune.training.logs import RankLog
 from indictune.training.nonfinite import NonFiniteLossError
@@ -33,7 +32,6 @@ Arguments = TypeVar("Arguments")
 
 EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR = 0, 1, 2
 SECONDS_FOR_RANK_0 = 5.0
-LOGGER_PACKAGES = ("tensorboard", "wandb", "trackio")
 
 
 class Session:
@@ -53,8 +51,8 @@ class Session:
     def __init__(self, recipe: Recipe, rank: int) -> None:
         self.recipe = recipe
         self.rank = rank
-        self.is_named = "output_dir" in recipe.values
-        self.output_dir = Path(recipe.values.get("output_dir", "."))
+        self.is_named = bool(recipe.values.get("output_dir"))
+        self.output_dir = Path(recipe.values.get("output_dir") or ".")
         self._built: list[Any] = []
         self._decided: dict[str, Any] = {}
         self._log: RankLog | None = None
@@ -65,10 +63,16 @@ class Session:
             self.recipe.problems.append("--output_dir is missing: name the folder that the model and logs go to.")
         with self.checks():
             output.check_free(self.output_dir, self.recipe.values.get("resume_from_checkpoint"), replaceable)
-        if not self.recipe.problems:
+        if self.recipe.problems:
+            return
+        try:
             if self.rank == 0:
                 output.forget_status(self.output_dir)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
+        except OSError as error:
+            raise UserError(
+                f"--output_dir {self.output_dir}: cannot be written to ({error.strerror}); name another folder."
+            ) from error
 
     def show(self, text: str) -> None:
         """Print a result to standard output."""
@@ -115,6 +119,8 @@ class Session:
         with self.checks():
             check_fixed(planned)
         with self.checks():
+            check_values(planned)
+        with self.checks():
             check_loggers(planned("report_to"))
         steps = None
         with self.checks():
@@ -122,10 +128,17 @@ class Session:
             steps = batch.accumulation_steps(
                 planned("global_batch_size"), planned("per_device_train_batch_size"), world_size
             )
+            given = self.recipe.values.get("gradient_accumulation_steps", steps)
+            if given != steps:
+                raise UserError(
+                    f"--gradient_accumulation_steps {given}: it follows from --global_batch_size and is {steps}; "
+                    "leave it out."
+                )
             self._decided["gradient_accumulation_steps"] = steps
         with self.checks():
             self._read_launch(planned("deepspeed"), bool(planned("fsdp")))
             check_deepspeed(self.launch.deepspeed or {}, planned, steps)
+            check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
         self.recipe.problems.raise_any()
 
     def start(self, arguments: type[IndicTrainingArguments], has_validation: bool) -> IndicTrainingArguments:
@@ -162,6 +175,8 @@ class Session:
         """
         with self.checks():
             self._read_launch(None, False)
+            self.launch = launch.for_evaluation(self.launch, os.environ)
+            self._decided["deepspeed"] = self._decided["deepspeed"] if self.launch.deepspeed is not None else None
         self.recipe.problems.raise_any()
         self._decided |= {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
         return self._bring_up(arguments)
@@ -174,7 +189,7 @@ class Session:
 
     def _bring_up(self, arguments: type[IndicTrainingArguments]) -> IndicTrainingArguments:
         """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""
-        if standin.is_needed(self.recipe.planned(arguments, "use_cpu")):
+        if standin.is_needed():
             self._decided |= standin.start(self.launch, self.recipe.planned(arguments, "ddp_timeout"))
             self.warn(standin.limits(self.launch))
         args = self.build(arguments, **self._decided)
@@ -204,12 +219,13 @@ def check_loggers(report_to: Sequence[str]) -> None:
         UserError: all such loggers, with what to type.
     """
     problems = []
+    available = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     for name in report_to:
         if name in ("none", "all"):
             continue
         if name not in INTEGRATION_TO_CALLBACK:
             problems.append(f"--report_to {name}: expected none, {', '.join(INTEGRATION_TO_CALLBACK)}.")
-        elif name in LOGGER_PACKAGES and find_spec(name) is None:
+        elif name not in available:
             problems.append(f"--report_to {name}: its package is not installed: pip install {name}.")
     if problems:
         raise UserError(problems)
@@ -227,14 +243,15 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
         0 it did what was asked, 2 a problem in what the user gave, 1 a failure of ours.
     """
     session = Session(recipe, launch.rank_of(os.environ))
-    if recipe.values.get("resume_from_checkpoint") == output.AUTO and output.is_finished(session.output_dir):
+    auto = recipe.values.get("resume_from_checkpoint") == output.AUTO
+    if auto and output.is_finished(session.output_dir) and not recipe.problems:
         if session.rank == 0:
             print(f"{session.output_dir}: this run is finished; there is nothing to resume.")
         return EXIT_OK
-    session.open_log(replaceable)
     started = time.time()
     state: output.State
     try:
+        session.open_log(replaceable)
         main(session)
         state, message, code = "ok", "", EXIT_OK
     except UserError as error:
@@ -249,7 +266,7 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
     if session.rank == 0:
         _report(session, state, message)
     elif code != EXIT_OK:
-        _speak_if_rank_0_does_not(session, message, started)
+        _speak_if_rank_0_does_not(session, state, message, started)
     if torch.distributed.is_initialized() and code == EXIT_OK:
         torch.distributed.destroy_process_group()
     return code
@@ -266,7 +283,7 @@ def _report(session: Session, state: output.State, message: str) -> None:
             session.tell(f"indictune: status.json could not be written: {error}")
 
 
-def _speak_if_rank_0_does_not(session: Session, message: str, started: float) -> None:
+def _speak_if_rank_0_does_not(session: Session, state: output.State, message: str, started: float) -> None:
     """Wait until rank 0 has told the same problem, and tell it from here only if it has not.
 
     The launcher ends the other processes as soon as one has ended, so a rank that does not wait would cut rank 0's
@@ -278,5 +295,4 @@ def _speak_if_rank_0_does_not(session: Session, message: str, started: float) ->
         if session.is_named and status.exists() and status.stat().st_mtime >= started:
             return
         time.sleep(0.1)
-    if session.is_named:
-        session.tell(f"indictune: [rank {session.rank}] {message}")
+    _report(session, state, f"[rank {session.rank}] {message}")

@@ -1,4 +1,4 @@
-"""On one GPU: every strategy trains the model of plain python, in fp32 and in bf16, and a NaN stops the run."""
+"""On one GPU: each strategy without offload trains the model of plain python, in fp32 and in bf16."""
 
 from __future__ import annotations
 
