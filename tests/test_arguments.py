@@ -16,6 +16,7 @@ from indictune.arguments import (
     ModelArguments,
     TextArguments,
     check_fixed,
+    check_values,
 )
 from indictune.errors import UserError
 
@@ -137,3 +138,35 @@ class TestTrainingArguments:
 
     def test_all_of_them_are_told_at_once(self) -> None:
         assert len(problems_of(check_fixed, planned=lambda name: "other")) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("per_device_eval_batch_size", 0),
+        ("early_stopping_patience", 0),
+        ("learning_rate", -1.0),
+        ("weight_decay", -0.1),
+        ("warmup_steps", -1.0),
+        ("num_train_epochs", 0.0),
+        ("label_smoothing_factor", 1.0),
+        ("metric_for_best_model", "f1"),
+    ],
+)
+def test_a_value_that_would_fail_late_is_refused(name: str, value: object) -> None:
+    planned = {field.name: field.default for field in dataclasses.fields(IndicTrainingArguments)}
+    check_values(planned.__getitem__)
+    with pytest.raises(UserError, match=f"--{name} {value}: ") as raised:
+        check_values({**planned, name: value}.__getitem__)
+    assert len(raised.value.problems) == 1
+
+
+def test_the_metric_of_a_language_may_choose_the_best_model() -> None:
+    planned = {field.name: field.default for field in dataclasses.fields(IndicTrainingArguments)}
+    check_values({**planned, "metric_for_best_model": "eval_macro_f1_ta"}.__getitem__)
+
+
+def test_early_stopping_needs_evaluations() -> None:
+    planned = {field.name: field.default for field in dataclasses.fields(IndicTrainingArguments)}
+    with pytest.raises(UserError, match="--early_stopping_patience: nothing to compare"):
+        check_values({**planned, "early_stopping_patience": 2, "eval_strategy": "no"}.__getitem__)

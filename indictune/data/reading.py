@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import difflib
 import itertools
@@ -114,11 +115,13 @@ def _check_file(path: str) -> None:
         raise UserError(f"{path}: this is a folder, expected a file.")
     try:
         with file.open("rb") as opened:
-            empty = not opened.read(1)
+            start = opened.read(2)
     except OSError as error:
         raise UserError(f"{path}: cannot be opened: {error.strerror}.") from error
-    if empty:
+    if not start:
         raise UserError(f"{path}: the file is empty.")
+    if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise UserError(f'{path}:1: this is UTF-16 (Excel\'s "Unicode text"); save it as UTF-8.')
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -39,6 +39,7 @@ def evaluate_command(argv: Sequence[str]) -> int:
     if model:
         with recipe.problems.collecting():
             _as_in_training(recipe, Path(model))
+    if (Path(model) / "config.json").is_file():
         recipe.values.setdefault("output_dir", str(Path(model) / "evaluation" / Path(test_file).stem))
     return run(_main, recipe, replaceable=("metrics.json",))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from indictune.training import output
 from indictune.training.session import Session
 from indictune.training.throughput import Throughput
 from indictune.training.trainer import IndicTrainer
+
+logger = logging.getLogger(__name__)
 
 
 def finish(
@@ -32,6 +35,11 @@ def finish(
     """
     sharding.gather_full_model(trainer.accelerator)
     trainer.save_model(trainer.args.output_dir, _internal_call=True)  # pushed once, below, when all is written
+    state = trainer.state
+    if state.global_step < state.max_steps:
+        logger.info("Stopped early, after step %d of %d", state.global_step, state.max_steps)
+    if state.best_model_checkpoint is not None:
+        logger.info("The model is that of %s, the best by %s", *_best(trainer))
     metrics = run_metrics(trainer, session.launch.strategy) | {
         "global_batch_size": trainer.args.global_batch_size,
         "train": train_metrics(trainer, result, throughput),
@@ -42,6 +50,10 @@ def finish(
     write_metrics(session, metrics)
     if trainer.args.push_to_hub:
         push(trainer)
+
+
+def _best(trainer: IndicTrainer) -> tuple[str, str]:
+    return Path(str(trainer.state.best_model_checkpoint)).name, str(trainer.args.metric_for_best_model)
 
 
 def push(trainer: IndicTrainer) -> None:

@@ -32,6 +32,7 @@ Arguments = TypeVar("Arguments")
 
 EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR = 0, 1, 2
 SECONDS_FOR_RANK_0 = 5.0
+INTERRUPTED = "interrupted. --resume_from_checkpoint auto goes on from the last checkpoint, if one was saved."
 
 
 class Session:
@@ -158,6 +159,10 @@ class Session:
             self._decided |= {"eval_strategy": "no", "load_best_model_at_end": False}
             self.warn(["No validation rows: nothing is evaluated during training, and the last weights are kept."])
         args = self._bring_up(arguments)
+        if self.checkpoint is not None:
+            logger.info("Going on from %s", self.checkpoint)
+        elif self.recipe.values.get("resume_from_checkpoint") == output.AUTO:
+            logger.info("%s holds no checkpoint: starting afresh", self.output_dir)
         if self.rank == 0:
             output.write_recipe(self.output_dir, resolved(*self._built))
         logger.info(
@@ -258,6 +263,8 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
         state, message, code = "user_error", error.message, EXIT_USER_ERROR
     except NonFiniteLossError as error:
         state, message, code = "failed", str(error), EXIT_FAILED
+    except KeyboardInterrupt:
+        state, message, code = "failed", INTERRUPTED, EXIT_FAILED
     except Exception as error:
         logging.getLogger().exception("the run failed")
         state, message, code = "failed", f"{type(error).__name__}: {error}", EXIT_FAILED

@@ -214,9 +214,11 @@ def test_a_label_that_training_rows_lack_is_named_with_its_first_line(write: Wri
 @pytest.mark.parametrize(
     ("labels", "free_text"),
     [
-        ([f"id{index}" for index in range(101)], True),
-        ([f"id{index}" for index in range(100)], False),
+        ([f"id{index}" for index in range(21)], True),
+        ([f"id{index}" for index in range(20)], False),
+        ([str(index / 7) for index in range(80)], True),
         ([f"id{index}" for index in range(101)] * 2, False),
+        ([f"id{index}" for index in range(1000)] * 2, False),
         ([f"यह फिल्म {index} सबको बहुत अच्छी लगी" for index in range(6)], True),
         (["not at all", "very much so", "a little bit"] * 4, False),
         (["not at all", "very much so", "a little bit", "x"], False),
@@ -234,6 +236,12 @@ def test_a_label_column_that_looks_like_free_text(write: Write, labels: list[str
         f"{len(labels)} different values in {len(labels)} rows, such as "
     )
     assert max(map(len, problem.split('"')[1::2])) <= 30
+
+
+def test_more_values_than_any_classifier_has_labels_are_free_text(write: Write) -> None:
+    rows = [{"text": f"t{index}", "label": f"id{index % 1001}"} for index in range(3000)]
+    (problem,) = problems_of(train_file=write("train.jsonl", rows))
+    assert "looks like free text, not like labels: 1001 different values in 3000 rows" in problem
 
 
 def test_rows_for_a_finished_model(write: Write) -> None:

@@ -209,7 +209,7 @@ def test_the_same_labels_from_every_kind_of_file_are_equal(write: Write, tmp_pat
             b"text,label\na,1\nb\xe0\xa4,2\n\xff,3\n",
             [":3: byte 0xe0 is no UTF-8", ":4: byte 0xff is no UTF-8"],
         ),
-        ("a.csv", b"\xff\xfet\x00e\x00\n\x00a\x00", [": no column text (--text_column)"]),
+        ("a.csv", b"\xff\xfet\x00e\x00\n\x00a\x00", [":1: this is UTF-16"]),
         ("a.csv", "text,label,text\na,1,b\n", [": 2 columns are called text; rename all but one."]),
         ("a.csv", "text,label\n\n", [": the file holds no rows."]),
         ("a.csv", "", [": the file is empty."]),
@@ -323,3 +323,11 @@ def test_real_tweets_are_read_whole(name: str, rows: int, labels: int) -> None:
     assert table["line"].to_pylist() == list(range(1, rows + 1))
     assert len(table["label"].unique()) == labels
     assert table["text"].null_count == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_utf_16_file_is_told_by_its_name(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "excel.csv"
+    path.write_bytes("\ufefftext,label\nगाना,good\n".encode(encoding))
+    with pytest.raises(UserError, match=r"excel\.csv:1: this is UTF-16"):
+        read_table(str(path), {"text": "text", "label": "label"})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from indictune.errors import UserError
-from indictune.strategy.deepspeed import check_deepspeed
+from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 
 FLAGS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -94,3 +94,22 @@ def test_accumulation_is_compared_only_where_it_is_known() -> None:
 
 def test_a_key_of_another_shape_is_no_contradiction_of_ours() -> None:
     assert problems({"optimizer": None, "bf16": True}) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optim", "refused"),
+    [
+        ("zero2_offload", "sgd", True),
+        ("zero3_offload", "adafactor", True),
+        ("zero2_offload", "adamw_torch_fused", False),
+        ("zero2", "sgd", False),
+        ("fsdp2_offload", "sgd", False),
+    ],
+)
+def test_an_optimizer_that_offload_would_replace_is_refused(strategy: str, optim: str, refused: bool) -> None:
+    """accelerate puts DeepSpeed's Adam in the place of any optimizer whose states are offloaded."""
+    if not refused:
+        check_offloaded_optimizer(strategy, optim)
+        return
+    with pytest.raises(UserError, match=f"--optim {optim}: under {strategy}"):
+        check_offloaded_optimizer(strategy, optim)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from indictune.errors import UserError
-from indictune.strategy.launch import Launch, deepspeed_file, rank_of, read_deepspeed, read_launch
+from indictune.strategy.launch import Launch, deepspeed_file, for_evaluation, rank_of, read_deepspeed, read_launch
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,10 +77,25 @@ def test_every_launcher_reads_the_shipped_deepspeed_files_by_their_names(name: s
     assert launch_of(in_config) == (name, 2, 2, 1)
 
 
-def test_the_flag_wins_over_the_file_that_an_accelerate_config_names() -> None:
-    in_config = ACCELERATE_DEEPSPEED | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds_configs/zero3.json"}
-    assert deepspeed_file(in_config, None) == "ds_configs/zero3.json"
-    assert deepspeed_file(in_config, "mine.json") == "mine.json"
+def test_a_flag_beside_another_file_of_the_accelerate_config_is_refused() -> None:
+    """The launcher's own choice is never replaced in silence; the same file twice is no contradiction."""
+    file = "ds_configs/zero3.json"
+    in_config = ACCELERATE_DEEPSPEED | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": file}
+    assert deepspeed_file(in_config, None) == file
+    assert deepspeed_file(in_config, file) == file
+    with pytest.raises(UserError, match=f"--deepspeed mine\\.json: the accelerate config names {file}"):
+        deepspeed_file(in_config, "mine.json")
+    with pytest.raises(UserError, match=r"--deepspeed mine\.json: the accelerate config asks for FSDP"):
+        deepspeed_file({"ACCELERATE_USE_FSDP": "true"}, "mine.json")
+
+
+def test_evaluation_runs_side_by_side_where_a_stage_splits_only_training() -> None:
+    environ = {"ACCELERATE_USE_DEEPSPEED": "true"}
+    evaluated = for_evaluation(Launch("zero2_offload", 2, 2, 1, {"zero_optimization": {"stage": 2}}), environ)
+    assert evaluated == Launch("ddp", 2, 2, 1, None)
+    assert environ == {}
+    kept = Launch("zero3", 2, 2, 1, {"zero_optimization": {"stage": 3}})
+    assert for_evaluation(kept, environ) is kept
 
 
 def test_a_deepspeed_file_that_no_launcher_asked_for_is_not_read() -> None:
