@@ -108,8 +108,6 @@ def load_splits(args: DataArguments) -> Splits:
             _check_labels(loaded["train"], held_out, args.label_column)
     problems.raise_any()
     labels = _ordered_labels(loaded["train"])
-    counts = ", ".join(f"{len(rows):,} {split}" for split, rows in loaded.items())
-    logger.info("rows: %s; labels: %s", counts, ", ".join(labels[:_MAX_IDS]))
     return Splits(loaded["train"], loaded.get("validation"), loaded.get("test"), labels, notes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from indictune.data.loading import Rows, Splits
+
+logger = logging.getLogger(__name__)
 
 
 def tokenise(rows: Rows, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int) -> Dataset:
@@ -40,6 +43,9 @@ def tokenise_splits(
     splits: Splits, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """`tokenise` for the training, validation and test rows; None for those there are not."""
+    loaded = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    counts = ", ".join(f"{len(rows):,} {name}" for name, rows in loaded.items() if rows is not None)
+    logger.info("rows: %s; labels: %s", counts, ", ".join(labels))
     train = tokenise(splits.train, tokenizer, labels, max_length)
     validation, test = (
         None if rows is None else tokenise(rows, tokenizer, labels, max_length)

@@ -89,7 +89,8 @@ def write_metrics(session: Session, metrics: dict[str, Any]) -> None:
 
 def written(output_dir: Path) -> list[str]:
     """The files and folders of a finished run, hidden ones left out."""
-    return sorted(path.name + "/" * path.is_dir() for path in output_dir.iterdir() if not path.name.startswith("."))
+    names = {path.name + "/" * path.is_dir() for path in output_dir.iterdir() if not path.name.startswith(".")}
+    return sorted(names | {"status.json"})  # which comes last, when the command is over
 
 
 def run_metrics(trainer: IndicTrainer, asked_strategy: str) -> dict[str, Any]:
