@@ -21,7 +21,15 @@ def numbers(metrics: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ranks"), [("single", 1), ("ddp", 2), ("ddp", 3), ("fsdp2", 2), ("zero2_offload", 2), ("zero3", 3)]
+    ("strategy", "ranks"),
+    [
+        ("single", 1),
+        pytest.param("ddp", 2, marks=pytest.mark.slow),
+        ("ddp", 3),
+        ("fsdp2", 2),
+        ("zero2_offload", 2),
+        ("zero3", 3),
+    ],
 )
 def test_the_evaluate_command_gives_the_numbers_of_the_run(
     run_under: Start, job: Path, tmp_path: Path, strategy: str, ranks: int

@@ -57,7 +57,7 @@ def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: st
 
 @pytest.mark.parametrize(
     "strategy",
-    ["ddp", "fsdp2", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2"))],
+    ["ddp", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp2", "zero1", "zero2"))],
 )
 def test_plain_sgd_too(run_under: Start, strategy: str) -> None:
     """AdamW hides a gradient that is too large by a factor; SGD does not. (DeepSpeed offloads only its own Adam.)"""
@@ -65,7 +65,7 @@ def test_plain_sgd_too(run_under: Start, strategy: str) -> None:
     assert differences(one, two) == []
 
 
-@pytest.mark.parametrize("rows", ["12", "4", "1"])
+@pytest.mark.parametrize("rows", [pytest.param("12", marks=pytest.mark.slow), "4", "1"])
 def test_accumulation_does_not_change_the_run(run_under: Start, rows: str) -> None:
     """24 = 1 x 24 = 1 x 12 x 2 = ...; the last global batch of an epoch has 5 rows, fewer than its micro-batches."""
     one = run_under("single", 1, *ONE_MICRO_BATCH)
@@ -84,7 +84,10 @@ def test_weighted_smoothed_loss_is_exact_too(run_under: Start) -> None:
     assert differences(one, run_under("single", 1, *ONE_MICRO_BATCH)) != []
 
 
-@pytest.mark.parametrize(("launcher", "strategy"), [(torchrun, "ddp"), (torchrun, "zero3"), (deepspeed, "zero2")])
+@pytest.mark.parametrize(
+    ("launcher", "strategy"),
+    [pytest.param(torchrun, "ddp", marks=pytest.mark.slow), (torchrun, "zero3"), (deepspeed, "zero2")],
+)
 def test_every_launcher_gives_the_run(
     run_under: Start, job: Path, tmp_path: Path, launcher: Callable[[int], list[str]], strategy: str
 ) -> None:
@@ -94,7 +97,7 @@ def test_every_launcher_gives_the_run(
     assert differences(run_under("single", 1, *ONE_MICRO_BATCH), run) == []
 
 
-@pytest.mark.parametrize("strategy", ["single_gpu", "fsdp2_offload"])
+@pytest.mark.parametrize("strategy", [pytest.param("single_gpu", marks=pytest.mark.slow), "fsdp2_offload"])
 def test_the_other_shipped_files_run_too(run_under: Start, job: Path, tmp_path: Path, strategy: str) -> None:
     ranks = 1 if strategy == "single_gpu" else 2
     run = train(accelerate(strategy, ranks), tmp_path, "--config", str(job))
@@ -104,7 +107,11 @@ def test_the_other_shipped_files_run_too(run_under: Start, job: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("strategy", "method", "bound"),
-    [("fsdp2", "lora", RELATIVE), ("zero3", "lora", RELATIVE), ("fsdp2_qlora", "qlora", 1e-2)],
+    [
+        ("fsdp2", "lora", RELATIVE),
+        pytest.param("zero3", "lora", RELATIVE, marks=pytest.mark.slow),
+        ("fsdp2_qlora", "qlora", 1e-2),
+    ],
 )
 def test_adapters_train_alike_and_are_saved_whole(
     run_under: Start, tmp_path: Path, job: Path, strategy: str, method: str, bound: float

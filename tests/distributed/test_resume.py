@@ -15,7 +15,9 @@ Start = Callable[..., Run]
 STOPPED_AT = 7  # in the second epoch, which begins after step 5
 
 
-@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp2", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "strategy", ["single", "ddp", "fsdp2", pytest.param("zero2", marks=pytest.mark.slow), "zero3"]
+)
 def test_auto_goes_on_from_the_newest_checkpoint(run_under: Start, job: Path, tmp_path: Path, strategy: str) -> None:
     ranks, flags = (1, ["--per_device_train_batch_size", "24"]) if strategy == "single" else (2, [])
     whole = run_under(strategy, ranks, *flags)
