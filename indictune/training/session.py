@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,10 +109,7 @@ class Session:
         Raises:
             UserError: all problems of the recipe, the launch and whatever ran inside `checks`.
         """
-
-        def planned(name: str) -> Any:
-            return self.recipe.planned(arguments, name)
-
+        planned = partial(self.planned, arguments)
         with self.checks():
             self.checkpoint = output.find_checkpoint(self.output_dir, planned("resume_from_checkpoint"))
             self._decided["resume_from_checkpoint"] = self.checkpoint

@@ -258,8 +258,6 @@ def test_rows_for_a_finished_model_have_its_labels(write: Write) -> None:
 
 
 def test_builtin_tweets_are_read_from_the_package() -> None:
-    if not (importlib.resources.files("indictune.data") / "samples" / "train.jsonl").is_file():
-        pytest.skip("the built-in tweets are not there yet")
     splits = load_splits(DataArguments(dataset_name="builtin:tweets"))
     assert splits.labels == ["negative", "neutral", "positive"]
     assert splits.validation is not None
