@@ -5,11 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-all test-gpu lint clean
+.PHONY: demo demo-llama test test-all test-gpu lint clean
 
 demo: $(STAMP)  ## fine-tune the built-in small encoder on the built-in tweets
 	rm -rf outputs/demo
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/train_sentiment.py --config recipes/sentiment/demo.yaml
+
+demo-llama: $(STAMP)  ## fine-tune the built-in small LLaMA on the built-in instructions
+	rm -rf outputs/demo_llama
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/train_llama.py --config recipes/llama/demo.yaml
 
 test: lint  ## everything that runs on a CPU within minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu"

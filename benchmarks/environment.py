@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes", "datasets", "scikit-learn")
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "bitsandbytes", "datasets", "scikit-learn"),
+)
 
 
 def environment() -> dict[str, object]:

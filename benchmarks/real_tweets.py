@@ -26,7 +26,7 @@ from sklearn.pipeline import make_pipeline
 
 from benchmarks.environment import environment
 from indictune.data.cleaning import clean
-from indictune.models.builtin import Size, build
+from indictune.models.tiny_bert import Size, build
 
 DEMO = "recipes/sentiment/demo.yaml"
 RECIPE = "recipes/sentiment/small_from_scratch.yaml"

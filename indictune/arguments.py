@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from transformers import TrainingArguments
 
@@ -40,6 +41,27 @@ class ModelArguments:
         default_factory=lambda: ["all-linear"],
         metadata={"help": "Names of the modules that get LoRA matrices; `all-linear` takes every linear layer."},
     )
+    use_dora: bool = field(
+        default=False, metadata={"help": "Weight-decomposed LoRA (DoRA): a trained length for each output, too."}
+    )
+    use_rslora: bool = field(
+        default=False, metadata={"help": "Rank-stabilised LoRA: scale by alpha / sqrt(r) instead of alpha / r."}
+    )
+    modules_to_save: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Modules that are trained whole and saved with the adapter, such as embed_tokens lm_head."},
+    )
+    attn_implementation: str | None = field(
+        default=None,
+        metadata={"help": "transformers' attention: eager, sdpa, flash_attention_2, ... Default: the model's own."},
+    )
+    device_map: str | None = field(
+        default=None,
+        metadata={
+            "help": "auto, balanced or sequential: spread one process's model over all its GPUs, layer by layer. For "
+            "more speed, start one process a GPU instead."
+        },
+    )
     dropout: float | None = field(
         default=None,
         metadata={"help": "Set every dropout of the model to this probability. 0 makes runs comparable exactly."},
@@ -47,6 +69,9 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         problems = Problems()
+        for name in ("use_dora", "use_rslora", "modules_to_save"):
+            if self.method == "full" and getattr(self, name):
+                problems.append(f"--{name}: has no effect with --method full; give --method lora or qlora.")
         if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
             problems.append(f"--dropout {self.dropout}: expected a probability from 0 up to, not including, 1.")
         if not 0.0 <= self.lora_dropout < 1.0:
@@ -84,29 +109,29 @@ class TextArguments:
 
 
 @dataclass
-class DataArguments(TextArguments):
-    """Which rows are trained on, and how they are read.
+class SourceArguments:
+    """Where the rows of a run come from.
 
     Raises:
-        UserError: a value is out of its range, or no training rows are named.
+        UserError: no training rows are named, or they are named twice.
     """
 
     dataset_name: str | None = field(
         default=None,
-        metadata={"help": "A dataset on the Hub, or `builtin:tweets`, the package's own Hindi, Telugu and Tamil set."},
+        metadata={
+            "help": "A dataset on the Hub, or one of the package's own: `builtin:tweets` in Hindi, Telugu and Tamil, "
+            "`builtin:chats` with instructions and answers in these and English."
+        },
     )
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the Hub dataset."})
-    train_file: str | None = field(default=None, metadata={"help": "csv, tsv, json, jsonl or parquet file."})
+    train_file: str | None = field(
+        default=None, metadata={"help": "json, jsonl or parquet file; csv and tsv too for a classifier."}
+    )
     validation_file: str | None = field(default=None, metadata={"help": "Rows for the evaluations of a run."})
     test_file: str | None = field(default=None, metadata={"help": "Rows evaluated once, at the end of the run."})
-    drop_leaked_rows: bool = field(
-        default=False, metadata={"help": "Remove training rows whose text also stands in the validation or test rows."}
-    )
 
     def __post_init__(self) -> None:
         problems = Problems()
-        with problems.collecting():
-            super().__post_init__()
         if self.dataset_name is not None and self.train_file is not None:
             problems.append(
                 f"--dataset_name {self.dataset_name} and --train_file {self.train_file}: rows come from one of them; "
@@ -114,10 +139,31 @@ class DataArguments(TextArguments):
             )
         if self.dataset_name is None and self.train_file is None:
             problems.append(
-                "No training rows: give --train_file FILE or --dataset_name NAME (builtin:tweets needs no file)."
+                "No training rows: give --train_file FILE or --dataset_name NAME (a builtin: one needs no file)."
             )
         if self.dataset_config_name is not None and self.dataset_name is None:
             problems.append(f"--dataset_config_name {self.dataset_config_name}: has no effect without --dataset_name.")
+        problems.raise_any()
+
+
+@dataclass
+class DataArguments(TextArguments, SourceArguments):
+    """Which labelled texts are trained on, and how they are read.
+
+    Raises:
+        UserError: a value is out of its range, or no training rows are named.
+    """
+
+    drop_leaked_rows: bool = field(
+        default=False, metadata={"help": "Remove training rows whose text also stands in the validation or test rows."}
+    )
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        with problems.collecting():
+            TextArguments.__post_init__(self)
+        with problems.collecting():
+            SourceArguments.__post_init__(self)
         problems.raise_any()
 
 
@@ -126,7 +172,9 @@ class EvaluateArguments(TextArguments):
     """Which finished model is evaluated on which rows. What is not given is as it was in training."""
 
     model: str = field(default="", metadata={"help": "The --output_dir of a finished run."})
-    test_file: str = field(default="", metadata={"help": "csv, tsv, json, jsonl or parquet file with labels."})
+    test_file: str = field(default="", metadata={"help": "Rows in the form of the training rows, with answers."})
+    chat_template: str | None = field(default=None, metadata={"help": "How messages are written out."})
+    train_on_prompts: bool = field(default=False, metadata={"help": "Score every token, not the answers alone."})
     output_dir: str = field(
         default="", metadata={"help": "Gets metrics.json. Default: MODEL/evaluation/<name of the test file>."}
     )
@@ -138,14 +186,63 @@ class EvaluateArguments(TextArguments):
 
 
 @dataclass
+class MergeArguments:
+    """Which adapter becomes a whole model, and how it is written.
+
+    Raises:
+        UserError: what must be named is missing, or a value cannot be used.
+    """
+
+    adapter: str = field(default="", metadata={"help": "Folder of the adapter; may be given as a bare first word."})
+    output_dir: str = field(default="", metadata={"help": "Gets the merged model; must not exist, or be empty."})
+    base_model: str | None = field(
+        default=None, metadata={"help": "The base as a folder or a Hub name. Default: the one it was trained on."}
+    )
+    base_revision: str | None = field(
+        default=None, metadata={"help": "Branch, tag or commit of the base. Default: the one it was trained on."}
+    )
+    base_weights: Literal["dequantised", "original"] | None = field(
+        default=None,
+        metadata={
+            "help": "What an adapter of `--method qlora` is added to: `dequantised` (default) rounds the base to 4 "
+            "bit and back, as it was in training; `original` takes the checkpoint's own weights."
+        },
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = field(
+        default=None, metadata={"help": "Type of the merged weights. Default: that of the base's checkpoint."}
+    )
+    max_shard_size: str = field(default="5GB", metadata={"help": "Size of one file at most, such as 500MB or 5GB."})
+    to_4bit: bool = field(default=False, metadata={"help": "Write the merged model in 4 bit, which rounds it again."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run Python code that comes with the model."})
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        if not self.adapter:
+            problems.append("The adapter is missing: indictune merge ADAPTER --output_dir FOLDER.")
+        if not self.output_dir:
+            problems.append("--output_dir is missing: name the folder that the merged model goes to.")
+        if re.fullmatch(r"[1-9]\d*[KMGT]B", self.max_shard_size) is None:
+            problems.append(f"--max_shard_size {self.max_shard_size}: expected a number and KB, MB, GB or TB.")
+        problems.raise_any()
+
+
+@dataclass
 class IndicTrainingArguments(TrainingArguments):
-    """How it is trained: transformers' `TrainingArguments` with our defaults and a few fields more."""
+    """How it is trained, whatever the task: transformers' `TrainingArguments` with our defaults and a few fields more.
+
+    Attributes:
+        METRICS: by which checkpoints can be compared.
+        LANGUAGE_METRICS: beginning of the names of such metrics of one language; empty where there are none.
+    """
+
+    METRICS: ClassVar[tuple[str, ...]] = ("loss",)
+    LANGUAGE_METRICS: ClassVar[str] = ""
 
     per_device_eval_batch_size: int = field(
         default=64, metadata={"help": "Rows of one evaluation batch on each process."}
     )
     metric_for_best_model: str | None = field(
-        default="macro_f1", metadata={"help": "Metric of the validation rows by which checkpoints are compared."}
+        default="loss", metadata={"help": "Metric of the validation rows by which checkpoints are compared."}
     )
     load_best_model_at_end: bool = field(
         default=True, metadata={"help": "Keep the checkpoint with the best metric as the final model."}
@@ -168,15 +265,27 @@ class IndicTrainingArguments(TrainingArguments):
             "number of processes and per_device_train_batch_size."
         },
     )
-    class_weights: str | None = field(
-        default=None,
-        metadata={"help": "`balanced` (n / (classes x count)), or a JSON or YAML file of label: weight."},
-    )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without a better metric."}
     )
     verbose: bool = field(
         default=False, metadata={"help": "Show the messages of DeepSpeed, torch and the other libraries too."}
+    )
+
+
+@dataclass
+class SentimentTrainingArguments(IndicTrainingArguments):
+    """How a classifier is trained."""
+
+    METRICS: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "macro_f1", "worst_language_macro_f1")
+    LANGUAGE_METRICS: ClassVar[str] = "macro_f1_"
+
+    metric_for_best_model: str | None = field(
+        default="macro_f1", metadata={"help": "Metric of the validation rows by which checkpoints are compared."}
+    )
+    class_weights: str | None = field(
+        default=None,
+        metadata={"help": "`balanced` (n / (classes x count)), or a JSON or YAML file of label: weight."},
     )
 
 
@@ -211,14 +320,12 @@ def check_fixed(planned: Callable[[str], Any]) -> None:
         raise UserError(problems)
 
 
-METRICS = ("loss", "accuracy", "macro_f1", "worst_language_macro_f1")
-
-
-def check_values(planned: Callable[[str], Any]) -> None:
+def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str], Any]) -> None:
     """Refuse values that transformers or torch would fail on later, or that would train nothing.
 
     Args:
-        planned: the value that a field of the training arguments will have.
+        arguments: the training arguments, for the metrics that there are.
+        planned: the value that a field of them will have.
 
     Raises:
         UserError: all such values.
@@ -242,8 +349,10 @@ def check_values(planned: Callable[[str], Any]) -> None:
     if not 0 <= smoothing < 1:
         problems.append(f"--label_smoothing_factor {smoothing}: expected a share from 0 up to, not including, 1.")
     metric = str(planned("metric_for_best_model")).removeprefix("eval_")
-    if metric not in METRICS and not metric.startswith("macro_f1_"):
-        problems.append(f"--metric_for_best_model {metric}: expected {', '.join(METRICS)} or macro_f1_<language>.")
+    prefix = arguments.LANGUAGE_METRICS
+    if metric not in arguments.METRICS and not (prefix and metric.startswith(prefix)):
+        expected = [*arguments.METRICS, *([f"{prefix}<language>"] if prefix else [])]
+        problems.append(f"--metric_for_best_model {metric}: expected {' or '.join(expected)}.")
     if planned("early_stopping_patience") is not None and str(planned("eval_strategy")) == "no":
         problems.append("--early_stopping_patience: nothing to compare, because --eval_strategy is no.")
     if problems:

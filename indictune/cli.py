@@ -9,6 +9,7 @@ USAGE = """usage: indictune VERB [flags]
 
 verbs:
   evaluate   score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
+  merge      make an adapter and its base one model: ADAPTER --output_dir D [--dtype T]
 
 `indictune VERB --help` lists the flags of a verb.
 """
@@ -17,7 +18,7 @@ verbs:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that `argv` begins with; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verbs = {"evaluate": evaluate}
+    verbs = {"evaluate": evaluate, "merge": merge}
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if words else 2
@@ -32,6 +33,13 @@ def evaluate(argv: Sequence[str]) -> int:
     from indictune.training.evaluate import evaluate_command
 
     return evaluate_command(argv)
+
+
+def merge(argv: Sequence[str]) -> int:
+    """Make an adapter and its base one model."""
+    from indictune.models.merging import merge_command
+
+    return merge_command(argv)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,15 @@ deepspeed --num_gpus 8 scripts/train_sentiment.py --deepspeed ds_configs/zero3.j
 
 import sys
 
-from indictune.arguments import DataArguments, IndicTrainingArguments, ModelArguments
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
-from indictune.models.loading import check_max_length, label_order, load_classifier, load_config, load_tokenizer
+from indictune.models.classifier import label_order, load_classifier, load_classifier_config
+from indictune.models.loading import load_tokenizer
 from indictune.training.class_weights import as_tensor, class_weights
 from indictune.training.loss import ExactLoss
-from indictune.training.results import finish
+from indictune.training.results import finish, save
 from indictune.training.session import Session, run
 from indictune.training.trainer import IndicTrainer
 from indictune.training.watchers import watch
@@ -28,16 +29,16 @@ def main(session: Session) -> None:
     """The table of contents of a run."""
     with session.checks():
         model_args = session.build(ModelArguments)
-        config = load_config(model_args)
-        check_max_length(config, session.planned(DataArguments, "max_length"))
+        config = load_classifier_config(model_args)
+        session.check_model(model_args, config, session.planned(DataArguments, "max_length"))
     with session.checks():
         data_args = session.build(DataArguments)
         splits = load_splits(data_args)
-        choice = session.planned(IndicTrainingArguments, "class_weights")
+        choice = session.planned(SentimentTrainingArguments, "class_weights")
         weights = class_weights(choice, splits.train.table["label"].to_pylist(), splits.labels)
-    session.decide(IndicTrainingArguments)
+    session.decide(SentimentTrainingArguments)
 
-    args = session.start(IndicTrainingArguments, has_validation=splits.validation is not None)
+    args = session.start(SentimentTrainingArguments, has_validation=splits.validation is not None)
     session.warn(splits.notes)
     tokenizer = load_tokenizer(model_args)
     labels = label_order(config, splits.labels)
@@ -46,10 +47,11 @@ def main(session: Session) -> None:
     loss = ExactLoss(as_tensor(weights, labels), args.label_smoothing_factor)
 
     trainer = IndicTrainer(model, args, train, validation, tokenizer, loss)
-    throughput = watch(trainer, splits.train, train["length"][:], session.output_dir)
+    throughput = watch(trainer, splits.train.place, train["length"][:], session.output_dir)
     result = trainer.train(resume_from_checkpoint=session.checkpoint)
+    save(trainer, session)
     finish(trainer, session, result, throughput, test)
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, read_recipe(sys.argv[1:], (ModelArguments, DataArguments, IndicTrainingArguments))))
+    sys.exit(run(main, read_recipe(sys.argv[1:], (ModelArguments, DataArguments, SentimentTrainingArguments))))

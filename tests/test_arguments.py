@@ -14,6 +14,7 @@ from indictune.arguments import (
     EvaluateArguments,
     IndicTrainingArguments,
     ModelArguments,
+    SentimentTrainingArguments,
     TextArguments,
     check_fixed,
     check_values,
@@ -36,9 +37,9 @@ def test_every_field_of_ours_says_what_it_is(arguments: type[Any]) -> None:
 
 
 def test_every_training_field_that_we_add_or_change_says_what_it_is() -> None:
-    ours = IndicTrainingArguments.__annotations__
+    ours = {**IndicTrainingArguments.__annotations__, **SentimentTrainingArguments.__annotations__}
     assert "global_batch_size" in ours
-    for field in dataclasses.fields(IndicTrainingArguments):
+    for field in dataclasses.fields(SentimentTrainingArguments):
         if field.name in ours:
             assert field.metadata["help"].endswith("."), field.name
 
@@ -79,7 +80,7 @@ class TestDataArguments:
 
     def test_a_run_without_training_rows_is_told_what_to_give(self) -> None:
         assert problems_of(DataArguments, test_file="c.csv") == [
-            "No training rows: give --train_file FILE or --dataset_name NAME (builtin:tweets needs no file)."
+            "No training rows: give --train_file FILE or --dataset_name NAME (a builtin: one needs no file)."
         ]
 
     def test_a_configuration_needs_its_dataset(self) -> None:
@@ -100,7 +101,7 @@ class TestDataArguments:
 
 class TestTrainingArguments:
     def test_our_defaults(self) -> None:
-        args = IndicTrainingArguments(output_dir="out", use_cpu=True)
+        args = SentimentTrainingArguments(output_dir="out", use_cpu=True)
         assert args.metric_for_best_model == "macro_f1"
         assert args.greater_is_better is True
         assert args.load_best_model_at_end is True
@@ -110,7 +111,7 @@ class TestTrainingArguments:
         assert args.global_batch_size == 64
 
     def test_the_defaults_are_what_the_exact_batches_rest_on(self) -> None:
-        args = IndicTrainingArguments(output_dir="out", use_cpu=True)
+        args = SentimentTrainingArguments(output_dir="out", use_cpu=True)
         check_fixed(lambda name: getattr(args, name))
 
     @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ class TestTrainingArguments:
         ],
     )
     def test_a_setting_that_would_break_them_is_refused(self, name: str, other: object) -> None:
-        args = IndicTrainingArguments(output_dir="out", use_cpu=True)
+        args = SentimentTrainingArguments(output_dir="out", use_cpu=True)
 
         def planned(field: str) -> Any:
             return other if field == name else getattr(args, field)
@@ -154,19 +155,20 @@ class TestTrainingArguments:
     ],
 )
 def test_a_value_that_would_fail_late_is_refused(name: str, value: object) -> None:
-    planned = {field.name: field.default for field in dataclasses.fields(IndicTrainingArguments)}
-    check_values(planned.__getitem__)
+    planned = {field.name: field.default for field in dataclasses.fields(SentimentTrainingArguments)}
+    check_values(SentimentTrainingArguments, planned.__getitem__)
     with pytest.raises(UserError, match=f"--{name} {value}: ") as raised:
-        check_values({**planned, name: value}.__getitem__)
+        check_values(SentimentTrainingArguments, {**planned, name: value}.__getitem__)
     assert len(raised.value.problems) == 1
 
 
 def test_the_metric_of_a_language_may_choose_the_best_model() -> None:
-    planned = {field.name: field.default for field in dataclasses.fields(IndicTrainingArguments)}
-    check_values({**planned, "metric_for_best_model": "eval_macro_f1_ta"}.__getitem__)
+    planned = {field.name: field.default for field in dataclasses.fields(SentimentTrainingArguments)}
+    check_values(SentimentTrainingArguments, {**planned, "metric_for_best_model": "eval_macro_f1_ta"}.__getitem__)
 
 
 def test_early_stopping_needs_evaluations() -> None:
-    planned = {field.name: field.default for field in dataclasses.fields(IndicTrainingArguments)}
+    planned = {field.name: field.default for field in dataclasses.fields(SentimentTrainingArguments)}
+    planned |= {"early_stopping_patience": 2, "eval_strategy": "no"}
     with pytest.raises(UserError, match="--early_stopping_patience: nothing to compare"):
-        check_values({**planned, "early_stopping_patience": 2, "eval_strategy": "no"}.__getitem__)
+        check_values(SentimentTrainingArguments, planned.__getitem__)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from indictune.arguments import DataArguments, IndicTrainingArguments, ModelArguments
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import Recipe, read_recipe, resolved
 from indictune.errors import UserError
 from indictune.training.output import write_recipe
 
-RUN = (ModelArguments, DataArguments, IndicTrainingArguments)
+RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
 
 WriteRecipe = Callable[[str], str]
 
@@ -139,16 +139,16 @@ def test_a_recipe_holds_yaml_values_of_every_kind(recipe: WriteRecipe) -> None:
         "text_column": "ट्वीट",
         "lr_scheduler_kwargs": '{"num_cycles": 2}',
     }
-    args = read("--config", path, "--output_dir", "out").build(IndicTrainingArguments)
+    args = read("--config", path, "--output_dir", "out").build(SentimentTrainingArguments)
     assert args.lr_scheduler_kwargs == {"num_cycles": 2}
 
 
 def test_planned_is_the_given_value_or_the_default() -> None:
     given = read("--max_grad_norm", "0.5")
-    assert given.planned(IndicTrainingArguments, "max_grad_norm") == 0.5
-    assert given.planned(IndicTrainingArguments, "global_batch_size") == 64
-    assert given.planned(IndicTrainingArguments, "report_to") == ["none"]
-    assert given.planned(IndicTrainingArguments, "deepspeed") is None
+    assert given.planned(SentimentTrainingArguments, "max_grad_norm") == 0.5
+    assert given.planned(SentimentTrainingArguments, "global_batch_size") == 64
+    assert given.planned(SentimentTrainingArguments, "report_to") == ["none"]
+    assert given.planned(SentimentTrainingArguments, "deepspeed") is None
 
 
 def test_what_the_run_decides_wins_over_what_was_given() -> None:
@@ -213,7 +213,7 @@ class TestWrongValues:
     def test_a_value_that_the_dataclass_refuses_is_the_users_error(self) -> None:
         given = read("--output_dir", "out", "--eval_strategy", "sometimes")
         with pytest.raises(UserError, match="sometimes is not a valid IntervalStrategy"):
-            given.build(IndicTrainingArguments)
+            given.build(SentimentTrainingArguments)
 
 
 class TestRecipeFile:
@@ -335,7 +335,7 @@ data_seed: 3
 
 def build(given: Recipe) -> list[Any]:
     """The three dataclasses, on the CPU, which the machine decides and no recipe records."""
-    on_cpu = given.build(IndicTrainingArguments, use_cpu=True)
+    on_cpu = given.build(SentimentTrainingArguments, use_cpu=True)
     return [given.build(ModelArguments), given.build(DataArguments), on_cpu]
 
 
@@ -367,4 +367,4 @@ def test_resolved_holds_every_field_but_secrets_and_what_a_rank_decides(recipe: 
 
 def test_planned_knows_only_fields() -> None:
     with pytest.raises(ValueError, match="not enough values"):
-        read().planned(IndicTrainingArguments, "no_such_field")
+        read().planned(SentimentTrainingArguments, "no_such_field")

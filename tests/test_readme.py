@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from indictune.arguments import DataArguments, EvaluateArguments, IndicTrainingArguments, ModelArguments
+from indictune.arguments import DataArguments, EvaluateArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.strategy.launch import read_deepspeed
 from tests.conftest import FinishedRun
@@ -16,7 +16,7 @@ from tests.distributed.launching import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "recipes").rglob("*.yaml"))]
-TRAINING = (ModelArguments, DataArguments, IndicTrainingArguments)
+TRAINING = (ModelArguments, DataArguments, SentimentTrainingArguments)
 TOP_LEVEL = r"(?:indictune|scripts|accelerate_configs|ds_configs|recipes|benchmarks|docs|tests)/[\w./-]*\w"
 
 

@@ -16,6 +16,7 @@ from tests.distributed.launching import ROOT, start
 LAYERS = [
     {"indictune.errors", "indictune"},
     {"indictune.arguments", "indictune.config"},
+    {"indictune.llama_arguments"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},
     {"indictune.strategy"},
     {"indictune.training"},
@@ -63,8 +64,8 @@ def test_the_layers_are_told_apart() -> None:
     assert len(FILES) > 30
     assert layer_of("indictune.errors.UserError") == 0
     assert layer_of("indictune.config.Recipe") == 1
-    assert layer_of("indictune.data.batching") == layer_of("indictune.models.loading.load_config") == 2
-    assert layer_of("scripts.train_sentiment") == 6
+    assert layer_of("indictune.data.batching") == layer_of("indictune.models.loading.load_config") == 3
+    assert layer_of("scripts.train_sentiment") == 7
 
 
 @every_file

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.columns import check_columns, text_batch
+from indictune.data.reading import Record
 from indictune.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset]:
     except (ConnectionError, HfHubHTTPError) as error:
         raise UserError(
             f"{origin}: the Hub cannot be reached and the dataset is not in the cache; "
-            "give --train_file FILE, or --dataset_name builtin:tweets, which needs no network."
+            "give --train_file FILE, or a --dataset_name that begins with builtin:, which needs no network."
         ) from error
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -74,6 +75,18 @@ def hub_batches(rows: Dataset, columns: Mapping[str, str], optional: Mapping[str
             )
         yield text_batch(batch, names, list(optional), split, first_row)
         first_row += batch.num_rows
+
+
+def hub_records(rows: Dataset) -> Iterator[Record]:
+    """The rows of a split in the form of `read_records`.
+
+    Raises:
+        UserError: the split has no rows.
+    """
+    if not len(rows):
+        raise UserError(f"{rows.split}: the split holds no rows.")
+    tables = rows.with_format("arrow").iter(_CHUNK_ROWS)
+    yield from enumerate((row for table in tables for row in table.to_pylist()), 1)
 
 
 def _class_names(ids: pa.Array, label: ClassLabel) -> pa.Array:

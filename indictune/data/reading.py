@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +22,7 @@ from indictune.errors import Problems, UserError
 
 _TEXT_EXTENSIONS = (".csv", ".tsv", ".json", ".jsonl")
 EXTENSIONS = (*_TEXT_EXTENSIONS, ".parquet")
+RECORD_EXTENSIONS = (".json", ".jsonl", ".parquet")
 # Rows held as Python objects before they become arrow arrays; it bounds the memory over that of the texts themselves.
 _CHUNK_ROWS = 20_000
 _MAX_BROKEN_LINES = 5
@@ -33,6 +34,7 @@ _JSON_SPACE = re.compile(r"[ \t\n\r]*")
 _JSON_LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[')
 
 Row = tuple[int, tuple[str | None, ...]]
+Record = tuple[int, dict[str, object]]
 
 
 def read_table(path: str, columns: Mapping[str, str], optional: Mapping[str, str] = _NO_COLUMNS) -> pa.Table:
@@ -62,7 +64,7 @@ def read_batches(
         UserError: the file or a column is missing, the file holds no rows or cannot be read as what its extension
             says. Up to 5 broken lines are listed, each as `path:line`, after the rows of the other lines.
     """
-    _check_file(path)
+    _check_file(path, EXTENSIONS)
     extension = Path(path).suffix.lower()
     broken = _BrokenLines(path)
     if extension == ".parquet":
@@ -79,6 +81,33 @@ def read_batches(
     for batch in batches:
         empty = False
         yield batch
+    broken.raise_any()
+    if empty:
+        raise UserError(f"{path}: the file holds no rows.")
+
+
+def read_records(path: str) -> Iterator[Record]:
+    """Read a json, jsonl or parquet file whose values may be lists and objects, a row at a time.
+
+    json and jsonl as in `read_batches`: numbers arrive as the text they are written as.
+
+    Yields:
+        The line on which a row begins, counted from 1 (for parquet the number of the row), and the row.
+
+    Raises:
+        UserError: the file is missing, holds no rows or cannot be read as what its extension says. Up to 5 broken
+            lines are listed, each as `path:line`, after the rows of the other lines.
+    """
+    _check_file(path, RECORD_EXTENSIONS)
+    broken = _BrokenLines(path)
+    read = {".json": _json_elements, ".jsonl": _json_lines}.get(Path(path).suffix.lower())
+    empty = True
+    for line, record in read(path, broken) if read else _parquet_records(path):
+        empty = False
+        if isinstance(record, dict):
+            yield line, record
+        else:
+            broken.add(line, f"holds {kind_of(record)}, expected an object.")
     broken.raise_any()
     if empty:
         raise UserError(f"{path}: the file holds no rows.")
@@ -103,10 +132,10 @@ class _BrokenLines(Problems):
             self.raise_any()
 
 
-def _check_file(path: str) -> None:
+def _check_file(path: str, extensions: Sequence[str]) -> None:
     file = Path(path)
-    if file.suffix.lower() not in EXTENSIONS:
-        raise UserError(f"{path}: files of this kind are not read; expected one of {', '.join(EXTENSIONS)}.")
+    if file.suffix.lower() not in extensions:
+        raise UserError(f"{path}: files of this kind are not read; expected one of {', '.join(extensions)}.")
     if not file.exists():
         near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
         hint = f" Did you mean {file.parent / near[0]}?" if near else ""
@@ -140,10 +169,11 @@ def _strings(values: list[str | None]) -> pa.Array:
     try:
         return pa.array(values, pa.string())
     except UnicodeEncodeError:  # half of a \ud83d\ude00 pair, as tweets cut in the middle of an emoji have it
-        return pa.array([value and _without_halves(value) for value in values], pa.string())
+        return pa.array([value and without_halves(value) for value in values], pa.string())
 
 
-def _without_halves(text: str) -> str:
+def without_halves(text: str) -> str:
+    """The text with a replacement character for each half of a surrogate pair, which no file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -251,7 +281,7 @@ def _json_elements(path: str, broken: _BrokenLines) -> Iterator[tuple[int, objec
 
 def _refuse_json(path: str) -> NoReturn:
     raise UserError(
-        f'{path}: expected a list of objects, [{{"text": ..., "label": ...}}, ...], or {{"data": [...]}}; '
+        f'{path}: expected a list of objects, [{{...}}, {{...}}, ...], or {{"data": [...]}}; '
         "a file with one object a line is read when it is called .jsonl."
     )
 
@@ -273,13 +303,13 @@ def _record_rows(
     present: dict[str, None] = {}  # an ordered set, for the message
     for line, record in records:
         if not isinstance(record, dict):
-            broken.add(line, f'holds {_kind(record)}, expected an object such as {{"text": ..., "label": ...}}.')
+            broken.add(line, f'holds {kind_of(record)}, expected an object such as {{"text": ..., "label": ...}}.')
             continue
         present.update(dict.fromkeys(record))
         values = [record.get(name) for name in names]
         wrong = next((name for name, value in zip(names, values, strict=True) if isinstance(value, dict | list)), None)
         if wrong is not None:
-            broken.add(line, f"{wrong} holds {_kind(record[wrong])}, expected text, a number or a boolean.")
+            broken.add(line, f"{wrong} holds {kind_of(record[wrong])}, expected text, a number or a boolean.")
         else:
             yield line, tuple(map(_json_text, values))
     if present:
@@ -293,11 +323,12 @@ def _json_text(value: object) -> str | None:
     return value if value is None else str(value)
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What a value of a row is, for a message; in json a number is a text."""
     if value is None:
         return "null"
-    kinds = {bool: "a boolean", dict: "an object", list: "a list"}
-    return kinds.get(type(value), "a text or a number")
+    kinds = {bool: "a boolean", dict: "an object", list: "a list", str: "a text or a number"}
+    return kinds.get(type(value), type(value).__name__)
 
 
 def _parquet_batches(path: str, columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
@@ -310,5 +341,14 @@ def _parquet_batches(path: str, columns: Mapping[str, str], optional: Mapping[st
             for batch in file.iter_batches(_CHUNK_ROWS, columns=list(dict.fromkeys(names.values()))):
                 yield text_batch(batch, names, list(optional), path, first_row)
                 first_row += batch.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]}).") from error
+
+
+def _parquet_records(path: str) -> Iterator[Record]:
+    try:
+        with pq.ParquetFile(path) as file:
+            rows = (row for batch in file.iter_batches(_CHUNK_ROWS) for row in batch.to_pylist())
+            yield from enumerate(rows, 1)
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]}).") from error

@@ -42,6 +42,25 @@ def per_label_table(metrics: Mapping[str, Any]) -> str:
     return _table(["label", "precision", "recall", "F1", "support"], labels)
 
 
+def answers_table(metrics: Mapping[str, Any]) -> str:
+    """Lay out examples, tokens, loss, perplexity and accuracy, a line for each language and a last one for all.
+
+    Args:
+        metrics: the `eval` or `test` block of `metrics.json`, as `answers.answer_metrics` returns it.
+
+    Returns:
+        Lines of equal display width, without a line break at the end.
+    """
+
+    def line(name: str, row: Mapping[str, Any]) -> list[str]:
+        counts = [f"{row[count]:,}" for count in ("num_examples", "num_tokens")]
+        return [name, *counts, *(f"{row[score]:.4f}" for score in ("loss", "perplexity", "answer_token_accuracy"))]
+
+    languages = [line(language, row) for language, row in metrics["per_language"].items()]
+    header = ["language", "examples", "tokens", "loss", "perplexity", "token accuracy"]
+    return _table(header, languages, footer=line("all", metrics))
+
+
 def display_width(text: str) -> int:
     """Count the terminal columns that a text takes.
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
+from indictune.models import builtin
+from indictune.models.bases import record_base
 
 ALL_LINEAR = "all-linear"
 
@@ -38,49 +40,62 @@ def nf4_config() -> BitsAndBytesConfig:
     )
 
 
-def freeze_quantised(model: PreTrainedModel) -> None:
-    """Freeze a quantised base and put what is not quantised (norms, embedding, head) into fp32.
-
-    Gradient checkpointing is the trainer's to switch on.
-    """
+def freeze_quantised(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Freeze a quantised base, and put what is not quantised (norms, embedding, head) into `dtype`."""
     from bitsandbytes.nn.modules import Linear4bit  # not to be had on every platform, and slow to import
 
-    prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)  # type: ignore[no-untyped-call]
+    quantised = set()
     for module in model.modules():
         if isinstance(module, Linear4bit):
+            quantised.add(module.weight)
             # On a CPU with AVX512-BF16 the first evaluation would pack the weights and round their scales to bf16, in
             # place: the model changes, and layers narrower than a block crash (bitsandbytes 0.50.2). Remove this when
             # test_evaluating_leaves_the_base_as_it_was passes without.
             module.support_avx512bf16_for_cpu = False
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        if parameter not in quantised and parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
 
 
-def add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: Iterable[str]) -> PeftModel:
-    """Wrap the model so that LoRA matrices, the head and every module with new weights are trained, the rest frozen.
+def add_lora(
+    model: PreTrainedModel,
+    args: ModelArguments,
+    task: TaskType,
+    trained_whole: Sequence[str] = (),
+    untouched: Sequence[str] = (),
+) -> PeftModel:
+    """Wrap the model so that LoRA matrices and some modules are trained, and the rest is frozen.
 
     Args:
-        new_weights: names of the parameters that the checkpoint did not hold. A pooler among them (a checkpoint of
-            masked language modelling has none) must be saved with the adapter: frozen at random numbers that are
-            drawn again on loading, the trained model would never come back.
+        model: of any kind.
+        args: say how large the matrices are and where they go.
+        task: peft's name for what the model does. It trains a classifier's head whole by itself.
+        trained_whole: modules that are trained and saved whole, beside `args.modules_to_save`.
+        untouched: modules that get no matrices.
 
     Raises:
-        UserError: a name of `--lora_target_modules` matches no linear layer.
+        UserError: a name of `--lora_target_modules` matches no linear layer, or one of `--modules_to_save` no module.
     """
-    new_modules = sorted({name.rpartition(".")[0] for name in new_weights})
-    beside_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
-    _check_targets(model, args.lora_target_modules, [*beside_head, *HEAD_NAMES])
+    trained_whole = [*trained_whole, *args.modules_to_save]
+    _check_targets(model, args.lora_target_modules, [*trained_whole, *untouched])
+    _check_modules_to_save(model, args.modules_to_save)
     config = LoraConfig(
-        task_type=TaskType.SEQ_CLS,
+        task_type=task,
         r=args.lora_r,
         lora_alpha=args.lora_alpha,
         lora_dropout=args.lora_dropout if args.dropout is None else args.dropout,
+        use_dora=args.use_dora,
+        use_rslora=args.use_rslora,
         target_modules=ALL_LINEAR if ALL_LINEAR in args.lora_target_modules else args.lora_target_modules,
-        modules_to_save=beside_head,
+        modules_to_save=trained_whole,
     )
     return cast(PeftModel, get_peft_model(model, config, revision=args.model_revision))
 
 
 def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
-    """Write what peft leaves out of an adapter's folder: `config.json`, with the label names and the quantisation.
+    """Write what peft leaves out of an adapter's folder: `config.json`, with the label names and the quantisation, how
+    answers end, and which weights the adapter belongs to.
 
     A model that is no adapter is left alone; its own `save_pretrained` writes everything. Call it on one process,
     beside every `save_pretrained` of the model.
@@ -89,6 +104,14 @@ def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
         base = cast(PreTrainedModel, model.get_base_model())
         base.config.architectures = [type(base).__name__]
         base.config.save_pretrained(folder)
+        if base.can_generate():
+            base.generation_config.save_pretrained(folder)
+        commit_hash = vars(base.config).get("_commit_hash")  # only there where the base came from the Hub
+        record_base(folder, builtin.name_of(str(base.name_or_path)), _revision(model), commit_hash)
+
+
+def _revision(model: PeftModel) -> str:
+    return model.peft_config[model.active_adapter].revision or "main"
 
 
 def _check_targets(model: PreTrainedModel, targets: Sequence[str], trained_whole: Sequence[str]) -> None:
@@ -106,3 +129,11 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str], trained_whole
             f"--lora_target_modules {' '.join(unmatched)}: the model has no linear layer of that name; "
             f"it has {names} ({ALL_LINEAR} takes them all)."
         )
+
+
+def _check_modules_to_save(model: PreTrainedModel, names: Sequence[str]) -> None:
+    modules = {name for name, _ in model.named_modules()}
+    unmatched = [name for name in names if not any(each == name or each.endswith(f".{name}") for each in modules)]
+    if unmatched:
+        names = ", ".join(sorted({each.rpartition(".")[2] for each in modules if each and not each[-1].isdigit()}))
+        raise UserError(f"--modules_to_save {' '.join(unmatched)}: the model has no such module; it has {names}.")

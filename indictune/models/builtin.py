@@ -1,4 +1,4 @@
-"""The small model that comes with the package: a BERT with random weights, its tokenizer made from our tweets."""
+"""The small models that come with the package: built on the first call, then read from a cache like any other."""
 
 from __future__ import annotations
 
@@ -7,47 +7,35 @@ import json
 import os
 import shutil
 import tempfile
-import unicodedata
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib import resources
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import WordPiece
-from tokenizers.trainers import WordPieceTrainer
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-from indictune.data.cleaning import clean
 from indictune.errors import UserError
+from indictune.models import tiny_bert, tiny_llama
 
 PREFIX = "builtin:"
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-# Raise it whenever `build` makes something else from the same texts and size, so that no old cache is read.
-RECIPE_VERSION = 1
-
-# Every letter and sign of these blocks is in the vocabulary, so that no word of the three languages is unknown
-# however few texts the vocabulary is learned from.
-ALPHABET_BLOCKS = {"Devanagari": (0x0900, 0x097F), "Tamil": (0x0B80, 0x0BFF), "Telugu": (0x0C00, 0x0C7F)}
-EMOTICONS = (0x1F600, 0x1F64F)
-JOINERS = "\u200c\u200d"
 
 
 @dataclass(frozen=True)
-class Size:
-    """The size of a built model. A head has 64 dimensions, and a feed-forward layer 4 x `hidden_size`."""
+class BuiltIn:
+    """How a model is made.
 
-    hidden_size: int = 128
-    num_layers: int = 2
-    vocab_size: int = 5000
-    max_length: int = 512
-    seed: int = 0
+    Attributes:
+        texts: that its tokenizer learns from.
+        build: writes a model made from texts to a folder; the same texts give the same bytes.
+        version: raise it whenever `build` makes something else from the same texts, so that no old cache is read.
+    """
+
+    texts: Callable[[], list[str]]
+    build: Callable[[Sequence[str], Path], None]
+    version: int = 1
 
 
-SIZES = {"tiny-indic-bert": Size()}
+MODELS = {
+    "tiny-indic-bert": BuiltIn(tiny_bert.sample_texts, tiny_bert.build),
+    "tiny-indic-llama": BuiltIn(tiny_llama.sample_texts, tiny_llama.build),
+}
 
 
 def resolve(model_name_or_path: str) -> str:
@@ -62,70 +50,20 @@ def resolve(model_name_or_path: str) -> str:
     if not model_name_or_path.startswith(PREFIX):
         return model_name_or_path
     name = model_name_or_path.removeprefix(PREFIX)
-    if name not in SIZES:
-        known = ", ".join(f"{PREFIX}{other}" for other in SIZES)
+    if name not in MODELS:
+        known = ", ".join(f"{PREFIX}{other}" for other in MODELS)
         raise UserError(f"--model_name_or_path {model_name_or_path}: no such built-in model; there is {known}.")
-    texts = sample_texts()
-    folder = cache_folder() / f"{name}-{_fingerprint(texts, SIZES[name])}"
+    texts = MODELS[name].texts()
+    folder = cache_folder() / f"{name}-{_fingerprint(texts, MODELS[name].version)}"
     if not folder.exists():
-        _build_atomically(texts, folder, SIZES[name])
+        _build_atomically(MODELS[name], texts, folder)
     return str(folder)
 
 
-def build(texts: Sequence[str], folder: Path | str, size: Size | None = None) -> None:
-    """Write a BERT of the given size with random weights, and a tokenizer learned from `texts`, to `folder`.
-
-    The same texts and size give the same bytes. The caller's random state is left as it is.
-    """
-    size = size or Size()
-    tokenizer = train_tokenizer(texts, size.vocab_size, size.max_length)
-    tokenizer.save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=size.hidden_size,
-        num_hidden_layers=size.num_layers,
-        num_attention_heads=max(1, size.hidden_size // 64),
-        intermediate_size=4 * size.hidden_size,
-        max_position_embeddings=size.max_length,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    # `torch.manual_seed` would seed the generators of the GPUs too, which `fork_rng(devices=[])` does not put back.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(size.seed)
-        model = BertModel(config)
-    model.save_pretrained(folder)
-
-
-def train_tokenizer(texts: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """A WordPiece tokenizer of at most `vocab_size` entries that keeps every vowel sign and joiner.
-
-    BERT's own normaliser will not do: its `clean_text` drops ZWJ and ZWNJ, and its `strip_accents` the vowel signs.
-    """
-    vocabulary = _learn_vocabulary(texts, vocab_size)
-    backend = _untrained()
-    backend.model = WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=200)
-    backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-        model_max_length=max_length,
-        model_input_names=["input_ids", "attention_mask"],
-    )
-
-
-def sample_texts() -> list[str]:
-    """The texts of the built-in training tweets, cleaned as a run cleans its rows."""
-    lines = resources.files("indictune").joinpath("data", "samples", "train.jsonl").read_text(encoding="utf-8")
-    return [clean(json.loads(line)["text"]) for line in lines.split("\n") if line]
+def name_of(path: str) -> str:
+    """The name of the built-in model in a folder, which is the same on every machine; any other path as it is."""
+    names = [name for name in MODELS if Path(path).parent == cache_folder() and Path(path).name.startswith(f"{name}-")]
+    return f"{PREFIX}{names[0]}" if names else path
 
 
 def cache_folder() -> Path:
@@ -133,60 +71,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("INDICTUNE_CACHE") or "~/.cache/indictune").expanduser()
 
 
-def _untrained() -> Tokenizer:
-    """How texts are cut into words. Emoji stand alone: in a row of them, one unknown would make all unknown."""
-    backend = Tokenizer(WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Split(Regex(r"[\p{So}\p{Sk}]"), "isolated")]
-    )
-    return backend
-
-
-def _learn_vocabulary(texts: Sequence[str], vocab_size: int) -> dict[str, int]:
-    """Token -> id: the special tokens, every character of the alphabet inside and at the start of a word, and pieces.
-
-    The characters inside a word (`##x`) are given as special tokens, for two reasons. The trainer would add only those
-    that it saw there. And it would number them in the random order of a hash table, which decides between pieces of
-    equal frequency: every process would learn another vocabulary (seen with tokenizers 0.23).
-    """
-    backend = _untrained()
-    counts = Counter(char for text in texts for char in backend.normalizer.normalize_str(text) if not char.isspace())
-    frequent = sorted(counts, key=lambda char: (-counts[char], char))[: vocab_size // 8]
-    alphabet = list(dict.fromkeys([*_alphabet(), *frequent]))
-    trainer = WordPieceTrainer(
-        vocab_size=vocab_size,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in alphabet)],
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    return backend.get_vocab()
-
-
-def _alphabet() -> list[str]:
-    """Letters, signs and digits of the three scripts in NFC, printable ASCII, emoticons and the joiners."""
-    blocks = [chr(code) for first, last in ALPHABET_BLOCKS.values() for code in range(first, last + 1)]
-    composed = [char for char in blocks if unicodedata.is_normalized("NFC", char)]
-    written = [char for char in composed if unicodedata.category(char)[0] in "LMN"]
-    ascii_characters = [chr(code) for code in range(0x21, 0x7F) if not chr(code).isupper()]
-    emoticons = [chr(code) for code in range(EMOTICONS[0], EMOTICONS[1] + 1)]
-    return [*ascii_characters, *written, *JOINERS, *emoticons]
-
-
-def _fingerprint(texts: Sequence[str], size: Size) -> str:
+def _fingerprint(texts: Sequence[str], version: int) -> str:
     """16 hexadecimal digits that change with anything the files are made from."""
-    made_from = json.dumps([RECIPE_VERSION, asdict(size), list(texts)])
-    return hashlib.sha256(made_from.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([version, list(texts)]).encode()).hexdigest()[:16]
 
 
-def _build_atomically(texts: Sequence[str], folder: Path, size: Size) -> None:
+def _build_atomically(model: BuiltIn, texts: Sequence[str], folder: Path) -> None:
     """Build beside `folder` and rename: a reader sees all or nothing, also when several processes build at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        build(texts, unfinished, size)
+        model.build(texts, unfinished)
         unfinished.chmod(0o755)
         unfinished.rename(folder)
     except OSError:

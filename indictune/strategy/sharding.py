@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
@@ -60,6 +63,28 @@ def gather_full_model(accelerator: Accelerator) -> None:
     """Make the next `save_model` write the complete model, also where checkpoints are kept in shards."""
     if accelerator.distributed_type == DistributedType.FSDP:
         accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+
+
+def whole_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape that each parameter has when it is whole, also where this rank holds a part of it."""
+    # A DTensor's shape is that of the whole; ZeRO-3 leaves an empty tensor, and notes the shape beside it.
+    return {name: tuple(vars(each).get("ds_shape", each.shape)) for name, each in model.named_parameters()}
+
+
+@contextmanager
+def loading_alone(args: TrainingArguments) -> Iterator[None]:
+    """A block in which one rank reads a model for itself: no weights are split, and no other rank is waited for."""
+    efficient = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # other ranks would get their weights from rank 0
+    before = os.environ.pop(efficient, None)
+    unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[efficient] = before
+        config = vars(args).get("hf_deepspeed_config")  # only there where DeepSpeed is used
+        if config is not None:
+            set_hf_deepspeed_config(config)  # type: ignore[no-untyped-call]
 
 
 def prepare_for_evaluation(trainer: Trainer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import yaml
 from transformers import AutoConfig
 
-from indictune.arguments import EvaluateArguments, IndicTrainingArguments, ModelArguments
+from indictune.arguments import EvaluateArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import Recipe, read_recipe
 from indictune.data.loading import load_test_rows
 from indictune.data.preparation import tokenise
 from indictune.errors import UserError
-from indictune.models.loading import class_names, load_tokenizer, load_trained
+from indictune.models.classifier import class_names, load_trained
+from indictune.models.loading import load_tokenizer
 from indictune.models.sources import explained
 from indictune.strategy import sharding
 from indictune.training.loss import ExactLoss
@@ -24,7 +26,7 @@ from indictune.training.trainer import IndicTrainer
 
 # What must be as it was in training, unless the command says otherwise, for the numbers to be the same.
 FROM_TRAINING = (
-    *("text_column", "label_column", "language_column", "max_length"),
+    *("text_column", "label_column", "language_column", "max_length", "chat_template", "train_on_prompts"),
     *("per_device_eval_batch_size", "bf16", "fp16", "trust_remote_code"),
 )
 
@@ -41,7 +43,11 @@ def evaluate_command(argv: Sequence[str]) -> int:
             _as_in_training(recipe, Path(model))
     if (Path(model) / "config.json").is_file():
         recipe.values.setdefault("output_dir", str(Path(model) / "evaluation" / Path(test_file).stem))
-    return run(_main, recipe, replaceable=("metrics.json",))
+    try:
+        main = _evaluate_answers if _continues_texts(Path(model)) else _evaluate_classes
+    except ValueError:  # no JSON: the classifier's own reading tells so
+        main = _evaluate_classes
+    return run(main, recipe, replaceable=("metrics.json",))
 
 
 def _as_in_training(recipe: Recipe, model: Path) -> None:
@@ -71,7 +77,20 @@ def _labels(model: str) -> list[str] | None:
         return class_names(AutoConfig.from_pretrained(model))
 
 
-def _main(session: Session) -> None:
+def _continues_texts(model: Path) -> bool:
+    """Whether the folder holds a causal language model; else it is a classifier, or nothing."""
+    config = model / "config.json"
+    architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else None
+    return any(name.endswith("ForCausalLM") for name in architectures or [])
+
+
+def _evaluate_answers(session: Session) -> None:
+    from indictune.training.evaluate_answers import evaluate_answers  # TRL is slow to import
+
+    evaluate_answers(session)
+
+
+def _evaluate_classes(session: Session) -> None:
     labels: list[str] | None = None
     with session.checks():
         asked = session.build(EvaluateArguments)
@@ -79,7 +98,7 @@ def _main(session: Session) -> None:
             labels = _labels(asked.model)
         if asked.test_file:  # else that has been told too
             rows, notes = load_test_rows(asked.test_file, asked, labels)
-    args = session.start_evaluation(IndicTrainingArguments)
+    args = session.start_evaluation(SentimentTrainingArguments)
     session.warn(notes)
     tokenizer = load_tokenizer(
         ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)

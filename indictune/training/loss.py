@@ -27,7 +27,6 @@ class ExactLoss:
     def __init__(self, class_weights: torch.Tensor | None = None, label_smoothing: float = 0.0) -> None:
         self.class_weights = class_weights
         self.label_smoothing = label_smoothing
-        self._nonfinite: torch.Tensor | None = None
 
     def __call__(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | None = None
@@ -46,14 +45,7 @@ class ExactLoss:
         summed = functional.cross_entropy(
             logits, labels, weight=weights, label_smoothing=self.label_smoothing, reduction="none"
         ).sum()
-        flag = ~torch.isfinite(summed.detach())
-        self._nonfinite = flag if self._nonfinite is None else self._nonfinite | flag
         return summed / num_items_in_batch
-
-    def take_nonfinite(self) -> torch.Tensor | None:
-        """Whether a share was NaN or infinite since the last call: a bool scalar on the device, read by nobody yet."""
-        flag, self._nonfinite = self._nonfinite, None
-        return flag
 
 
 def row_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

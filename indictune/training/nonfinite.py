@@ -10,11 +10,27 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.data.batching import NO_ROW, TrainingBatches
-from indictune.training.loss import ExactLoss
 
 
 class NonFiniteLossError(RuntimeError):
     """The loss of a step was NaN or infinite. The last checkpoint is from before that step."""
+
+
+class NonFinite:
+    """Whether a loss was NaN or infinite, noted on the device so that nobody waits for it."""
+
+    def __init__(self) -> None:
+        self._flag: torch.Tensor | None = None
+
+    def note(self, loss: torch.Tensor) -> None:
+        """Note the loss of a micro-batch, a scalar."""
+        flag = ~torch.isfinite(loss.detach())
+        self._flag = flag if self._flag is None else self._flag | flag
+
+    def take(self) -> torch.Tensor | None:
+        """Whether one of the losses since the last call was: a bool scalar on the device, read by nobody yet."""
+        flag, self._flag = self._flag, None
+        return flag
 
 
 class _FlagOnItsWay:
@@ -39,19 +55,19 @@ class StopOnNonFiniteLoss(TrainerCallback):
     """Reads each step's flag one step later, and at once before anything is saved or evaluated.
 
     Args:
-        loss: keeps the flag of this rank's micro-batches.
+        nonfinite: of this rank's micro-batches.
         batches: tells the rows of a step.
         place: tells where a training row stands (`file:line`), for the message.
     """
 
-    def __init__(self, loss: ExactLoss, batches: TrainingBatches, place: Callable[[int], str]) -> None:
-        self.loss = loss
+    def __init__(self, nonfinite: NonFinite, batches: TrainingBatches, place: Callable[[int], str]) -> None:
+        self.nonfinite = nonfinite
         self.batches = batches
         self.place = place
         self._flags: deque[tuple[int, _FlagOnItsWay]] = deque()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        flag = self.loss.take_nonfinite()
+        flag = self.nonfinite.take()
         if flag is not None:
             self._flags.append((state.global_step, _FlagOnItsWay(flag)))
         self._read(leave=0 if control.should_save or control.should_evaluate or control.should_training_stop else 1)

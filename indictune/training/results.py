@@ -1,4 +1,4 @@
-"""What a finished run leaves: the complete model, and `metrics.json`."""
+"""What a finished run leaves: the whole model, and `metrics.json`."""
 
 from __future__ import annotations
 
@@ -11,30 +11,39 @@ import torch
 from datasets import Dataset
 from transformers.trainer_utils import TrainOutput
 
-from indictune.evaluation.tables import per_label_table, per_language_table
 from indictune.strategy import sharding
 from indictune.training import output
+from indictune.training.exact import ExactTrainer
 from indictune.training.session import Session
 from indictune.training.throughput import Throughput
-from indictune.training.trainer import IndicTrainer
+from indictune.training.verification import verify_saved
 
 logger = logging.getLogger(__name__)
 
 
+def save(trainer: ExactTrainer, session: Session) -> None:
+    """Save the trained model in `--output_dir`, and make sure that it is the trained one. All ranks must call it.
+
+    Raises:
+        SavedModelError: it is not.
+    """
+    sharding.gather_full_model(trainer.accelerator)
+    trainer.save_model(trainer.args.output_dir, _internal_call=True)  # pushed once, by `finish`, when all is written
+    verify_saved(trainer, session.output_dir)
+
+
 def finish(
-    trainer: IndicTrainer, session: Session, result: TrainOutput, throughput: Throughput, test_dataset: Dataset | None
+    trainer: ExactTrainer, session: Session, result: TrainOutput, throughput: Throughput, test_dataset: Dataset | None
 ) -> None:
-    """Save the model, evaluate it, write `metrics.json` last, and push if asked to. All ranks must call it.
+    """Evaluate the saved model, write `metrics.json` last, and push if asked to. All ranks must call it.
 
     Args:
-        trainer: after `train`.
+        trainer: after `train` and `save`.
         session: of the run.
         result: what `train` returned.
         throughput: counted during the run.
         test_dataset: rows evaluated only here, or None.
     """
-    sharding.gather_full_model(trainer.accelerator)
-    trainer.save_model(trainer.args.output_dir, _internal_call=True)  # pushed once, below, when all is written
     state = trainer.state
     if state.global_step < state.max_steps:
         logger.info("Stopped early, after step %d of %d", state.global_step, state.max_steps)
@@ -52,11 +61,11 @@ def finish(
         push(trainer)
 
 
-def _best(trainer: IndicTrainer) -> tuple[str, str]:
+def _best(trainer: ExactTrainer) -> tuple[str, str]:
     return Path(str(trainer.state.best_model_checkpoint)).name, str(trainer.args.metric_for_best_model)
 
 
-def push(trainer: IndicTrainer) -> None:
+def push(trainer: ExactTrainer) -> None:
     """Upload the finished run.
 
     Raises:
@@ -71,12 +80,12 @@ def push(trainer: IndicTrainer) -> None:
         ) from error
 
 
-def evaluate(trainer: IndicTrainer, session: Session, dataset: Dataset, name: str) -> dict[str, Any]:
+def evaluate(trainer: ExactTrainer, session: Session, dataset: Dataset, name: str) -> dict[str, Any]:
     """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it."""
     trainer.evaluate(dataset, metric_key_prefix=name)
     block = trainer.detailed_metrics[name]
     if session.rank == 0:
-        session.show(f"\n{name} rows\n{per_language_table(block)}\n\n{per_label_table(block)}\n")
+        session.show(f"\n{name} rows\n{trainer.tables(block)}\n")
     return block
 
 
@@ -93,7 +102,7 @@ def written(output_dir: Path) -> list[str]:
     return sorted(names | {"status.json"})  # which comes last, when the command is over
 
 
-def run_metrics(trainer: IndicTrainer, asked_strategy: str) -> dict[str, Any]:
+def run_metrics(trainer: ExactTrainer, asked_strategy: str) -> dict[str, Any]:
     """The first block of `metrics.json`: how the run was distributed."""
     return {
         "strategy": sharding.name_of(trainer.accelerator, asked_strategy),
@@ -101,7 +110,7 @@ def run_metrics(trainer: IndicTrainer, asked_strategy: str) -> dict[str, Any]:
     }
 
 
-def train_metrics(trainer: IndicTrainer, result: TrainOutput, throughput: Throughput) -> dict[str, Any]:
+def train_metrics(trainer: ExactTrainer, result: TrainOutput, throughput: Throughput) -> dict[str, Any]:
     """The `train` block of `metrics.json`. All ranks must call it."""
     seconds = result.metrics["train_runtime"]
     return {
@@ -113,7 +122,7 @@ def train_metrics(trainer: IndicTrainer, result: TrainOutput, throughput: Throug
     }
 
 
-def peak_memory_bytes(trainer: IndicTrainer) -> int:
+def peak_memory_bytes(trainer: ExactTrainer) -> int:
     """The most memory that any rank has used: of the GPU, or of the process where there is none."""
     device = trainer.args.device
     if device.type == "cpu":

@@ -9,20 +9,22 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import get_token
-from transformers import set_seed
+from transformers import PreTrainedConfig, set_seed
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-from indictune.arguments import IndicTrainingArguments, check_fixed, check_values
+from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed, check_values
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
+from indictune.models.loading import check_max_length, stored_quantisation
 from indictune.strategy import batch, check, launch, standin
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
+from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import output
 from indictune.training.logs import RankLog
 from indictune.training.nonfinite import NonFiniteLossError
@@ -30,6 +32,7 @@ from indictune.training.nonfinite import NonFiniteLossError
 logger = logging.getLogger("indictune")
 
 Arguments = TypeVar("Arguments")
+Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR = 0, 1, 2
 SECONDS_FOR_RANK_0 = 5.0
@@ -43,11 +46,10 @@ class Session:
         recipe: what the user gave.
         output_dir: of the run.
         rank: of this process.
-        launch: what the launcher asked for; set by `decide`.
+        launch: what the launcher asked for.
         checkpoint: folder of the checkpoint to go on from, or None; set by `decide`.
     """
 
-    launch: launch.Launch
     checkpoint: str | None
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
@@ -77,8 +79,9 @@ class Session:
             ) from error
 
     def show(self, text: str) -> None:
-        """Print a result to standard output."""
-        print(text, file=self._log.results if self._log else sys.stdout, flush=True)
+        """Print a result to standard output, on rank 0."""
+        if self.rank == 0:
+            print(text, file=self._log.results if self._log else sys.stdout, flush=True)
 
     def tell(self, text: str) -> None:
         """Print to standard error, whichever rank this is."""
@@ -96,6 +99,30 @@ class Session:
     def planned(self, arguments: type[Any], name: str) -> Any:
         """The value that a field will have: the given one, or its default. For checks that come before `build`."""
         return self.recipe.planned(arguments, name)
+
+    @cached_property
+    def launch(self) -> launch.Launch:
+        """What the launcher asked for.
+
+        Raises:
+            UserError: it cannot be read, or contradicts itself.
+        """
+        planned = partial(self.planned, IndicTrainingArguments)
+        self._decided["deepspeed"] = launch.deepspeed_file(os.environ, planned("deepspeed"))
+        return launch.read_launch(os.environ, self._decided["deepspeed"], bool(planned("fsdp")))
+
+    def check_model(self, args: ModelArguments, config: PreTrainedConfig, max_length: int) -> None:
+        """Check that the model takes texts of this length, and can be trained as the launcher asks.
+
+        Args:
+            args: name the model and the method.
+            config: of the model.
+            max_length: of a text, in tokens.
+        """
+        with self.checks():
+            check_max_length(config, max_length)
+        with self.checks():
+            check_weights(self.launch, args, stored_quantisation(config))
 
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
         """The dataclass, filled from the recipe; it becomes part of `recipe.yaml`."""
@@ -118,7 +145,7 @@ class Session:
         with self.checks():
             check_fixed(planned)
         with self.checks():
-            check_values(planned)
+            check_values(arguments, planned)
         with self.checks():
             check_loggers(planned("report_to"))
         steps = None
@@ -135,12 +162,14 @@ class Session:
                 )
             self._decided["gradient_accumulation_steps"] = steps
         with self.checks():
-            self._read_launch(planned("deepspeed"), bool(planned("fsdp")))
+            check.check_visible_gpus(self.launch, torch.cuda.device_count())
+        with self.checks():
             check_deepspeed(self.launch.deepspeed or {}, planned, steps)
             check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
+            self._choose_optimizer()
         self.recipe.problems.raise_any()
 
-    def start(self, arguments: type[IndicTrainingArguments], has_validation: bool) -> IndicTrainingArguments:
+    def start(self, arguments: type[Training], has_validation: bool) -> Training:
         """Begin to train: the process group is up, and it is the one asked for. `decide` comes first.
 
         Args:
@@ -170,27 +199,28 @@ class Session:
         )
         return args
 
-    def start_evaluation(self, arguments: type[IndicTrainingArguments]) -> IndicTrainingArguments:
+    def start_evaluation(self, arguments: type[Training]) -> Training:
         """Begin to evaluate without training. It raises every problem found so far itself.
 
         Raises:
             UserError: all problems at once, or another strategy came up.
         """
         with self.checks():
-            self._read_launch(None, False)
+            check.check_visible_gpus(self.launch, torch.cuda.device_count())
             self.launch = launch.for_evaluation(self.launch, os.environ)
             self._decided["deepspeed"] = self._decided["deepspeed"] if self.launch.deepspeed is not None else None
         self.recipe.problems.raise_any()
         self._decided |= {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
         return self._bring_up(arguments)
 
-    def _read_launch(self, deepspeed: str | None, fsdp: bool) -> None:
-        self._decided["deepspeed"] = launch.deepspeed_file(os.environ, deepspeed)
-        self.launch = launch.read_launch(os.environ, self._decided["deepspeed"], fsdp)
-        with self.checks():
-            check.check_visible_gpus(self.launch, torch.cuda.device_count())
+    def _choose_optimizer(self) -> None:
+        """The one that suits the method, where none was named."""
+        method = self.planned(ModelArguments, "method")
+        optim = default_optimizer(self.launch, method, torch.cuda.is_available())
+        if optim is not None and "optim" not in self.recipe.values:
+            self._decided["optim"] = optim
 
-    def _bring_up(self, arguments: type[IndicTrainingArguments]) -> IndicTrainingArguments:
+    def _bring_up(self, arguments: type[Training]) -> Training:
         """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""
         if standin.is_needed():
             self._decided |= standin.start(self.launch, self.recipe.planned(arguments, "ddp_timeout"))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformers import EarlyStoppingCallback
 
-from indictune.data.loading import Rows
+from indictune.training.exact import ExactTrainer
 from indictune.training.nonfinite import StopOnNonFiniteLoss
 from indictune.training.throughput import Throughput
 from indictune.training.train_log import TrainLog
-from indictune.training.trainer import IndicTrainer
 
 
-def watch(trainer: IndicTrainer, train: Rows, lengths: Sequence[int], output_dir: Path) -> Throughput:
+def watch(
+    trainer: ExactTrainer, place: Callable[[int], str], lengths: Sequence[int], output_dir: Path
+) -> Throughput:
     """Add the callbacks of a run to its trainer.
 
     Args:
         trainer: of the run.
-        train: the training rows.
+        place: tells where a training row stands (`file:line`).
         lengths: tokens of each training row.
         output_dir: gets `train_log.jsonl`.
 
@@ -29,7 +30,7 @@ def watch(trainer: IndicTrainer, train: Rows, lengths: Sequence[int], output_dir
     throughput = Throughput(trainer.batches, lengths)
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(output_dir / "train_log.jsonl", throughput))
-    trainer.add_callback(StopOnNonFiniteLoss(trainer.loss, trainer.batches, train.place))
+    trainer.add_callback(StopOnNonFiniteLoss(trainer.nonfinite, trainer.batches, place))
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     return throughput

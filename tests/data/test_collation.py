@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 
 from indictune.data.batching import NO_ROW
-from indictune.data.collation import IGNORED_LABEL, IndexedRows, PadToLongest, Row
+from indictune.data.collation import IGNORED_LABEL, IndexedRows, JoinDocuments, PadToLongest, Row
 
 ROWS: list[Row] = [
     {"input_ids": [2, 7, 8, 3], "labels": 1, "row": 5},
@@ -60,9 +60,9 @@ def test_rows_know_their_number_and_hold_only_what_the_model_reads(dataset: Data
     assert rows[1] == {"input_ids": [2, 8, 9, 3], "labels": 0, "row": 1}
 
 
-def test_a_row_that_stands_for_nothing_is_one_token_that_nobody_counts(dataset: Dataset) -> None:
+def test_a_row_that_stands_for_nothing_is_two_tokens_that_nobody_counts(dataset: Dataset) -> None:
     row = IndexedRows(dataset)[NO_ROW]
-    assert row == {"input_ids": [2], "labels": -100, "row": -1}
+    assert row == {"input_ids": [2, 7], "labels": -100, "seq_lengths": [2], "row": -1}
     assert torch.nn.CrossEntropyLoss().ignore_index == IGNORED_LABEL
 
 
@@ -70,11 +70,68 @@ def test_it_stands_in_a_batch_beside_others_and_alone(dataset: Dataset) -> None:
     rows = IndexedRows(dataset)
     collate = PadToLongest(0, "right", with_row_numbers=True)
     assert as_lists(collate([rows[0], rows[NO_ROW]])) == {
-        "input_ids": [[2, 7, 3], [2, 0, 0]],
-        "attention_mask": [[1, 1, 1], [1, 0, 0]],
+        "input_ids": [[2, 7, 3], [2, 7, 0]],
+        "attention_mask": [[1, 1, 1], [1, 1, 0]],
         "labels": [1, -100],
         "row_numbers": [0, -1],
     }
     assert as_lists(collate([rows[NO_ROW]])) == {
-        "input_ids": [[2]], "attention_mask": [[1]], "labels": [-100], "row_numbers": [-1],
+        "input_ids": [[2, 7]], "attention_mask": [[1, 1]], "labels": [-100], "row_numbers": [-1],
     }  # fmt: skip
+
+
+@pytest.fixture
+def answers() -> Dataset:
+    return Dataset.from_dict(
+        {"input_ids": [[2, 7, 8, 3], [5, 6]], "labels": [[-100, -100, 8, 3], [-100, 6]], "language": ["hi", "te"]}
+    )
+
+
+def test_labels_of_tokens_are_padded_with_ones_that_nobody_counts(answers: Dataset) -> None:
+    rows = IndexedRows(answers)
+    assert as_lists(PadToLongest(99, "right", with_row_numbers=True)([rows[1], rows[0]])) == {
+        "input_ids": [[5, 6, 99, 99], [2, 7, 8, 3]],
+        "attention_mask": [[1, 1, 0, 0], [1, 1, 1, 1]],
+        "labels": [[-100, 6, -100, -100], [-100, -100, 8, 3]],
+        "row_numbers": [1, 0],
+    }
+    assert PadToLongest(99, "left")([rows[1], rows[0]])["labels"].tolist() == [
+        [-100, -100, -100, 6], [-100, -100, 8, 3],
+    ]  # fmt: skip
+
+
+def test_a_row_for_nothing_has_labels_for_its_tokens_where_the_others_have(answers: Dataset) -> None:
+    rows = IndexedRows(answers)
+    assert rows[NO_ROW] == {"input_ids": [2, 7], "labels": [-100, -100], "seq_lengths": [2], "row": -1}
+    assert as_lists(PadToLongest(0, "right")([rows[NO_ROW]])) == {
+        "input_ids": [[2, 7]], "attention_mask": [[1, 1]], "labels": [[-100, -100]],
+    }  # fmt: skip
+    assert as_lists(JoinDocuments()([rows[NO_ROW]])) == {
+        "input_ids": [[2, 7]], "labels": [[-100, -100]], "position_ids": [[0, 1]],
+    }  # fmt: skip
+
+
+def test_a_row_for_nothing_beside_a_first_row_of_one_token() -> None:
+    rows = IndexedRows(Dataset.from_dict({"input_ids": [[4], [5, 6]], "labels": [[-100], [-100, 6]]}))
+    assert rows[NO_ROW] == {"input_ids": [4], "labels": [-100], "seq_lengths": [1], "row": -1}
+
+
+def test_packs_become_one_sequence_whose_positions_begin_again_at_each_document() -> None:
+    packed = Dataset.from_dict(
+        {
+            "input_ids": [[2, 7, 3, 5, 6], [8, 9]],
+            "labels": [[-100, 7, 3, -100, 6], [-100, 9]],
+            "seq_lengths": [[3, 2], [2]],
+            "rows": [[0, 2], [1]],
+            "length": [5, 2],
+        }
+    )
+    rows = IndexedRows(packed)
+    assert rows[0] == {
+        "input_ids": [2, 7, 3, 5, 6], "labels": [-100, 7, 3, -100, 6], "seq_lengths": [3, 2], "row": 0,
+    }  # fmt: skip
+    assert as_lists(JoinDocuments()([rows[0], rows[1]])) == {
+        "input_ids": [[2, 7, 3, 5, 6, 8, 9]],
+        "labels": [[-100, 7, 3, -100, 6, -100, 9]],
+        "position_ids": [[0, 1, 2, 0, 1, 0, 1]],
+    }

@@ -12,7 +12,7 @@ import pytest
 
 from indictune.data import reading
 from indictune.data.columns import normalise_label, text_batch
-from indictune.data.reading import place, read_table
+from indictune.data.reading import place, read_records, read_table
 from indictune.errors import UserError
 
 COLUMNS = {"text": "text", "label": "label"}
@@ -298,6 +298,36 @@ def test_missing_files_and_folders(write: Write, tmp_path: Path) -> None:
     assert problems_of(str(tmp_path / "no" / "a.csv")) == [": no such file."]
     (tmp_path / "b.csv").mkdir()
     assert problems_of(str(tmp_path / "b.csv")) == [": this is a folder, expected a file."]
+
+
+def test_records_keep_lists_and_objects_and_have_lines(write: Write, tmp_path: Path) -> None:
+    rows = [{"a": [{"b": "c", "d": None}]}, {"a": []}]
+    parquet = str(tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), parquet)
+    assert list(read_records(write("a.jsonl", f"{json.dumps(rows[0])}\n\n{json.dumps(rows[1])}"))) == [
+        (1, rows[0]),
+        (3, rows[1]),
+    ]
+    assert list(read_records(write("a.JSON", f"[{json.dumps(rows[0])},\n{json.dumps(rows[1])}]"))) == [
+        (1, rows[0]),
+        (2, rows[1]),
+    ]
+    assert list(read_records(parquet)) == [(1, rows[0]), (2, rows[1])]
+    assert list(read_records(write("b.jsonl", '{"a": [1.50, true, NaN]}'))) == [(1, {"a": ["1.50", True, None]})]
+
+
+def test_broken_records_are_told_after_the_others(write: Write) -> None:
+    records = read_records(write("a.jsonl", '[]\n{"a": 1}\n{\n{"b": "c"}'))
+    assert [next(records), next(records)] == [(2, {"a": "1"}), (4, {"b": "c"})]
+    with pytest.raises(UserError) as raised:
+        next(records)
+    assert len(raised.value.problems) == 2
+    assert raised.value.problems[0].endswith("a.jsonl:1: holds a list, expected an object.")
+
+
+def test_records_are_not_read_from_columns_of_text(write: Write) -> None:
+    with pytest.raises(UserError, match=r"a\.csv: files of this kind .* one of \.json, \.jsonl, \.parquet\.$"):
+        next(read_records(write("a.csv", "a\nb\n")))
 
 
 _SENTIMENT = Path(__file__).parents[3] / "shared" / "data" / "sentiment"

@@ -36,9 +36,9 @@ def all_tweets() -> list[Tweet]:
 
 def test_the_files_are_inside_the_package_and_part_of_what_is_installed() -> None:
     folder = Path(indictune.__file__).parent / "data" / "samples"
-    assert sorted(path.name for path in folder.iterdir()) == [f"{split}.jsonl" for split in sorted(SPLITS)]
+    assert sorted(path.name for path in folder.glob("*.jsonl")) == [f"{split}.jsonl" for split in sorted(SPLITS)]
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'indictune = ["data/samples/*.jsonl", "py.typed"]' in pyproject
+    assert '"data/samples/*.jsonl", "data/samples/chats/*.jsonl"' in pyproject
 
 
 def test_every_tweet_has_the_same_four_fields() -> None:

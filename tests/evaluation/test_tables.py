@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indictune.evaluation.tables import display_width, per_label_table, per_language_table
+from indictune.evaluation.tables import answers_table, display_width, per_label_table, per_language_table
 
 METRICS: dict[str, Any] = {
     "num_examples": 1_234_567,
@@ -41,9 +41,45 @@ label     precision  recall      F1    support
 😊           0.0000  0.0000  0.0000          0
 neutral      1.0000  0.2500  0.4000        567"""
 
+ANSWERS: dict[str, Any] = {
+    "num_examples": 1_234,
+    "num_tokens": 98_765,
+    "loss": 1.5,
+    "perplexity": 4.481689,
+    "answer_token_accuracy": 0.25,
+    "per_language": {
+        "hi": {
+            "num_examples": 1_233,
+            "num_tokens": 98_765,
+            "loss": 1.5,
+            "perplexity": 4.481689,
+            "answer_token_accuracy": 0.25,
+        },
+        "ta": {
+            "num_examples": 1,
+            "num_tokens": 0,
+            "loss": float("nan"),
+            "perplexity": float("nan"),
+            "answer_token_accuracy": float("nan"),
+        },
+    },
+}
+
+ANSWERS_BY_LANGUAGE = """\
+language  examples  tokens    loss  perplexity  token accuracy
+--------------------------------------------------------------
+hi           1,233  98,765  1.5000      4.4817          0.2500
+ta               1       0     nan         nan             nan
+--------------------------------------------------------------
+all          1,234  98,765  1.5000      4.4817          0.2500"""
+
 
 def test_languages_with_all_rows_together_at_the_end() -> None:
     assert per_language_table(METRICS) == PER_LANGUAGE
+
+
+def test_answers_by_language_with_all_rows_together_at_the_end() -> None:
+    assert answers_table(ANSWERS) == ANSWERS_BY_LANGUAGE
 
 
 def test_labels_in_wide_and_combining_scripts_are_aligned() -> None:

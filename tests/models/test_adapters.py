@@ -23,7 +23,8 @@ from transformers import (
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import save_adapter_extras
-from indictune.models.loading import load_classifier, load_config, load_tokenizer, load_trained
+from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
+from indictune.models.loading import load_tokenizer
 from tests.models.tiny import CONFIGS, words_tokenizer
 
 LABELS = ["negative", "neutral", "positive"]
@@ -269,7 +270,7 @@ def test_an_adapter_is_no_model_to_start_from(saved: Saved, tmp_path: Path) -> N
     with pytest.raises(
         UserError, match=rf"the folder holds an adapter\. Give its base model \({args.model_name_or_path}\)"
     ):
-        load_config(ModelArguments(str(folder)))
+        load_classifier_config(ModelArguments(str(folder)))
 
 
 def test_an_adapter_whose_base_is_gone_says_so(saved: Saved, tmp_path: Path) -> None:

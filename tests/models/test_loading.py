@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +23,8 @@ from transformers import (
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.loading import (
-    check_max_length,
-    label_order,
-    load_classifier,
-    load_config,
-    load_tokenizer,
-    load_trained,
-)
+from indictune.models.classifier import label_order, load_classifier, load_classifier_config, load_trained
+from indictune.models.loading import check_max_length, load_tokenizer
 from tests.models.tiny import CONFIGS, words_tokenizer
 
 LABELS = ["negative", "neutral", "positive"]
@@ -101,11 +96,12 @@ def test_the_weights_of_the_checkpoint_arrive_and_the_head_follows_the_seed(save
 
 def test_the_built_in_model_loads_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
-    monkeypatch.setattr(builtin, "sample_texts", lambda: ["अच्छा", "மோசம்"])
+    small = dataclasses.replace(builtin.MODELS["tiny-indic-bert"], texts=lambda: ["अच्छा", "மோசம்"])
+    monkeypatch.setitem(builtin.MODELS, "tiny-indic-bert", small)
     args = ModelArguments("builtin:tiny-indic-bert")
     model: Any = load_classifier(args, LABELS, load_tokenizer(args))
     assert model.config.hidden_size == 128
-    assert load_config(args).model_type == "bert"
+    assert load_classifier_config(args).model_type == "bert"
 
 
 def test_llama_pads_with_its_end_token_and_reads_the_last_word_of_a_padded_text(saved: Saved) -> None:
@@ -147,7 +143,7 @@ def test_a_head_for_the_same_labels_keeps_its_weights_and_its_order(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     args = classifier_folder(tmp_path, ["positive", "negative", "neutral"])
-    order = label_order(load_config(args), LABELS)
+    order = label_order(load_classifier_config(args), LABELS)
     assert order == ["positive", "negative", "neutral"]
     model: Any = load_classifier(args, order, load_tokenizer(args))
     assert torch.equal(model.classifier.weight, head_of(args.model_name_or_path))
@@ -158,11 +154,11 @@ def test_a_head_for_the_same_labels_keeps_its_weights_and_its_order(
 
 def test_other_labels_keep_the_order_of_the_rows(tmp_path: Path, saved: Saved) -> None:
     """Numbers are in numerical order there: 2 before 10."""
-    assert label_order(load_config(ModelArguments(saved("bert"))), ["2", "3", "10"]) == ["2", "3", "10"]
+    assert label_order(load_classifier_config(ModelArguments(saved("bert"))), ["2", "3", "10"]) == ["2", "3", "10"]
     args = classifier_folder(tmp_path / "other", ["joy", "anger", "fear"])
-    assert label_order(load_config(args), ["b", "c", "a"]) == ["b", "c", "a"]
+    assert label_order(load_classifier_config(args), ["b", "c", "a"]) == ["b", "c", "a"]
     two = classifier_folder(tmp_path / "two", ["LABEL_1", "LABEL_0"])
-    assert label_order(load_config(two), ["b", "a"]) == ["b", "a"]
+    assert label_order(load_classifier_config(two), ["b", "a"]) == ["b", "a"]
 
 
 def test_a_head_of_another_size_is_replaced_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -198,7 +194,7 @@ def test_texts_up_to_the_last_position_pass_and_longer_ones_do_not(
     saved: Saved, architecture: str, longest: int
 ) -> None:
     args = ModelArguments(saved(architecture))
-    config = load_config(args)
+    config = load_classifier_config(args)
     check_max_length(config, longest)
     model: Any = load_classifier(args, LABELS, load_tokenizer(args))
     model(input_ids=torch.full((1, longest), 5))
@@ -221,7 +217,7 @@ def test_relative_positions_have_no_limit() -> None:
 def test_a_model_that_cannot_classify_is_refused(tmp_path: Path) -> None:
     AutoConfig.for_model("vit").save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no classifier of sequences for the model type vit"):
-        load_config(ModelArguments(str(tmp_path)))
+        load_classifier_config(ModelArguments(str(tmp_path)))
 
 
 def test_an_untrained_head_is_no_finished_run(saved: Saved) -> None:
@@ -231,7 +227,7 @@ def test_an_untrained_head_is_no_finished_run(saved: Saved) -> None:
 
 def test_a_head_of_another_size_than_its_configuration_is_no_finished_run(tmp_path: Path) -> None:
     args = classifier_folder(tmp_path, ["joy", "anger"])
-    config = load_config(args)
+    config = load_classifier_config(args)
     config.id2label = dict(enumerate(LABELS))
     config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"not trained yet, the weights of classifier\.bias are missing"):

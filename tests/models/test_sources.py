@@ -11,7 +11,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models.loading import load_classifier, load_config, load_tokenizer, load_trained
+from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
+from indictune.models.loading import load_tokenizer
 from indictune.models.sources import explanation
 from tests.models.tiny import words_tokenizer
 
@@ -21,7 +22,7 @@ NAME = "some-org/some-model"
 def told(args: ModelArguments) -> str:
     """The one message for this model; the same for its configuration and its tokenizer."""
     messages = set()
-    for load in (load_config, load_tokenizer):
+    for load in (load_classifier_config, load_tokenizer):
         with pytest.raises(UserError) as caught:
             load(args)
         assert len(caught.value.problems) == 1
@@ -62,13 +63,13 @@ def test_a_folder_without_a_model_names_the_one_inside(tmp_path: Path) -> None:
 def test_a_configuration_that_is_no_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="the folder's files cannot be read as a model"):
-        load_config(ModelArguments(str(tmp_path)))
+        load_classifier_config(ModelArguments(str(tmp_path)))
 
 
 def test_an_architecture_that_is_not_known(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
     with pytest.raises(UserError, match=r"cannot be read as a model\. \(.*abacus"):
-        load_config(ModelArguments(str(tmp_path)))
+        load_classifier_config(ModelArguments(str(tmp_path)))
 
 
 @pytest.mark.parametrize("content", [None, b"not weights"])
@@ -89,7 +90,7 @@ def test_a_model_with_code_of_its_own(tmp_path: Path) -> None:
         '{"model_type": "abacus", "auto_map": {"AutoConfig": "configuration_abacus.Config"}}'
     )
     with pytest.raises(UserError, match="give --trust_remote_code true"):
-        load_config(ModelArguments(str(tmp_path)))
+        load_classifier_config(ModelArguments(str(tmp_path)))
 
 
 def test_a_gated_model_tells_where_to_ask_and_how_to_log_in() -> None:

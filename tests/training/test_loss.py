@@ -99,44 +99,6 @@ def test_a_trainer_that_does_not_count_the_rows_is_refused() -> None:
         ExactLoss()(SimpleNamespace(logits=torch.zeros(1, 3)), torch.tensor([0]))
 
 
-class TestNonFinite:
-    @staticmethod
-    def step(loss: ExactLoss, *values: float) -> None:
-        for value in values:
-            loss(SimpleNamespace(logits=torch.tensor([[value, 0.0]])), torch.tensor([0]), torch.tensor(1))
-
-    def test_there_is_no_flag_before_a_loss(self) -> None:
-        assert ExactLoss().take_nonfinite() is None
-
-    def test_finite_losses_leave_a_false_flag(self) -> None:
-        loss = ExactLoss()
-        self.step(loss, 1.0, 2.0)
-        flag = loss.take_nonfinite()
-        assert flag is not None
-        assert not flag.item()
-
-    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-    @pytest.mark.parametrize("position", [0, 1, 2])
-    def test_one_bad_micro_batch_of_a_step_is_enough(self, bad: float, position: int) -> None:
-        values = [1.0, 1.0, 1.0]
-        values[position] = bad
-        loss = ExactLoss()
-        self.step(loss, *values)
-        flag = loss.take_nonfinite()
-        assert flag is not None
-        assert flag.item()
-
-    def test_a_flag_is_taken_once(self) -> None:
-        loss = ExactLoss()
-        self.step(loss, float("nan"))
-        loss.take_nonfinite()
-        assert loss.take_nonfinite() is None
-        self.step(loss, 1.0)
-        flag = loss.take_nonfinite()
-        assert flag is not None
-        assert not flag.item()
-
-
 def test_evaluation_reports_the_plain_loss_of_each_row() -> None:
     logits = torch.log(torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.9, 0.1]]))
     losses = row_losses(logits.double(), torch.tensor([1, 0, IGNORED_LABEL]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
-from indictune.training.loss import ExactLoss
-from indictune.training.nonfinite import NonFiniteLossError, StopOnNonFiniteLoss
+from indictune.training.nonfinite import NonFinite, NonFiniteLossError, StopOnNonFiniteLoss
 
 NAN = float("nan")
 
@@ -21,17 +19,16 @@ class Driver:
     """Runs the callback the way the Trainer does: losses of the micro-batches, then the end of the step."""
 
     def __init__(self, folder: Path) -> None:
-        self.loss = ExactLoss()
+        self.nonfinite = NonFinite()
         # 5 rows: 3 steps an epoch, the last of one row for two micro-batches.
         self.batches = TrainingBatches(5, 2, 2, rank=0, world_size=1, seed=3)
-        self.callback = StopOnNonFiniteLoss(self.loss, self.batches, lambda row: f"t.csv:{row + 2}")
+        self.callback = StopOnNonFiniteLoss(self.nonfinite, self.batches, lambda row: f"t.csv:{row + 2}")
         self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
         self.state = TrainerState()
 
     def step(self, *losses: float, **control: bool) -> None:
         for value in losses:
-            logits = torch.tensor([[value, 0.0]])
-            self.loss(SimpleNamespace(logits=logits), torch.tensor([0]), torch.tensor(len(losses)))
+            self.nonfinite.note(torch.tensor(value))
         self.state.global_step += 1
         self.callback.on_step_end(self.args, self.state, TrainerControl(**control))
 
@@ -102,3 +99,40 @@ def test_the_flag_of_each_step_is_its_own(driver: Driver) -> None:
     driver.step(NAN)
     with pytest.raises(NonFiniteLossError, match="The loss of step 3 "):
         driver.step(1.0)
+
+
+class TestNonFinite:
+    @staticmethod
+    def noted(*values: float) -> NonFinite:
+        nonfinite = NonFinite()
+        for value in values:
+            nonfinite.note(torch.tensor(value))
+        return nonfinite
+
+    def test_there_is_no_flag_before_a_loss(self) -> None:
+        assert NonFinite().take() is None
+
+    def test_finite_losses_leave_a_false_flag(self) -> None:
+        nonfinite = self.noted(1.0, 2.0)
+        flag = nonfinite.take()
+        assert flag is not None
+        assert not flag.item()
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+    @pytest.mark.parametrize("position", [0, 1, 2])
+    def test_one_bad_micro_batch_of_a_step_is_enough(self, bad: float, position: int) -> None:
+        values = [1.0, 1.0, 1.0]
+        values[position] = bad
+        nonfinite = self.noted(*values)
+        flag = nonfinite.take()
+        assert flag is not None
+        assert flag.item()
+
+    def test_a_flag_is_taken_once(self) -> None:
+        nonfinite = self.noted(float("nan"))
+        nonfinite.take()
+        assert nonfinite.take() is None
+        nonfinite.note(torch.tensor(1.0))
+        flag = nonfinite.take()
+        assert flag is not None
+        assert not flag.item()

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import pipeline
 
-from indictune.arguments import DataArguments, IndicTrainingArguments, ModelArguments
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from tests.conftest import FinishedRun
 from tests.distributed.launching import SCRIPT, python, start
@@ -77,7 +77,7 @@ def test_the_console_shows_what_matters_and_the_rank_file_everything(finished_ru
 
 
 def test_recipe_yaml_is_the_whole_run_and_reads_back(finished_run: FinishedRun) -> None:
-    types = (ModelArguments, DataArguments, IndicTrainingArguments)
+    types = (ModelArguments, DataArguments, SentimentTrainingArguments)
     path = finished_run.folder / "recipe.yaml"
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert written["learning_rate"] == 1e-4
@@ -86,7 +86,7 @@ def test_recipe_yaml_is_the_whole_run_and_reads_back(finished_run: FinishedRun) 
     assert recipe.problems == []
     assert recipe.build(ModelArguments).model_name_or_path == "builtin:tiny-indic-bert"
     assert recipe.build(DataArguments).train_file == str(finished_run.folder.parent / "train.jsonl")
-    assert recipe.build(IndicTrainingArguments).num_train_epochs == 2
+    assert recipe.build(SentimentTrainingArguments).num_train_epochs == 2
 
 
 def test_a_pipeline_on_the_output_gives_label_names(finished_run: FinishedRun) -> None:

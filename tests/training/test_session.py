@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from indictune.arguments import DataArguments, IndicTrainingArguments, ModelArguments
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.training import session as sessions
@@ -18,7 +18,7 @@ from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import write_status
 from indictune.training.session import Session, check_hub_token, run
 
-RUN = (ModelArguments, DataArguments, IndicTrainingArguments)
+RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_TOKEN")
 
 
@@ -38,7 +38,7 @@ def refused(*argv: str) -> Any:
 
 
 def decide(session: Session) -> None:
-    session.decide(IndicTrainingArguments)
+    session.decide(SentimentTrainingArguments)
 
 
 def status(folder: str = "out") -> dict[str, str]:
@@ -137,12 +137,12 @@ class TestDecide:
     def test_accumulation_follows_from_the_launch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         argv = ("--output_dir", "out", "--global_batch_size", "48", "--per_device_train_batch_size", "8")
         alone = self.session(*argv)
-        alone.decide(IndicTrainingArguments)
+        alone.decide(SentimentTrainingArguments)
         assert alone._decided["gradient_accumulation_steps"] == 6
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
             monkeypatch.setenv(name, value)
         ranks = self.session(*argv)
-        ranks.decide(IndicTrainingArguments)
+        ranks.decide(SentimentTrainingArguments)
         assert ranks._decided["gradient_accumulation_steps"] == 2
         assert (ranks.launch.strategy, ranks.launch.world_size) == ("ddp", 3)
 
@@ -156,7 +156,7 @@ class TestDecide:
         with session.checks():
             raise UserError("of the script")
         with pytest.raises(UserError) as raised:
-            session.decide(IndicTrainingArguments)
+            session.decide(SentimentTrainingArguments)
         assert [problem.split()[0].rstrip(":") for problem in raised.value.problems] == [
             "--sed", "of", "--resume_from_checkpoint", "--push_to_hub", "--logging_nan_inf_filter",
             "--global_batch_size",
@@ -167,7 +167,7 @@ class TestDecide:
             monkeypatch.setenv(name, value)
         session = self.session("--output_dir", "out", "--deepspeed", '{"gradient_accumulation_steps": 2}')
         with pytest.raises(UserError, match=r"gradient_accumulation_steps = 2, and .* is 4"):
-            session.decide(IndicTrainingArguments)  # 64 = 2 ranks x 8 rows x 4
+            session.decide(SentimentTrainingArguments)  # 64 = 2 ranks x 8 rows x 4
 
 
 class TestHubToken:

@@ -1,0 +1,319 @@
+"""From conversations to tokens: written out by a chat template, cut, with the answers marked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from datasets import Dataset
+from jinja2 import TemplateError
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from indictune.data.collation import IGNORED_LABEL
+from indictune.data.conversations import Conversations
+from indictune.errors import Problems, UserError
+
+_TEMPLATES = resources.files("indictune.data") / "chat_templates"
+_ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
+_EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+_JINJA_ERRORS = (TemplateError, TypeError)
+
+_BATCH_ROWS = 1_000
+_MAX_PLACES = 20
+
+Message = dict[str, str]
+Span = tuple[int, int]
+Written = tuple[str, list[Span]]
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class ChatTokens:
+    """The tokens of the rows of one split.
+
+    Attributes:
+        dataset: columns `input_ids` and `labels` (the token where the loss counts it, -100 elsewhere, and at the first
+            token, which nothing stands before to predict it from), `length` (tokens), `answer_tokens` (labels that
+            count) and `language`, in the order of the rows.
+        full_lengths: tokens of each row before it was cut.
+    """
+
+    dataset: Dataset
+    full_lengths: list[int]
+
+
+def choose_template(
+    tokenizer: PreTrainedTokenizerBase, name: str | None, as_written: bool, train_on_prompts: bool
+) -> str:
+    """The jinja text that writes out the messages of a run.
+
+    Args:
+        tokenizer: of the model.
+        name: `--chat_template`: one of the package's own or a .jinja file. None takes the tokenizer's own, with the
+            answers marked as TRL marks them where it does not mark them itself.
+        as_written: the rows are prompt and completion texts; None then leaves them as they are.
+        train_on_prompts: the answers need no marks, because the loss counts every token.
+
+    Raises:
+        UserError: there is no such template, its jinja fails, it does not mark the answers, or the tokenizer lacks
+            special tokens that it writes.
+    """
+    if name is None and not as_written:
+        origin = f"The chat template of {tokenizer.name_or_path}"
+        template = _own_template(tokenizer, train_on_prompts)
+    else:
+        name = name or "plain"
+        origin, template = f"--chat_template {name}", _named_template(name)
+    _check_template(template, origin, tokenizer, train_on_prompts)
+    return template
+
+
+def tokenise_chats(
+    rows: Conversations,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    max_length: int,
+    train_on_prompts: bool,
+) -> ChatTokens:
+    """Write out, tokenise and cut the rows of a split.
+
+    Args:
+        rows: each ends with an answer.
+        tokenizer: a fast one.
+        template: from `choose_template`.
+        max_length: rows keep their first tokens, this many.
+        train_on_prompts: the loss counts every token, not those of the answers alone.
+
+    Raises:
+        UserError: the tokenizer is not a fast one; the rows that the template refuses, whose answers it does not mark,
+            or whose answers all lie behind `max_length`.
+    """
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"--model_name_or_path {tokenizer.name_or_path}: its tokenizer does not say where in the text a token "
+            "stands, so the answers cannot be marked; take a model with a tokenizer.json."
+        )
+    written = _write_out(rows, tokenizer, template, train_on_prompts)
+    lengths: list[int] = []
+    batches: list[pa.RecordBatch] = []
+    for start in tqdm(range(0, len(written), _BATCH_ROWS), desc="tokenising", disable=None):
+        ids, labels = _encode(written[start : start + _BATCH_ROWS], tokenizer)
+        lengths += map(len, ids)
+        batches.append(_cut(ids, labels, max_length))
+    table = pa.Table.from_batches(batches).append_column("language", rows.table["language"])
+    _check_answers(rows, table["answer_tokens"].to_numpy(), lengths, max_length)
+    return ChatTokens(Dataset(table), lengths)
+
+
+def truncation_notes(rows: Conversations, tokens: ChatTokens, max_length: int) -> list[str]:
+    """A sentence that says how many of the rows were cut; none where none was."""
+    cut = sum(length > max_length for length in tokens.full_lengths)
+    if not cut:
+        return []
+    return [
+        f"{rows.origin} {rows.source}: {cut:,} of {len(tokens.full_lengths):,} rows "
+        f"({cut / len(tokens.full_lengths):.1%}) are longer than --max_length {max_length} and lose their ends; "
+        f"the longest has {max(tokens.full_lengths):,} tokens."
+    ]
+
+
+def prompt_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
+    """Tokens of all that stands before the last answer, and of what opens an answer."""
+    last_answer = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
+    text, _ = _written_out(messages[:last_answer], tokenizer, template, marked=False, open_answer=True)
+    return cast(list[int], tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def answer_ends(tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
+    """Tokens that end an answer: what the template writes at its end, and the tokenizer's end of text."""
+    text, spans = _written_out(_EXAMPLE, tokenizer, template, marked=_ANSWER_MARK.search(template) is not None)
+    answer = "".join(text[start:end] for start, end in spans)
+    written = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    ends = {token for token in written if token in tokenizer.added_tokens_decoder}
+    return sorted(ends | ({tokenizer.eos_token_id} - {None}))
+
+
+def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> str:
+    try:
+        own = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise UserError(
+            f"--model_name_or_path {tokenizer.name_or_path}: its tokenizer has no chat template; give --chat_template "
+            f"{_names()}, or a .jinja file."
+        ) from error
+    if train_on_prompts or _ANSWER_MARK.search(own):
+        return own
+    from trl.chat_template_utils import get_training_chat_template
+
+    try:
+        return get_training_chat_template(tokenizer) or own
+    except (ValueError, *_JINJA_ERRORS):
+        return own  # unknown to TRL; what is wrong with it is said later
+
+
+def _named_template(name: str) -> str:
+    path = _TEMPLATES / f"{name}.jinja" if name in _own_names() else Path(name)
+    if not path.name.endswith(".jinja") or not path.is_file():
+        raise UserError(f"--chat_template {name}: there is no such template; expected {_names()}, or a .jinja file.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--chat_template {name}: cannot be read: {error}.") from error
+
+
+def _own_names() -> list[str]:
+    files = (file.name for file in _TEMPLATES.iterdir())
+    return sorted(name.removesuffix(".jinja") for name in files if name.endswith(".jinja"))
+
+
+def _names() -> str:
+    *names, last = _own_names()
+    return f"{', '.join(names)} or {last}"
+
+
+def _check_template(template: str, origin: str, tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> None:
+    """Write out a short conversation.
+
+    Raises:
+        UserError: that fails, marks no answer where one is needed, or needs special tokens that the tokenizer lacks.
+    """
+    marked = _ANSWER_MARK.search(template) is not None
+    try:
+        text, spans = _written_out(_EXAMPLE, tokenizer, template, marked)
+    except _JINJA_ERRORS as error:
+        raise UserError(f"{origin}: its jinja fails: {' '.join(str(error).split())}.") from error
+    problems = Problems()
+    if not spans and not train_on_prompts:
+        problems.append(
+            f"{origin}: does not mark the answers; put {{% generation %}} and {{% endgeneration %}} around an answer "
+            f"and its end-of-turn token, give --chat_template {_names()}, or --train_on_prompts true."
+        )
+    lacking = sorted(set(_SPECIAL_TOKEN.findall(text)) - set(tokenizer.get_added_vocab()))
+    if tokenizer.eos_token is None and re.search(r"\beos_token\b", template):
+        lacking.append("an end-of-text token (eos_token)")
+    if lacking:
+        problems.append(
+            f"{origin}: writes {', '.join(lacking)}, which the tokenizer of {tokenizer.name_or_path} does not have "
+            "and would cut to pieces; give --chat_template llama2 or plain, which need none but an end-of-text token."
+        )
+    problems.raise_any()
+
+
+def _written_out(
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    marked: bool,
+    open_answer: bool = False,
+) -> Written:
+    """The text of a conversation, and where `marked` says so the characters of its answers, from and up to."""
+    texts, spans = cast(
+        tuple[list[str], list[list[Span]]],
+        render_jinja_template(
+            [cast(list[dict[str, Any]], messages)],
+            chat_template=template,
+            return_assistant_tokens_mask=marked,
+            add_generation_prompt=open_answer,
+            **cast(dict[str, Any], tokenizer.special_tokens_map),
+        ),
+    )
+    return texts[0], spans[0] if marked else []
+
+
+def _write_out(
+    rows: Conversations, tokenizer: PreTrainedTokenizerBase, template: str, train_on_prompts: bool
+) -> list[Written]:
+    """The text of each row, and the characters that the loss counts.
+
+    Raises:
+        UserError: all rows that the template refuses, or where it marks no answer.
+    """
+    written: list[Written] = []
+    faults: dict[str, list[int]] = {}
+    for index, messages in enumerate(rows.table["messages"].to_pylist()):
+        try:
+            text, spans = _written_out(messages, tokenizer, template, marked=not train_on_prompts)
+        except _JINJA_ERRORS as error:
+            faults.setdefault(f"refused by the chat template ({error})", []).append(index)
+            continue
+        if train_on_prompts:
+            spans = [(0, len(text))]
+        if not any(end > start for start, end in spans):
+            faults.setdefault("without an answer that the chat template marks", []).append(index)
+        written.append((text, spans))
+    problems = Problems(
+        f"{rows.origin}: {len(indices):,} rows {what}: {_places(rows, indices)}." for what, indices in faults.items()
+    )
+    problems.raise_any()
+    return written
+
+
+def _encode(written: Sequence[Written], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Ids], list[Ids]]:
+    """Tokens and labels of some rows, uncut."""
+    encoded = tokenizer(
+        [text for text, _ in written],
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
+    ids = [np.array(row, dtype=np.int32) for row in encoded["input_ids"]]
+    offsets = cast(list[list[Span]], encoded["offset_mapping"])
+    labels = [
+        np.where(_overlap(row, spans), row_ids, IGNORED_LABEL).astype(np.int32)
+        for row_ids, row, (_, spans) in zip(ids, offsets, written, strict=True)
+    ]
+    return ids, labels
+
+
+def _overlap(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
+    """Which tokens of a row hold characters of a span, bool [tokens]; never the first token.
+
+    `apply_chat_template(return_assistant_tokens_mask=True)` would end a span at the first token of its last character:
+    where the character became several bytes, the others would not be trained (seen in transformers 5.23).
+    """
+    starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    overlap = np.zeros(len(starts), dtype=np.bool_)
+    for first, end in spans:
+        overlap |= (starts < end) & (ends > first)
+    overlap[:1] = False
+    return overlap
+
+
+def _cut(ids: Sequence[Ids], labels: Sequence[Ids], max_length: int) -> pa.RecordBatch:
+    """The columns of some rows, but for their languages."""
+    tokens = pa.list_(pa.int32())
+    kept = [row[:max_length] for row in labels]
+    columns = {
+        "input_ids": pa.array([row[:max_length] for row in ids], tokens),
+        "labels": pa.array(kept, tokens),
+        "length": pa.array([len(row) for row in kept], pa.int32()),
+        "answer_tokens": pa.array([int((row != IGNORED_LABEL).sum()) for row in kept], pa.int32()),
+    }
+    return pa.record_batch(columns)
+
+
+def _check_answers(rows: Conversations, answer_tokens: Ids, lengths: Sequence[int], max_length: int) -> None:
+    """Refuse rows of which nothing would be trained."""
+    lost = np.flatnonzero(answer_tokens == 0).tolist()
+    if lost:
+        longest = max(lengths[index] for index in lost)
+        raise UserError(
+            f"{rows.origin}: the answers of {len(lost):,} rows lie wholly behind --max_length {max_length}: "
+            f"{_places(rows, lost)}. Give --max_length {longest}, which takes them whole, or leave them out."
+        )
+
+
+def _places(rows: Conversations, indices: Sequence[int]) -> str:
+    more = f" and {len(indices) - _MAX_PLACES:,} more" if len(indices) > _MAX_PLACES else ""
+    return ", ".join(rows.place(index) for index in indices[:_MAX_PLACES]) + more

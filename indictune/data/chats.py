@@ -1,0 +1,89 @@
+"""The conversations of a run, tokenised and packed, with what the user should know of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from indictune.data.chat_tokens import choose_template, tokenise_chats, truncation_notes
+from indictune.data.conversations import Conversations, ConversationSplits
+from indictune.data.packing import pack, packing_facts
+from indictune.data.tokenizer_health import health_table, tokenizer_health
+from indictune.errors import Problems
+from indictune.llama_arguments import ChatDataArguments
+
+
+def set_template(tokenizer: PreTrainedTokenizerBase, splits: ConversationSplits, args: ChatDataArguments) -> str:
+    """Choose the chat template of a run. A tokenizer that has another one gets it, and is saved with it.
+
+    Raises:
+        UserError: there is no such template, it does not fit the tokenizer, or it does not mark the answers.
+    """
+    as_written = splits.train.as_written
+    template = choose_template(tokenizer, args.chat_template, as_written, args.train_on_prompts)
+    if args.chat_template is not None or as_written:
+        tokenizer.chat_template = template
+    return template
+
+
+@dataclass(frozen=True)
+class Chats:
+    """The rows of a run as a language model reads them.
+
+    Attributes:
+        train: columns `input_ids`, `labels`, `length`; packed, `seq_lengths` and `rows` too.
+        validation: never packed, with `language`; or None.
+        test: likewise.
+        rows: the training rows, for their places.
+        summary: what the tokenizer costs each language, as a table, and how rows were packed.
+        notes: rows that were cut.
+    """
+
+    train: Dataset
+    validation: Dataset | None
+    test: Dataset | None
+    rows: Conversations
+    summary: str
+    notes: list[str] = field(default_factory=list)
+
+    def place(self, index: int) -> str:
+        """Where training row `index` (from 0) stands in its source, or all rows of pack `index`."""
+        if "rows" not in self.train.column_names:
+            return self.rows.place(index)
+        return ", ".join(self.rows.place(row) for row in self.train[index]["rows"])
+
+
+def tokenise_splits(
+    splits: ConversationSplits, tokenizer: PreTrainedTokenizerBase, template: str, args: ChatDataArguments
+) -> Chats:
+    """Tokenise all rows, and pack those that are trained on where `args.packing` says so.
+
+    Args:
+        splits: the rows.
+        tokenizer: of the model.
+        template: from `set_template`.
+        args: say how rows are cut, and which tokens the loss counts.
+
+    Raises:
+        UserError: rows whose answers all lie behind `--max_length`, of all splits at once.
+    """
+    problems = Problems()
+    notes: list[str] = []
+    datasets: dict[str, Dataset] = {}
+    summary = ""
+    for name, rows in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
+        if rows is None:
+            continue
+        with problems.collecting():
+            tokens = tokenise_chats(rows, tokenizer, template, args.max_length, args.train_on_prompts)
+            notes += truncation_notes(rows, tokens, args.max_length)
+            datasets[name] = tokens.dataset
+            if name == "train":
+                summary = health_table(tokenizer_health(rows, tokens.full_lengths, tokenizer, args.max_length))
+    problems.raise_any()
+    if args.packing:
+        datasets["train"] = pack(datasets["train"], args.max_length)
+        summary += f"\n{packing_facts(datasets['train'], args.max_length)}"
+    return Chats(datasets["train"], datasets.get("validation"), datasets.get("test"), splits.train, summary, notes)

@@ -1,0 +1,246 @@
+"""The conversations of a run: read from any of the usual forms, and checked before anything expensive starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import resources
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indictune.data.hub import hub_records, load_hub_dataset
+from indictune.data.languages import language_of
+from indictune.data.loading import BUILTIN_PREFIX, SPLITS
+from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
+from indictune.data.reading import Record, place, read_records, without_halves
+from indictune.errors import Problems, UserError
+from indictune.llama_arguments import ChatDataArguments
+
+BUILTIN_CHATS = "builtin:chats"
+
+# Rows held as Python objects before they become arrow arrays.
+_CHUNK_ROWS = 20_000
+_MAX_LISTED = 5
+_SCHEMA = pa.schema(
+    [
+        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("language", pa.string()),
+        ("line", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """The conversations of one split.
+
+    Attributes:
+        table: columns `messages` (list of `role` and `content`: an optional system message, then user and assistant
+            by turns, an answer of assistant last; none is empty), `language` (string) and `line` (int32: line of the
+            file, or number of the row in a parquet file or dataset, from 1). No nulls.
+        source: the file or dataset they come from, as messages name it.
+        origin: the flag and value that named it.
+        as_written: each is one prompt and one completion, given as plain texts.
+    """
+
+    table: pa.Table
+    source: str
+    origin: str
+    as_written: bool
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def place(self, index: int) -> str:
+        """Where row `index` (from 0) stands in its source: `file:line`."""
+        return place(self.source, self.table["line"][index].as_py())
+
+
+@dataclass(frozen=True)
+class ConversationSplits:
+    """All conversations of a run; `as_written` is the same in all of them.
+
+    Attributes:
+        train: rows to train on.
+        validation: rows for the evaluations of a run, or None.
+        test: rows to evaluate once at the end, or None.
+        notes: sentences to tell the user: rows in more than one split.
+    """
+
+    train: Conversations
+    validation: Conversations | None
+    test: Conversations | None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the rows of one split come from, before they are read."""
+
+    name: str
+    origin: str
+    read: Callable[[], Iterator[Record]]
+
+
+def load_conversations(args: ChatDataArguments) -> ConversationSplits:
+    """Read and check all conversations of a run.
+
+    A file holds rows of one form, told by their keys: `messages` (role, content), `conversations` (from, value),
+    `prompt` and `completion` (texts or lists of messages), or `instruction` and `output` (`input`, `system`,
+    `history`). Files named by flags take the place of the dataset's own validation and test rows.
+
+    Raises:
+        UserError: all problems of all files at once.
+    """
+    problems = Problems()
+    loaded: dict[str, Conversations] = {}
+    for split, source in _sources(args, problems).items():
+        with problems.collecting():
+            loaded[split] = _load(source)
+    if "train" in loaded:
+        problems.extend(_differently_written(loaded["train"], [loaded[name] for name in SPLITS[1:] if name in loaded]))
+    problems.raise_any()
+    train = loaded.pop("train")
+    notes = [note for rows in loaded.values() if (note := _leaked(train, rows))]
+    return ConversationSplits(train, loaded.get("validation"), loaded.get("test"), notes)
+
+
+def load_test_conversations(path: str, origin: str = "--test_file") -> Conversations:
+    """Read and check a file of conversations for a model that exists.
+
+    Args:
+        path: a json, jsonl or parquet file.
+        origin: the flag that named it.
+
+    Raises:
+        UserError: all problems of the file at once.
+    """
+    return _load(_Source(path, origin, partial(read_records, path)))
+
+
+def _sources(args: ChatDataArguments, problems: Problems) -> dict[str, _Source]:
+    """The sources by split; those that cannot be found become problems."""
+    sources: dict[str, _Source] = {}
+    if args.dataset_name is not None:
+        with problems.collecting():
+            sources = _dataset_sources(args.dataset_name, args.dataset_config_name)
+    for split in SPLITS:
+        path = getattr(args, f"{split}_file")
+        if path is not None:
+            sources[split] = _Source(path, f"--{split}_file", partial(read_records, path))
+    return sources
+
+
+def _dataset_sources(name: str, config: str | None) -> dict[str, _Source]:
+    origin = f"--dataset_name {name}"
+    if name == BUILTIN_CHATS:
+        folder = resources.files("indictune.data") / "samples" / "chats"
+        paths = {split: str(folder / f"{split}.jsonl") for split in SPLITS}
+        return {split: _Source(path, origin, partial(read_records, path)) for split, path in paths.items()}
+    if name.startswith(BUILTIN_PREFIX):
+        raise UserError(f"{origin}: there are no such built-in conversations; expected {BUILTIN_CHATS}.")
+    found = load_hub_dataset(name, config)
+    return {
+        split: _Source(f"{name}/{split}", origin, partial(hub_records, found[split]))
+        for split in SPLITS
+        if split in found
+    }
+
+
+def _load(source: _Source) -> Conversations:
+    found = _Findings(source.name)
+    problems = Problems()
+    batches = []
+    with problems.collecting():
+        rows = _rows(source.read(), found)
+        while chunk := list(islice(rows, _CHUNK_ROWS)):
+            batches.append(pa.RecordBatch.from_pylist(chunk, _SCHEMA))
+    problems.extend(found.problems())
+    if problems:
+        raise UserError([f"{source.origin} {problem}" for problem in problems])
+    return Conversations(pa.Table.from_batches(batches), source.name, source.origin, PROMPT_TEXTS in found.forms)
+
+
+class _Findings:
+    """The forms of a file's rows, and its bad rows; both are counted, and the first few kept."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.forms: dict[str, list[int]] = {}  # form -> line of the first row, number of rows
+        self.bad: dict[str, list[str]] = {}
+        self.more: dict[str, int] = {}
+
+    def add_form(self, form: str, line: int) -> None:
+        self.forms.setdefault(form, [line, 0])[1] += 1
+
+    def add_bad(self, line: int, row: RowError) -> None:
+        listed = self.bad.setdefault(row.kind, [])
+        if len(listed) < _MAX_LISTED:
+            listed.append(f"{place(self.source, line)}: {row}")
+        else:
+            self.more[row.kind] = self.more.get(row.kind, 0) + 1
+
+    def problems(self) -> Iterator[str]:
+        if len(self.forms) > 1:
+            forms = [
+                f"{form} ({count}, the first at {place(self.source, line)})"
+                for form, (line, count) in self.forms.items()
+            ]
+            yield f"{self.source}: rows of {len(forms)} forms: {', '.join(forms)}; give a file of one form."
+        for kind, listed in self.bad.items():
+            yield from listed
+            if kind in self.more:
+                yield f"{self.source}: {self.more[kind]} more with {kind}."
+
+
+def _rows(records: Iterator[Record], found: _Findings) -> Iterator[dict[str, object]]:
+    """Rows of the table; those that cannot be used become findings."""
+    for line, record in records:
+        try:
+            form = form_of(record)
+            found.add_form(form, line)
+            messages = messages_of(record, form)
+        except RowError as error:
+            found.add_bad(line, error)
+        else:
+            yield {"messages": messages, "language": _language(record, messages), "line": line}
+
+
+def _language(record: dict[str, object], messages: list[dict[str, str]]) -> str:
+    named = record.get("language")
+    if isinstance(named, str) and named.strip():
+        return without_halves(named.strip())
+    return language_of("\n".join(message["content"] for message in messages if message["role"] != "system"))
+
+
+def _differently_written(train: Conversations, held_out: list[Conversations]) -> Iterator[str]:
+    how = {True: "prompt and completion as plain texts", False: "messages between roles"}
+    for rows in held_out:
+        if rows.as_written != train.as_written:
+            yield (
+                f"{rows.origin} {rows.source}: holds {how[rows.as_written]}, but {train.origin} {train.source} "
+                f"{how[train.as_written]}; write them the same way."
+            )
+
+
+def _leaked(train: Conversations, held_out: Conversations) -> str | None:
+    """A note about training rows that also stand in held-out rows."""
+    held = pa.chunked_array([_whole_texts(batch) for batch in held_out.table.to_batches()])
+    found = (pc.sum(pc.is_in(_whole_texts(batch), value_set=held)).as_py() for batch in train.table.to_batches())
+    count = sum(found)
+    if not count:
+        return None
+    return (
+        f"{train.source}: {count} of {len(train)} training rows also stand in {held_out.source}, whose scores will "
+        "look too good; remove them from one of the two."
+    )
+
+
+def _whole_texts(batch: pa.RecordBatch) -> pa.Array:
+    """A string a row, equal where the messages are. Their number tells the roles: it is odd where system is first."""
+    messages = batch["messages"]
+    contents = pa.ListArray.from_arrays(messages.offsets, messages.values.field("content"))
+    return pc.binary_join(contents, "\x00")

@@ -1,0 +1,83 @@
+"""How well a tokenizer serves each language of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from transformers import PreTrainedTokenizerBase
+
+from indictune.data.conversations import Conversations
+
+_MEASURED_ROWS = 1_000  # of each language; enough for two digits
+
+
+@dataclass(frozen=True)
+class LanguageHealth:
+    """What the tokenizer does to one language.
+
+    Attributes:
+        language: as the rows name it.
+        rows: of this language.
+        tokens_per_word: of the contents of up to 1,000 rows, without the chat template; words stand between spaces.
+        truncated_share: of the rows, those longer than the run takes, from 0 to 1.
+        unknown_share: of those tokens, the unknown token, which hides what was written; from 0 to 1.
+    """
+
+    language: str
+    rows: int
+    tokens_per_word: float
+    truncated_share: float
+    unknown_share: float
+
+
+def tokenizer_health(
+    rows: Conversations, full_lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> list[LanguageHealth]:
+    """Measure each language, in alphabetical order.
+
+    Args:
+        rows: of one split.
+        full_lengths: tokens of each row with the chat template, before cutting.
+        tokenizer: of the model.
+        max_length: tokens that a row keeps.
+    """
+    languages = rows.table["language"]
+    truncated = np.array(full_lengths) > max_length
+    health = []
+    for language in sorted(pc.unique(languages).to_pylist()):
+        indices = np.flatnonzero(pc.equal(languages, language).to_numpy())
+        words, tokens, unknown = _counts(rows.table.take(indices[:_MEASURED_ROWS]), tokenizer)
+        share = float(truncated[indices].mean())
+        health.append(LanguageHealth(language, len(indices), tokens / words, share, unknown / tokens))
+    return health
+
+
+def health_table(health: Sequence[LanguageHealth]) -> str:
+    """Lines of a table, one a language; the share of unknown tokens is shown where there are some."""
+    lines = [["language", "rows", "tokens/word", "truncated", "unknown"]]
+    for row in health:
+        shares = [f"{row.truncated_share:.1%}", f"{row.unknown_share:.1%}"]
+        lines.append([row.language, f"{row.rows:,}", f"{row.tokens_per_word:.2f}", *shares])
+    if not any(row.unknown_share for row in health):
+        lines = [line[:-1] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = ["  ".join(_aligned(line, widths)) for line in lines]
+    return "\n".join([texts[0], "-" * len(texts[0]), *texts[1:]])
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
+    numbers = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+    return [line[0].ljust(widths[0]), *numbers]
+
+
+def _counts(table: pa.Table, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int, int]:
+    """Words, tokens and unknown tokens of the contents."""
+    contents = [message["content"] for messages in table["messages"].to_pylist() for message in messages]
+    encoded = tokenizer(contents, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    ids = list(chain.from_iterable(encoded))
+    return sum(len(content.split()) for content in contents), len(ids), ids.count(tokenizer.unk_token_id)

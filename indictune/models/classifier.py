@@ -1,0 +1,164 @@
+"""A sequence classifier, ready to train or trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from peft import PeftModel, TaskType
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from indictune.arguments import ModelArguments
+from indictune.errors import UserError
+from indictune.models.adapters import HEAD_NAMES, add_lora, freeze_quantised, nf4_config
+from indictune.models.bases import base_of, check_base
+from indictune.models.dropout import set_config_dropout, set_module_dropout
+from indictune.models.loading import (
+    Model,
+    check_vocabulary,
+    load_config,
+    read_weights,
+    set_padding,
+    take_quantisation,
+)
+from indictune.models.sources import MODEL_FLAG, explained
+
+logger = logging.getLogger(__name__)
+
+
+def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
+    """`load_config` for a model that can classify sequences."""
+    return load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
+
+
+def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
+    """The order in which labels are numbered: the checkpoint's if its head knows exactly these labels, else as given.
+
+    So a head that was trained for the same labels keeps its meaning.
+    """
+    known = _known_labels(config)
+    return known if set(known) == set(labels) else list(labels)
+
+
+def class_names(config: PreTrainedConfig) -> list[str]:
+    """The label of each class id, in order."""
+    names = cast(dict[int, str], config.id2label)
+    return [names[index] for index in range(len(names))]
+
+
+def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Model:
+    """The model with a head for `labels`, ready to train by `args.method`.
+
+    Weights that the checkpoint lacks (the head, LoRA matrices) are drawn from torch's random state: seed it before.
+    They are in fp32, which mixed precision casts from; the quantised base of `qlora` is computed in bf16.
+
+    Args:
+        labels: the names, numbered in this order. Take it from `label_order`.
+        tokenizer: from `load_tokenizer`; its padding token becomes the model's.
+
+    Raises:
+        UserError: the model cannot be read, or does not fit the tokenizer or `args.lora_target_modules`.
+        ValueError: the checkpoint's head has the same labels in another order.
+    """
+    config = load_classifier_config(args)
+    _check_head(config, labels)
+    _set_labels(config, labels)
+    if args.dropout is not None:
+        set_config_dropout(config, args.dropout)
+    quantisation = take_quantisation(config) or (nf4_config() if args.method == "qlora" else None)
+    base, new_weights = _read(args, config, quantisation)
+    check_vocabulary(args, base, tokenizer)
+    set_padding(base, tokenizer)
+    model: Model = base if args.method == "full" else _add_lora(base, args, new_weights)
+    if args.dropout is not None:
+        set_module_dropout(model, args.dropout)
+    return model
+
+
+def load_trained(folder: str | Path, trust_remote_code: bool = False, device_map: str | None = None) -> Model:
+    """A finished run's model for inference, full or adapter, with its label names, in fp32 or on its quantised base.
+
+    Args:
+        folder: of the run.
+        trust_remote_code: run Python code that comes with the model.
+        device_map: "cpu" reads it there also where there is a GPU.
+
+    Raises:
+        UserError: the folder holds no finished model, or the adapter's base cannot be read.
+    """
+    args = ModelArguments(str(folder), trust_remote_code=trust_remote_code, device_map=device_map)
+    with explained(args, OSError, ValueError, KeyError, flag="--model"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    if not (Path(folder) / "adapter_config.json").exists():
+        model, new_weights = _read(args, config, None, flag="--model")
+        if new_weights:
+            raise UserError(f"--model {folder}: not trained yet, the weights of {min(new_weights)} are missing.")
+        return model
+    trained_on = base_of(folder)
+    check_base(folder, trained_on.name)
+    args.model_name_or_path, args.model_revision = trained_on.name, trained_on.commit_hash or trained_on.revision
+    base, _ = _read(args, config, take_quantisation(config), flag=f"--model {folder}, whose base is")
+    return PeftModel.from_pretrained(base, str(folder))
+
+
+def _known_labels(config: PreTrainedConfig) -> list[str]:
+    """The labels of the checkpoint's own head, in order; none where the checkpoint is no classifier."""
+    if not any("ForSequenceClassification" in name for name in config.architectures or []):
+        return []
+    return list((config.id2label or {}).values())
+
+
+def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:
+    """Say what becomes of a head that the checkpoint brings."""
+    known = _known_labels(config)
+    if not known or known == list(labels):
+        return
+    if set(known) == set(labels):
+        raise ValueError(f"labels {list(labels)} in another order than the head's {known}: use label_order().")
+    fate = "it starts from its present weights" if len(known) == len(labels) else "a new one takes its place"
+    logger.warning(
+        "The head of %s was trained for %s, the data have %s: %s.",
+        config.name_or_path,
+        ", ".join(known),
+        ", ".join(labels),
+        fate,
+    )
+
+
+def _set_labels(config: PreTrainedConfig, labels: Sequence[str]) -> None:
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = "single_label_classification"
+
+
+def _read(
+    args: ModelArguments, config: PreTrainedConfig, quantisation: BitsAndBytesConfig | None, flag: str = MODEL_FLAG
+) -> tuple[PreTrainedModel, set[str]]:
+    """`read_weights` of a classifier: in fp32, its quantised base frozen."""
+    dtype = torch.float32 if quantisation is None else torch.bfloat16
+    model, new = read_weights(AutoModelForSequenceClassification, args, config, quantisation, dtype, flag)
+    if quantisation is not None:
+        freeze_quantised(model, torch.float32)
+    return model, new
+
+
+def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str]) -> PeftModel:
+    """Train LoRA matrices, the head and every module with new weights.
+
+    A pooler among these (a checkpoint of masked language modelling has none) must be saved with the adapter: frozen
+    at random numbers that are drawn again on loading, the trained model would never come back.
+    """
+    new_modules = sorted({name.rpartition(".")[0] for name in new_weights})
+    beside_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
+    return add_lora(model, args, TaskType.SEQ_CLS, trained_whole=beside_head, untouched=HEAD_NAMES)

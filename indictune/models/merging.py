@@ -1,0 +1,167 @@
+"""An adapter and its base become one model, tensor by tensor."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from indictune.arguments import MergeArguments, ModelArguments
+from indictune.config import read_recipe
+from indictune.errors import Problems, UserError
+from indictune.models.adapters import nf4_config
+from indictune.models.bases import base_of, check_base, find_base
+from indictune.models.checkpoints import Checkpoint, weights_files, write_shards
+from indictune.models.sources import explained
+from indictune.models.sourcing import Merger, plan, skeleton
+from indictune.models.updates import Adapter, read_adapter
+
+TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
+    *("*.jinja", "chat_template.json"),
+)
+
+
+def merge_command(argv: Sequence[str]) -> int:
+    """`indictune merge ADAPTER --output_dir D`; returns the exit code."""
+    words = list(argv)
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--adapter")
+    recipe = read_recipe(words, (MergeArguments,))
+    try:
+        with recipe.problems.collecting():
+            args = recipe.build(MergeArguments)
+        recipe.problems.raise_any()
+        print(merge(args))
+    except UserError as error:
+        print(f"indictune: {error.message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def merge(args: MergeArguments) -> str:
+    """Write the merged model to `args.output_dir`, whole or not at all; returns a line that says what was written.
+
+    The base's tensors are read, changed in fp32 and written one after the other, so that about one file of the result
+    is in memory at a time.
+
+    Raises:
+        UserError: the adapter, its base and the flags do not go together; with all that does not fit.
+    """
+    output_dir = Path(args.output_dir)
+    problems = Problems()
+    with problems.collecting():
+        _check_free(output_dir)
+    with problems.collecting():
+        adapter = read_adapter(Path(args.adapter))
+    problems.raise_any()
+    base_folder = _find_base(args, adapter)
+    flag = f"{args.adapter}, whose base is {base_folder}"
+    with explained(ModelArguments(str(base_folder)), SafetensorError, flag="The base"):
+        base = Checkpoint(weights_files(base_folder, flag))
+    with explained(ModelArguments(str(base_folder)), OSError, ValueError, KeyError, flag="The base"):
+        model, settings = skeleton(adapter, base_folder, args.trust_remote_code)
+    merger = plan(args, adapter, base, model, settings)
+    with _whole_folder(output_dir, merger.size_bytes()) as unfinished:
+        merged = unfinished / "merged"
+        _write(merger, base_folder, merged, args.max_shard_size)
+        if args.to_4bit:
+            merged = _rounded_again(merger, merged, unfinished / "in_4bit", args.max_shard_size)
+        merged.rename(output_dir)
+    form = "4 bit" if args.to_4bit else str(merger.dtype).removeprefix("torch.")
+    return f"{output_dir}: {type(model).__name__} in {form}, merged from {args.adapter} and {base_folder}."
+
+
+def _find_base(args: MergeArguments, adapter: Adapter) -> Path:
+    """The folder with the base's files, of the commit that the adapter was trained on."""
+    trained_on = base_of(adapter.folder)
+    name = args.base_model or trained_on.name
+    if not name:
+        raise UserError(f"{adapter.folder}: does not say what its base is; give --base_model FOLDER_OR_NAME.")
+    check_base(adapter.folder, name, args.base_revision)
+    revision = args.base_revision or trained_on.revision
+    if revision == trained_on.revision and name == trained_on.name:
+        revision = trained_on.commit_hash or revision
+    flag = "--base_model" if args.base_model else f"{adapter.folder}, whose base is"
+    return find_base(name, revision, flag, args.trust_remote_code)
+
+
+def _write(merger: Merger, base_folder: Path, folder: Path, max_shard_size: str) -> None:
+    """Write the merged model, then read the names and shapes of what was written.
+
+    Raises:
+        RuntimeError: what was written is not what was planned.
+    """
+    folder.mkdir()
+    written = Checkpoint(write_shards(folder, merger.expected, merger.value, max_shard_size))
+    planned = {name: tuple(tensor.shape) for name, tensor in merger.expected.items()}
+    if written.shapes != planned:
+        wrong = sorted({*written.shapes.items()} ^ {*planned.items()})
+        raise RuntimeError(f"{folder}: written otherwise than planned, {wrong[0]} for one.")
+    merger.model.config.dtype = merger.dtype
+    merger.model.config.save_pretrained(folder)
+    _copy_beside(merger, base_folder, folder)
+
+
+def _copy_beside(merger: Merger, base_folder: Path, folder: Path) -> None:
+    """The tokenizer with its chat template, generation settings and code: the adapter's where it has them."""
+    adapter_folder = merger.adapter.folder
+    has_tokenizer = any((adapter_folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    _copy(adapter_folder if has_tokenizer else base_folder, TOKENIZER_FILES, folder)
+    if merger.model.can_generate():
+        _copy(base_folder, ["generation_config.json"], folder)
+        _copy(adapter_folder, ["generation_config.json"], folder)
+    if "auto_map" in merger.model.config.to_dict():
+        _copy(base_folder, ["*.py"], folder)
+
+
+def _copy(source: Path, patterns: Sequence[str], folder: Path) -> None:
+    for pattern in patterns:
+        for path in source.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
+
+
+def _rounded_again(merger: Merger, merged: Path, folder: Path, max_shard_size: str) -> Path:
+    """The merged model written once more, in 4 bit."""
+    print("--to_4bit: rounds the merged weights again; measure this model before you trust it.", file=sys.stderr)
+    settings = merger.rounding.settings if merger.rounding else nf4_config()
+    model = type(merger.model).from_pretrained(merged, dtype=merger.dtype, quantization_config=settings)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    _copy_beside(merger, merged, folder)
+    return folder
+
+
+def _check_free(output_dir: Path) -> None:
+    if output_dir.exists() and not (output_dir.is_dir() and not any(output_dir.iterdir())):
+        raise UserError(f"--output_dir {output_dir}: is there already, and not an empty folder; choose another.")
+
+
+@contextmanager
+def _whole_folder(output_dir: Path, size_bytes: int) -> Iterator[Path]:
+    """A folder beside `output_dir` to write in; it is taken away again, whatever happens.
+
+    Raises:
+        UserError: there is no room, or no right to write.
+    """
+    parent = output_dir.absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}-", dir=parent))
+    except OSError as error:
+        raise UserError(f"--output_dir {output_dir}: cannot be made ({error.strerror}); name another.") from error
+    try:
+        free_bytes = shutil.disk_usage(parent).free
+        if free_bytes < size_bytes:
+            raise UserError(
+                f"--output_dir {output_dir}: the merged model needs {size_bytes / 1e9:.1f} GB, and {parent} has "
+                f"{free_bytes / 1e9:.1f} GB left; name a folder on another disk, or give --dtype bfloat16."
+            )
+        yield unfinished
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

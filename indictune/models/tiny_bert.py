@@ -1,0 +1,136 @@
+"""The package's own small BERT: random weights, and a tokenizer learned from our tweets."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import WordPiece
+from tokenizers.trainers import WordPieceTrainer
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from indictune.data.cleaning import clean
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+# Every letter and sign of these blocks is in the vocabulary, so that no word of the three languages is unknown
+# however few texts the vocabulary is learned from.
+ALPHABET_BLOCKS = {"Devanagari": (0x0900, 0x097F), "Tamil": (0x0B80, 0x0BFF), "Telugu": (0x0C00, 0x0C7F)}
+EMOTICONS = (0x1F600, 0x1F64F)
+JOINERS = "\u200c\u200d"
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a built model. A head has 64 dimensions, and a feed-forward layer 4 x `hidden_size`."""
+
+    hidden_size: int = 128
+    num_layers: int = 2
+    vocab_size: int = 5000
+    max_length: int = 512
+    seed: int = 0
+
+
+def build(texts: Sequence[str], folder: Path | str, size: Size | None = None) -> None:
+    """Write a BERT of the given size with random weights, and a tokenizer learned from `texts`, to `folder`.
+
+    The same texts and size give the same bytes. The caller's random state is left as it is.
+    """
+    size = size or Size()
+    tokenizer = train_tokenizer(texts, size.vocab_size, size.max_length)
+    tokenizer.save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden_size,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=max(1, size.hidden_size // 64),
+        intermediate_size=4 * size.hidden_size,
+        max_position_embeddings=size.max_length,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    # `torch.manual_seed` would seed the generators of the GPUs too, which `fork_rng(devices=[])` does not put back.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(size.seed)
+        model = BertModel(config)
+    model.save_pretrained(folder)
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer of at most `vocab_size` entries that keeps every vowel sign and joiner.
+
+    BERT's own normaliser will not do: its `clean_text` drops ZWJ and ZWNJ, and its `strip_accents` the vowel signs.
+    """
+    vocabulary = _learn_vocabulary(texts, vocab_size)
+    backend = _untrained()
+    backend.model = WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=200)
+    backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def sample_texts() -> list[str]:
+    """The texts of the built-in training tweets, cleaned as a run cleans its rows."""
+    lines = resources.files("indictune").joinpath("data", "samples", "train.jsonl").read_text(encoding="utf-8")
+    return [clean(json.loads(line)["text"]) for line in lines.split("\n") if line]
+
+
+def _untrained() -> Tokenizer:
+    """How texts are cut into words. Emoji stand alone: in a row of them, one unknown would make all unknown."""
+    backend = Tokenizer(WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Split(Regex(r"[\p{So}\p{Sk}]"), "isolated")]
+    )
+    return backend
+
+
+def _learn_vocabulary(texts: Sequence[str], vocab_size: int) -> dict[str, int]:
+    """Token -> id: the special tokens, every character of the alphabet inside and at the start of a word, and pieces.
+
+    The characters inside a word (`##x`) are given as special tokens, for two reasons. The trainer would add only those
+    that it saw there. And it would number them in the random order of a hash table, which decides between pieces of
+    equal frequency: every process would learn another vocabulary (seen with tokenizers 0.23).
+    """
+    backend = _untrained()
+    counts = Counter(char for text in texts for char in backend.normalizer.normalize_str(text) if not char.isspace())
+    frequent = sorted(counts, key=lambda char: (-counts[char], char))[: vocab_size // 8]
+    alphabet = list(dict.fromkeys([*_alphabet(), *frequent]))
+    trainer = WordPieceTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in alphabet)],
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend.get_vocab()
+
+
+def _alphabet() -> list[str]:
+    """Letters, signs and digits of the three scripts in NFC, printable ASCII, emoticons and the joiners."""
+    blocks = [chr(code) for first, last in ALPHABET_BLOCKS.values() for code in range(first, last + 1)]
+    composed = [char for char in blocks if unicodedata.is_normalized("NFC", char)]
+    written = [char for char in composed if unicodedata.category(char)[0] in "LMN"]
+    ascii_characters = [chr(code) for code in range(0x21, 0x7F) if not chr(code).isupper()]
+    emoticons = [chr(code) for code in range(EMOTICONS[0], EMOTICONS[1] + 1)]
+    return [*ascii_characters, *written, *JOINERS, *emoticons]

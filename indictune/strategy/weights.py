@@ -1,0 +1,63 @@
+"""Which weights can be trained under which strategy: what cannot work is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from indictune.arguments import ModelArguments
+from indictune.errors import UserError
+from indictune.strategy.launch import Launch
+
+STORAGE = "bfloat16"  # in which `models.adapters.nf4_config` keeps packed weights
+
+
+def check_weights(launch: Launch, args: ModelArguments, quantisation: Mapping[str, Any]) -> None:
+    """Refuse a method that the strategy cannot train.
+
+    Args:
+        launch: what the launcher asked for.
+        args: name the model and the method.
+        quantisation: how the checkpoint's own weights are quantised; empty where they are not.
+
+    Raises:
+        UserError: all such combinations, each with the way out.
+    """
+    problems = []
+    quantised = args.method == "qlora" or bool(quantisation)
+    if quantised and launch.family == "zero3":
+        problems.append(
+            f"--method {args.method} under {launch.strategy}: ZeRO-3 splits weights while they are loaded, and 4-bit "
+            "or 8-bit weights cannot be split so. Use accelerate_configs/fsdp2_qlora.yaml, or ddp.yaml or zero2.yaml "
+            "where the base fits on one GPU."
+        )
+    if launch.family == "fsdp2" and quantisation.get("load_in_8bit"):
+        problems.append(
+            f"--model_name_or_path {args.model_name_or_path}: its weights are in 8 bits, which FSDP cannot split. "
+            "Give the checkpoint that they were quantised from with --method qlora (NF4), or use "
+            "accelerate_configs/ddp.yaml."
+        )
+    stored = quantisation.get("bnb_4bit_quant_storage", STORAGE)
+    if launch.family == "fsdp2" and quantisation.get("load_in_4bit") and stored != STORAGE:
+        problems.append(
+            f"--model_name_or_path {args.model_name_or_path}: its 4-bit weights are stored as {stored}, and FSDP "
+            f"splits only what has the type of the rest, {STORAGE}. Give the checkpoint that they were quantised "
+            "from with --method qlora, which stores them so."
+        )
+    if args.device_map is not None and launch.world_size > 1:
+        problems.append(
+            f"--device_map {args.device_map}: spreads one process's model over all GPUs, and there are "
+            f"{launch.world_size} processes. Leave it out, or start one process with plain python."
+        )
+    if problems:
+        raise UserError(problems)
+
+
+def default_optimizer(launch: Launch, method: str, has_gpu: bool) -> str | None:
+    """The optimizer where `--optim` is not given; None leaves it to the Trainer.
+
+    QLoRA's own, AdamW with 8-bit states that move to the CPU when the GPU's memory runs out. bitsandbytes pages only
+    with a GPU, and its kernels do not take the split parameters of FSDP2; DeepSpeed brings its own.
+    """
+    fits = launch.strategy in ("single", "ddp")
+    return "paged_adamw_8bit" if method == "qlora" and has_gpu and fits else None

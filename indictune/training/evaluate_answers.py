@@ -1,0 +1,36 @@
+"""Evaluate a finished run's language model on a file of conversations."""
+
+from __future__ import annotations
+
+from indictune.arguments import EvaluateArguments, ModelArguments
+from indictune.data.chat_tokens import choose_template, tokenise_chats, truncation_notes
+from indictune.data.conversations import load_test_conversations
+from indictune.llama_arguments import LlamaTrainingArguments
+from indictune.models.causal import load_trained_causal
+from indictune.models.loading import load_tokenizer
+from indictune.strategy import sharding
+from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
+from indictune.training.results import evaluate, run_metrics, write_metrics
+from indictune.training.session import Session
+
+
+def evaluate_answers(session: Session) -> None:
+    """Loss, perplexity and answer-token accuracy of a model on `--test_file`, in `metrics.json`. Ranks share the rows.
+
+    Raises:
+        UserError: all problems of the command and the file at once.
+    """
+    with session.checks():
+        asked = session.build(EvaluateArguments)
+        model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
+        rows = load_test_conversations(asked.test_file)
+        tokenizer = load_tokenizer(model_args)
+        template = choose_template(tokenizer, asked.chat_template, rows.as_written, asked.train_on_prompts)
+    args = session.start_evaluation(LlamaTrainingArguments)
+    tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts)
+    session.warn(truncation_notes(rows, tokens, asked.max_length))
+    model = load_trained_causal(asked.model, compute_dtype(args), asked.trust_remote_code)
+    trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
+    sharding.prepare_for_evaluation(trainer)
+    block = evaluate(trainer, session, tokens.dataset, "test")
+    write_metrics(session, run_metrics(trainer, session.launch.strategy) | {"test": block})

@@ -1,0 +1,184 @@
+"""What the trainers of all tasks share: exact batches, exact evaluation, whole models."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase, Trainer
+from transformers.trainer_utils import EvalLoopOutput
+
+from indictune.arguments import IndicTrainingArguments
+from indictune.data.batching import NO_ROW, EvaluationBatches, TrainingBatches
+from indictune.data.collation import IndexedRows, Row
+from indictune.models.adapters import save_adapter_extras
+from indictune.models.loading import Model
+from indictune.strategy import sharding
+from indictune.training.epochs import EpochShuffle
+from indictune.training.nonfinite import NonFinite
+
+Batch = dict[str, torch.Tensor]
+
+
+class ExactTrainer(Trainer):
+    """A Trainer whose result does not depend on how the run is distributed.
+
+    Args:
+        model: to train or to evaluate.
+        args: with `gradient_accumulation_steps` already decided.
+        train_dataset: columns `input_ids`, `labels`, `length`; or None where nothing is trained.
+        eval_dataset: likewise, with `language`; or None.
+        tokenizer: saved with the model.
+        settings: of the Trainer below.
+    """
+
+    args: IndicTrainingArguments
+    train_dataset: Dataset | None
+    eval_dataset: Dataset | None
+    batches: TrainingBatches
+
+    def __init__(
+        self,
+        model: Model,
+        args: IndicTrainingArguments,
+        train_dataset: Dataset | None,
+        eval_dataset: Dataset | None,
+        tokenizer: PreTrainedTokenizerBase,
+        **settings: Any,
+    ) -> None:
+        sharding.fit_to_model(model)
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            **settings,
+        )
+        self.nonfinite = NonFinite()
+        self.detailed_metrics: dict[str, dict[str, Any]] = {}
+        self._evaluated: Dataset = eval_dataset
+        if train_dataset is not None:
+            self.batches = TrainingBatches(
+                num_rows=len(train_dataset),
+                global_batch_size=args.global_batch_size,
+                accumulation_steps=args.gradient_accumulation_steps,
+                rank=args.process_index,
+                world_size=args.world_size,
+                seed=args.seed if args.data_seed is None else args.data_seed,
+            )
+            self.add_callback(EpochShuffle(self.batches))
+
+    @abstractmethod
+    def collator(self, evaluating: bool) -> Callable[[list[Row]], dict[str, Any]]:
+        """What makes a micro-batch of rows. For evaluation it adds `row_numbers`, int64 [rows]."""
+
+    @abstractmethod
+    def score(self, dataset: Dataset, results: Sequence[np.ndarray]) -> dict[str, Any]:
+        """The block of `metrics.json` of an evaluation.
+
+        Args:
+            dataset: the rows.
+            results: what `prediction_step` kept of each row, each [rows], in the dataset's order.
+        """
+
+    @abstractmethod
+    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
+        """The numbers of a block that the Trainer logs and compares checkpoints by."""
+
+    @abstractmethod
+    def tables(self, block: dict[str, Any]) -> str:
+        """A block as people read it."""
+
+    @abstractmethod
+    def reload(self, folder: Path) -> nn.Module:
+        """The saved model, on the CPU."""
+
+    def get_train_dataloader(self) -> DataLoader[Row]:
+        """The rank's own micro-batches. A callback would come too late: accelerate would deal them out a second time,
+        repeating rows at a ragged end."""
+        return self._loader(self.train_dataset, self.batches, self.collator(evaluating=False))
+
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader[Row]:
+        """Every row once over all ranks. A callback would come too late, for the same reason."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ValueError("There are no rows to evaluate on.")
+        self._evaluated = dataset
+        batches = EvaluationBatches(
+            dataset["length"][:], self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
+        )
+        return self._loader(dataset, batches, self.collator(evaluating=True))
+
+    def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
+        """A micro-batch's step. A callback sees its loss only after the Trainer has waited for it."""
+        loss = super().training_step(*args, **settings)
+        self.nonfinite.note(loss)
+        return loss
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save, with two things mended for which a callback on saving comes too late.
+
+        Where checkpoints are kept in shards, the Trainer writes nothing here, and then looks whether the folder of the
+        best checkpoint is there, each rank for itself (5.23, `_save_checkpoint`). It may be there for one rank and not
+        yet for another: seen is one rank loading the best model at the end while the other waited for it, for ever.
+        And peft leaves the configuration out of an adapter's folder.
+        """
+        folder = output_dir or str(self.args.output_dir)
+        if self.args.should_save:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            save_adapter_extras(self.accelerator.unwrap_model(self.model), folder)
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Row],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Score the gathered rows. A callback cannot: only here are they and the dataset they come from both at hand.
+
+        `prediction_step` gives row numbers in place of labels. The nested metrics stay in
+        `detailed_metrics[metric_key_prefix]`; the Trainer gets the flat ones.
+        """
+        output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
+        results = _in_order(cast(np.ndarray, output.label_ids), output.predictions, len(self._evaluated))
+        detailed = self.score(self._evaluated, results)
+        self.detailed_metrics[metric_key_prefix] = detailed
+        scalars = {f"{metric_key_prefix}_{name}": value for name, value in self.flatten(detailed).items()}
+        return output._replace(metrics={**(output.metrics or {}), **scalars})
+
+    def _loader(
+        self,
+        dataset: Dataset,
+        batches: TrainingBatches | EvaluationBatches,
+        collator: Callable[[list[Row]], dict[str, Any]],
+    ) -> DataLoader[Row]:
+        return DataLoader(
+            IndexedRows(dataset),
+            batch_sampler=batches,
+            collate_fn=collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )
+
+
+def _in_order(row_numbers: np.ndarray, gathered: Any, num_rows: int) -> list[np.ndarray]:
+    """What was gathered of each row in the dataset's order, with the rows that stand for nothing taken out."""
+    real = row_numbers != NO_ROW
+    order = np.argsort(row_numbers[real])
+    if not np.array_equal(row_numbers[real][order], np.arange(num_rows)):
+        raise RuntimeError(f"The evaluation gathered {real.sum()} rows, not each of {num_rows} rows once.")
+    return [values[real][order] for values in gathered]

@@ -1,0 +1,105 @@
+"""TRL's SFTTrainer, fed and evaluated exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from trl.trainer.sft_trainer import SFTTrainer
+
+from indictune.data.collation import JoinDocuments, PadToLongest, Row
+from indictune.evaluation.answers import RowResults, answer_metrics, flatten_answers
+from indictune.evaluation.tables import answers_table
+from indictune.llama_arguments import LlamaTrainingArguments
+from indictune.models.causal import load_trained_causal
+from indictune.models.loading import Model
+from indictune.training.exact import Batch, ExactTrainer
+
+
+class LlamaTrainer(ExactTrainer, SFTTrainer):
+    """Trains a causal language model to give answers. The loss is TRL's, in pieces that never hold all logits.
+
+    Args:
+        model: a causal language model, or an adapter on one.
+        args: with `gradient_accumulation_steps` already decided.
+        train_dataset: columns `input_ids`, `labels`, `length`; packed, `seq_lengths` too.
+        eval_dataset: likewise, with `language` and never packed; or None.
+        tokenizer: saved with the model.
+    """
+
+    args: LlamaTrainingArguments
+
+    def __init__(
+        self,
+        model: Model,
+        args: LlamaTrainingArguments,
+        train_dataset: Dataset,
+        eval_dataset: Dataset | None,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        self._pad_token_id = tokenizer.pad_token_id
+        self._packed = "seq_lengths" in train_dataset.column_names
+        super().__init__(
+            model, args, train_dataset, eval_dataset, tokenizer, data_collator=self.collator(evaluating=False)
+        )
+        _keep_trained_weights_in_fp32(model)
+
+    def collator(self, evaluating: bool) -> Callable[[list[Row]], dict[str, Any]]:
+        if self._packed and not evaluating:
+            return JoinDocuments()
+        return PadToLongest(self._pad_token_id, "right", with_row_numbers=evaluating)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, Any, torch.Tensor]:
+        """Keep each row's summed loss, tokens that count and right ones, and the row's number in place of labels.
+
+        A callback cannot: TRL averages over micro-batches, so its loss depends on the number of processes (3.7251 on
+        one, 3.7283 on two, trl 1.16).
+        """
+        inputs = self._prepare_inputs(dict(inputs))
+        row_numbers = inputs.pop("row_numbers")
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs = model(**inputs, fused_lm_head=True)
+        kept = (-outputs.log_probs.float().sum(-1), outputs.label_mask.sum(-1), outputs.is_top1.sum(-1))
+        return None, kept, row_numbers
+
+    def score(self, dataset: Dataset, results: Sequence[np.ndarray]) -> dict[str, Any]:
+        return answer_metrics(cast(RowResults, tuple(results)), dataset["language"][:])
+
+    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
+        return flatten_answers(block)
+
+    def tables(self, block: dict[str, Any]) -> str:
+        return answers_table(block)
+
+    def reload(self, folder: Path) -> nn.Module:
+        return load_trained_causal(folder, compute_dtype(self.args), device_map="cpu")
+
+
+def _keep_trained_weights_in_fp32(model: nn.Module) -> None:
+    """Undo what TRL does to an adapter on a quantised base (1.16): it casts the matrices to bf16.
+
+    An update smaller than a 256th of a weight is lost there, and the order in which gradients are summed, which
+    differs between strategies, would show in the result.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def compute_dtype(args: LlamaTrainingArguments) -> torch.dtype:
+    """In which activations are computed."""
+    if args.bf16:
+        return torch.bfloat16
+    return torch.float16 if args.fp16 else torch.float32

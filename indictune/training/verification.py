@@ -1,0 +1,147 @@
+"""Whether what was saved is what was trained: it is read again and compared before the run is called done.
+
+Adapters have been saved as empty tensors (peft#453, DeepSpeed#4295), and as one rank's slice (accelerate#4206).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
+from torch import nn
+
+from indictune.data.collation import PadToLongest
+from indictune.strategy import sharding
+from indictune.training.exact import ExactTrainer
+
+logger = logging.getLogger(__name__)
+
+PROBE_ROWS = 2
+PROBE_TOKENS = 32
+
+# How far the logits may lie apart, as a share of their length. In half precision the trained model has computed them
+# with 8 bits, and a CPU multiplies in another order than a GPU.
+IN_FULL_PRECISION = 1e-3
+IN_HALF_PRECISION = 5e-2
+
+
+class SavedModelError(RuntimeError):
+    """What was saved is not what was trained."""
+
+
+def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
+    """Read the saved model on rank 0's CPU and compare it with the trained one. All ranks must call it.
+
+    Every parameter must be there in its whole shape, no tensor may be empty, not all LoRA matrices B may be zero (they
+    begin so), and the logits of a few tokens must agree.
+
+    Args:
+        trainer: after the last save.
+        folder: what was saved.
+
+    Raises:
+        SavedModelError: on all ranks, with everything that differs.
+    """
+    probe = _probe(trainer)
+    trained = _logits(trainer, probe)
+    shapes = sharding.whole_shapes(trainer.accelerator.unwrap_model(trainer.model))
+    found: list[Any] = [None]
+    if trainer.is_world_process_zero():
+        try:
+            found = [_problems(trainer, folder, shapes, probe, trained)]
+        except Exception as error:  # whatever it is: the other ranks wait for this one's word
+            logger.exception("The saved model cannot be read")
+            found = [[f"It cannot be read: {' '.join(str(error).split())}"]]
+    broadcast_object_list(found)
+    if found[0]:
+        raise SavedModelError(
+            f"{folder}: the saved model is not the trained one; its checkpoints are untouched. " + " ".join(found[0])
+        )
+    logger.info("The saved model was read again: it is the trained one")
+
+
+def _probe(trainer: ExactTrainer) -> dict[str, torch.Tensor]:
+    """A few tokens of the first training rows, cut to one length so that nothing is padded."""
+    assert trainer.train_dataset is not None
+    rows = trainer.train_dataset.select(range(min(PROBE_ROWS, len(trainer.train_dataset))))["input_ids"][:]
+    length = min(PROBE_TOKENS, *(len(row) for row in rows))
+    batch = PadToLongest(0, "right")([{"input_ids": row[:length], "labels": 0} for row in rows])
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Of the trained model, float32 on the CPU. All ranks take part: each may hold a part of the weights."""
+    model = trainer.model_wrapped
+    model.eval()
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        logits: torch.Tensor = model(**{name: tensor.to(trainer.args.device) for name, tensor in probe.items()}).logits
+    return logits.float().cpu()
+
+
+def _problems(
+    trainer: ExactTrainer,
+    folder: Path,
+    shapes: dict[str, tuple[int, ...]],
+    probe: dict[str, torch.Tensor],
+    trained: torch.Tensor,
+) -> list[str]:
+    """What a folder's model lacks or has otherwise than the trained one, of `shapes` and with the logits `trained`."""
+    problems = _problems_of_files(folder)
+    if problems:
+        return problems
+    with sharding.loading_alone(trainer.args):
+        saved = trainer.reload(folder)
+    return _problems_of_model(saved, shapes, folder) or _problems_of_logits(trainer, saved, probe, trained)
+
+
+def _problems_of_files(folder: Path) -> list[str]:
+    """Empty tensors, and an adapter that has learned nothing."""
+    problems = []
+    matrices = trained = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118, it is no dictionary
+                if 0 in file.get_slice(name).get_shape():
+                    problems.append(f"{path.name}: {name} is empty.")
+                elif "lora_B" in name:
+                    matrices += 1
+                    trained += bool(file.get_tensor(name).any())
+    if matrices and not trained:
+        problems.append("All LoRA matrices B are zero: the adapter has learned nothing.")
+    return problems
+
+
+def _problems_of_model(saved: nn.Module, shapes: dict[str, tuple[int, ...]], folder: Path) -> list[str]:
+    """Parameters that are missing, or have another shape than the trained ones."""
+    there = {name: tuple(parameter.shape) for name, parameter in saved.named_parameters()}
+    problems = [
+        f"{name} has the shape {there.get(name, 'of nothing')} instead of {shape}."
+        for name, shape in shapes.items()
+        if there.get(name) != shape
+    ]
+    if isinstance(saved, PeftModel):
+        # peft leaves what the file lacks at its first value, with a warning.
+        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+            in_file = set(file.keys())
+        missing = sorted(set(get_peft_model_state_dict(saved)) - in_file)
+        problems += [f"adapter_model.safetensors lacks {name}." for name in missing]
+    return problems[:10]
+
+
+def _problems_of_logits(
+    trainer: ExactTrainer, saved: nn.Module, probe: dict[str, torch.Tensor], trained: torch.Tensor
+) -> list[str]:
+    saved.eval()
+    with torch.no_grad():
+        logits = saved(**probe).logits.float()
+    apart = float((logits - trained).norm() / trained.norm())
+    half = trainer.args.bf16 or trainer.args.fp16 or next(saved.parameters()).dtype != torch.float32
+    allowed = IN_HALF_PRECISION if half else IN_FULL_PRECISION
+    if apart <= allowed:
+        return []
+    return [f"Its logits differ by {apart:.2g} of their length, where {allowed:g} is allowed."]

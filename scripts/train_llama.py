@@ -1,0 +1,60 @@
+"""Fine-tune a LLaMA model to follow instructions.
+
+python scripts/train_llama.py --config recipes/llama/demo.yaml
+
+accelerate launch --config_file accelerate_configs/fsdp2_qlora.yaml --num_processes 2 \
+    scripts/train_llama.py --config recipes/llama/llama3_70b_qlora_fsdp2.yaml --train_file chats.jsonl --output_dir out
+
+torchrun --nproc_per_node 8 scripts/train_llama.py --deepspeed ds_configs/zero2.json --config ...
+deepspeed --num_gpus 8 scripts/train_llama.py --deepspeed ds_configs/zero3_offload.json --config ...
+"""
+
+import sys
+
+from indictune.arguments import ModelArguments
+from indictune.config import read_recipe
+from indictune.data.chat_tokens import answer_ends
+from indictune.data.chats import set_template, tokenise_splits
+from indictune.data.conversations import load_conversations
+from indictune.llama_arguments import ChatDataArguments, LlamaTrainingArguments
+from indictune.models.causal import check_packing, load_causal, load_causal_config
+from indictune.models.loading import load_tokenizer
+from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
+from indictune.training.results import finish, save
+from indictune.training.samples import write_samples
+from indictune.training.session import Session, run
+from indictune.training.watchers import watch
+
+
+def main(session: Session) -> None:
+    """The table of contents of a run."""
+    with session.checks():
+        model_args = session.build(ModelArguments)
+        config = load_causal_config(model_args)
+        session.check_model(model_args, config, session.planned(ChatDataArguments, "max_length"))
+        if session.planned(ChatDataArguments, "packing"):
+            check_packing(model_args, config)
+    with session.checks():
+        data_args = session.build(ChatDataArguments)
+        splits = load_conversations(data_args)
+        tokenizer = load_tokenizer(model_args)
+        template = set_template(tokenizer, splits, data_args)
+    session.decide(LlamaTrainingArguments)
+
+    args = session.start(LlamaTrainingArguments, has_validation=splits.validation is not None)
+    chats = tokenise_splits(splits, tokenizer, template, data_args)
+    session.warn([*splits.notes, *chats.notes])
+    session.show(f"\n{chats.summary}\n")
+    model = load_causal(model_args, tokenizer, compute_dtype(args), answer_ends(tokenizer, template))
+
+    trainer = LlamaTrainer(model, args, chats.train, chats.validation, tokenizer)
+    throughput = watch(trainer, chats.place, chats.train["length"][:], session.output_dir)
+    result = trainer.train(resume_from_checkpoint=session.checkpoint)
+    save(trainer, session)
+    samples = splits.validation or splits.test or splits.train
+    write_samples(trainer, session, samples, template, data_args.num_sample_generations, data_args.max_new_tokens)
+    finish(trainer, session, result, throughput, chats.test)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, read_recipe(sys.argv[1:], (ModelArguments, ChatDataArguments, LlamaTrainingArguments))))

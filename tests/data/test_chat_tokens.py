@@ -1,0 +1,404 @@
+"""Conversations to token ids, with the answers marked."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import AutoTokenizer, BertTokenizerLegacy, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from indictune.data.chat_tokens import (
+    ChatTokens,
+    Message,
+    choose_template,
+    prompt_ids,
+    tokenise_chats,
+    truncation_notes,
+)
+from indictune.data.conversations import Conversations
+from indictune.errors import UserError
+from tests.distributed.launching import ROOT
+from tests.models.tiny import words_tokenizer
+
+LLAMA2_FILE = ROOT / "../shared/data/tokenizers/llama2/tokenizer.model"
+LLAMA3_TOKENS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+CHATML_TOKENS = ["<|im_start|>", "<|im_end|>"]
+TEMPLATES = ["llama3", "llama2", "chatml", "plain"]
+
+HINDI = [("दिल्ली का मौसम कैसा है?", "आज धूप निकली है।"), ("कल?", "कल बारिश होगी, छाता रखिए।")]
+TELUGU = [("తెలంగాణ రాజధాని ఏది?", "హైదరాబాద్, ముత్యాల నగరం."), ("ఆంధ్రది?", "అమరావతి.")]
+TAMIL = [("திருக்குறளை எழுதியவர் யார்?", "திருவள்ளுவர் எழுதினார்."), ("எத்தனை குறள்கள்?", "1330 😀")]
+TURNS = [HINDI, TELUGU, TAMIL]
+
+
+def chat(*turns: tuple[str, str], system: str | None = None) -> list[Message]:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for question, answer in turns:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return messages
+
+
+def rows(*chats: list[Message]) -> Conversations:
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    columns = {
+        "messages": pa.array(chats, pa.list_(message)),
+        "language": pa.array([["hi", "te", "ta"][index % 3] for index in range(len(chats))]),
+        "line": pa.array(range(1, 1 + len(chats)), pa.int32()),
+    }
+    return Conversations(pa.table(columns), "t.jsonl", "--train_file", False)
+
+
+def byte_level_tokenizer(trim_offsets: bool = False) -> PreTrainedTokenizerFast:
+    """Learns Hindi alone: Telugu, Tamil and emoji become bytes."""
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
+    backend.decoder = decoders.ByteLevel()
+    learnt = BpeTrainer(
+        vocab_size=330,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[*LLAMA3_TOKENS, *CHATML_TOKENS],
+        show_progress=False,
+    )
+    backend.train_from_iterator([text for turn in HINDI for text in turn], learnt)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>"
+    )
+
+
+@pytest.fixture(scope="module")
+def byte_level() -> PreTrainedTokenizerFast:
+    return byte_level_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def llama2(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    if not LLAMA2_FILE.exists():
+        pytest.skip("needs LLaMA 2's tokenizer.model in ../shared/data")
+    folder = tmp_path_factory.mktemp("llama2")
+    shutil.copy(LLAMA2_FILE, folder)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    return tokenizer
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, name: str, chats: Conversations, max_length: int = 1000, **options: bool
+) -> ChatTokens:
+    prompts = options.get("train_on_prompts", False)
+    return tokenise_chats(chats, tokenizer, choose_template(tokenizer, name, False, prompts), max_length, prompts)
+
+
+def counted(tokenizer: PreTrainedTokenizerBase, labels: list[int]) -> str:
+    return str(tokenizer.decode([label for label in labels if label != -100], clean_up_tokenization_spaces=False))
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: ChatTokens) -> str:
+    return str(tokenizer.decode(tokens.dataset[0]["input_ids"], clean_up_tokenization_spaces=False))
+
+
+def test_rows_become_ids_and_labels_in_their_order() -> None:
+    # Ids: </s> 2, अच्छा 3, మంచి 5, ok 9, "." 10. There is no token to begin a text with.
+    chats = rows(chat(("ok . ", "अच्छा ok"), ("ok ", ".")), chat(("ok ", "మంచి")))
+    tokens = encode(words_tokenizer(), "plain", chats)
+    assert tokens.dataset.to_dict() == {
+        "input_ids": [[9, 10, 3, 9, 2, 9, 10, 2], [9, 5, 2]],
+        "labels": [[-100, -100, 3, 9, 2, -100, 10, 2], [-100, 5, 2]],
+        "length": [8, 3],
+        "answer_tokens": [5, 2],
+        "language": ["hi", "te"],
+    }
+    assert tokens.full_lengths == [8, 3]
+
+
+def test_every_token_counts_where_prompts_are_trained_but_the_first() -> None:
+    tokens = encode(words_tokenizer(), "plain", rows(chat(("ok . ", "अच्छा ok"))), train_on_prompts=True)
+    assert tokens.dataset["labels"][0] == [-100, 10, 3, 9, 2]
+    assert tokens.dataset["answer_tokens"][0] == 4
+
+
+def test_an_answer_at_the_very_start_does_not_count_its_first_token() -> None:
+    tokens = encode(words_tokenizer(), "plain", rows([{"role": "assistant", "content": "ok ."}]))
+    assert tokens.dataset["labels"][0] == [-100, 10, 2]
+
+
+def test_rows_are_cut_at_their_ends_and_their_whole_lengths_kept() -> None:
+    chats = rows(chat(("ok ", "ok . ok .")), chat(("ok ", ".")))
+    tokens = encode(words_tokenizer(), "plain", chats, max_length=4)
+    assert tokens.dataset["input_ids"][:] == [[9, 9, 10, 9], [9, 10, 2]]
+    assert tokens.dataset["labels"][:] == [[-100, 9, 10, 9], [-100, 10, 2]]
+    assert tokens.dataset["length"][:] == [4, 3]
+    assert tokens.dataset["answer_tokens"][:] == [3, 2]
+    assert tokens.full_lengths == [6, 3]
+    assert truncation_notes(chats, tokens, 4) == [
+        "--train_file t.jsonl: 1 of 2 rows (50.0%) are longer than --max_length 4 and lose their ends; the longest "
+        "has 6 tokens."
+    ]
+    assert truncation_notes(chats, tokens, 6) == []
+
+
+def test_rows_without_an_answer_token_are_refused_with_their_places_and_the_length_they_need() -> None:
+    long = chat(("ok . ok . ", "ok ."))
+    cut = chat(("ok ", "ok ok ok ok ok ok ok ok ok ok"))
+    chats = rows(cut, *[long] * 21, chat(("ok ok ok ok ok ok ", ".")))
+    with pytest.raises(UserError) as refused:
+        encode(words_tokenizer(), "plain", chats, max_length=4)
+    assert refused.value.problems == [
+        "--train_file: the answers of 22 rows lie wholly behind --max_length 4: "
+        + ", ".join(f"t.jsonl:{line}" for line in range(2, 22))
+        + " and 2 more. Give --max_length 8, which takes them whole, or leave them out."
+    ]
+    assert encode(words_tokenizer(), "plain", chats, max_length=8).dataset["answer_tokens"][-1] == 2
+
+
+def test_more_rows_than_a_batch_keep_their_order() -> None:
+    chats = rows(*[chat(("ok ", "." if index % 7 else "ok .")) for index in range(2_003)])
+    tokens = encode(words_tokenizer(), "plain", chats)
+    assert tokens.full_lengths == [3 if index % 7 else 4 for index in range(2_003)]
+    assert tokens.dataset["length"][:] == tokens.full_lengths
+    assert tokens.dataset["language"][:] == chats.table["language"].to_pylist()
+
+
+@pytest.mark.parametrize("trim_offsets", [False, True])
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("turns", TURNS)
+def test_byte_level_labels_are_the_answers_with_their_ends(
+    turns: list[tuple[str, str]], name: str, trim_offsets: bool
+) -> None:
+    tokenizer = byte_level_tokenizer(trim_offsets)
+    end = {"llama3": "<|eot_id|>", "chatml": "<|im_end|>"}.get(name, "<|end_of_text|>")
+    before, after = (" ", " ") if name == "llama2" else ("", "")
+    (labels,) = encode(tokenizer, name, rows(chat(*turns, system="उत्तर दीजिए।"))).dataset["labels"][:]
+    assert counted(tokenizer, labels) == "".join(f"{before}{answer}{after}{end}" for _, answer in turns)
+
+
+@pytest.mark.parametrize("normalised", ["at the start of the text", "after every special token"])
+@pytest.mark.parametrize("name", ["llama2", "plain"])
+@pytest.mark.parametrize("turns", TURNS)
+def test_llama2_labels_are_the_answers_with_their_ends(
+    llama2: PreTrainedTokenizerBase, turns: list[tuple[str, str]], name: str, normalised: str
+) -> None:
+    if normalised == "after every special token":  # as in the tokenizer.json of LLaMA 2
+        folder = Path(llama2.name_or_path)
+        llama2 = AutoTokenizer.from_pretrained(folder)
+        llama2.backend_tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    (labels,) = encode(llama2, name, rows(chat(*turns))).dataset["labels"][:]
+    expected = [f" {answer} </s>" if name == "llama2" else f"{answer}</s>" for _, answer in turns]
+    assert counted(llama2, labels) == "".join(expected)
+
+
+def test_llama2_labels_token_by_token(llama2: PreTrainedTokenizerBase) -> None:
+    """Neither అ nor 😀 is in the vocabulary: three bytes and four."""
+    (row,) = encode(llama2, "llama2", rows(chat(("a", "అ😀")))).dataset
+    assert llama2.convert_ids_to_tokens(row["input_ids"]) == [
+        *("<s>", "[", "INST", "]", "▁a", "▁[", "/", "INST", "]"),
+        *("▁", "<0xE0>", "<0xB0>", "<0x85>", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁", "</s>"),
+    ]
+    assert row["input_ids"][9:] == [29871, 227, 179, 136, 243, 162, 155, 131, 29871, 2]
+    assert row["labels"] == [-100] * 9 + [29871, 227, 179, 136, 243, 162, 155, 131, 29871, 2]
+
+
+def test_transformers_own_mask_still_loses_the_last_bytes_of_an_answer(byte_level: PreTrainedTokenizerFast) -> None:
+    """When this fails, transformers marks answers right, and `_overlap` may give way to it."""
+    template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    messages = [{"role": "assistant", "content": "అఆ"}]
+    theirs: Any = byte_level.apply_chat_template(
+        messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert theirs["assistant_masks"] == [1, 1, 1, 1, 0, 0]
+    (labels,) = tokenise_chats(rows(messages), byte_level, template, 10, False).dataset["labels"][:]
+    assert [label != -100 for label in labels] == [False, True, True, True, True, True]
+
+
+WRITTEN = {
+    "llama3": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nQ<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nR<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nB<|eot_id|>",
+    "llama2": "<|begin_of_text|>[INST] <<SYS>>\nS\n<</SYS>>\n\nQ [/INST] A <|end_of_text|>"
+    "<|begin_of_text|>[INST] R [/INST] B <|end_of_text|>",
+    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
+    "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n",
+    "plain": "<|begin_of_text|>SQA<|end_of_text|>RB<|end_of_text|>",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_write_their_format(byte_level: PreTrainedTokenizerFast, name: str) -> None:
+    tokens = encode(byte_level, name, rows(chat(("Q", "A"), ("R", "B"), system="S")))
+    assert text_of(byte_level, tokens) == WRITTEN[name]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("turns", TURNS)
+def test_the_prompt_of_a_row_is_its_beginning(
+    byte_level: PreTrainedTokenizerFast, turns: list[tuple[str, str]], name: str
+) -> None:
+    messages = chat(*turns, system="S")
+    (row,) = encode(byte_level, name, rows(messages)).dataset
+    prompt = prompt_ids(messages, byte_level, choose_template(byte_level, name, False, False))
+    assert row["input_ids"][: len(prompt)] == prompt
+    last = len(prompt) - 1
+    assert row["labels"][last] == -100
+    assert -100 not in row["labels"][last + 1 : last + 4]
+
+
+def test_llama2_prompt_of_a_row_is_its_beginning(llama2: PreTrainedTokenizerBase) -> None:
+    messages = chat(*TELUGU)
+    (row,) = encode(llama2, "llama2", rows(messages)).dataset
+    prompt = prompt_ids(messages, llama2, choose_template(llama2, "llama2", False, False))
+    assert row["input_ids"][: len(prompt)] == prompt
+    assert str(llama2.decode(prompt)).endswith("[INST] ఆంధ్రది? [/INST]")
+
+
+def test_a_tokenizer_that_adds_tokens_of_its_own_adds_none_to_a_template() -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", LLAMA3_TOKENS.index("<|begin_of_text|>"))]
+    )
+    assert tokenizer("Q")["input_ids"][0] == tokenizer.bos_token_id
+    messages = chat(("Q", "A"))
+    (ids,) = encode(tokenizer, "plain", rows(messages)).dataset["input_ids"][:]
+    assert ids.count(tokenizer.bos_token_id) == 1
+    prompt = prompt_ids(messages, tokenizer, choose_template(tokenizer, "plain", False, False))
+    assert prompt.count(tokenizer.bos_token_id) == 1
+
+
+def test_texts_given_as_written_stay_so_without_a_name(byte_level: PreTrainedTokenizerFast) -> None:
+    template = choose_template(byte_level, None, True, False)
+    tokens = tokenise_chats(rows(chat((" Q: ", " A\n"))), byte_level, template, 99, False)
+    assert text_of(byte_level, tokens) == "<|begin_of_text|> Q:  A\n<|end_of_text|>"
+    assert choose_template(byte_level, "llama3", True, False) == choose_template(byte_level, "llama3", False, False)
+
+
+def with_template(template: str) -> PreTrainedTokenizerFast:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+MARKED = "{% for m in messages %}{%- generation -%}{{ m.content }}{% endgeneration %}{% endfor %}"
+UNMARKED = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def test_the_tokenizers_own_template_is_the_default() -> None:
+    assert choose_template(with_template(MARKED), None, False, False) == MARKED
+    assert choose_template(with_template(UNMARKED), None, False, True) == UNMARKED
+
+
+def test_an_own_template_that_trl_knows_gets_its_marks_from_trl() -> None:
+    from trl.chat_template_utils import llama3_chat_template, llama3_training_chat_template
+
+    assert choose_template(with_template(llama3_chat_template), None, False, False) == llama3_training_chat_template
+    assert choose_template(with_template(llama3_chat_template), None, False, True) == llama3_chat_template
+
+
+def test_a_file_may_hold_the_template(byte_level: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text(MARKED, encoding="utf-8")
+    assert choose_template(byte_level, str(path), False, False) == MARKED
+
+
+def refusal(tokenizer: PreTrainedTokenizerBase, name: str | None, train_on_prompts: bool = False) -> str:
+    with pytest.raises(UserError) as refused:
+        choose_template(tokenizer, name, False, train_on_prompts)
+    return refused.value.message
+
+
+def test_a_name_that_is_none_is_refused(byte_level: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    expected = "there is no such template; expected chatml, llama2, llama3 or plain, or a .jinja file."
+    missing = str(tmp_path / "gone.jinja")
+    assert refusal(byte_level, "lama3") == f"--chat_template lama3: {expected}"
+    assert refusal(byte_level, missing) == f"--chat_template {missing}: {expected}"
+    broken = tmp_path / "broken.jinja"
+    broken.write_bytes(b"\xff")
+    assert refusal(byte_level, str(broken)).startswith(f"--chat_template {broken}: cannot be read: 'utf-8' codec")
+
+
+def test_a_tokenizer_without_a_template_needs_a_name() -> None:
+    assert refusal(words_tokenizer(), None) == (
+        "--model_name_or_path : its tokenizer has no chat template; give --chat_template chatml, llama2, llama3 or "
+        "plain, or a .jinja file."
+    )
+
+
+def test_a_template_that_marks_no_answer_is_refused(tmp_path: Path) -> None:
+    expected = (
+        "does not mark the answers; put {% generation %} and {% endgeneration %} around an answer and its end-of-turn "
+        "token, give --chat_template chatml, llama2, llama3 or plain, or --train_on_prompts true."
+    )
+    tokenizer = with_template(UNMARKED)
+    assert refusal(tokenizer, None) == f"The chat template of {tokenizer.name_or_path}: {expected}"
+    path = tmp_path / "own.jinja"
+    path.write_text(UNMARKED + "{% if false %}{% generation %}{% endgeneration %}{% endif %}", encoding="utf-8")
+    assert refusal(tokenizer, str(path)) == f"--chat_template {path}: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("jinja", "reason"),
+    [
+        ("{% for %}", "Expected an expression, got 'end of statement block'."),
+        ("{{ raise_exception('no luck') }}", "no luck"),
+    ],
+)
+def test_broken_jinja_is_refused(tmp_path: Path, byte_level: PreTrainedTokenizerFast, jinja: str, reason: str) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text(jinja, encoding="utf-8")
+    message = refusal(byte_level, str(path), train_on_prompts=True)
+    assert f"--chat_template {path}: its jinja fails: " in message
+    assert reason in message
+    assert "\n" not in message
+
+
+def test_special_tokens_that_the_tokenizer_would_cut_to_pieces_are_refused() -> None:
+    assert refusal(words_tokenizer(), "chatml") == (
+        "--chat_template chatml: writes <|im_end|>, <|im_start|>, which the tokenizer of  does not have and would cut "
+        "to pieces; give --chat_template llama2 or plain, which need none but an end-of-text token."
+    )
+    assert "writes <|begin_of_text|>, <|end_header_id|>, <|eot_id|>, <|start_header_id|>, which" in refusal(
+        words_tokenizer(), "llama3", train_on_prompts=True
+    )
+
+
+def test_a_tokenizer_that_cannot_end_a_text_is_refused_where_the_template_ends_one() -> None:
+    tokenizer = words_tokenizer()
+    tokenizer.eos_token = None
+    assert "plain: writes an end-of-text token (eos_token), which" in refusal(tokenizer, "plain")
+
+
+def test_rows_that_the_template_refuses_are_told_by_reason(byte_level: PreTrainedTokenizerFast) -> None:
+    tool = [*chat(("Q", "A")), {"role": "tool", "content": "T"}]
+    late = [*chat(("Q", "A")), {"role": "system", "content": "S"}]
+    with pytest.raises(UserError) as refused:
+        encode(byte_level, "llama2", rows(tool, chat(("Q", "A")), late, tool))
+    assert refused.value.problems == [
+        "--train_file: 2 rows refused by the chat template (a message of role tool has no place in llama2): "
+        "t.jsonl:1, t.jsonl:4.",
+        "--train_file: 1 rows refused by the chat template (a message of role system has no place in llama2): "
+        "t.jsonl:3.",
+    ]
+
+
+def test_rows_whose_answers_the_template_does_not_mark_are_told(byte_level: PreTrainedTokenizerFast) -> None:
+    template = MARKED.replace("{%- generation", "{% if m.content != 'A' %}{%- generation").replace(
+        "{% endgeneration %}", "{% endgeneration %}{% endif %}"
+    )
+    template = template.replace("messages", "messages[1:]")
+    with pytest.raises(UserError) as refused:
+        tokenise_chats(rows(chat(("Q", "B")), chat(("Q", "A"))), byte_level, template, 99, False)
+    assert refused.value.message == (
+        "--train_file: 1 rows without an answer that the chat template marks: t.jsonl:2."
+    )
+
+
+def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nok\n", encoding="utf-8")
+    slow = BertTokenizerLegacy(str(tmp_path / "vocab.txt"))  # type: ignore[no-untyped-call]
+    with pytest.raises(UserError, match=r"does not say where in the text a token stands.*tokenizer\.json"):
+        tokenise_chats(rows(chat(("ok", "ok"))), slow, MARKED, 99, False)

@@ -1,0 +1,355 @@
+"""Conversations: the rows of a run from every kind of file, and every problem of them in one raise."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from indictune.data import conversations, hub, reading
+from indictune.data.conversations import Conversations, load_conversations, load_test_conversations
+from indictune.errors import UserError
+from indictune.llama_arguments import ChatDataArguments
+
+Row = dict[str, Any]
+Write = Callable[[str, list[Row]], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(name: str, rows: list[Row]) -> str:
+        if name.endswith(".parquet"):
+            pq.write_table(pa.Table.from_pylist(rows), name)
+        else:
+            text = json.dumps(rows) if name.endswith(".json") else "".join(json.dumps(row) + "\n" for row in rows)
+            Path(name).write_text(text, encoding="utf-8")
+        return name
+
+    return write_file
+
+
+def chat(prompt: str, answer: str, **others: Any) -> Row:
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, **others}
+
+
+def in_lists(row: Row, **others: Any) -> Row:
+    """The same as prompt and completion."""
+    return {"prompt": row["messages"][:-1], "completion": row["messages"][-1:], **others}
+
+
+def texts_of(rows: Conversations | None) -> list[list[str]]:
+    assert rows is not None
+    return [[message["content"] for message in messages] for messages in rows.table["messages"].to_pylist()]
+
+
+def problems_of(**arguments: Any) -> list[str]:
+    with pytest.raises(UserError) as raised:
+        load_conversations(ChatDataArguments(**arguments))
+    return raised.value.problems
+
+
+def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
+    train = write("train.jsonl", [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}])
+    splits = load_conversations(ChatDataArguments(train_file=train))
+    assert splits.train.table.schema == pa.schema(
+        [
+            ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+            ("language", pa.string()),
+            ("line", pa.int32()),
+        ]
+    )
+    assert splits.train.table.to_pylist() == [
+        {
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            "language": "romanised",
+            "line": 1,
+        }
+    ]
+    assert (splits.train.source, splits.train.origin) == ("train.jsonl", "--train_file")
+    assert not splits.train.as_written
+    assert (splits.validation, splits.test, splits.notes) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("a.jsonl", ["a.jsonl:1", "a.jsonl:2"]),
+        ("a.JSONL", ["a.JSONL:1", "a.JSONL:2"]),
+        ("a.json", ["a.json:1", "a.json:1"]),
+        ("a.parquet", ["a.parquet row 1", "a.parquet row 2"]),
+    ],
+)
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [chat("a", "b", language=None), chat("c", "d", language="ta")],
+        [{"prompt": "a", "completion": "b", "language": None}, {"prompt": "c", "completion": "d", "language": "ta"}],
+        [in_lists(chat("a", "b"), language=None), in_lists(chat("c", "d"), language="ta")],
+        [
+            {"instruction": "a", "output": "b", "history": [], "language": None},
+            {"instruction": "c", "output": "d", "history": None, "language": "ta"},
+        ],
+    ],
+)
+def test_every_kind_of_file_holds_every_form(write: Write, name: str, places: list[str], rows: list[Row]) -> None:
+    loaded = load_test_conversations(write(name, rows))
+    assert texts_of(loaded) == [["a", "b"], ["c", "d"]]
+    assert loaded.table["language"].to_pylist() == ["romanised", "ta"]
+    assert [loaded.place(index) for index in range(len(loaded))] == places
+    assert loaded.origin == "--test_file"
+
+
+def test_parquet_holds_typed_parts_and_history(write: Write) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": role, "content": parts} for role in ("user", "assistant")]
+    assert texts_of(load_test_conversations(write("a.parquet", [{"messages": messages}]))) == [["ab", "ab"]]
+    row = {"instruction": "c", "output": "d", "history": [["a", "b"]]}
+    assert texts_of(load_test_conversations(write("b.parquet", [row]))) == [["a", "b", "c", "d"]]
+
+
+def test_json_may_hold_its_rows_as_data_and_numbers_are_texts(write: Write) -> None:
+    write("a.json", [])
+    Path("a.json").write_text('{"version": 1, "data": [\n{"prompt": 2,\n"completion": 4.0}\n]}')
+    loaded = load_test_conversations("a.json")
+    assert texts_of(loaded) == [["2", "4.0"]]
+    assert loaded.place(0) == "a.json:2"
+
+
+def test_only_plain_texts_are_as_written(write: Write) -> None:
+    assert load_test_conversations(write("a.jsonl", [{"prompt": "a", "completion": "b"}])).as_written
+    for row in (chat("a", "b"), in_lists(chat("a", "b")), {"instruction": "a", "output": "b"}):
+        assert not load_test_conversations(write("a.jsonl", [row])).as_written
+
+
+def test_a_row_names_its_language_or_its_script_decides(write: Write) -> None:
+    system = [{"role": "system", "content": "Answer in Hindi, please, whatever you are asked."}]
+    rows = [
+        chat("नमस्ते", "b", language=" mr "),
+        chat("नमस्ते", "b", language=" "),
+        chat("ab", "నచ్చింది", language=["te"]),
+        {"messages": system + chat("வணக்கம்", "b")["messages"]},
+        chat("a", "b", language="x\ud83d"),
+    ]
+    loaded = load_test_conversations(write("a.jsonl", rows))
+    assert loaded.table["language"].to_pylist() == ["mr", "hi", "te", "ta", "x\ufffd"]
+
+
+def test_order_and_lines_across_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(reading, "_CHUNK_ROWS", 3)
+    rows = [chat(f"q{index}", "a") for index in range(7)]
+    for name in ("a.jsonl", "a.parquet"):
+        table = load_test_conversations(write(name, rows)).table
+        assert [messages[0]["content"] for messages in table["messages"].to_pylist()] == [f"q{i}" for i in range(7)]
+        assert table["line"].to_pylist() == [1, 2, 3, 4, 5, 6, 7]
+        assert table["messages"].num_chunks == 4
+
+
+def test_rows_in_train_and_held_out_are_told(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "_CHUNK_ROWS", 2)
+    system = {"role": "system", "content": "c"}
+    with_system = {"messages": [system, *chat("a", "b")["messages"]]}
+    train = [chat("a", "b"), chat("c", "d"), chat("a", "b"), chat("a", "x"), chat("ab", "c"), with_system]
+    validation = [chat("e", "f"), chat("z", "z"), chat("a", "b")]
+    splits = load_conversations(
+        ChatDataArguments(
+            train_file=write("train.jsonl", train),
+            validation_file=write("val.jsonl", validation),
+            test_file=write("test.jsonl", [{"instruction": "c", "output": "d"}, {"instruction": "a", "output": "bc"}]),
+        )
+    )
+    assert splits.notes == [
+        "train.jsonl: 2 of 6 training rows also stand in val.jsonl, whose scores will look too good; "
+        "remove them from one of the two.",
+        "train.jsonl: 1 of 6 training rows also stand in test.jsonl, whose scores will look too good; "
+        "remove them from one of the two.",
+    ]
+    assert len(splits.train) == 6
+
+
+def test_splits_are_written_the_same_way(write: Write) -> None:
+    plain = write("plain.jsonl", [{"prompt": "a", "completion": "b"}])
+    chats = write("chats.jsonl", [chat("c", "d")])
+    instructions = write("instructions.jsonl", [{"instruction": "e", "output": "f"}])
+    assert problems_of(train_file=plain, validation_file=chats, test_file=instructions) == [
+        "--validation_file chats.jsonl: holds messages between roles, but --train_file plain.jsonl prompt and "
+        "completion as plain texts; write them the same way.",
+        "--test_file instructions.jsonl: holds messages between roles, but --train_file plain.jsonl prompt and "
+        "completion as plain texts; write them the same way.",
+    ]
+    splits = load_conversations(ChatDataArguments(train_file=chats, validation_file=instructions))
+    assert texts_of(splits.validation) == [["e", "f"]]
+
+
+def test_a_file_of_two_forms_is_told_with_both(write: Write) -> None:
+    rows = [{"prompt": "a", "completion": "b"}, chat("a", "b"), {"prompt": "a", "completion": "b"}]
+    assert problems_of(train_file=write("train.jsonl", rows)) == [
+        "--train_file train.jsonl: rows of 2 forms: prompt and completion as texts (2, the first at train.jsonl:1), "
+        "messages (1, the first at train.jsonl:2); give a file of one form."
+    ]
+    (problem,) = problems_of(train_file=write("train.jsonl", [rows[0], in_lists(rows[1])]))
+    assert "prompt and completion as lists of messages (1, the first at train.jsonl:2)" in problem
+
+
+def test_the_form_of_a_bad_row_counts_too(write: Write) -> None:
+    problems = problems_of(train_file=write("train.jsonl", [chat("a", "b"), {"instruction": "a", "output": ""}]))
+    assert problems[0].endswith(
+        "messages (1, the first at train.jsonl:1), instruction and output (1, the first at train.jsonl:2); give a "
+        "file of one form."
+    )
+    assert problems[1].startswith("--train_file train.jsonl:2: output is empty; ")
+    assert len(problems) == 2
+
+
+def test_all_problems_of_all_files_come_at_once(write: Write) -> None:
+    train = write("train.jsonl", [chat("a", "b"), chat("a", ""), chat("", "b"), {"text": "a"}])
+    with open(train, "a") as file:
+        file.write("[1]\n{")
+    validation = write("val.jsonl", [{"messages": []}])
+    problems = problems_of(train_file=train, validation_file=validation, test_file="a.jsonl")
+    assert [problem.split(";")[0] for problem in problems] == [
+        "--train_file train.jsonl:5: holds a list, expected an object.",
+        "--train_file train.jsonl:6: no valid JSON: Expecting property name enclosed in double quotes (column 2).",
+        "--train_file train.jsonl:2: message 2, of assistant, is empty",
+        "--train_file train.jsonl:3: message 1, of user, is empty",
+        "--train_file train.jsonl:4: it has the keys text",
+        "--validation_file val.jsonl:1: messages is empty",
+        "--test_file a.jsonl: no such file. Did you mean val.jsonl?",
+    ]
+
+
+def test_five_rows_of_a_kind_are_listed_then_counted(write: Write) -> None:
+    rows = [chat("a", "")] * 5 + [chat("", "b")] * 8 + [chat("a", "b")]
+    problems = problems_of(train_file=write("train.jsonl", rows))
+    assert [problem.split(": ")[0] for problem in problems[:10]] == [
+        f"--train_file train.jsonl:{line}" for line in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    ]
+    assert problems[10:] == ["--train_file train.jsonl: 3 more with an empty prompt."]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        (
+            "a.csv",
+            "prompt,completion\na,b\n",
+            ": files of this kind are not read; expected one of .json, .js",
+        ),
+        ("a.tsv", "prompt\tcompletion\na\tb\n", ": files of this kind are not read; expected one of .json, .jsonl"),
+        ("a.jsonl", "\n", ": the file holds no rows."),
+        ("a.json", "[]", ": the file holds no rows."),
+        ("a.json", '{"messages": []}', ": expected a list of objects, [{...}, {...}, ...], or {"),
+        ("a.json", "[1]", ":1: holds a text or a number, expected an object."),
+        ("a.parquet", "PAR1 not", ": cannot be read as parquet ("),
+    ],
+)
+def test_what_cannot_be_read_is_named(write: Write, name: str, content: str, problem: str) -> None:
+    Path(name).write_text(content)
+    with pytest.raises(UserError) as raised:
+        load_test_conversations(name, "--samples_file")
+    assert raised.value.problems[0].startswith(f"--samples_file {name}{problem}")
+    assert len(raised.value.problems) == 1
+
+
+def test_an_empty_parquet_file_is_a_problem(write: Write) -> None:
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), "a.parquet")
+    with pytest.raises(UserError, match=r"^--test_file a\.parquet: the file holds no rows\.$"):
+        load_test_conversations("a.parquet")
+
+
+def test_built_in_chats_have_three_splits_and_files_replace_them(write: Write) -> None:
+    splits = load_conversations(
+        ChatDataArguments(dataset_name="builtin:chats", test_file=write("own.jsonl", [chat("my own", "row")]))
+    )
+    assert splits.validation is not None
+    assert set(splits.train.table["language"].to_pylist()) == {"hi", "te", "ta", "en"}
+    assert splits.train.place(0).endswith("samples/chats/train.jsonl:1")
+    assert splits.train.origin == "--dataset_name builtin:chats"
+    assert texts_of(splits.test) == [["my own", "row"]]
+    assert splits.notes == []
+
+
+def test_other_built_in_data_are_no_conversations() -> None:
+    assert problems_of(dataset_name="builtin:tweets") == [
+        "--dataset_name builtin:tweets: there are no such built-in conversations; expected builtin:chats."
+    ]
+
+
+@pytest.fixture
+def hub_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder laid out like a dataset on the Hub."""
+    import datasets
+
+    monkeypatch.setattr(hub, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    Path("chats").mkdir()
+    for split in ("train", "validation", "test"):
+        write(f"chats/{split}.parquet", [chat(f"{split} {index}", "a", id=index) for index in range(3)])
+    return "./chats"
+
+
+def test_rows_of_a_hub_dataset(hub_folder: str, write: Write) -> None:
+    own = write("own.jsonl", [chat("own", "a")])
+    splits = load_conversations(ChatDataArguments(dataset_name=hub_folder, validation_file=own))
+    assert texts_of(splits.train) == [["train 0", "a"], ["train 1", "a"], ["train 2", "a"]]
+    assert splits.train.table["line"].to_pylist() == [1, 2, 3]
+    assert splits.train.place(2) == "./chats/train row 3"
+    assert texts_of(splits.validation) == [["own", "a"]]
+    assert texts_of(splits.test)[0] == ["test 0", "a"]
+
+
+def test_bad_rows_of_a_hub_dataset_are_named_by_split(hub_folder: str, write: Write) -> None:
+    write("chats/test.parquet", [chat("a", "b"), chat("a", "")])
+    assert problems_of(dataset_name=hub_folder) == [
+        "--dataset_name ./chats ./chats/test row 2: message 2, of assistant, is empty; give it a text, or remove the "
+        "row."
+    ]
+
+
+def test_a_hub_split_without_rows_is_a_problem() -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"messages": []}, split="validation")
+    with pytest.raises(UserError, match=r"^validation: the split holds no rows\.$"):
+        next(hub.hub_records(rows))
+
+
+_SFT = Path(__file__).parents[3] / "shared" / "data" / "sft"
+
+
+@pytest.mark.parametrize(
+    ("name", "languages"),
+    [
+        ("alpaca_en_demo.json", {"romanised": 999}),
+        ("v1_sft_demo.jsonl", {"romanised": 466, "und": 34}),
+        ("xquad_hi.messages.jsonl", {"hi": 826}),
+    ],
+)
+def test_real_conversations_are_read_whole(name: str, languages: dict[str, int]) -> None:
+    path = _SFT / name
+    if not path.exists():
+        pytest.skip(f"no real data at {path}")
+    loaded = load_test_conversations(str(path))
+    assert Counter(loaded.table["language"].to_pylist()) == languages
+    assert {len(messages) for messages in loaded.table["messages"].to_pylist()} == {2}
+    assert loaded.table["messages"].null_count == 0
+
+
+def test_a_real_file_of_another_form_is_refused_without_its_words() -> None:
+    path = _SFT / "seed_tasks.jsonl"
+    if not path.exists():
+        pytest.skip(f"no real data at {path}")
+    with pytest.raises(UserError) as raised:
+        load_test_conversations(str(path))
+    assert len(raised.value.problems) == 6
+    assert raised.value.problems[0].startswith(f"--test_file {path}:1: there is no output (it has the keys id, inst")
+    assert raised.value.problems[5] == f"--test_file {path}: 170 more with no answer."

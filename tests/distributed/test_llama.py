@@ -1,0 +1,129 @@
+"""LLaMA: the same recipe gives the same run under every strategy, and what is saved is what was trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.distributed.launching import ROOT, Run, accelerate, distance, python, start, train
+
+SCRIPT = "scripts/train_llama.py"
+CHATS = ROOT / "indictune/data/samples/chats"
+
+# The learning rate of step 1 is 0, so that the checkpoint of step 1 holds the weights that the run started from.
+JOB = """
+model_name_or_path: builtin:tiny-indic-llama
+dropout: 0
+max_length: 128
+global_batch_size: 12
+per_device_train_batch_size: 3
+per_device_eval_batch_size: 4
+max_steps: 8
+lr_scheduler_type: constant_with_warmup
+warmup_steps: 1
+logging_steps: 1
+bf16: false
+eval_strategy: 'no'
+load_best_model_at_end: false
+save_strategy: steps
+save_steps: 1
+save_total_limit: 20
+"""
+
+MICRO_BATCH_OF_12 = ("--per_device_train_batch_size", "12")
+METHODS = {
+    "full": ("--method", "full", "--learning_rate", "1e-4"),
+    "lora": ("--method", "lora", "--learning_rate", "1e-3"),
+    "qlora": ("--method", "qlora", "--learning_rate", "2e-4"),
+}
+# The whole global batch at once, so that nothing is split. In bf16 even the padding of a micro-batch changes the
+# rounding: the 4-bit base is compared on the same micro-batches, summed by one process.
+ONE_PROCESS = {"full": MICRO_BATCH_OF_12, "lora": MICRO_BATCH_OF_12, "qlora": ()}
+BOUND = {"full": 1e-4, "lora": 1e-4, "qlora": 1e-2}
+OF_THE_CHANGE = 1e-3
+
+slow = pytest.mark.slow
+CASES = [
+    ("ddp", "full"),
+    ("fsdp2", "full"),
+    pytest.param("zero2", "full", marks=slow),
+    ("zero3", "full"),
+    pytest.param("zero3_offload", "full", marks=slow),
+    pytest.param("ddp", "lora", marks=slow),
+    ("fsdp2", "lora"),
+    pytest.param("zero2", "lora", marks=slow),
+    ("zero3", "lora"),
+    pytest.param("zero3_offload", "lora", marks=slow),
+    pytest.param("ddp", "qlora", marks=slow),
+    ("fsdp2_qlora", "qlora"),
+]
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe: 41 rows make 4 global batches of 12 an epoch, the last of them with 5 rows for 4 micro-batches."""
+    folder = tmp_path_factory.mktemp("llama_job")
+    lines = (CHATS / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "validation.jsonl"}
+    files["train_file"].write_text("".join(lines[:41]), encoding="utf-8")
+    files["validation_file"].write_text("".join(lines[41:60]), encoding="utf-8")
+    recipe = folder / "job.yaml"
+    recipe.write_text(JOB + "".join(f"{key}: {json.dumps(str(path))}\n" for key, path in files.items()))
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def run_under(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Train the job under a strategy with some flags; the same call gives the same run."""
+    done: dict[tuple[object, ...], Run] = {}
+
+    def run(strategy: str, ranks: int, *flags: str) -> Run:
+        key = (strategy, ranks, *flags)
+        if key not in done:
+            command = python() if strategy == "single" else accelerate(strategy, ranks)
+            done[key] = train(
+                command, tmp_path_factory.mktemp(strategy), "--config", str(job), *flags, script=SCRIPT
+            )
+        return done[key]
+
+    return run
+
+
+def trained_weights(run: Run, method: str, folder: str = ".") -> dict[str, torch.Tensor]:
+    """All weights, or the adapter's."""
+    return load_file(run.folder / folder / ("model.safetensors" if method == "full" else "adapter_model.safetensors"))
+
+
+@pytest.mark.parametrize(("strategy", "method"), CASES)
+def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: str, method: str) -> None:
+    one = run_under("single", 1, *ONE_PROCESS[method], *METHODS[method])
+    two = run_under(strategy, 2, *METHODS[method])
+    assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy.removesuffix("_qlora"), 2)
+    assert len(one.log) == 8
+    bound = BOUND[method]
+    assert two.series("loss") == pytest.approx(one.series("loss"), rel=bound)
+    assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=bound)
+    assert two.metrics["eval"]["loss"] == pytest.approx(one.metrics["eval"]["loss"], rel=bound)
+    assert two.metrics["eval"]["num_tokens"] == one.metrics["eval"]["num_tokens"]
+    weights, before = trained_weights(one, method), trained_weights(one, method, "checkpoint-1")
+    assert distance(weights, trained_weights(two, method)) <= OF_THE_CHANGE * distance(weights, before)
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_the_saved_model_is_the_trained_one(run_under: Start, job: Path, tmp_path: Path, method: str) -> None:
+    """In another process, from two ranks' files: the validation rows have the loss that the run itself computed."""
+    strategy = "fsdp2_qlora" if method == "qlora" else "fsdp2"
+    run = run_under(strategy, 2, *METHODS[method])
+    files = ["--test_file", str(job.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]
+    result = start([*python(), "-m", "indictune", "evaluate", "--model", str(run.folder), *files])
+    assert result.returncode == 0, result.stderr
+    scores = Run(tmp_path).metrics["test"]
+    assert scores["loss"] == pytest.approx(run.metrics["eval"]["loss"], rel=1e-6 if method != "qlora" else 1e-4)
+    assert scores["num_tokens"] == run.metrics["eval"]["num_tokens"]

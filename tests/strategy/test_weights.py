@@ -1,0 +1,112 @@
+"""Which weights can be trained under which strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from indictune.arguments import Method, ModelArguments
+from indictune.errors import UserError
+from indictune.strategy.launch import Launch
+from indictune.strategy.weights import check_weights, default_optimizer
+
+STRATEGIES = [
+    *("single", "ddp", "fsdp2", "fsdp2_offload", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"),
+]
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}
+NF4_IN_BYTES = {**NF4, "bnb_4bit_quant_storage": "uint8"}  # bitsandbytes' default
+EIGHT_BITS = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+
+
+def problems_of(
+    strategy: str,
+    method: Method,
+    quantisation: Mapping[str, Any] | None = None,
+    device_map: str | None = None,
+    world_size: int = 8,
+) -> list[str]:
+    args = ModelArguments("some/llama", method=method, device_map=device_map)
+    try:
+        check_weights(Launch(strategy, world_size), args, quantisation or {})
+    except UserError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_unquantised_weights_are_trained_under_every_strategy(strategy: str, method: Method) -> None:
+    assert problems_of(strategy, method) == []
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp2", "fsdp2_offload", "zero1", "zero2", "zero2_offload"])
+def test_weights_in_4_bits_are_trained_wherever_they_stay_whole_or_split_evenly(strategy: str) -> None:
+    assert problems_of(strategy, "qlora") == []
+    assert problems_of(strategy, "lora", NF4) == []
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "zero1", "zero2"])
+@pytest.mark.parametrize("quantisation", [EIGHT_BITS, NF4_IN_BYTES])
+def test_what_stays_whole_may_be_quantised_and_stored_in_any_way(
+    strategy: str, quantisation: Mapping[str, Any]
+) -> None:
+    assert problems_of(strategy, "lora", quantisation) == []
+
+
+@pytest.mark.parametrize("strategy", ["zero3", "zero3_offload"])
+@pytest.mark.parametrize(
+    ("method", "quantisation"), [("qlora", {}), ("qlora", NF4), ("lora", NF4), ("lora", EIGHT_BITS)]
+)
+def test_zero_3_takes_no_quantised_weights(strategy: str, method: Method, quantisation: Mapping[str, Any]) -> None:
+    assert problems_of(strategy, method, quantisation) == [
+        f"--method {method} under {strategy}: ZeRO-3 splits weights while they are loaded, and 4-bit or 8-bit weights "
+        "cannot be split so. Use accelerate_configs/fsdp2_qlora.yaml, or ddp.yaml or zero2.yaml where the base fits "
+        "on one GPU."
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_offload"])
+def test_fsdp_takes_no_weights_in_8_bits(strategy: str) -> None:
+    assert problems_of(strategy, "lora", EIGHT_BITS) == [
+        "--model_name_or_path some/llama: its weights are in 8 bits, which FSDP cannot split. Give the checkpoint "
+        "that they were quantised from with --method qlora (NF4), or use accelerate_configs/ddp.yaml."
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_offload"])
+def test_fsdp_takes_4_bit_weights_only_in_the_type_of_the_rest(strategy: str) -> None:
+    assert problems_of(strategy, "qlora", NF4_IN_BYTES) == [
+        "--model_name_or_path some/llama: its 4-bit weights are stored as uint8, and FSDP splits only what has the "
+        "type of the rest, bfloat16. Give the checkpoint that they were quantised from with --method qlora, which "
+        "stores them so."
+    ]
+
+
+def test_a_model_spread_over_all_gpus_needs_them_for_one_process() -> None:
+    assert problems_of("single", "qlora", device_map="auto", world_size=1) == []
+    assert problems_of("ddp", "lora", device_map="balanced", world_size=2) == [
+        "--device_map balanced: spreads one process's model over all GPUs, and there are 2 processes. Leave it out, "
+        "or start one process with plain python."
+    ]
+
+
+def test_several_problems_are_told_at_once() -> None:
+    problems = problems_of("zero3", "qlora", device_map="auto", world_size=4)
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "--method qlora under zero3", "--device_map auto",
+    ]  # fmt: skip
+    problems = problems_of("fsdp2", "lora", EIGHT_BITS, device_map="auto")
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "--model_name_or_path some/llama", "--device_map auto",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_paged_optimizer_is_qloras_own_where_it_runs(strategy: str) -> None:
+    paged = "paged_adamw_8bit" if strategy in ("single", "ddp") else None
+    assert default_optimizer(Launch(strategy), "qlora", has_gpu=True) == paged
+    assert default_optimizer(Launch(strategy), "qlora", has_gpu=False) is None
+    assert default_optimizer(Launch(strategy), "lora", has_gpu=True) is None
+    assert default_optimizer(Launch(strategy), "full", has_gpu=True) is None

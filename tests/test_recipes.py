@@ -1,0 +1,45 @@
+"""The shipped recipes: every key is one, and every header says how to run it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.expected_memory import expected
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config import read_recipe
+from indictune.llama_arguments import ChatDataArguments, LlamaTrainingArguments
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").rglob("*.yaml"))
+TYPES = {
+    "sentiment": (ModelArguments, DataArguments, SentimentTrainingArguments),
+    "llama": (ModelArguments, ChatDataArguments, LlamaTrainingArguments),
+}
+SCRIPT = {"sentiment": "scripts/train_sentiment.py", "llama": "scripts/train_llama.py"}
+
+every_recipe = pytest.mark.parametrize("path", RECIPES, ids=[f"{path.parent.name}/{path.name}" for path in RECIPES])
+
+
+@every_recipe
+def test_every_key_is_one_and_every_value_fits(path: Path) -> None:
+    files = [] if "\ndataset_name: " in path.read_text(encoding="utf-8") else ["--train_file", "rows.jsonl"]
+    recipe = read_recipe(["--config", str(path), "--output_dir", "out", *files], TYPES[path.parent.name])
+    assert recipe.problems == []
+    for arguments in TYPES[path.parent.name][:2]:
+        recipe.build(arguments)
+
+
+@every_recipe
+def test_the_header_tells_command_hardware_and_itself(path: Path) -> None:
+    header = path.read_text(encoding="utf-8").partition("\noutput_dir")[0].partition("\nmodel_name")[0]
+    assert SCRIPT[path.parent.name] in header
+    assert f"recipes/{path.parent.name}/{path.name}" in header
+    assert re.search("^# Hardware: ", header, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", [path for path in RECIPES if path.name.startswith("llama3_")], ids=lambda p: p.name)
+def test_the_expected_memory_is_what_the_program_says(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert expected(text) in text

@@ -1,0 +1,145 @@
+"""A saved model is read again: what is whole passes, and every fault is found by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+
+from indictune.data.packing import pack
+from indictune.training.llama_trainer import LlamaTrainer
+from indictune.training.verification import SavedModelError, verify_saved
+from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
+
+ROWS = answer_rows(9, 5, 12)
+Weights = dict[str, torch.Tensor]
+Q_PROJ = "model.layers.1.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_llama(tmp_path_factory.mktemp("base"))
+
+
+Trained = Callable[[str], LlamaTrainer]
+
+
+@pytest.fixture
+def trained(base: str, tmp_path: Path) -> Trained:
+    """A function: the trainer of a run that was trained by a method, and saved."""
+
+    def train(method: str) -> LlamaTrainer:
+        trainer = tiny_trainer(base, tmp_path / "out", ROWS, method=method, max_steps=2, learning_rate=0.5)
+        trainer.train()
+        trainer.save_model()
+        verify_saved(trainer, tmp_path / "out")  # whole until a test breaks it
+        return trainer
+
+    return train
+
+
+def change(folder: Path, name: str, edit: Callable[[Weights], object]) -> None:
+    weights = load_file(folder / name)
+    edit(weights)
+    save_file({key: each.contiguous() for key, each in weights.items()}, folder / name, metadata={"format": "pt"})
+
+
+def told(trainer: LlamaTrainer, folder: Path) -> str:
+    with pytest.raises(SavedModelError) as caught:
+        verify_saved(trainer, folder)
+    start = f"{folder}: the saved model is not the trained one; its checkpoints are untouched. "
+    assert str(caught.value).startswith(start)
+    return str(caught.value).removeprefix(start)
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_what_was_saved_whole_passes(trained: Trained, method: str) -> None:
+    trained(method)
+
+
+@pytest.mark.parametrize("rows", [answer_rows(7), pack(ROWS, 16), answer_rows(100, 90, 80)])
+def test_rows_of_any_number_and_length_are_probed(base: str, tmp_path: Path, rows: Dataset) -> None:
+    trainer = tiny_trainer(base, tmp_path / "out", rows)
+    trainer.train()
+    trainer.save_model()
+    verify_saved(trainer, tmp_path / "out")
+
+
+class TestFullModels:
+    NAME = "model.safetensors"
+
+    def test_an_empty_tensor(self, trained: Trained, tmp_path: Path) -> None:
+        trainer = trained("full")
+        change(tmp_path / "out", self.NAME, lambda weights: weights.update({f"{Q_PROJ}.weight": torch.empty(0, 16)}))
+        assert told(trainer, tmp_path / "out") == f"model.safetensors: {Q_PROJ}.weight is empty."
+
+    def test_one_ranks_half_of_a_tensor(self, trained: Trained, tmp_path: Path) -> None:
+        trainer = trained("full")
+        change(tmp_path / "out", self.NAME, lambda weights: weights.update({f"{Q_PROJ}.weight": torch.ones(8, 16)}))
+        assert told(trainer, tmp_path / "out") == (
+            f"It cannot be read: --model {tmp_path / 'out'}: its weights do not fit its config.json, {Q_PROJ}.weight "
+            "for one."
+        )
+
+    def test_a_file_that_was_cut_short(self, trained: Trained, tmp_path: Path) -> None:
+        trainer = trained("full")
+        path = tmp_path / "out" / self.NAME
+        path.write_bytes(path.read_bytes()[:-100])
+        assert told(trainer, tmp_path / "out").startswith("It cannot be read: ")
+
+    def test_a_weight_changed_by_noise(self, trained: Trained, tmp_path: Path) -> None:
+        trainer = trained("full")
+        noise = torch.randn(16, 16, generator=torch.Generator().manual_seed(0)) / 10
+        change(tmp_path / "out", self.NAME, lambda weights: weights[f"{Q_PROJ}.weight"].add_(noise))
+        message = told(trainer, tmp_path / "out")
+        assert message.startswith("Its logits differ by 0.0")
+        assert message.endswith(" of their length, where 0.001 is allowed.")
+
+    def test_the_model_that_training_began_with(self, base: str, tmp_path: Path) -> None:
+        trainer = tiny_trainer(base, tmp_path / "out", ROWS, learning_rate=0.5)
+        trainer.save_model()
+        trainer.train()
+        assert told(trainer, tmp_path / "out").startswith("Its logits differ by ")
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+class TestAdapters:
+    NAME = "adapter_model.safetensors"
+    A, B = (f"base_model.model.{Q_PROJ}.lora_{matrix}.weight" for matrix in "AB")
+
+    def test_an_empty_tensor(self, trained: Trained, tmp_path: Path, method: str) -> None:
+        trainer = trained(method)
+        change(tmp_path / "out", self.NAME, lambda weights: weights.update({self.B: torch.empty(0, 16)}))
+        assert told(trainer, tmp_path / "out") == f"adapter_model.safetensors: {self.B} is empty."
+
+    def test_a_tensor_that_is_missing(self, trained: Trained, tmp_path: Path, method: str) -> None:
+        trainer = trained(method)
+        change(tmp_path / "out", self.NAME, lambda weights: weights.pop(self.A))
+        assert told(trainer, tmp_path / "out") == f"adapter_model.safetensors lacks {self.A}."
+
+    def test_one_ranks_half_of_a_tensor(self, trained: Trained, tmp_path: Path, method: str) -> None:
+        trainer = trained(method)
+        change(tmp_path / "out", self.NAME, lambda weights: weights.update({self.B: weights[self.B][:8]}))
+        message = told(trainer, tmp_path / "out")
+        assert message.startswith("It cannot be read: ")
+        assert f"size mismatch for {self.B.replace('.weight', '.default.weight')}" in message
+
+    def test_matrices_that_have_learned_nothing(self, trained: Trained, tmp_path: Path, method: str) -> None:
+        trainer = trained(method)
+        change(
+            tmp_path / "out",
+            self.NAME,
+            lambda weights: [each.zero_() for name, each in weights.items() if "lora_B" in name],
+        )
+        assert told(trainer, tmp_path / "out") == "All LoRA matrices B are zero: the adapter has learned nothing."
+
+    def test_a_weight_changed_by_noise(self, trained: Trained, tmp_path: Path, method: str) -> None:
+        trainer = trained(method)
+        noise = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+        change(tmp_path / "out", self.NAME, lambda weights: weights[self.B].add_(noise))
+        allowed = {"lora": 0.001, "qlora": 0.05}[method]
+        assert told(trainer, tmp_path / "out").endswith(f" of their length, where {allowed:g} is allowed.")
