@@ -74,13 +74,14 @@ def data_sets(data: Path) -> dict[str, list[Row]]:
     }
 
 
-def build_model(tokenizer_model: Path, folder: Path) -> dict[str, int]:
+def build_model(tokenizer_model: Path, folder: Path) -> dict[str, Any]:
     """Write a small LLaMA with random weights and LLaMA 2's tokenizer; returns its size."""
     shutil.copy(tokenizer_model, folder / "tokenizer.model")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    size = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
+    size: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384}
+    size |= {"num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=4096, **size)
     LlamaForCausalLM(config).save_pretrained(folder)

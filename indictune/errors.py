@@ -31,11 +31,17 @@ class Problems(list[str]):
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep the problems of a `UserError` raised in the block, and go on after it."""
+        """Keep the problems of a `UserError` raised in the block, and go on after it.
+
+        A later block may use what an earlier one would have made: where that was refused, the later one ends there.
+        """
         try:
             yield
         except UserError as error:
             self.extend(problem for problem in error.problems if problem not in self)
+        except UnboundLocalError:
+            if not self:
+                raise
 
     def raise_any(self) -> None:
         """Raise all problems in one `UserError`, if there are any."""

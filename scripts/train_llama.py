@@ -19,6 +19,7 @@ from indictune.data.conversations import load_conversations
 from indictune.llama_arguments import ChatDataArguments, LlamaTrainingArguments
 from indictune.models.causal import check_packing, load_causal, load_causal_config
 from indictune.models.loading import load_tokenizer
+from indictune.strategy.sharding import reading_weights
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from indictune.training.results import finish, save
 from indictune.training.samples import write_samples
@@ -37,6 +38,7 @@ def main(session: Session) -> None:
     with session.checks():
         data_args = session.build(ChatDataArguments)
         splits = load_conversations(data_args)
+    with session.checks():
         tokenizer = load_tokenizer(model_args)
         template = set_template(tokenizer, splits, data_args)
     session.decide(LlamaTrainingArguments)
@@ -45,7 +47,8 @@ def main(session: Session) -> None:
     chats = tokenise_splits(splits, tokenizer, template, data_args)
     session.warn([*splits.notes, *chats.notes])
     session.show(f"\n{chats.summary}\n")
-    model = load_causal(model_args, tokenizer, compute_dtype(args), answer_ends(tokenizer, template))
+    with reading_weights(args) as reads:
+        model = load_causal(model_args, tokenizer, compute_dtype(args), answer_ends(tokenizer, template), reads)
 
     trainer = LlamaTrainer(model, args, chats.train, chats.validation, tokenizer)
     throughput = watch(trainer, chats.place, chats.train["length"][:], session.output_dir)

@@ -17,6 +17,7 @@ from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
 from indictune.models.classifier import label_order, load_classifier, load_classifier_config
 from indictune.models.loading import load_tokenizer
+from indictune.strategy.sharding import reading_weights
 from indictune.training.class_weights import as_tensor, class_weights
 from indictune.training.loss import ExactLoss
 from indictune.training.results import finish, save
@@ -43,7 +44,8 @@ def main(session: Session) -> None:
     tokenizer = load_tokenizer(model_args)
     labels = label_order(config, splits.labels)
     train, validation, test = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
-    model = load_classifier(model_args, labels, tokenizer)
+    with reading_weights(args):
+        model = load_classifier(model_args, labels, tokenizer)
     loss = ExactLoss(as_tensor(weights, labels), args.label_smoothing_factor)
 
     trainer = IndicTrainer(model, args, train, validation, tokenizer, loss)

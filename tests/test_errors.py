@@ -41,6 +41,20 @@ def test_collecting_lets_errors_of_ours_through() -> None:
     assert problems == []
 
 
+def test_a_check_that_needs_what_was_refused_ends_there() -> None:
+    problems = Problems()
+    with problems.collecting():
+        raise UserError("no such file")
+    with problems.collecting():
+        lines = len(lines)  # noqa: F821, F841
+    assert problems == ["no such file"]
+
+
+def test_a_name_that_is_not_bound_without_a_problem_is_an_error_of_ours() -> None:
+    with pytest.raises(UnboundLocalError), Problems().collecting():
+        rows = len(rows)  # type: ignore[has-type]  # noqa: F821, F841
+
+
 def test_raise_any_raises_all_problems_at_once_and_nothing_without_any() -> None:
     Problems().raise_any()
     with pytest.raises(UserError) as raised:

@@ -5,18 +5,30 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from indictune.arguments import DataArguments, EvaluateArguments, ModelArguments, SentimentTrainingArguments
+from indictune.arguments import (
+    DataArguments,
+    EvaluateArguments,
+    MergeArguments,
+    ModelArguments,
+    SentimentTrainingArguments,
+)
 from indictune.config import read_recipe
+from indictune.llama_arguments import ChatDataArguments, LlamaTrainingArguments
 from indictune.strategy.launch import read_deepspeed
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "recipes").rglob("*.yaml"))]
-TRAINING = (ModelArguments, DataArguments, SentimentTrainingArguments)
+TRAINING: dict[str, tuple[type[Any], ...]] = {
+    "scripts/train_sentiment.py": (ModelArguments, DataArguments, SentimentTrainingArguments),
+    "scripts/train_llama.py": (ModelArguments, ChatDataArguments, LlamaTrainingArguments),
+}
+VERBS: dict[str, type[Any]] = {"evaluate": EvaluateArguments, "merge": MergeArguments}
 TOP_LEVEL = r"(?:indictune|scripts|accelerate_configs|ds_configs|recipes|benchmarks|docs|tests)/[\w./-]*\w"
 
 
@@ -52,12 +64,13 @@ def test_a_command_would_be_understood(words: list[str]) -> None:
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
         return
     if words[0] == "indictune":
-        assert read_recipe(words[2:], (EvaluateArguments,)).problems == []
+        flags = words[2:] if words[2].startswith("--") else words[3:]  # merge takes the adapter as a bare word
+        assert read_recipe(flags, (VERBS[words[1]],)).problems == []
         return
     script = next(index for index, word in enumerate(words) if word.startswith("scripts/"))
     flags = words[script + 1 :]
     flags = [str(ROOT / flag) if flag.startswith("recipes/") else flag for flag in flags]
-    recipe = read_recipe(flags, TRAINING)
+    recipe = read_recipe(flags, TRAINING[words[script]])
     assert recipe.problems == []
     if "deepspeed" in recipe.values:
         read_deepspeed(str(ROOT / recipe.values["deepspeed"]))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from torch import nn
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 from indictune.arguments import ModelArguments
-from indictune.errors import UserError
+from indictune.errors import Problems, UserError
 from indictune.models import builtin
 from indictune.models.bases import record_base
 
@@ -75,11 +75,10 @@ def add_lora(
         untouched: modules that get no matrices.
 
     Raises:
-        UserError: a name of `--lora_target_modules` matches no linear layer, or one of `--modules_to_save` no module.
+        UserError: a name of `--lora_target_modules` matches no linear layer.
     """
     trained_whole = [*trained_whole, *args.modules_to_save]
     _check_targets(model, args.lora_target_modules, [*trained_whole, *untouched])
-    _check_modules_to_save(model, args.modules_to_save)
     config = LoraConfig(
         task_type=task,
         r=args.lora_r,
@@ -91,6 +90,30 @@ def add_lora(
         modules_to_save=trained_whole,
     )
     return cast(PeftModel, get_peft_model(model, config, revision=args.model_revision))
+
+
+def check_names(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, untouched: Sequence[str]) -> None:
+    """Check the names of an adapter's modules on the model's shapes alone, before any weights are read.
+
+    Args:
+        kind: transformers' Auto class for the task.
+        args: name the modules.
+        config: of the model.
+        untouched: modules that get no matrices.
+
+    Raises:
+        UserError: a name of `--lora_target_modules` matches no linear layer, or one of `--modules_to_save` no module.
+    """
+    if args.method == "full" or (args.lora_target_modules == [ALL_LINEAR] and not args.modules_to_save):
+        return
+    with torch.device("meta"):
+        shapes = kind.from_config(config, trust_remote_code=args.trust_remote_code)
+    problems = Problems()
+    with problems.collecting():
+        _check_targets(shapes, args.lora_target_modules, [*args.modules_to_save, *untouched])
+    with problems.collecting():
+        _check_modules_to_save(shapes, args.modules_to_save)
+    problems.raise_any()
 
 
 def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:

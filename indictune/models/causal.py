@@ -15,21 +15,20 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.initialization import no_init_weights
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models import builtin
-from indictune.models.adapters import add_lora, freeze_quantised, nf4_config
-from indictune.models.bases import base_of, check_base
+from indictune.models.adapters import add_lora, check_names, freeze_quantised, nf4_config
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.loading import (
     Model,
     check_vocabulary,
     load_config,
+    read_base_of,
     read_weights,
     set_padding,
     stored_quantisation,
-    take_quantisation,
 )
 from indictune.models.sources import MODEL_FLAG, explained
 
@@ -42,8 +41,15 @@ PACKED_ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention
 
 
 def load_causal_config(args: ModelArguments) -> PreTrainedConfig:
-    """`load_config` for a model that can continue texts."""
-    return load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
+    """`load_config` for a model that can continue texts, and for the names of its adapter's modules.
+
+    Raises:
+        UserError: as `load_config` and `check_names`; or the output layer is to get LoRA matrices.
+    """
+    config = load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
+    _check_output_layer(args)
+    check_names(AutoModelForCausalLM, args, config, [OUTPUT_LAYER])
+    return config
 
 
 def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
@@ -77,7 +83,11 @@ def base_dtype(args: ModelArguments, training_dtype: torch.dtype, quantised: boo
 
 
 def load_causal(
-    args: ModelArguments, tokenizer: PreTrainedTokenizerBase, training_dtype: torch.dtype, ends: list[int]
+    args: ModelArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    training_dtype: torch.dtype,
+    ends: list[int],
+    reads: bool = True,
 ) -> Model:
     """The model, ready to train by `args.method`.
 
@@ -88,6 +98,7 @@ def load_causal(
         tokenizer: its padding token becomes the model's.
         training_dtype: in which activations are computed.
         ends: tokens that end an answer; saved with the model, so that its answers stop there.
+        reads: False leaves the weights unread where another process sends them. A quantised base is always read.
 
     Raises:
         UserError: the model cannot be read, or does not fit the tokenizer or `args.lora_target_modules`.
@@ -97,15 +108,15 @@ def load_causal(
         set_config_dropout(config, args.dropout)
     is_stored_so = bool(stored_quantisation(config))
     quantisation = nf4_config() if args.method == "qlora" and not is_stored_so else None
-    dtype = base_dtype(args, training_dtype, quantised=is_stored_so or quantisation is not None)
-    base = _read(args, config, quantisation, dtype)
+    is_quantised = is_stored_so or quantisation is not None
+    dtype = base_dtype(args, training_dtype, is_quantised)
+    base = _read(args, config, quantisation, dtype) if reads or is_quantised else _unread(args, config, dtype)
     check_vocabulary(args, base, tokenizer)
     set_padding(base, tokenizer)
     if base.generation_config is not None:
         base.generation_config.eos_token_id = ends
     model: Model = base
     if args.method != "full":
-        _check_output_layer(args)
         model = add_lora(base, args, TaskType.CAUSAL_LM, untouched=[OUTPUT_LAYER])
     if args.dropout is not None:
         set_module_dropout(model, args.dropout)
@@ -133,18 +144,9 @@ def load_trained_causal(
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not (Path(folder) / "adapter_config.json").exists():
         return _read(args, config, None, dtype, flag="--model")
-    trained_on = base_of(folder)
-    check_base(folder, trained_on.name)
-    args.model_name_or_path, args.model_revision = trained_on.name, trained_on.commit_hash or trained_on.revision
-    base_flag = f"--model {folder}, whose base is"
-    with explained(args, OSError, ValueError, KeyError, flag=base_flag):
-        base_config = AutoConfig.from_pretrained(
-            builtin.resolve(args.model_name_or_path), revision=args.model_revision, trust_remote_code=trust_remote_code
-        )
     dtype = base_dtype(args, dtype, quantised=bool(stored_quantisation(config)))
-    # Quantised as it is read, unless its files hold it so.
-    quantisation = None if stored_quantisation(base_config) else take_quantisation(config)
-    base = _read(args, config, quantisation, dtype, base_flag)
+    flag, quantisation = read_base_of(folder, args, config)
+    base = _read(args, config, quantisation, dtype, flag)
     return PeftModel.from_pretrained(base, str(folder))
 
 
@@ -171,13 +173,23 @@ def _read(
     return model
 
 
+def _unread(args: ModelArguments, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with memory for its weights that nothing is written to, and so is not taken from the system yet."""
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, trust_remote_code=args.trust_remote_code, attn_implementation=args.attn_implementation
+        )
+    model.config.use_cache = False
+    return model
+
+
 def _check_output_layer(args: ModelArguments) -> None:
     """TRL multiplies the hidden states by the output layer's own weight, in pieces: matrices on it would be ignored.
 
     Raises:
         UserError: `--lora_target_modules` names the output layer.
     """
-    if OUTPUT_LAYER in args.lora_target_modules:
+    if args.method != "full" and OUTPUT_LAYER in args.lora_target_modules:
         raise UserError(
             f"--lora_target_modules {OUTPUT_LAYER}: the loss is computed from the output layer's weight directly, so "
             f"LoRA matrices on it would never be trained. Train it whole: --modules_to_save {OUTPUT_LAYER}."

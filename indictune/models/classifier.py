@@ -21,16 +21,16 @@ from transformers import (
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models.adapters import HEAD_NAMES, add_lora, freeze_quantised, nf4_config
-from indictune.models.bases import base_of, check_base
+from indictune.models.adapters import HEAD_NAMES, add_lora, check_names, freeze_quantised, nf4_config
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.loading import (
     Model,
     check_vocabulary,
     load_config,
+    read_base_of,
     read_weights,
     set_padding,
-    take_quantisation,
+    stored_quantisation,
 )
 from indictune.models.sources import MODEL_FLAG, explained
 
@@ -38,8 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
-    """`load_config` for a model that can classify sequences."""
-    return load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
+    """`load_config` for a model that can classify sequences, and for the names of its adapter's modules.
+
+    Raises:
+        UserError: as `load_config` and `check_names`.
+    """
+    config = load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
+    check_names(AutoModelForSequenceClassification, args, config, HEAD_NAMES)
+    return config
 
 
 def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
@@ -76,7 +82,8 @@ def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreT
     _set_labels(config, labels)
     if args.dropout is not None:
         set_config_dropout(config, args.dropout)
-    quantisation = take_quantisation(config) or (nf4_config() if args.method == "qlora" else None)
+    is_stored_so = bool(stored_quantisation(config))
+    quantisation = nf4_config() if args.method == "qlora" and not is_stored_so else None
     base, new_weights = _read(args, config, quantisation)
     check_vocabulary(args, base, tokenizer)
     set_padding(base, tokenizer)
@@ -105,10 +112,8 @@ def load_trained(folder: str | Path, trust_remote_code: bool = False, device_map
         if new_weights:
             raise UserError(f"--model {folder}: not trained yet, the weights of {min(new_weights)} are missing.")
         return model
-    trained_on = base_of(folder)
-    check_base(folder, trained_on.name)
-    args.model_name_or_path, args.model_revision = trained_on.name, trained_on.commit_hash or trained_on.revision
-    base, _ = _read(args, config, take_quantisation(config), flag=f"--model {folder}, whose base is")
+    flag, quantisation = read_base_of(folder, args, config)
+    base, _ = _read(args, config, quantisation, flag)
     return PeftModel.from_pretrained(base, str(folder))
 
 
@@ -146,9 +151,10 @@ def _read(
     args: ModelArguments, config: PreTrainedConfig, quantisation: BitsAndBytesConfig | None, flag: str = MODEL_FLAG
 ) -> tuple[PreTrainedModel, set[str]]:
     """`read_weights` of a classifier: in fp32, its quantised base frozen."""
-    dtype = torch.float32 if quantisation is None else torch.bfloat16
+    is_quantised = quantisation is not None or bool(stored_quantisation(config))
+    dtype = torch.bfloat16 if is_quantised else torch.float32
     model, new = read_weights(AutoModelForSequenceClassification, args, config, quantisation, dtype, flag)
-    if quantisation is not None:
+    if is_quantised:
         freeze_quantised(model, torch.float32)
     return model, new
 

@@ -23,6 +23,7 @@ from transformers import (
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
+from indictune.models.bases import base_of, check_base
 from indictune.models.marks import lost_marks
 from indictune.models.sources import MODEL_FLAG, explained
 
@@ -183,13 +184,38 @@ def read_weights(
     return model, set(info["missing_keys"]) | mismatched
 
 
-def take_quantisation(config: PreTrainedConfig) -> BitsAndBytesConfig | None:
-    """Left on the configuration, it would say that the base's files hold quantised weights."""
+def read_base_of(
+    folder: str | Path, args: ModelArguments, config: PreTrainedConfig
+) -> tuple[str, BitsAndBytesConfig | None]:
+    """Point `args` at the base that the adapter in a folder was trained on.
+
+    Args:
+        folder: of the adapter.
+        args: get the base's name and revision.
+        config: the adapter's, which says how its base was quantised. It keeps saying so only where the base's own
+            files hold quantised weights.
+
+    Returns:
+        What the user typed in front of the base's name, and how the base is quantised as it is read.
+
+    Raises:
+        UserError: the base is not the one of the training, or cannot be read.
+    """
+    trained_on = base_of(folder)
+    check_base(folder, trained_on.name)
+    args.model_name_or_path, args.model_revision = trained_on.name, trained_on.commit_hash or trained_on.revision
+    flag = f"--model {folder}, whose base is"
+    with explained(args, OSError, ValueError, KeyError, flag=flag):
+        base = AutoConfig.from_pretrained(
+            builtin.resolve(args.model_name_or_path),
+            revision=args.model_revision,
+            trust_remote_code=args.trust_remote_code,
+        )
     settings = stored_quantisation(config)
-    if not settings:
-        return None
+    if not settings or stored_quantisation(base):
+        return flag, None
     del config.quantization_config
-    return cast(BitsAndBytesConfig, BitsAndBytesConfig.from_dict(settings))  # type: ignore[no-untyped-call]
+    return flag, cast(BitsAndBytesConfig, BitsAndBytesConfig.from_dict(settings))  # type: ignore[no-untyped-call]
 
 
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

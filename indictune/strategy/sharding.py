@@ -13,6 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
+EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+
 
 def repeated_blocks(model: nn.Module) -> list[str]:
     """Class names of the layers that a model repeats: the units that FSDP gathers one at a time.
@@ -72,16 +74,29 @@ def whole_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 @contextmanager
-def loading_alone(args: TrainingArguments) -> Iterator[None]:
-    """A block in which one rank reads a model for itself: no weights are split, and no other rank is waited for."""
-    efficient = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # other ranks would get their weights from rank 0
-    before = os.environ.pop(efficient, None)
-    unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
+def reading_weights(args: TrainingArguments) -> Iterator[bool]:
+    """A block in which a model's weights are read; it yields whether this process has to.
+
+    With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank 0's weights to all when the model is split.
+    transformers is not told: of its own way (5.23) only the faults are left, since every rank reads all weights, and
+    those that the checkpoint lacks are without data on all ranks but one ("KeyError" when such an optimizer is saved).
+    """
+    before = os.environ.pop(EFFICIENT, None)
     try:
-        yield
+        yield before != "true" or args.process_index == 0
     finally:
         if before is not None:
-            os.environ[efficient] = before
+            os.environ[EFFICIENT] = before
+
+
+@contextmanager
+def loading_alone(args: TrainingArguments) -> Iterator[None]:
+    """A block in which one rank reads a model for itself: no weights are split, and no other rank is waited for."""
+    unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
+    try:
+        with reading_weights(args):
+            yield
+    finally:
         config = vars(args).get("hf_deepspeed_config")  # only there where DeepSpeed is used
         if config is not None:
             set_hf_deepspeed_config(config)  # type: ignore[no-untyped-call]

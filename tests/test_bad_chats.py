@@ -1,0 +1,151 @@
+"""Everything that the user of a LLaMA may get wrong: one message, exit code 2, and no weights read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indictune.arguments import ModelArguments
+from indictune.config import read_recipe
+from indictune.llama_arguments import ChatDataArguments, LlamaTrainingArguments
+from indictune.models import builtin
+from indictune.training.session import run
+from tests.distributed.launching import ROOT, accelerate, start
+
+SCRIPT = ROOT / "scripts" / "train_llama.py"
+USER, ANSWER = {"role": "user", "content": "क्या?"}, {"role": "assistant", "content": "हाँ"}
+
+
+def main() -> Callable[[Any], None]:
+    """The script's own."""
+    spec = importlib.util.spec_from_file_location("train_llama", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Callable[[Any], None] = module.main
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose configuration can be read, and whose weights cannot: what loads it fails otherwise than told."""
+    folder = tmp_path_factory.mktemp("model")
+    for path in Path(builtin.resolve("builtin:tiny-indic-llama")).iterdir():
+        shutil.copy(path, folder)
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    return str(folder)
+
+
+class Job:
+    """A folder with rows, and the flags of a run that would work."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder = folder
+        self.flags = {"model_name_or_path": model, "output_dir": str(folder / "out"), "max_length": "64"}
+        self.flags["train_file"] = self.write("train.jsonl", {"messages": [USER, ANSWER]})
+
+    def write(self, name: str, *rows: object) -> str:
+        path = self.folder / name
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        return str(path)
+
+    def words(self) -> list[str]:
+        return [word for name, value in self.flags.items() for word in (f"--{name}", *value.split(" "))]
+
+    def message(self, **flags: str) -> str:
+        """What the run, with other flags, is refused with."""
+        self.flags |= flags
+        recipe = read_recipe(self.words(), (ModelArguments, ChatDataArguments, LlamaTrainingArguments))
+        assert run(main(), recipe) == 2
+        status = json.loads((self.folder / "out" / "status.json").read_text(encoding="utf-8"))
+        assert status["state"] == "user_error"
+        return str(status["message"])
+
+
+@pytest.fixture
+def job(tmp_path: Path, model: str) -> Job:
+    return Job(tmp_path, model)
+
+
+ROWS: dict[str, tuple[list[object], str]] = {
+    "no answer": ([{"messages": [USER]}], "the last message is of user"),
+    "roles out of order": (
+        [{"messages": [ANSWER, USER, ANSWER]}],
+        "message 1 is of assistant, first; expected system or user",
+    ),
+    "an unknown role": (
+        [{"messages": [{"role": "tool", "content": "x"}, ANSWER]}],
+        "message 1 of messages is of tool; expected one of system, user, assistant",
+    ),
+    "an empty list": ([{"messages": []}], "messages is empty; give it messages"),
+    "two forms in one file": (
+        [{"messages": [USER, ANSWER]}, {"instruction": "a", "output": "b"}],
+        "instruction",
+    ),
+    "an empty output": ([{"instruction": "a", "output": " "}], "output is empty"),
+}
+
+
+@pytest.mark.parametrize(("rows", "told"), ROWS.values(), ids=ROWS.keys())
+def test_a_bad_row_is_told_with_its_place(job: Job, rows: list[object], told: str) -> None:
+    message = job.message(train_file=job.write("bad.jsonl", *rows))
+    assert told in message
+    assert f"{job.folder / 'bad.jsonl'}:{len(rows)}" in message
+
+
+def test_a_template_that_does_not_mark_the_answer_is_refused(job: Job) -> None:
+    template = job.folder / "mine.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    message = job.message(chat_template=str(template))
+    assert f"--chat_template {template}: does not mark the answers" in message
+
+
+def test_a_target_that_matches_nothing_is_told_with_the_names_that_exist(job: Job) -> None:
+    message = job.message(method="lora", lora_target_modules="query")
+    told = "--lora_target_modules query: the model has no linear layer of that name; it has down_proj, gate_proj,"
+    assert message.startswith(told)
+
+
+def test_rows_longer_than_the_model_has_positions_are_refused(job: Job) -> None:
+    assert "--max_length 513: " in job.message(max_length="513")
+
+
+def test_a_row_whose_answer_is_cut_off_is_refused(job: Job) -> None:
+    message = job.message(max_length="8")
+    assert f"{job.folder / 'train.jsonl'}:1" in message
+    assert "--max_length" in message
+
+
+def test_an_adapter_is_no_base(job: Job) -> None:
+    folder = job.folder / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "the/base"}')
+    assert "the folder holds an adapter. Give its base model (the/base)" in job.message(model_name_or_path=str(folder))
+
+
+def test_options_of_adapters_without_an_adapter_are_refused(job: Job) -> None:
+    message = job.message(use_dora="true", modules_to_save="lm_head")
+    assert "--use_dora: has no effect with --method full" in message
+    assert "--modules_to_save: has no effect with --method full" in message
+
+
+def test_every_problem_is_told_at_once(job: Job) -> None:
+    message = job.message(max_length="513", global_batch_size="7", train_file="no.jsonl", metric_for_best_model="f1")
+    for part in ("--max_length 513", "--global_batch_size 7", "no.jsonl: no such file", "--metric_for_best_model f1"):
+        assert part in message
+
+
+def test_qlora_under_zero3_is_refused_before_anything_is_loaded(job: Job) -> None:
+    job.flags["method"] = "qlora"
+    result = start([*accelerate("zero3", 2), str(SCRIPT), *job.words()])
+    assert result.returncode != 0
+    assert "--method qlora under zero3: " in result.stderr
+    assert "accelerate_configs/fsdp2_qlora.yaml" in result.stderr
+    assert "Traceback (most recent call last):\n  File \"/work" not in result.stderr.split("indictune:")[0]
