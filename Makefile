@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A file's tests share the runs that they compare, so a file stays with one process.
+PARALLEL := --numprocesses logical --dist loadfile
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo demo-llama test test-all test-gpu lint clean
@@ -16,10 +18,10 @@ demo-llama: $(STAMP)  ## fine-tune the built-in small LLaMA on the built-in inst
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/train_llama.py --config recipes/llama/demo.yaml
 
 test: lint  ## everything that runs on a CPU within minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"
 
 test-all: lint  ## the long tests too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
 test-gpu: $(STAMP)  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

@@ -268,8 +268,8 @@ class TestUnderLaunchers:
         status = json.loads((job.out / "status.json").read_text(encoding="utf-8"))
         assert status["state"] == "user_error"
         assert result.stderr.count("indictune: 2 problems:") == 1
-        assert f"1. --train_file {job.flags['train_file']}: no such file." in status["message"]
-        assert "2. --deepspeed ds_configs/zero9.json: cannot be read (No such file or directory)." in status["message"]
+        assert f"--train_file {job.flags['train_file']}: no such file." in status["message"]
+        assert "--deepspeed ds_configs/zero9.json: cannot be read (No such file or directory)." in status["message"]
         assert "Traceback" not in result.stderr
 
     def test_plain_python_with_a_deepspeed_file(self, job: Job) -> None:

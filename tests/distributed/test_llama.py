@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.distributed import reading
 from tests.distributed.launching import ROOT, Run, accelerate, distance, python, start, train
 
 SCRIPT = "scripts/train_llama.py"
@@ -127,3 +128,11 @@ def test_the_saved_model_is_the_trained_one(run_under: Start, job: Path, tmp_pat
     scores = Run(tmp_path).metrics["test"]
     assert scores["loss"] == pytest.approx(run.metrics["eval"]["loss"], rel=1e-6 if method != "qlora" else 1e-4)
     assert scores["num_tokens"] == run.metrics["eval"]["num_tokens"]
+
+
+def test_under_fsdp2_one_rank_reads_the_checkpoint(job: Path, tmp_path: Path) -> None:
+    readers = tmp_path / "readers"
+    readers.mkdir()
+    flags = ("--config", str(job), *METHODS["full"], "--max_steps", "1")
+    train(accelerate("fsdp2", 2), tmp_path / "out", *flags, script=reading.__file__, READERS=str(readers))
+    assert [path.name for path in readers.iterdir()] == ["0"]

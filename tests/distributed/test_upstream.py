@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
+from trl.trainer.sft_trainer import SFTTrainer
 
 from tests.distributed import mutants
 from tests.distributed.launching import Run, accelerate, start, train
@@ -16,6 +17,7 @@ from tests.distributed.launching import Run, accelerate, start, train
 Start = Callable[..., Run]
 
 
+@pytest.mark.slow
 def test_zero3_saves_layer_norms_by_their_old_names(job: Path, tmp_path: Path, run_under: Start) -> None:
     """transformers 5.23; see `sharding._forget_unused_renamings`."""
     flags = ("--config", str(job), "--max_steps", "1")
@@ -26,6 +28,7 @@ def test_zero3_saves_layer_norms_by_their_old_names(job: Path, tmp_path: Path, r
     assert not any(name.endswith("LayerNorm.gamma") for name in run_under("zero3", 2).weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("without", "message"),
     [
@@ -52,6 +55,17 @@ def test_accelerate_shards_no_model_without_an_optimizer() -> None:
 def test_each_rank_looks_for_the_best_checkpoint_by_itself() -> None:
     """transformers 5.23; see `IndicTrainer.save_model`."""
     assert "if os.path.exists(best_checkpoint_dir):" in inspect.getsource(Trainer._save_checkpoint)
+
+
+def test_weights_that_a_checkpoint_lacks_are_without_data_on_all_ranks_but_one() -> None:
+    """transformers 5.23; see `sharding.reading_weights`."""
+    source = inspect.getsource(PreTrainedModel._move_missing_keys_from_meta_to_device)
+    assert "is_fsdp_enabled() and not is_local_dist_rank_0()" in source
+
+
+def test_trl_casts_the_adapter_of_a_quantised_base_to_bf16() -> None:
+    """trl 1.16; see `llama_trainer._keep_trained_weights_in_fp32`."""
+    assert "param.data = param.data.to(torch.bfloat16)" in inspect.getsource(SFTTrainer.__init__)
 
 
 def test_the_best_checkpoint_is_known_under_fsdp2(job: Path, tmp_path: Path) -> None:
