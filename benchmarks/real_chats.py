@@ -119,13 +119,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--only_built_in", action="store_true", help="keep the other results as they are")
     arguments = parser.parse_args()
     sets: dict[str, Row] = {}
+    if arguments.only_built_in:
+        sets = json.loads(arguments.results.read_text(encoding="utf-8"))["sets"]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model").mkdir()
         size = build_model(arguments.data / "tokenizers/llama2/tokenizer.model", Path(folder) / "model")
         sets["built_in"] = train({"config": DEMO}, Path(folder) / "built_in")
-        for name, rows in data_sets(arguments.data).items():
+        for name, rows in ({} if arguments.only_built_in else data_sets(arguments.data)).items():
             work = Path(folder) / name
             work.mkdir()
             files = {f"{part}_file": path for part, path in split(rows, work).items()}

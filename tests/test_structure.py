@@ -14,7 +14,7 @@ from tests.distributed.launching import ROOT, start
 
 # Each may import those of the lines above it, and itself.
 LAYERS = [
-    {"indictune.errors", "indictune"},
+    {"indictune.errors", "indictune.layout", "indictune"},
     {"indictune.arguments", "indictune.config"},
     {"indictune.llama_arguments"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
 from indictune.data.conversations import Conversations
+from indictune.layout import table
 
 _MEASURED_ROWS = 1_000  # of each language; enough for two digits
 
@@ -59,20 +60,14 @@ def tokenizer_health(
 
 def health_table(health: Sequence[LanguageHealth]) -> str:
     """Lines of a table, one a language; the share of unknown tokens is shown where there are some."""
-    lines = [["language", "rows", "tokens/word", "truncated", "unknown"]]
+    header = ["language", "rows", "tokens/word", "truncated", "unknown"]
+    body = []
     for row in health:
         shares = [f"{row.truncated_share:.1%}", f"{row.unknown_share:.1%}"]
-        lines.append([row.language, f"{row.rows:,}", f"{row.tokens_per_word:.2f}", *shares])
-    if not any(row.unknown_share for row in health):
-        lines = [line[:-1] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(_aligned(line, widths)) for line in lines]
-    return "\n".join([texts[0], "-" * len(texts[0]), *texts[1:]])
-
-
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
-    numbers = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-    return [line[0].ljust(widths[0]), *numbers]
+        body.append([row.language, f"{row.rows:,}", f"{row.tokens_per_word:.2f}", *shares])
+    if any(row.unknown_share for row in health):
+        return table(header, body)
+    return table(header[:-1], [line[:-1] for line in body])
 
 
 def _counts(table: pa.Table, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int, int]:

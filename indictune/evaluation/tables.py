@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-COLUMN_GAP = "  "
+from indictune.layout import table
 
 
 def per_language_table(metrics: Mapping[str, Any]) -> str:
@@ -23,7 +22,7 @@ def per_language_table(metrics: Mapping[str, Any]) -> str:
         return [name, f"{row['num_examples']:,}", f"{row['accuracy']:.4f}", f"{row['macro_f1']:.4f}"]
 
     languages = [line(language, row) for language, row in metrics["per_language"].items()]
-    return _table(["language", "examples", "accuracy", "macro-F1"], languages, footer=line("all", metrics))
+    return table(["language", "examples", "accuracy", "macro-F1"], languages, footer=line("all", metrics))
 
 
 def per_label_table(metrics: Mapping[str, Any]) -> str:
@@ -39,7 +38,7 @@ def per_label_table(metrics: Mapping[str, Any]) -> str:
         [label, *(f"{row[score]:.4f}" for score in ("precision", "recall", "f1")), f"{row['support']:,}"]
         for label, row in metrics["per_label"].items()
     ]
-    return _table(["label", "precision", "recall", "F1", "support"], labels)
+    return table(["label", "precision", "recall", "F1", "support"], labels)
 
 
 def answers_table(metrics: Mapping[str, Any]) -> str:
@@ -58,39 +57,4 @@ def answers_table(metrics: Mapping[str, Any]) -> str:
 
     languages = [line(language, row) for language, row in metrics["per_language"].items()]
     header = ["language", "examples", "tokens", "loss", "perplexity", "token accuracy"]
-    return _table(header, languages, footer=line("all", metrics))
-
-
-def display_width(text: str) -> int:
-    """Count the terminal columns that a text takes.
-
-    Marks that combine with the letter before them and invisible format characters take none, wide characters (East
-    Asian ones and most emoji: Unicode Standard Annex 11) take two, all others one; Indic vowel signs that stand beside
-    their letter (category Mc) are among the others. Emoji joined into one picture are counted one by one, as terminals
-    that do not know the picture show them.
-    """
-    return sum(_character_width(character) for character in text)
-
-
-def _character_width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def _table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence[str] | None = None) -> str:
-    """Align the first column to the left and the others, numbers, to the right; a rule sets header and footer off."""
-    lines = [header, *body, *([footer] if footer else [])]
-    widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
-    texts = [_aligned(line, widths) for line in lines]
-    rule = "-" * display_width(texts[0])
-    if footer:
-        texts.insert(-1, rule)
-    return "\n".join([texts[0], rule, *texts[1:]])
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Pad the cells of one line to the display widths of their columns."""
-    blanks = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
-    numbers = [blank + cell for cell, blank in zip(cells[1:], blanks[1:], strict=True)]
-    return COLUMN_GAP.join([cells[0] + blanks[0], *numbers])
+    return table(header, languages, footer=line("all", metrics))

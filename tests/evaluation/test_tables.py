@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from indictune.evaluation.tables import answers_table, display_width, per_label_table, per_language_table
+from indictune.evaluation.tables import answers_table, per_label_table, per_language_table
+from indictune.layout import display_width
 
 METRICS: dict[str, Any] = {
     "num_examples": 1_234_567,
@@ -91,22 +90,3 @@ def test_labels_in_wide_and_combining_scripts_are_aligned() -> None:
 def test_a_name_wider_than_its_header_widens_the_column() -> None:
     metrics = METRICS | {"per_language": {"a-long-language-name": METRICS["per_language"]["hi"]}}
     assert {display_width(line) for line in per_language_table(metrics).splitlines()} == {51}
-
-
-@pytest.mark.parametrize(
-    ("text", "width"),
-    [
-        ("", 0),
-        ("neutral", 7),
-        ("नकारात्मक", 8),  # na ka aa ra aa ta (virama) ma ka: aa is a sign beside its letter, a column of its own
-        ("మంచి", 3),  # ma m ca (i): the sign i is written over the letter
-        ("நல்ல", 3),  # na la (pulli) la
-        ("e\N{COMBINING ACUTE ACCENT}", 1),
-        ("क्\N{ZERO WIDTH JOINER}ष", 2),
-        ("😊", 2),
-        ("良い", 4),
-        ("Ａ", 2),  # fullwidth A
-    ],
-)
-def test_display_width(text: str, width: int) -> None:
-    assert display_width(text) == width

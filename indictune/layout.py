@@ -1,0 +1,47 @@
+"""Plain-text tables for the console."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+COLUMN_GAP = "  "
+
+
+def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence[str] | None = None) -> str:
+    """Align the first column to the left and the others, numbers, to the right; a rule sets header and footer off.
+
+    Returns:
+        Lines of equal display width, without a line break at the end.
+    """
+    lines = [header, *body, *([footer] if footer else [])]
+    widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
+    texts = [_aligned(line, widths) for line in lines]
+    rule = "-" * display_width(texts[0])
+    if footer:
+        texts.insert(-1, rule)
+    return "\n".join([texts[0], rule, *texts[1:]])
+
+
+def display_width(text: str) -> int:
+    """Count the terminal columns that a text takes.
+
+    Marks that combine with the letter before them and invisible format characters take none, wide characters (East
+    Asian ones and most emoji: Unicode Standard Annex 11) take two, all others one; Indic vowel signs that stand beside
+    their letter (category Mc) are among the others. Emoji joined into one picture are counted one by one, as terminals
+    that do not know the picture show them.
+    """
+    return sum(_character_width(character) for character in text)
+
+
+def _character_width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Pad the cells of one line to the display widths of their columns."""
+    blanks = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
+    numbers = [blank + cell for cell, blank in zip(cells[1:], blanks[1:], strict=True)]
+    return COLUMN_GAP.join([cells[0] + blanks[0], *numbers])
