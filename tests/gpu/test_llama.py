@@ -1,0 +1,59 @@
+"""LLaMA on one GPU: every method trains, is saved whole, and agrees with the CPU as far as bf16 allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import yaml
+
+from tests.distributed.launching import Run
+from tests.distributed.test_llama import METHODS, job, run_under
+
+__all__ = ["job", "run_under"]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+Start = Callable[..., Run]
+BF16 = ("--bf16", "true")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [(strategy, method) for strategy in ("ddp", "fsdp2", "zero2", "zero3") for method in ("full", "lora")]
+    + [("ddp", "qlora"), ("fsdp2_qlora", "qlora")],
+)
+def test_one_rank_under_a_strategy_is_one_process(run_under: Start, strategy: str, method: str) -> None:
+    """In fp32 without tf32; the 4-bit base computes in bf16, where another kernel may round otherwise."""
+    flags = (*METHODS[method], "--tf32", "false", "--optim", "adamw_torch")
+    one, other = run_under("single", 1, *flags), run_under(strategy, 1, *flags)
+    bound = 2e-2 if method == "qlora" else 1e-3
+    assert other.series("loss") == pytest.approx(one.series("loss"), rel=bound)
+    assert other.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=5 * bound)
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_bf16_is_near_fp32(run_under: Start, method: str) -> None:
+    one, other = run_under("single", 1, *METHODS[method]), run_under("single", 1, *METHODS[method], *BF16)
+    assert other.series("loss") == pytest.approx(one.series("loss"), rel=2e-2)
+
+
+def test_qlora_pages_its_optimizer(run_under: Start) -> None:
+    recipe = yaml.safe_load((run_under("single", 1, *METHODS["qlora"]).folder / "recipe.yaml").read_text())
+    assert recipe["optim"] == "paged_adamw_8bit"
+
+
+def test_offloaded_activations_change_nothing(run_under: Start) -> None:
+    flags = (*METHODS["full"], "--tf32", "false")
+    kept, offloaded = run_under("single", 1, *flags), run_under("single", 1, *flags, "--activation_offloading", "true")
+    assert offloaded.series("loss") == pytest.approx(kept.series("loss"), rel=1e-5)
+
+
+def test_checkpointed_activations_change_nothing(run_under: Start) -> None:
+    flags = (*METHODS["lora"], "--tf32", "false")
+    kept = run_under("ddp", 1, *flags, "--gradient_checkpointing", "false")
+    assert run_under("ddp", 1, *flags).series("grad_norm") == pytest.approx(kept.series("grad_norm"), rel=1e-4)
