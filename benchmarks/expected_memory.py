@@ -25,11 +25,8 @@ COMMAND = re.compile(r"accelerate_configs/(\w+)\.yaml(?: --num_processes (\d+))?
 LINES = re.compile(r"^# Expected memory: .*?expected_memory\.py\)$", re.MULTILINE | re.DOTALL)
 GB = 1e9
 
-# config.json of meta-llama/Llama-3.1-8B and -70B.
-SHAPES = {
-    "meta-llama/Llama-3.1-8B": (4096, 14336, 32, 32),
-    "meta-llama/Llama-3.1-70B": (8192, 28672, 80, 64),
-}
+# config.json of meta-llama/Llama-3.1-8B and -70B, and of their Instruct versions.
+SHAPES = {"8B": (4096, 14336, 32, 32), "70B": (8192, 28672, 80, 64)}
 
 # Bytes a weight. NF4: half a byte, a byte for the scale of every 64, and 4 for the scale of 256 scales.
 FP32, HALF, NF4 = 4.0, 2.0, 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -53,7 +50,7 @@ class Weights:
 
 def model_of(name: str) -> LlamaForCausalLM:
     """The model's shapes, without data."""
-    hidden, intermediate, layers, heads = SHAPES[name]
+    hidden, intermediate, layers, heads = SHAPES[name.removesuffix("-Instruct").rpartition("-")[2]]
     with torch.device("meta"):
         return LlamaForCausalLM(
             LlamaConfig(
@@ -98,7 +95,9 @@ def expected(text: str) -> str:
     assert launched is not None
     strategy, ranks = launched[1], int(launched[2] or 1)
     model = model_of(recipe["model_name_or_path"])
-    states = bytes_of_states(count(model, recipe.get("lora_r", 16)), recipe["method"], strategy) / GB
+    weights = count(model, recipe.get("lora_r", 16))
+    states = bytes_of_states(weights, recipe["method"], strategy) / GB
+    on_cpu = (weights.linear * (NF4 if recipe["method"] == "qlora" else HALF) + weights.other * HALF) / GB
     tokens = recipe["per_device_train_batch_size"] * recipe["max_length"]
     kept = model.config.num_hidden_layers * tokens * model.config.hidden_size * HALF / GB
     if strategy.endswith("_offload"):
@@ -109,7 +108,8 @@ def expected(text: str) -> str:
         where = f"{states / ranks:.1f} GB on each GPU"
     return (
         f"# Expected memory: {where} for weights, gradients and optimizer states,\n"
-        f"# {kept:.1f} GB on each GPU for the inputs of the layers. The layer at work comes on top.\n"
+        f"# {kept:.1f} GB on each GPU for the inputs of the layers. The layer at work comes on top. At the end, when\n"
+        f"# the saved model is read again, {on_cpu:.0f} GB of CPU memory on the first node.\n"
         "# (benchmarks/expected_memory.py)"
     )
 

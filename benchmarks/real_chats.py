@@ -35,16 +35,22 @@ FLAGS = {
     "global_batch_size": 4,
     "per_device_train_batch_size": 2,
     "per_device_eval_batch_size": 2,
-    "max_steps": 40,
+    "max_steps": 24,
     "learning_rate": "2e-3",
     "warmup_steps": 4,
     "logging_steps": 1,
-    "eval_strategy": "steps",
-    "eval_steps": 40,
+    "eval_strategy": "no",
     "save_strategy": "no",
     "load_best_model_at_end": "false",
     "bf16": "false",
     "disable_tqdm": "true",
+}
+
+SETS = {
+    "alpaca": "alpaca_en_demo.json",
+    "chat": "v1_sft_demo.jsonl",
+    "seed_tasks": "seed_tasks.jsonl",
+    "hindi_question_answering": "xquad_hi.messages.jsonl",
 }
 
 Row = dict[str, Any]
@@ -61,17 +67,14 @@ def seed_tasks(path: Path) -> list[Row]:
     return [row for row in rows if row["output"].strip()]
 
 
-def data_sets(data: Path) -> dict[str, list[Row]]:
-    """The rows of each set, in the form that they came in."""
-    sft = data / "sft"
-    return {
-        "alpaca": json.loads((sft / "alpaca_en_demo.json").read_text(encoding="utf-8")),
-        "chat": [json.loads(line) for line in (sft / "v1_sft_demo.jsonl").open(encoding="utf-8")],
-        "seed_tasks": seed_tasks(sft / "seed_tasks.jsonl"),
-        "hindi_question_answering": [
-            json.loads(line) for line in (sft / "xquad_hi.messages.jsonl").open(encoding="utf-8")
-        ],
-    }
+def rows_of(name: str, sft: Path) -> list[Row]:
+    """The rows of a set, in the form that they came in."""
+    path = sft / SETS[name]
+    if name == "seed_tasks":
+        return seed_tasks(path)
+    text = path.read_text(encoding="utf-8")
+    rows: list[Row] = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+    return rows
 
 
 def build_model(tokenizer_model: Path, folder: Path) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def train(flags: dict[str, Any], work: Path) -> Row:
     metrics = json.loads((work / "run" / "metrics.json").read_text(encoding="utf-8"))
     printed = done.stdout.split("\n\n")
     return {
-        "command": " ".join(["python", *command[1:]]).replace(str(work), "WORK"),
+        "command": " ".join(["python", *command[1:]]),
         "tokenizer": next(part for part in printed if "tokens/word" in part).splitlines(),
         "train_loss": {"first": log[0]["loss"], "last": log[-1]["loss"]},
         **{name: metrics[name] for name in ("train", "eval", "test") if name in metrics},
@@ -115,28 +118,31 @@ def train(flags: dict[str, Any], work: Path) -> Row:
 
 
 def main() -> None:
-    """Train on every set and write the results."""
+    """Train on every set; the results are written after each, beside those of the sets that are not asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--only_built_in", action="store_true", help="keep the other results as they are")
+    parser.add_argument("--sets", nargs="+", default=["built_in", *SETS])
     arguments = parser.parse_args()
-    sets: dict[str, Row] = {}
-    if arguments.only_built_in:
-        sets = json.loads(arguments.results.read_text(encoding="utf-8"))["sets"]
+    path: Path = arguments.results
+    content: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"sets": {}}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "model").mkdir()
-        size = build_model(arguments.data / "tokenizers/llama2/tokenizer.model", Path(folder) / "model")
-        sets["built_in"] = train({"config": DEMO}, Path(folder) / "built_in")
-        for name, rows in ({} if arguments.only_built_in else data_sets(arguments.data)).items():
+        model = Path(folder) / "model"
+        model.mkdir()
+        content["model"] = build_model(arguments.data / "tokenizers/llama2/tokenizer.model", model)
+        for name in arguments.sets:
             work = Path(folder) / name
             work.mkdir()
-            files = {f"{part}_file": path for part, path in split(rows, work).items()}
-            sets[name] = train({"model_name_or_path": f"{folder}/model", **FLAGS, **files}, work)
-            sets[name]["command"] = sets[name]["command"].replace(folder, "WORK")
-            print(name, *sets[name]["tokenizer"], sets[name]["train_loss"], sep="\n", flush=True)
-    content = {"environment": environment(), "model": size, "sets": sets}
-    arguments.results.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            if name == "built_in":
+                result = train({"config": DEMO}, work)
+            else:
+                files = split(rows_of(name, arguments.data / "sft"), work)
+                flags = {f"{part}_file": file for part, file in files.items()}
+                result = train({"model_name_or_path": model, **FLAGS, **flags}, work)
+            result["command"] = result["command"].replace(folder, "WORK")
+            content["sets"][name] = {"environment": environment(), **result}
+            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            print(name, *result["tokenizer"], result["train_loss"], sep="\n", flush=True)
 
 
 if __name__ == "__main__":

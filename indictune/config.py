@@ -163,7 +163,7 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
     """
     known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         dashes = "--" if prefix == "--" else ""
         hint = f" Did you mean `{dashes}{nearest[0]}`?" if nearest else " `--help` lists all."
         raise UserError(f"{prefix}{name}: there is no such {'flag' if prefix == '--' else 'recipe key'}.{hint}")

@@ -6,10 +6,25 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from transformers.utils.import_utils import is_liger_kernel_available
 from trl.trainer.sft_config import SFTConfig
 
-from indictune.arguments import IndicTrainingArguments, SourceArguments
+from indictune.arguments import IndicTrainingArguments, ModelArguments, SourceArguments
 from indictune.errors import Problems, UserError
+
+
+@dataclass
+class LlamaModelArguments(ModelArguments):
+    """`ModelArguments` for a language model.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+
+    model_name_or_path: str = field(
+        default="builtin:tiny-indic-llama",
+        metadata={"help": "A Hub name or a folder, or `builtin:tiny-indic-llama`, a small LLaMA without network."},
+    )
 
 
 @dataclass
@@ -120,5 +135,10 @@ class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
             raise UserError(
                 "--activation_offloading true: there is no GPU whose memory it could spare; "
                 "give --activation_offloading false."
+            )
+        if self.use_liger_kernel and not is_liger_kernel_available():
+            raise UserError(
+                "--use_liger_kernel true: its package is not installed, or there is no GPU for it: type "
+                "`pip install liger-kernel`, or leave it out."
             )
         super().__post_init__()  # type: ignore[no-untyped-call]

@@ -11,12 +11,11 @@ deepspeed --num_gpus 8 scripts/train_llama.py --deepspeed ds_configs/zero3_offlo
 
 import sys
 
-from indictune.arguments import ModelArguments
 from indictune.config import read_recipe
 from indictune.data.chat_tokens import answer_ends
 from indictune.data.chats import set_template, tokenise_splits
 from indictune.data.conversations import load_conversations
-from indictune.llama_arguments import ChatDataArguments, LlamaTrainingArguments
+from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models.causal import check_packing, load_causal, load_causal_config
 from indictune.models.loading import load_tokenizer
 from indictune.strategy.sharding import reading_weights
@@ -30,7 +29,7 @@ from indictune.training.watchers import watch
 def main(session: Session) -> None:
     """The table of contents of a run."""
     with session.checks():
-        model_args = session.build(ModelArguments)
+        model_args = session.build(LlamaModelArguments)
         config = load_causal_config(model_args)
         session.check_model(model_args, config, session.planned(ChatDataArguments, "max_length"))
         if session.planned(ChatDataArguments, "packing"):
@@ -60,4 +59,4 @@ def main(session: Session) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, read_recipe(sys.argv[1:], (ModelArguments, ChatDataArguments, LlamaTrainingArguments))))
+    sys.exit(run(main, read_recipe(sys.argv[1:], (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments))))

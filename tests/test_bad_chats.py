@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from indictune.arguments import ModelArguments
 from indictune.config import read_recipe
-from indictune.llama_arguments import ChatDataArguments, LlamaTrainingArguments
+from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models import builtin
 from indictune.training.session import run
 from tests.distributed.launching import ROOT, accelerate, start
@@ -62,7 +61,7 @@ class Job:
     def message(self, **flags: str) -> str:
         """What the run, with other flags, is refused with."""
         self.flags |= flags
-        recipe = read_recipe(self.words(), (ModelArguments, ChatDataArguments, LlamaTrainingArguments))
+        recipe = read_recipe(self.words(), (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments))
         assert run(main(), recipe) == 2
         status = json.loads((self.folder / "out" / "status.json").read_text(encoding="utf-8"))
         assert status["state"] == "user_error"

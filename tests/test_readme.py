@@ -17,7 +17,7 @@ from indictune.arguments import (
     SentimentTrainingArguments,
 )
 from indictune.config import read_recipe
-from indictune.llama_arguments import ChatDataArguments, LlamaTrainingArguments
+from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.strategy.launch import read_deepspeed
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT
@@ -26,7 +26,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "recipes").rglob("*.yaml"))]
 TRAINING: dict[str, tuple[type[Any], ...]] = {
     "scripts/train_sentiment.py": (ModelArguments, DataArguments, SentimentTrainingArguments),
-    "scripts/train_llama.py": (ModelArguments, ChatDataArguments, LlamaTrainingArguments),
+    "scripts/train_llama.py": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
 }
 VERBS: dict[str, type[Any]] = {"evaluate": EvaluateArguments, "merge": MergeArguments}
 TOP_LEVEL = r"(?:indictune|scripts|accelerate_configs|ds_configs|recipes|benchmarks|docs|tests)/[\w./-]*\w"

@@ -10,12 +10,12 @@ import pytest
 from benchmarks.expected_memory import expected
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
-from indictune.llama_arguments import ChatDataArguments, LlamaTrainingArguments
+from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").rglob("*.yaml"))
 TYPES = {
     "sentiment": (ModelArguments, DataArguments, SentimentTrainingArguments),
-    "llama": (ModelArguments, ChatDataArguments, LlamaTrainingArguments),
+    "llama": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
 }
 SCRIPT = {"sentiment": "scripts/train_sentiment.py", "llama": "scripts/train_llama.py"}
 

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from datasets import Dataset
-from jinja2 import TemplateError
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -26,7 +25,7 @@ _TEMPLATES = resources.files("indictune.data") / "chat_templates"
 _ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
 _EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-_JINJA_ERRORS = (TemplateError, TypeError)
+_JINJA_ERRORS = (Exception,)  # a template computes, and can go wrong in any way
 
 _BATCH_ROWS = 1_000
 _MAX_PLACES = 20
@@ -309,7 +308,8 @@ def _check_answers(rows: Conversations, answer_tokens: Ids, lengths: Sequence[in
     if lost:
         longest = max(lengths[index] for index in lost)
         raise UserError(
-            f"{rows.origin}: the answers of {len(lost):,} rows lie wholly behind --max_length {max_length}: "
+            f"{rows.origin}: the answers of {len(lost):,} of {len(lengths):,} rows ({len(lost) / len(lengths):.1%}) "
+            f"lie wholly behind --max_length {max_length}: "
             f"{_places(rows, lost)}. Give --max_length {longest}, which takes them whole, or leave them out."
         )
 

@@ -46,10 +46,14 @@ def load_causal_config(args: ModelArguments) -> PreTrainedConfig:
     Raises:
         UserError: as `load_config` and `check_names`; or the output layer is to get LoRA matrices.
     """
-    config = load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
+    config = _load_config(args)
     _check_output_layer(args)
     check_names(AutoModelForCausalLM, args, config, [OUTPUT_LAYER])
     return config
+
+
+def _load_config(args: ModelArguments) -> PreTrainedConfig:
+    return load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
 
 
 def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
@@ -103,7 +107,7 @@ def load_causal(
     Raises:
         UserError: the model cannot be read, or does not fit the tokenizer or `args.lora_target_modules`.
     """
-    config = load_causal_config(args)
+    config = _load_config(args)
     if args.dropout is not None:
         set_config_dropout(config, args.dropout)
     is_stored_so = bool(stored_quantisation(config))
@@ -179,6 +183,7 @@ def _unread(args: ModelArguments, config: PreTrainedConfig, dtype: torch.dtype) 
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=dtype, trust_remote_code=args.trust_remote_code, attn_implementation=args.attn_implementation
         )
+    model.tie_weights()  # which is left out together with the drawing of weights
     model.config.use_cache = False
     return model
 

@@ -43,9 +43,13 @@ def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
     Raises:
         UserError: as `load_config` and `check_names`.
     """
-    config = load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
+    config = _load_config(args)
     check_names(AutoModelForSequenceClassification, args, config, HEAD_NAMES)
     return config
+
+
+def _load_config(args: ModelArguments) -> PreTrainedConfig:
+    return load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
 
 
 def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
@@ -77,7 +81,7 @@ def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreT
         UserError: the model cannot be read, or does not fit the tokenizer or `args.lora_target_modules`.
         ValueError: the checkpoint's head has the same labels in another order.
     """
-    config = load_classifier_config(args)
+    config = _load_config(args)
     _check_head(config, labels)
     _set_labels(config, labels)
     if args.dropout is not None:

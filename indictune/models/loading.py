@@ -184,6 +184,12 @@ def read_weights(
     return model, set(info["missing_keys"]) | mismatched
 
 
+def runs_own_code(model: Model) -> bool:
+    """Whether the model runs Python code that came with its files, which the user has then allowed."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    return type(base).__module__.startswith("transformers_modules")
+
+
 def read_base_of(
     folder: str | Path, args: ModelArguments, config: PreTrainedConfig
 ) -> tuple[str, BitsAndBytesConfig | None]:

@@ -109,13 +109,14 @@ def _write(merger: Merger, base_folder: Path, folder: Path, max_shard_size: str)
 
 
 def _copy_beside(merger: Merger, base_folder: Path, folder: Path) -> None:
-    """The tokenizer with its chat template, generation settings and code: the adapter's where it has them."""
+    """The tokenizer with its chat template, generation settings and recipe: the adapter's where it has them."""
     adapter_folder = merger.adapter.folder
     has_tokenizer = any((adapter_folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     _copy(adapter_folder if has_tokenizer else base_folder, TOKENIZER_FILES, folder)
     if merger.model.can_generate():
         _copy(base_folder, ["generation_config.json"], folder)
         _copy(adapter_folder, ["generation_config.json"], folder)
+    _copy(adapter_folder, ["recipe.yaml"], folder)  # by which `indictune evaluate` reads rows as training did
     if "auto_map" in merger.model.config.to_dict():
         _copy(base_folder, ["*.py"], folder)
 

@@ -52,7 +52,7 @@ def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FL
     if isinstance(error, OSError):
         return (
             f"{flag}: not a folder here, not in the local Hub cache, and the Hub cannot be reached (or has no such "
-            f"file). Check the spelling and the network, or give a folder; builtin:tiny-indic-bert needs neither. "
+            f"file). Check the spelling and the network, or give a folder; a `builtin:` model needs neither. "
             f"({_first_line(error)})"
         )
     return f"{flag}: its files cannot be read as a model. ({_first_line(error)})"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
@@ -71,6 +74,38 @@ def whole_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape that each parameter has when it is whole, also where this rank holds a part of it."""
     # A DTensor's shape is that of the whole; ZeRO-3 leaves an empty tensor, and notes the shape beside it.
     return {name: tuple(vars(each).get("ds_shape", each.shape)) for name, each in model.named_parameters()}
+
+
+def whole_norms(model: nn.Module) -> dict[str, float]:
+    """The Euclidean length of each trained parameter when it is whole. All ranks must call it."""
+    norms = {}
+    for name, each in model.named_parameters():
+        if not each.requires_grad:
+            continue
+        if "ds_shape" in vars(each):
+            import deepspeed  # slow
+
+            with deepspeed.zero.GatheredParameters([each]):
+                norms[name] = float(each.detach().double().norm())
+        else:
+            whole = each.full_tensor() if isinstance(each, DTensor) else each
+            norms[name] = float(whole.detach().double().norm())
+    return norms
+
+
+def told_by_rank_0(word: Any, args: TrainingArguments) -> Any:
+    """What rank 0 says, on all ranks, however long it takes: a GPU's collectives would give up waiting.
+
+    Args:
+        word: rank 0's, on rank 0.
+        args: of the run.
+    """
+    if args.world_size == 1:
+        return word
+    said = [word]
+    patient = torch.distributed.new_group(backend="gloo", timeout=timedelta(hours=12))
+    torch.distributed.broadcast_object_list(said, src=0, group=patient)
+    return said[0]
 
 
 @contextmanager

@@ -44,6 +44,12 @@ def check_weights(launch: Launch, args: ModelArguments, quantisation: Mapping[st
             f"splits only what has the type of the rest, {STORAGE}. Give the checkpoint that they were quantised "
             "from with --method qlora, which stores them so."
         )
+    if launch.family == "fsdp2" and "lm_head" in args.modules_to_save:
+        problems.append(
+            "--modules_to_save lm_head under FSDP2: TRL's loss takes the output layer's weight without running the "
+            "layer, so that its gradient would be that of each rank's own rows. Leave it out, or use "
+            "accelerate_configs/ddp.yaml or zero2.yaml."
+        )
     if args.device_map is not None and launch.world_size > 1:
         problems.append(
             f"--device_map {args.device_map}: spreads one process's model over all GPUs, and there are "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from indictune.training.results import evaluate, run_metrics, write_metrics
 from indictune.training.session import Session, run
 from indictune.training.trainer import IndicTrainer
 
+ANSWER_LENGTH = 2048  # a chat is longer than a tweet; the default of training
+
 # What must be as it was in training, unless the command says otherwise, for the numbers to be the same.
 FROM_TRAINING = (
     *("text_column", "label_column", "language_column", "max_length", "chat_template", "train_on_prompts"),
@@ -43,10 +46,11 @@ def evaluate_command(argv: Sequence[str]) -> int:
             _as_in_training(recipe, Path(model))
     if (Path(model) / "config.json").is_file():
         recipe.values.setdefault("output_dir", str(Path(model) / "evaluation" / Path(test_file).stem))
-    try:
-        main = _evaluate_answers if _continues_texts(Path(model)) else _evaluate_classes
-    except ValueError:  # no JSON: the classifier's own reading tells so
-        main = _evaluate_classes
+    main = _evaluate_classes
+    with suppress(ValueError):  # no JSON: the classifier's own reading tells so
+        if _continues_texts(Path(model)):
+            main = _evaluate_answers
+            recipe.values.setdefault("max_length", ANSWER_LENGTH)  # where no run tells, as after `indictune merge`
     return run(main, recipe, replaceable=("metrics.json",))
 
 

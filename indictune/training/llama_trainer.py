@@ -18,7 +18,7 @@ from indictune.evaluation.answers import RowResults, answer_metrics, flatten_ans
 from indictune.evaluation.tables import answers_table
 from indictune.llama_arguments import LlamaTrainingArguments
 from indictune.models.causal import load_trained_causal
-from indictune.models.loading import Model
+from indictune.models.loading import Model, runs_own_code
 from indictune.training.exact import Batch, ExactTrainer
 
 
@@ -84,7 +84,8 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         return answers_table(block)
 
     def reload(self, folder: Path) -> nn.Module:
-        return load_trained_causal(folder, compute_dtype(self.args), device_map="cpu")
+        trusts = runs_own_code(self.accelerator.unwrap_model(self.model))
+        return load_trained_causal(folder, compute_dtype(self.args), trusts, device_map="cpu")
 
 
 def _keep_trained_weights_in_fp32(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ from indictune.data.collation import PadToLongest
 from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trainer
 from indictune.evaluation.tables import per_label_table, per_language_table
 from indictune.models.classifier import class_names, load_trained
-from indictune.models.loading import Model
+from indictune.models.loading import Model, runs_own_code
 from indictune.training.exact import Batch, ExactTrainer
 from indictune.training.loss import ExactLoss, row_losses
 
@@ -86,4 +86,5 @@ class IndicTrainer(ExactTrainer):
         return f"{per_language_table(block)}\n\n{per_label_table(block)}"
 
     def reload(self, folder: Path) -> nn.Module:
-        return load_trained(folder, device_map="cpu")
+        trusts = runs_own_code(self.accelerator.unwrap_model(self.model))
+        return load_trained(folder, trusts, device_map="cpu")

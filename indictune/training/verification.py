@@ -6,11 +6,12 @@ Adapters have been saved as empty tensors (peft#453, DeepSpeed#4295), and as one
 from __future__ import annotations
 
 import logging
+import math
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 from torch import nn
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_ROWS = 2
 PROBE_TOKENS = 32
+LARGE = 1_000_000_000  # parameters, from which on more threads are worth their start
 
 # How far the logits may lie apart, as a share of their length. In half precision the trained model has computed them
 # with 8 bits, and a CPU multiplies in another order than a GPU.
@@ -34,11 +36,28 @@ class SavedModelError(RuntimeError):
     """What was saved is not what was trained."""
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the trained model.
+
+    Attributes:
+        shapes: of each parameter, whole.
+        norms: Euclidean length of each trained parameter, whole.
+        probe: a few tokens.
+        logits: of the probe, float32.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    norms: dict[str, float]
+    probe: dict[str, torch.Tensor]
+    logits: torch.Tensor
+
+
 def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     """Read the saved model on rank 0's CPU and compare it with the trained one. All ranks must call it.
 
-    Every parameter must be there in its whole shape, no tensor may be empty, not all LoRA matrices B may be zero (they
-    begin so), and the logits of a few tokens must agree.
+    Every parameter must be there in its whole shape, the trained ones with their length, no tensor may be empty, not
+    all LoRA matrices B may be zero (they begin so), and the logits of a few tokens must agree.
 
     Args:
         trainer: after the last save.
@@ -49,18 +68,19 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     """
     probe = _probe(trainer)
     trained = _logits(trainer, probe)
-    shapes = sharding.whole_shapes(trainer.accelerator.unwrap_model(trainer.model))
-    found: list[Any] = [None]
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    facts = Facts(sharding.whole_shapes(model), sharding.whole_norms(model), probe, trained)
+    found: list[str] = []
     if trainer.is_world_process_zero():
         try:
-            found = [_problems(trainer, folder, shapes, probe, trained)]
+            found = _problems(trainer, folder, facts)
         except Exception as error:  # whatever it is: the other ranks wait for this one's word
             logger.exception("The saved model cannot be read")
-            found = [[f"It cannot be read: {' '.join(str(error).split())}"]]
-    broadcast_object_list(found)
-    if found[0]:
+            found = [f"It cannot be read: {' '.join(str(error).split())}"]
+    found = sharding.told_by_rank_0(found, trainer.args)
+    if found:
         raise SavedModelError(
-            f"{folder}: the saved model is not the trained one; its checkpoints are untouched. " + " ".join(found[0])
+            f"{folder}: the saved model is not the trained one; its checkpoints are untouched. " + " ".join(found)
         )
     logger.info("The saved model was read again: it is the trained one")
 
@@ -83,20 +103,21 @@ def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tens
     return logits.float().cpu()
 
 
-def _problems(
-    trainer: ExactTrainer,
-    folder: Path,
-    shapes: dict[str, tuple[int, ...]],
-    probe: dict[str, torch.Tensor],
-    trained: torch.Tensor,
-) -> list[str]:
-    """What a folder's model lacks or has otherwise than the trained one, of `shapes` and with the logits `trained`."""
+def _problems(trainer: ExactTrainer, folder: Path, facts: Facts) -> list[str]:
+    """What a folder's model lacks, or has otherwise than the trained one."""
     problems = _problems_of_files(folder)
     if problems:
         return problems
-    with sharding.loading_alone(trainer.args):
-        saved = trainer.reload(folder)
-    return _problems_of_model(saved, shapes, folder) or _problems_of_logits(trainer, saved, probe, trained)
+    threads = torch.get_num_threads()
+    if sum(map(math.prod, facts.shapes.values())) > LARGE:
+        torch.set_num_threads(os.cpu_count() or threads)  # launchers leave a process one; the other ranks wait
+    try:
+        with sharding.loading_alone(trainer.args):
+            saved = trainer.reload(folder)
+        allowed = _allowed(trainer, saved)
+        return _problems_of_model(saved, facts, folder, allowed) or _problems_of_logits(saved, facts, allowed)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _problems_of_files(folder: Path) -> list[str]:
@@ -116,13 +137,20 @@ def _problems_of_files(folder: Path) -> list[str]:
     return problems
 
 
-def _problems_of_model(saved: nn.Module, shapes: dict[str, tuple[int, ...]], folder: Path) -> list[str]:
-    """Parameters that are missing, or have another shape than the trained ones."""
-    there = {name: tuple(parameter.shape) for name, parameter in saved.named_parameters()}
+def _allowed(trainer: ExactTrainer, saved: nn.Module) -> float:
+    """How far numbers may lie apart, as a share of them."""
+    half = trainer.args.bf16 or trainer.args.fp16 or next(saved.parameters()).dtype != torch.float32
+    return IN_HALF_PRECISION if half else IN_FULL_PRECISION
+
+
+def _problems_of_model(saved: nn.Module, facts: Facts, folder: Path, allowed: float) -> list[str]:
+    """Parameters that are missing, have another shape than the trained ones, or hold something else."""
+    there = dict(saved.named_parameters())
+    shapes = {name: tuple(parameter.shape) for name, parameter in there.items()}
     problems = [
-        f"{name} has the shape {there.get(name, 'of nothing')} instead of {shape}."
-        for name, shape in shapes.items()
-        if there.get(name) != shape
+        f"{name} has the shape {shapes.get(name, 'of nothing')} instead of {shape}."
+        for name, shape in facts.shapes.items()
+        if shapes.get(name) != shape
     ]
     if isinstance(saved, PeftModel):
         # peft leaves what the file lacks at its first value, with a warning.
@@ -130,18 +158,21 @@ def _problems_of_model(saved: nn.Module, shapes: dict[str, tuple[int, ...]], fol
             in_file = set(file.keys())
         missing = sorted(set(get_peft_model_state_dict(saved)) - in_file)
         problems += [f"adapter_model.safetensors lacks {name}." for name in missing]
+    if not problems:
+        found = {name: float(there[name].double().norm()) for name in facts.norms}
+        problems = [
+            f"{name} has the length {found[name]:.6g} instead of {norm:.6g}."
+            for name, norm in facts.norms.items()
+            if abs(found[name] - norm) > allowed * norm
+        ]
     return problems[:10]
 
 
-def _problems_of_logits(
-    trainer: ExactTrainer, saved: nn.Module, probe: dict[str, torch.Tensor], trained: torch.Tensor
-) -> list[str]:
+def _problems_of_logits(saved: nn.Module, facts: Facts, allowed: float) -> list[str]:
     saved.eval()
     with torch.no_grad():
-        logits = saved(**probe).logits.float()
-    apart = float((logits - trained).norm() / trained.norm())
-    half = trainer.args.bf16 or trainer.args.fp16 or next(saved.parameters()).dtype != torch.float32
-    allowed = IN_HALF_PRECISION if half else IN_FULL_PRECISION
+        logits = saved(**facts.probe).logits.float()
+    apart = float((logits - facts.logits).norm() / facts.logits.norm())
     if apart <= allowed:
         return []
     return [f"Its logits differ by {apart:.2g} of their length, where {allowed:g} is allowed."]

@@ -149,7 +149,7 @@ def test_rows_without_an_answer_token_are_refused_with_their_places_and_the_leng
     with pytest.raises(UserError) as refused:
         encode(words_tokenizer(), "plain", chats, max_length=4)
     assert refused.value.problems == [
-        "--train_file: the answers of 22 rows lie wholly behind --max_length 4: "
+        "--train_file: the answers of 22 of 23 rows (95.7%) lie wholly behind --max_length 4: "
         + ", ".join(f"t.jsonl:{line}" for line in range(2, 22))
         + " and 2 more. Give --max_length 8, which takes them whole, or leave them out."
     ]

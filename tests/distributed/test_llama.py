@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
+from indictune.models import builtin
 from tests.distributed import reading
 from tests.distributed.launching import ROOT, Run, accelerate, distance, python, start, train
 
@@ -115,6 +117,38 @@ def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: st
     assert two.metrics["eval"]["num_tokens"] == one.metrics["eval"]["num_tokens"]
     weights, before = trained_weights(one, method), trained_weights(one, method, "checkpoint-1")
     assert distance(weights, trained_weights(two, method)) <= OF_THE_CHANGE * distance(weights, before)
+
+
+def tied(folder: Path) -> str:
+    """The built-in LLaMA with one weight for embedding and output layer, as LLaMA 3.2 has it."""
+    source = builtin.resolve("builtin:tiny-indic-llama")
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(source, tie_word_embeddings=True)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"), [("fsdp2", "full"), pytest.param("fsdp2", "lora", marks=slow)]
+)
+def test_tied_weights_stay_tied(run_under: Start, tmp_path: Path, strategy: str, method: str) -> None:
+    flags = ("--model_name_or_path", tied(tmp_path / "tied"), *METHODS[method], "--max_steps", "3")
+    one, two = run_under("single", 1, *flags), run_under(strategy, 2, *flags)
+    assert two.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
+    assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "whole"),
+    [("zero3", "embed_tokens lm_head"), pytest.param("fsdp2", "embed_tokens", marks=slow)],
+)
+def test_named_targets_and_modules_trained_whole(run_under: Start, strategy: str, whole: str) -> None:
+    flags = (*METHODS["lora"], "--lora_target_modules", "q_proj", "v_proj", "--modules_to_save", *whole.split())
+    flags = (*flags, "--use_dora", "true", "--max_steps", "3")
+    one, two = run_under("single", 1, *flags), run_under(strategy, 2, *flags)
+    assert two.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
+    assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-4)
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])

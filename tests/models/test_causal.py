@@ -82,6 +82,13 @@ def in_4_bits(model: nn.Module) -> int:
     return sum(name.endswith(".base_layer") for name in names)
 
 
+def refused_names(args: ModelArguments) -> str:
+    """What the model's configuration and the names of an adapter's modules are refused with."""
+    with pytest.raises(UserError) as raised:
+        load_causal_config(args)
+    return raised.value.message
+
+
 def message(args: ModelArguments) -> str:
     with pytest.raises(UserError) as caught:
         load(args)
@@ -193,14 +200,14 @@ class TestRefusals:
 
     def test_matrices_on_the_output_layer_would_not_be_trained(self, llama: str) -> None:
         args = ModelArguments(llama, method="lora", lora_target_modules=["q_proj", "lm_head"])
-        assert message(args) == (
+        assert refused_names(args) == (
             "--lora_target_modules lm_head: the loss is computed from the output layer's weight directly, so LoRA "
             "matrices on it would never be trained. Train it whole: --modules_to_save lm_head."
         )
 
     def test_a_module_to_save_that_is_not_there_is_told_with_the_names_there_are(self, llama: str) -> None:
         args = ModelArguments(llama, method="lora", modules_to_save=["lm_head", "embed_token"])
-        assert message(args) == (
+        assert refused_names(args) == (
             "--modules_to_save embed_token: the model has no such module; it has act_fn, down_proj, embed_tokens, "
             "gate_proj, input_layernorm, k_proj, layers, lm_head, mlp, model, norm, o_proj, post_attention_layernorm, "
             "q_proj, rotary_emb, self_attn, up_proj, v_proj."
