@@ -14,7 +14,7 @@ from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 from indictune.arguments import ModelArguments
 from indictune.errors import Problems, UserError
 from indictune.models import builtin
-from indictune.models.bases import record_base
+from indictune.models.bases import CONFIG, record_base
 
 ALL_LINEAR = "all-linear"
 
@@ -117,8 +117,8 @@ def check_names(kind: type[Any], args: ModelArguments, config: PreTrainedConfig,
 
 
 def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
-    """Write what peft leaves out of an adapter's folder: `config.json`, with the label names and the quantisation, how
-    answers end, and which weights the adapter belongs to.
+    """Write what peft leaves out of an adapter's folder: the configuration, with the label names and the quantisation
+    (`bases.config_file`), how answers end, and which weights the adapter belongs to.
 
     A model that is no adapter is left alone; its own `save_pretrained` writes everything. Call it on one process,
     beside every `save_pretrained` of the model.
@@ -126,9 +126,11 @@ def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
     if isinstance(model, PeftModel):
         base = cast(PreTrainedModel, model.get_base_model())
         base.config.architectures = [type(base).__name__]
-        base.config.save_pretrained(folder)
         if base.can_generate():
+            base.config.to_json_file(Path(folder) / CONFIG)
             base.generation_config.save_pretrained(folder)
+        else:
+            base.config.save_pretrained(folder)
         commit_hash = vars(base.config).get("_commit_hash")  # only there where the base came from the Hub
         record_base(folder, builtin.name_of(str(base.name_or_path)), _revision(model), commit_hash)
 

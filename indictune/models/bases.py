@@ -16,6 +16,7 @@ from indictune.models import builtin
 from indictune.models.sources import explained, explanation
 
 RECORD = "base_model.json"
+CONFIG = "base_config.json"
 END_BYTES = 1 << 20
 
 # What merging needs of a base on the Hub: a repository often holds the same weights in other formats too.
@@ -40,6 +41,16 @@ class Base:
     revision: str
     commit_hash: str | None = None
     fingerprint: str | None = None
+
+
+def config_file(folder: str | Path) -> Path:
+    """Where the configuration of a run's model stands: of an adapter on a language model in a file of its own.
+
+    transformers opens an adapter's folder as a model with its base, unless there is a `config.json` in it. A
+    classifier's needs one all the same, for the names of its labels.
+    """
+    own = Path(folder) / CONFIG
+    return own if own.is_file() else Path(folder) / "config.json"
 
 
 def record_base(

@@ -20,6 +20,7 @@ from transformers.initialization import no_init_weights
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import add_lora, check_names, freeze_quantised, nf4_config
+from indictune.models.bases import config_file
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.loading import (
     Model,
@@ -145,7 +146,7 @@ def load_trained_causal(
         model_name_or_path=str(folder), trust_remote_code=trust_remote_code, device_map=device_map, method="lora"
     )
     with explained(args, OSError, ValueError, KeyError, flag="--model"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(config_file(folder), trust_remote_code=trust_remote_code)
     if not (Path(folder) / "adapter_config.json").exists():
         return _read(args, config, None, dtype, flag="--model")
     dtype = base_dtype(args, dtype, quantised=bool(stored_quantisation(config)))

@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from indictune.arguments import MergeArguments
 from indictune.errors import Problems, UserError
+from indictune.models.bases import config_file
 from indictune.models.checkpoints import Checkpoint
 from indictune.models.updates import Adapter, raise_bounded
 
@@ -121,9 +122,9 @@ def skeleton(
     if task not in CLASSES:
         path = adapter.folder / "adapter_config.json"
         raise UserError(f"{path}: task_type {task}: expected {' or '.join(CLASSES)}.")
-    described = (adapter.folder / "config.json").is_file()
+    described = config_file(adapter.folder).is_file()
     config: PreTrainedConfig = AutoConfig.from_pretrained(
-        adapter.folder if described else base_folder, trust_remote_code=trust_remote_code
+        config_file(adapter.folder) if described else base_folder, trust_remote_code=trust_remote_code
     )
     settings = config.to_dict().get("quantization_config")
     if settings is not None:

@@ -16,6 +16,7 @@ from indictune.config import Recipe, read_recipe
 from indictune.data.loading import load_test_rows
 from indictune.data.preparation import tokenise
 from indictune.errors import UserError
+from indictune.models.bases import config_file
 from indictune.models.classifier import class_names, load_trained
 from indictune.models.loading import load_tokenizer
 from indictune.models.sources import explained
@@ -44,7 +45,7 @@ def evaluate_command(argv: Sequence[str]) -> int:
     if model:
         with recipe.problems.collecting():
             _as_in_training(recipe, Path(model))
-    if (Path(model) / "config.json").is_file():
+    if config_file(model).is_file():
         recipe.values.setdefault("output_dir", str(Path(model) / "evaluation" / Path(test_file).stem))
     main = _evaluate_classes
     with suppress(ValueError):  # no JSON: the classifier's own reading tells so
@@ -60,7 +61,7 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
     Raises:
         UserError: the folder holds no model.
     """
-    if not (model / "config.json").is_file():
+    if not config_file(model).is_file():
         raise UserError(f"--model {model}: holds no model (no config.json). Name the --output_dir of a finished run.")
     trained = model / "recipe.yaml"
     configuration: dict[str, Any] = yaml.safe_load(trained.read_text(encoding="utf-8")) if trained.exists() else {}
@@ -75,7 +76,7 @@ def _labels(model: str) -> list[str] | None:
     Raises:
         UserError: the model's config.json cannot be read.
     """
-    if not (Path(model) / "config.json").is_file():
+    if not config_file(model).is_file():
         return None
     with explained(ModelArguments(model_name_or_path=model), OSError, ValueError, KeyError, flag="--model"):
         return class_names(AutoConfig.from_pretrained(model))
@@ -83,7 +84,7 @@ def _labels(model: str) -> list[str] | None:
 
 def _continues_texts(model: Path) -> bool:
     """Whether the folder holds a causal language model; else it is a classifier, or nothing."""
-    config = model / "config.json"
+    config = config_file(model)
     architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else None
     return any(name.endswith("ForCausalLM") for name in architectures or [])
 

@@ -153,6 +153,14 @@ class TestWhatIsTrained:
         again = load_trained_causal(tmp_path / "out", torch.float32)
         torch.testing.assert_close(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
 
+    def test_transformers_opens_an_adapters_folder_with_its_base(self, llama: str, tmp_path: Path) -> None:
+        model = load(ModelArguments(llama, method="lora"))
+        train(model)
+        model.save_pretrained(str(tmp_path / "out"))
+        save_adapter_extras(model, tmp_path / "out")
+        opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        torch.testing.assert_close(opened(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
     def test_the_output_layer_gets_no_matrices(self, llama: str) -> None:
         model = load(ModelArguments(llama, method="lora"))
         assert type(model.get_output_embeddings()) is nn.Linear

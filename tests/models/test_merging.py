@@ -282,7 +282,7 @@ def test_an_adapter_of_qlora_is_merged_into_the_weights_that_it_was_trained_on(
     computed_in_bf16 = logits(adapted)
     assert largest_difference(as_trained, logits(in_fp32(adapted))) < 1e-5
     assert largest_difference(as_trained, computed_in_bf16) * 5 < largest_difference(original, computed_in_bf16)
-    path = tmp_path / "adapter/config.json"
+    path = tmp_path / "adapter/base_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": None}))  # then it was bf16
     run(tmp_path / "adapter", tmp_path / "again", dtype="float32")
     assert torch.equal(logits(causal(tmp_path / "again")), as_trained)
@@ -383,7 +383,7 @@ def test_the_type_is_that_of_the_checkpoint_or_the_one_asked_for(
 ) -> None:
     base = llama(tmp_path / "base", dtype=stored)
     adapt(causal(base), tmp_path / "adapter")
-    (tmp_path / "adapter/config.json").unlink()  # as of other tools: the base's own configuration serves
+    (tmp_path / "adapter/base_config.json").unlink()  # as of other tools: the base's own configuration serves
     said = run(tmp_path / "adapter", tmp_path / "out", dtype=asked)
     tensors = load_file(tmp_path / "out/model.safetensors")
     assert {str(tensor.dtype) for tensor in tensors.values()} == {f"torch.{written}"}
@@ -548,7 +548,7 @@ def wide(tensors: dict[str, torch.Tensor]) -> None:
             lambda folder: edit(folder, base_model_name_or_path="some-org/some-model"),
             r"whose base is some-org/some-model: not a folder here, not in the local Hub cache",
         ),
-        (lambda folder: (folder / "adapter_config.json").unlink(), "holds a whole model and no adapter"),
+        (lambda folder: (folder / "adapter_config.json").rename(folder / "config.json"), "holds a whole model"),
     ],
 )  # fmt: skip
 def test_an_adapter_that_cannot_be_merged(
@@ -603,7 +603,7 @@ def test_a_base_that_cannot_be_merged_into(adapter: Path, spoil: Callable[[Path]
 
 
 def test_a_base_quantised_otherwise_is_refused_unless_its_own_weights_are_asked_for(adapter: Path) -> None:
-    path = adapter / "config.json"
+    path = adapter / "base_config.json"
     config = json.loads(path.read_text()) | {
         "quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
     }
@@ -679,7 +679,7 @@ def test_a_disk_without_room_and_a_place_for_no_folder_are_told(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match=r"config\.json/out: cannot be made \(.*\); name another"):
-        run(adapter, adapter / "config.json/out")
+        run(adapter, adapter / "base_config.json/out")
     usage = shutil.disk_usage(adapter)._replace(free=300_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(UserError, match=r"the merged model needs 0\.0 GB, and .* has 0\.0 GB left"):
