@@ -158,7 +158,7 @@ class TestWhatIsTrained:
         train(model)
         model.save_pretrained(str(tmp_path / "out"))
         save_adapter_extras(model, tmp_path / "out")
-        opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
         torch.testing.assert_close(opened(input_ids=IDS).logits, model(input_ids=IDS).logits)
 
     def test_the_output_layer_gets_no_matrices(self, llama: str) -> None:
