@@ -43,6 +43,7 @@ class ExactTrainer(Trainer):
     train_dataset: Dataset | None
     eval_dataset: Dataset | None
     batches: TrainingBatches
+    pads = True  # the rows of a micro-batch to its longest
 
     def __init__(
         self,

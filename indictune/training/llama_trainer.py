@@ -44,14 +44,14 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self._pad_token_id = tokenizer.pad_token_id
-        self._packed = "seq_lengths" in train_dataset.column_names
+        self.pads = "seq_lengths" not in train_dataset.column_names
         super().__init__(
             model, args, train_dataset, eval_dataset, tokenizer, data_collator=self.collator(evaluating=False)
         )
         _keep_trained_weights_in_fp32(model)
 
     def collator(self, evaluating: bool) -> Callable[[list[Row]], dict[str, Any]]:
-        if self._packed and not evaluating:
+        if not (self.pads or evaluating):
             return JoinDocuments()
         return PadToLongest(self._pad_token_id, "right", with_row_numbers=evaluating)
 

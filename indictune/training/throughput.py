@@ -17,11 +17,13 @@ class Throughput(TrainerCallback):
     Args:
         batches: deals the rows.
         lengths: tokens of each training row.
+        pads: whether the rows of a micro-batch are padded to its longest.
     """
 
-    def __init__(self, batches: TrainingBatches, lengths: Sequence[int]) -> None:
+    def __init__(self, batches: TrainingBatches, lengths: Sequence[int], pads: bool = True) -> None:
         self.batches = batches
         self.lengths = lengths
+        self.pads = pads
         self.rows = self.tokens = self.tokens_with_padding = 0
         self._since = (0.0, 0, 0)
 
@@ -34,7 +36,7 @@ class Throughput(TrainerCallback):
             lengths = [self.lengths[row] for row in micro_batch if row != NO_ROW]
             self.rows += len(lengths)
             self.tokens += sum(lengths)
-            self.tokens_with_padding += len(lengths) * max(lengths, default=0)
+            self.tokens_with_padding += len(lengths) * max(lengths, default=0) if self.pads else sum(lengths)
 
     @property
     def padding_fraction(self) -> float:

@@ -27,7 +27,7 @@ def watch(
     Returns:
         The throughput, which counts while the run goes on.
     """
-    throughput = Throughput(trainer.batches, lengths)
+    throughput = Throughput(trainer.batches, lengths, trainer.pads)
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(output_dir / "train_log.jsonl", throughput))
     trainer.add_callback(StopOnNonFiniteLoss(trainer.nonfinite, trainer.batches, place))

@@ -43,6 +43,14 @@ def test_padding_is_what_a_micro_batch_adds_to_its_shorter_rows(args: IndicTrain
     assert rows_alone.padding_fraction == 0.0
 
 
+def test_packs_that_are_joined_have_no_padding(args: IndicTrainingArguments) -> None:
+    batches = TrainingBatches(4, 4, 1, rank=0, world_size=1, seed=0)
+    padded, joined = Throughput(batches, [5, 3, 2, 2]), Throughput(batches, [5, 3, 2, 2], pads=False)
+    for throughput in (padded, joined):
+        run_steps(throughput, args, 1, 1)
+    assert (padded.padding_fraction, joined.padding_fraction) == (1 - 12 / 20, 0.0)
+
+
 def test_a_row_that_stands_for_nothing_is_not_counted(args: IndicTrainingArguments) -> None:
     throughput = Throughput(TrainingBatches(1, 4, 2, 0, 2, seed=1), [6])
     run_steps(throughput, args, 1, 1)

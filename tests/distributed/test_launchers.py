@@ -1,0 +1,26 @@
+"""Every launcher gives the run that plain python gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.launching import Run, deepspeed, torchrun, train
+from tests.distributed.test_parity import ONE_MICRO_BATCH, differences
+
+Start = Callable[..., Run]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategy"),
+    [pytest.param(torchrun, "ddp", marks=pytest.mark.slow), (torchrun, "zero3"), (deepspeed, "zero2")],
+)
+def test_every_launcher_gives_the_run(
+    run_under: Start, job: Path, tmp_path: Path, launcher: Callable[[int], list[str]], strategy: str
+) -> None:
+    flags = [] if strategy == "ddp" else ["--deepspeed", f"ds_configs/{strategy}.json"]
+    run = train(launcher(2), tmp_path, "--config", str(job), *flags)
+    assert (run.metrics["strategy"], run.metrics["world_size"]) == (strategy, 2)
+    assert differences(run_under("single", 1, *ONE_MICRO_BATCH), run) == []
