@@ -55,24 +55,10 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
             return JoinDocuments()
         return PadToLongest(self._pad_token_id, "right", with_row_numbers=evaluating)
 
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: Batch,
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[None, Any, torch.Tensor]:
-        """Keep each row's summed loss, tokens that count and right ones, and the row's number in place of labels.
-
-        A callback cannot: TRL averages over micro-batches, so its loss depends on the number of processes (3.7251 on
-        one, 3.7283 on two, trl 1.16).
-        """
-        inputs = self._prepare_inputs(dict(inputs))
-        row_numbers = inputs.pop("row_numbers")
-        with torch.no_grad(), self.compute_loss_context_manager():
-            outputs = model(**inputs, fused_lm_head=True)
-        kept = (-outputs.log_probs.float().sum(-1), outputs.label_mask.sum(-1), outputs.is_top1.sum(-1))
-        return None, kept, row_numbers
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The summed loss, the tokens that count and the right ones."""
+        outputs = model(**inputs, fused_lm_head=True)
+        return -outputs.log_probs.float().sum(-1), outputs.label_mask.sum(-1), outputs.is_top1.sum(-1)
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray]) -> dict[str, Any]:
         return answer_metrics(cast(RowResults, tuple(results)), dataset["language"][:])

@@ -84,8 +84,7 @@ def evaluate(trainer: ExactTrainer, session: Session, dataset: Dataset, name: st
     """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it."""
     trainer.evaluate(dataset, metric_key_prefix=name)
     block = trainer.detailed_metrics[name]
-    if session.rank == 0:
-        session.show(f"\n{name} rows\n{trainer.tables(block)}\n")
+    session.show(f"\n{name} rows\n{trainer.tables(block)}\n")
     return block
 
 

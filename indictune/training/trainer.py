@@ -52,22 +52,11 @@ class IndicTrainer(ExactTrainer):
     def collator(self, evaluating: bool) -> PadToLongest:
         return PadToLongest(*self._padding, with_row_numbers=evaluating)
 
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: Batch,
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[None, Any, torch.Tensor]:
-        """Keep the predicted label and the loss of each row, [rows] both, and the row's number in place of labels.
-
-        A callback cannot: the Trainer would gather all logits, and average losses over batches instead of rows.
-        """
-        inputs = self._prepare_inputs(dict(inputs))
-        row_numbers, labels = inputs.pop("row_numbers"), inputs.pop("labels")
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**inputs).logits
-        return None, (logits.argmax(-1), row_losses(logits, labels)), row_numbers
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The predicted label and the loss."""
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits
+        return logits.argmax(-1), row_losses(logits, labels)
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray]) -> dict[str, Any]:
         predicted, losses = results

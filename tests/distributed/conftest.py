@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import ROOT, Run, accelerate, python, train
+from tests.distributed.launching import ROOT, SCRIPT, Run, accelerate, python, train
 
 SAMPLES = ROOT / "indictune/data/samples"
 
@@ -52,17 +52,21 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipe
 
 
-@pytest.fixture(scope="session")
-def run_under(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """Train the job under a strategy with some flags; the same call gives the same run."""
+def starter(job: Path, factory: pytest.TempPathFactory, script: str = SCRIPT) -> Callable[..., Run]:
+    """Trains a job under a strategy with some flags; the same call gives the same run."""
     done: dict[tuple[object, ...], Run] = {}
 
     def run(strategy: str, ranks: int, *flags: str) -> Run:
         key = (strategy, ranks, *flags)
         if key not in done:
             command = python() if strategy == "single" else accelerate(strategy, ranks)
-            folder = tmp_path_factory.mktemp(strategy)
-            done[key] = train(command, folder, "--config", str(job), *flags)
+            done[key] = train(command, factory.mktemp(strategy), "--config", str(job), *flags, script=script)
         return done[key]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_under(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """`starter` of the job."""
+    return starter(job, tmp_path_factory)

@@ -19,6 +19,7 @@ from indictune.models import builtin
 from indictune.models.causal import load_trained_causal
 from indictune.models.loading import load_tokenizer
 from tests.distributed import reading
+from tests.distributed.conftest import starter
 from tests.distributed.launching import ROOT, Run, accelerate, distance, python, start, train
 
 SCRIPT = "scripts/train_llama.py"
@@ -94,18 +95,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run_under(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Train the job under a strategy with some flags; the same call gives the same run."""
-    done: dict[tuple[object, ...], Run] = {}
-
-    def run(strategy: str, ranks: int, *flags: str) -> Run:
-        key = (strategy, ranks, *flags)
-        if key not in done:
-            command = python() if strategy == "single" else accelerate(strategy, ranks)
-            done[key] = train(
-                command, tmp_path_factory.mktemp(strategy), "--config", str(job), *flags, script=SCRIPT
-            )
-        return done[key]
-
-    return run
+    return starter(job, tmp_path_factory, SCRIPT)
 
 
 def trained_weights(run: Run, method: str, folder: str = ".") -> dict[str, torch.Tensor]:
