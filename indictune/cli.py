@@ -8,6 +8,7 @@ from collections.abc import Sequence
 USAGE = """usage: indictune VERB [flags]
 
 verbs:
+  prepare    read and tokenise the rows of a run, once, before it starts: --config R.yaml [the run's other flags]
   evaluate   score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
   merge      make an adapter and its base one model: ADAPTER --output_dir D [--dtype T]
 
@@ -18,7 +19,7 @@ verbs:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that `argv` begins with; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verbs = {"evaluate": evaluate, "merge": merge}
+    verbs = {"prepare": prepare, "evaluate": evaluate, "merge": merge}
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if words else 2
@@ -26,6 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"indictune: there is no verb `{words[0]}`; there is {', '.join(verbs)}.", file=sys.stderr)
         return 2
     return verbs[words[0]](words[1:])
+
+
+def prepare(argv: Sequence[str]) -> int:
+    """Read and tokenise the rows of a run, once."""
+    from indictune.training.prepare import prepare_command
+
+    return prepare_command(argv)
 
 
 def evaluate(argv: Sequence[str]) -> int:

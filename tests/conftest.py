@@ -1,14 +1,27 @@
-"""One small finished run, which many tests look at."""
+"""A cache of the tests' own, and one small finished run, which many tests look at."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.distributed.launching import ROOT, SCRIPT, Run, python, start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What an earlier run of the tests prepared hides nothing; processes that test side by side share the cache."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INDICTUNE_CACHE", str(folder / "indictune_cache"))
+        yield
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from indictune.cli import USAGE, main
-from tests.distributed.launching import BIN, start
+from tests.distributed.launching import BIN, ROOT, start
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -28,7 +28,7 @@ def test_no_verb_shows_the_help_and_ends_with_2(capsys: pytest.CaptureFixture[st
 
 def test_an_unknown_verb_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evalute"]) == 2
-    assert capsys.readouterr() == ("", "indictune: there is no verb `evalute`; there is evaluate, merge.\n")
+    assert capsys.readouterr() == ("", "indictune: there is no verb `evalute`; there is prepare, evaluate, merge.\n")
 
 
 def test_evaluate_tells_all_that_is_missing_at_once_and_writes_nothing(
@@ -83,3 +83,43 @@ def test_the_exit_code_of_a_verb_reaches_the_shell() -> None:
     result = start([sys.executable, "-m", "indictune", "evaluate"])
     message = "indictune: 2 problems:\n  1. --model is missing.\n  2. --test_file is missing.\n"
     assert (result.returncode, result.stderr) == (2, message)
+
+
+def test_prepare_makes_ready_what_a_run_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))
+    rows = [{"text": "अच्छा ok", "label": "1"}, {"text": "bad", "label": "0"}, {"text": " ", "label": "0"}]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    flags = ["--train_file", str(tmp_path / "t.jsonl"), "--max_length", "3", "--output_dir", str(tmp_path / "out")]
+    assert main(["prepare", *flags]) == 0
+    shown = capsys.readouterr()
+    path = tmp_path / "t.jsonl"
+    assert f"warning: --train_file {path}: 1 rows without text were dropped: {path}:3." in shown.err
+    header, _, line, seconds = shown.out.splitlines()[-4:]
+    assert header.split()[:3] == ["split", "rows", "tokens"]
+    assert line.split() == ["train", "2", "6", "3.0", "3", "3", "100.0%"]
+    assert seconds.endswith(f"kept in {tmp_path}/cache/prepared")
+    assert not (tmp_path / "out").exists()
+    kept = [path.name for path in (tmp_path / "cache" / "prepared").iterdir() if not path.name.startswith(".")]
+    assert sorted(name.partition("-")[0] for name in kept) == ["rows", "tokens"]
+
+
+def test_prepare_knows_a_language_model_by_its_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(ROOT / "recipes/llama/demo.yaml")
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
+    assert main(["prepare", "--config", recipe]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens/word" in shown
+    assert [line.split()[0] for line in shown.splitlines()[-4:-1]] == ["train", "validation", "test"]
+
+
+def test_prepare_tells_all_problems_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "--train_file", str(tmp_path / "no.csv"), "--max_length", "1000", "--max_lenth", "3"]) == 2
+    told = capsys.readouterr().err.splitlines()[-4:]
+    assert told[0] == "indictune: 3 problems:"
+    assert "--max_lenth: there is no such flag" in told[1]
+    assert "--max_length 1000" in told[2]
+    assert "no.csv: no such file" in told[3]

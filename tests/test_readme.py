@@ -28,7 +28,11 @@ TRAINING: dict[str, tuple[type[Any], ...]] = {
     "scripts/train_sentiment.py": (ModelArguments, DataArguments, SentimentTrainingArguments),
     "scripts/train_llama.py": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
 }
-VERBS: dict[str, type[Any]] = {"evaluate": EvaluateArguments, "merge": MergeArguments}
+VERBS: dict[str, tuple[type[Any], ...]] = {
+    "prepare": TRAINING["scripts/train_sentiment.py"],
+    "evaluate": (EvaluateArguments,),
+    "merge": (MergeArguments,),
+}
 TOP_LEVEL = r"(?:indictune|scripts|accelerate_configs|ds_configs|recipes|benchmarks|docs|tests)/[\w./-]*\w"
 
 
@@ -65,7 +69,8 @@ def test_a_command_would_be_understood(words: list[str]) -> None:
         return
     if words[0] == "indictune":
         flags = words[2:] if words[2].startswith("--") else words[3:]  # merge takes the adapter as a bare word
-        assert read_recipe(flags, (VERBS[words[1]],)).problems == []
+        flags = [str(ROOT / flag) if flag.startswith("recipes/") else flag for flag in flags]
+        assert read_recipe(flags, VERBS[words[1]]).problems == []
         return
     script = next(index for index, word in enumerate(words) if word.startswith("scripts/"))
     flags = words[script + 1 :]

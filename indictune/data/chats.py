@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from indictune.data.cache import made_once
 from indictune.data.chat_tokens import choose_template, tokenise_chats, truncation_notes
 from indictune.data.conversations import Conversations, ConversationSplits
 from indictune.data.packing import pack, packing_facts
+from indictune.data.preparation import mapped_dataset, tokenizer_parts
+from indictune.data.tables import table_digest, write_table
 from indictune.data.tokenizer_health import health_table, tokenizer_health
 from indictune.errors import Problems
 from indictune.llama_arguments import ChatDataArguments
+
+_FACTS = "facts.json"
 
 
 def set_template(tokenizer: PreTrainedTokenizerBase, splits: ConversationSplits, args: ChatDataArguments) -> str:
@@ -58,7 +67,7 @@ class Chats:
 def tokenise_splits(
     splits: ConversationSplits, tokenizer: PreTrainedTokenizerBase, template: str, args: ChatDataArguments
 ) -> Chats:
-    """Tokenise all rows, and pack those that are trained on where `args.packing` says so.
+    """Tokenise all rows, and pack those that are trained on where `args.packing` says so; once, then from the cache.
 
     Args:
         splits: the rows.
@@ -69,13 +78,38 @@ def tokenise_splits(
     Raises:
         UserError: rows whose answers all lie behind `--max_length`, of all splits at once.
     """
+    given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    loaded = {name: rows for name, rows in given.items() if rows is not None}
+    parts = [
+        *(tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, args.packing),
+        [[name, rows.source, rows.origin, table_digest(rows.table)] for name, rows in loaded.items()],
+    ]
+    folder = made_once("chats", parts, "The token ids", partial(_prepare, loaded, tokenizer, template, args))
+    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    datasets = {name: mapped_dataset(folder, name) for name in loaded}
+    return Chats(
+        *(datasets["train"], datasets.get("validation"), datasets.get("test"), splits.train),
+        *(facts["summary"], facts["notes"]),
+    )
+
+
+def _prepare(
+    loaded: Mapping[str, Conversations],
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    args: ChatDataArguments,
+    folder: Path,
+) -> None:
+    """Write the tokens of all splits, and what there is to know of them.
+
+    Raises:
+        UserError: rows whose answers all lie behind `--max_length`, of all splits at once.
+    """
     problems = Problems()
     notes: list[str] = []
     datasets: dict[str, Dataset] = {}
     summary = ""
-    for name, rows in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
-        if rows is None:
-            continue
+    for name, rows in loaded.items():
         with problems.collecting():
             tokens = tokenise_chats(rows, tokenizer, template, args.max_length, args.train_on_prompts)
             notes += truncation_notes(rows, tokens, args.max_length)
@@ -86,4 +120,7 @@ def tokenise_splits(
     if args.packing:
         datasets["train"] = pack(datasets["train"], args.max_length)
         summary += f"\n{packing_facts(datasets['train'], args.max_length)}"
-    return Chats(datasets["train"], datasets.get("validation"), datasets.get("test"), splits.train, summary, notes)
+    for name, dataset in datasets.items():
+        table = dataset.with_format("arrow")[:]
+        write_table(folder / f"{name}.arrow", table.schema.remove_metadata(), table.to_batches())
+    (folder / _FACTS).write_text(json.dumps({"summary": summary, "notes": notes}), encoding="utf-8")

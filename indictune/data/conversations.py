@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from indictune.data.hub import hub_records, load_hub_dataset
 from indictune.data.languages import language_of
-from indictune.data.loading import BUILTIN_PREFIX, SPLITS
 from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
 from indictune.data.reading import Record, place, read_records, without_halves
+from indictune.data.sources import BUILTIN_PREFIX, SPLITS
 from indictune.errors import Problems, UserError
 from indictune.llama_arguments import ChatDataArguments
 

@@ -50,6 +50,11 @@ def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset]:
     return dict(found)
 
 
+def fingerprint_of(rows: Dataset) -> str:
+    """The name that `datasets` gives the content of a split: of its files, their commit and how they are read."""
+    return str(rows._fingerprint)
+
+
 def hub_batches(rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     """The rows of a split in the form of `read_batches`; class ids become the names that the dataset gives them.
 

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from importlib import resources
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.arguments import DataArguments, TextArguments
-from indictune.data.cleaning import clean
-from indictune.data.columns import normalise_label, shortened
-from indictune.data.hub import hub_batches, load_hub_dataset
-from indictune.data.languages import language_of
-from indictune.data.reading import place, read_batches
+from indictune.data.cache import made_once
+from indictune.data.clean_batches import SCHEMA, cleaned
+from indictune.data.columns import shortened
+from indictune.data.progress import shown
+from indictune.data.reading import place
+from indictune.data.sources import SPLITS, Source, columns_of, file_source, sources_of
+from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
 
 logger = logging.getLogger(__name__)
 
-BUILTIN_PREFIX = "builtin:"
-BUILTIN_DATASETS = {"builtin:tweets": "samples"}
-SPLITS = ("train", "validation", "test")
-
 _MAX_IDS = 20
 _MAX_LABELS = 1000
 _MAX_LISTED = 5
+_FACTS = "facts.json"
+# Compared with the held-out rows at a time, whose texts are gathered anew each time.
+_LEAK_BATCHES = 10
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
@@ -54,6 +57,11 @@ class Rows:
         """Where row `index` (from 0) stands in its source: `file:line`."""
         return place(self.source, self.table["line"][index].as_py())
 
+    def each_label(self) -> Iterator[str]:
+        """The label of every row, one after the other."""
+        for labels in self.table["label"].iterchunks():
+            yield from labels.to_pylist()
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -65,6 +73,7 @@ class Splits:
         test: rows to evaluate once at the end, or None.
         labels: labels of the training rows, in numerical order if all are numbers, else in alphabetical order. A
             label's position is its class id.
+        folder: holds the tables as `<split>.arrow`; its name changes with anything that the rows are made from.
         notes: sentences to tell the user: empty rows that were dropped, rows in more than one split.
     """
 
@@ -72,21 +81,12 @@ class Splits:
     validation: Rows | None
     test: Rows | None
     labels: list[str]
+    folder: Path
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where the rows of one split come from, before they are read."""
-
-    name: str
-    origin: str
-    read: Callable[[], Iterator[pa.RecordBatch]]
-    may_lack_labels: bool = False
-
-
 def load_splits(args: DataArguments) -> Splits:
-    """Read, clean and check all rows of a run.
+    """Read, clean and check all rows of a run, or take them from the cache.
 
     Files named by flags take the place of the dataset's own validation and test rows.
 
@@ -94,21 +94,53 @@ def load_splits(args: DataArguments) -> Splits:
         UserError: all problems of all files and labels at once.
     """
     problems = Problems()
+    sources = sources_of(args, problems)
+    made_from = [[split, src.name, src.origin, src.fingerprint] for split, src in sources.items()]
+    parts = [list(problems), made_from, columns_of(args), args.drop_leaked_rows]
+    folder = made_once("rows", parts, "The rows", lambda folder: _prepare(folder, sources, args, problems))
+    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    loaded = {
+        split: Rows(map_table(folder / f"{split}.arrow"), source, origin)
+        for split, (source, origin) in facts["splits"].items()
+    }
+    return Splits(
+        *(loaded["train"], loaded.get("validation"), loaded.get("test")), facts["labels"], folder, facts["notes"]
+    )
+
+
+def _prepare(folder: Path, sources: dict[str, Source], args: DataArguments, problems: Problems) -> None:
+    """Write the rows of all splits, and what there is to know of them.
+
+    Args:
+        folder: gets `<split>.arrow` and `facts.json`.
+        sources: by split.
+        args: how they are read.
+        problems: found so far.
+
+    Raises:
+        UserError: all problems of all files and labels at once.
+    """
     notes: list[str] = []
     loaded: dict[str, Rows] = {}
-    for split, source in _sources(args, problems).items():
+    for split, source in sources.items():
         with problems.collecting():
-            rows = _cleaned(source, args, notes)
+            rows = _cleaned(source, args, notes, folder / f"{split}.arrow")
             if rows is not None:
                 loaded[split] = rows
     if "train" in loaded:
         held_out = [loaded[split] for split in SPLITS[1:] if split in loaded]
         with problems.collecting():
-            loaded["train"] = _without_leaks(loaded["train"], held_out, args.drop_leaked_rows, notes)
+            loaded["train"] = _without_leaks(
+                loaded["train"], held_out, args.drop_leaked_rows, notes, folder / "train.arrow"
+            )
             _check_labels(loaded["train"], held_out, args.label_column)
     problems.raise_any()
-    labels = _ordered_labels(loaded["train"])
-    return Splits(loaded["train"], loaded.get("validation"), loaded.get("test"), labels, notes)
+    facts = {
+        "splits": {split: (rows.source, rows.origin) for split, rows in loaded.items()},
+        "labels": _ordered_labels(loaded["train"]),
+        "notes": notes,
+    }
+    (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
 def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None) -> tuple[Rows, list[str]]:
@@ -123,9 +155,8 @@ def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None)
         UserError: all problems of the file at once, labels that the model does not have among them.
     """
     notes: list[str] = []
-    columns, optional = _columns(args)
-    source = _Source(path, "--test_file", partial(read_batches, path, columns, optional))
-    rows = _cleaned(source, args, notes)
+    with TemporaryDirectory() as folder:  # which the mapped table outlives
+        rows = _cleaned(file_source(path, "--test_file", args), args, notes, Path(folder) / "test.arrow")
     assert rows is not None  # only a dataset's own test rows may lack labels
     problems = [] if labels is None else _unseen_labels(rows, dict.fromkeys(labels, 0))
     if problems:
@@ -133,128 +164,105 @@ def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None)
     return rows, notes
 
 
-def _columns(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
-    """Role to column name: of the columns that must be there, and of those that may be."""
-    columns = {"text": args.text_column, "label": args.label_column}
-    if args.language_column is not None:
-        return columns | {"language": args.language_column}, {}
-    return columns, {"language": "language"}
+def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path) -> Rows | None:
+    """Read, clean and check the rows of one split; None where it may lack labels and does.
 
+    Args:
+        source: of the rows.
+        args: how they are read.
+        notes: get what the user should know.
+        path: gets the table.
+    """
+    empty: list[pa.Array] = []
 
-def _sources(args: DataArguments, problems: Problems) -> dict[str, _Source]:
-    """The sources by split; those that cannot be found become problems."""
-    columns, optional = _columns(args)
-    sources: dict[str, _Source] = {}
-    if args.dataset_name is not None:
-        with problems.collecting():
-            find = _builtin_sources if args.dataset_name.startswith(BUILTIN_PREFIX) else _hub_sources
-            sources = find(args, columns, optional)
-    for split in SPLITS:
-        path = getattr(args, f"{split}_file")
-        if path is not None:
-            sources[split] = _Source(path, f"--{split}_file", partial(read_batches, path, columns, optional))
-    return sources
+    def with_text() -> Iterator[pa.RecordBatch]:
+        for batch in cleaned(source.read()):
+            full = pc.not_equal(batch["text"], "")
+            empty.append(batch["line"].filter(pc.invert(full)))
+            yield batch.filter(full)
 
-
-def _builtin_sources(args: DataArguments, columns: dict[str, str], optional: dict[str, str]) -> dict[str, _Source]:
-    origin = f"--dataset_name {args.dataset_name}"
-    folder = BUILTIN_DATASETS.get(args.dataset_name or "")
-    if folder is None:
-        raise UserError(f"{origin}: there is no such built-in dataset; expected {' or '.join(BUILTIN_DATASETS)}.")
-    files = resources.files("indictune.data") / folder
-    paths = {split: str(files / f"{split}.jsonl") for split in SPLITS}
-    return {
-        split: _Source(path, origin, partial(read_batches, path, columns, optional)) for split, path in paths.items()
-    }
-
-
-def _hub_sources(args: DataArguments, columns: dict[str, str], optional: dict[str, str]) -> dict[str, _Source]:
-    name, origin = str(args.dataset_name), f"--dataset_name {args.dataset_name}"
-    found = load_hub_dataset(name, args.dataset_config_name)
-    return {
-        split: _Source(
-            f"{name}/{split}", origin, partial(hub_batches, found[split], columns, optional), split == "test"
-        )
-        for split in SPLITS
-        if split in found
-    }
-
-
-def _cleaned(source: _Source, args: TextArguments, notes: list[str]) -> Rows | None:
-    """Read, clean and check the rows of one split; None where it may lack labels and does."""
     try:
-        table = pa.Table.from_batches([_clean_batch(batch) for batch in source.read()])
+        write_table(path, SCHEMA, shown(with_text(), f"reading {source.name}"))
     except UserError as error:
         raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
-    full = pc.not_equal(table["text"], "")
-    empty = table.filter(pc.invert(full))
-    if empty.num_rows:
-        table = table.filter(full)
+    table, empty_lines = map_table(path), pa.chunked_array(empty)
     if table.num_rows == 0:
         raise UserError(
-            f"{source.origin} {source.name}: all {empty.num_rows} rows are empty in column {args.text_column} "
+            f"{source.origin} {source.name}: all {len(empty_lines)} rows are empty in column {args.text_column} "
             "(--text_column)."
         )
-    if empty.num_rows:
-        ids = _places(source.name, empty)
-        notes.append(f"{source.origin} {source.name}: {empty.num_rows} rows without text were dropped: {ids}.")
-        logger.debug("%s: rows without text, by line: %s", source.name, empty["line"].to_pylist())
-    unlabelled = table.filter(pc.is_null(table["label"]))
-    if source.may_lack_labels and unlabelled.num_rows == table.num_rows:
+    if len(empty_lines):
+        places = _places(source.name, empty_lines)
+        notes.append(f"{source.origin} {source.name}: {len(empty_lines)} rows without text were dropped: {places}.")
+        logger.debug("%s: rows without text, by line: %s", source.name, empty_lines.to_pylist())
+    unlabelled = table["line"].filter(pc.is_null(table["label"]))
+    if source.may_lack_labels and len(unlabelled) == table.num_rows:
         notes.append(f"{source.origin}: its test rows have no labels and are left out.")
+        path.unlink()
         return None
-    if unlabelled.num_rows:
+    if len(unlabelled):
         raise UserError(
-            f"{source.origin} {source.name}: {unlabelled.num_rows} rows have no label in column {args.label_column} "
+            f"{source.origin} {source.name}: {len(unlabelled)} rows have no label in column {args.label_column} "
             f"(--label_column): {_places(source.name, unlabelled)}."
         )
     return Rows(table, source.name, source.origin)
 
 
-def _clean_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with cleaned texts, labels in one spelling and a language in every row."""
-    texts = [clean(text or "") for text in batch["text"].to_pylist()]
-    labels = batch["label"].to_pylist()
-    spellings = {label: normalise_label(label) for label in set(labels)}
-    languages = [
-        (language or "").strip() or language_of(text)
-        for language, text in zip(batch["language"].to_pylist(), texts, strict=True)
-    ]
-    columns = (texts, [spellings[label] for label in labels], languages)
-    arrays = [pa.array(column, pa.string()) for column in columns]
-    return pa.record_batch([*arrays, batch["line"]], names=["text", "label", "language", "line"])
+def _places(source: str, lines: pa.ChunkedArray) -> str:
+    more = f" and {len(lines) - _MAX_IDS} more" if len(lines) > _MAX_IDS else ""
+    return ", ".join(place(source, line) for line in lines[:_MAX_IDS].to_pylist()) + more
 
 
-def _places(source: str, table: pa.Table) -> str:
-    lines = table["line"][:_MAX_IDS].to_pylist()
-    more = f" and {table.num_rows - _MAX_IDS} more" if table.num_rows > _MAX_IDS else ""
-    return ", ".join(place(source, line) for line in lines) + more
-
-
-def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[str]) -> Rows:
+def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[str], path: Path) -> Rows:
     """The training rows, without those whose text also stands in held-out rows where `drop` says so.
+
+    Args:
+        train: rows.
+        held_out: validation and test rows.
+        drop: `--drop_leaked_rows`.
+        notes: get what was found.
+        path: of the training rows' table, which is written anew where rows are dropped.
 
     Raises:
         UserError: no row would be left.
     """
-    table = train.table
+    left = len(train)
     for rows in held_out:
-        leaked = pc.is_in(table["text"], value_set=rows.table["text"])
-        count = pc.sum(leaked).as_py() or 0
+        leaked = _leaked(path, rows)
+        count = sum(pc.sum(mask).as_py() or 0 for mask in leaked)
         if not count:
             continue
-        also = f"{train.source}: {count} of {table.num_rows} training rows also stand in {rows.source}"
+        also = f"{train.source}: {count} of {left} training rows also stand in {rows.source}"
         if drop:
-            table = table.filter(pc.invert(leaked))
+            left -= count
+            _rewrite(path, leaked)
             notes.append(f"{also}; they were removed from training (--drop_leaked_rows).")
         else:
             notes.append(f"{also}, whose scores will look too good; --drop_leaked_rows removes them from training.")
-    if table.num_rows == 0:
+    if left == 0:
         raise UserError(
             f"--drop_leaked_rows removes all {len(train)} rows of {train.origin} {train.source}: each of them also "
             "stands in the validation or test rows. Give other rows for one of them."
         )
-    return Rows(table, train.source, train.origin)
+    return Rows(map_table(path), train.source, train.origin)
+
+
+def _leaked(path: Path, held_out: Rows) -> list[pa.BooleanArray]:
+    """Which rows of a table have a text that also stands in `held_out`, a record batch an array."""
+    leaked: list[pa.BooleanArray] = []
+    batches = stored_batches(path)
+    while some := list(islice(batches, _LEAK_BATCHES)):
+        masks = pc.is_in(pa.Table.from_batches(some)["text"], value_set=held_out.table["text"])
+        leaked += masks.iterchunks()
+    return leaked
+
+
+def _rewrite(path: Path, leaked: list[pa.BooleanArray]) -> None:
+    """Write a table again without some rows."""
+    kept = (batch.filter(pc.invert(mask)) for batch, mask in zip(stored_batches(path), leaked, strict=True))
+    unfinished = path.with_suffix(".unfinished")
+    write_table(unfinished, SCHEMA, kept)
+    unfinished.rename(path)
 
 
 def _check_labels(train: Rows, held_out: list[Rows], label_column: str) -> None:

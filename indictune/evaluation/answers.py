@@ -27,9 +27,7 @@ def answer_metrics(results: RowResults, languages: Sequence[str]) -> dict[str, A
         `num_examples`, `num_tokens`, `loss` (nats a token), `perplexity` (its exponential), `answer_token_accuracy`,
         and the same for each language under `per_language`.
     """
-    by_language = {
-        language: np.array([each == language for each in languages]) for language in sorted(set(languages))
-    }
+    by_language = {language: np.array([each == language for each in languages]) for language in sorted(set(languages))}
     return {
         **_block(results),
         "per_language": {

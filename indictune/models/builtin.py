@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indictune.errors import UserError
+from indictune.folders import cache_folder
 from indictune.models import tiny_bert, tiny_llama
 
 PREFIX = "builtin:"
@@ -64,11 +64,6 @@ def name_of(path: str) -> str:
     """The name of the built-in model in a folder, which is the same on every machine; any other path as it is."""
     names = [name for name in MODELS if Path(path).parent == cache_folder() and Path(path).name.startswith(f"{name}-")]
     return f"{PREFIX}{names[0]}" if names else path
-
-
-def cache_folder() -> Path:
-    """Where built-in models are kept: `$INDICTUNE_CACHE`, or `~/.cache/indictune`."""
-    return Path(os.environ.get("INDICTUNE_CACHE") or "~/.cache/indictune").expanduser()
 
 
 def _fingerprint(texts: Sequence[str], version: int) -> str:

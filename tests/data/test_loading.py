@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from indictune.arguments import DataArguments, TextArguments
-from indictune.data import hub, loading, reading
+from indictune.data import hub, reading, sources
 from indictune.data.loading import Rows, load_splits, load_test_rows
 from indictune.errors import UserError
 
@@ -270,7 +270,7 @@ def test_builtin_rows_come_from_the_folder_of_their_name(write: Write, monkeypat
     for split in ("train", "validation", "test"):
         write(f"{split}.jsonl", labelled((f"{split} a", 0), (f"{split} b", 1)))
     monkeypatch.setattr(importlib.resources, "files", lambda package: Path("/"))
-    monkeypatch.setitem(loading.BUILTIN_DATASETS, "builtin:tweets", str(Path.cwd()))
+    monkeypatch.setitem(sources.BUILTIN_DATASETS, "builtin:tweets", str(Path.cwd()))
     splits = load_splits(DataArguments(dataset_name="builtin:tweets"))
     assert columns_of(splits.test)["text"] == ["test a", "test b"]
 

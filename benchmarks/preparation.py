@@ -1,0 +1,228 @@
+"""Rows a second of each stage between files and the first batch, beside plain `datasets`, and the memory each takes.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.preparation --rows 100000 2000000 --results benchmarks/results/FILE.json
+
+Rows are random words of the built-in tweets. Every stage runs in a process of its own, ours and plain `datasets` by
+turns; medians are shown, and of several numbers of rows the straight line through them. Plain `datasets` reads the
+same csv file (`Dataset.from_csv`), cleans nothing, and tokenises by `Dataset.map(batched=True)` on one process and on
+two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from benchmarks.environment import environment
+from indictune.layout import table
+
+SAMPLES = Path("indictune/data/samples/train.jsonl")
+LABELS = ("negative", "neutral", "positive")
+MAX_LENGTH = 128
+Stages = dict[str, dict[str, Any]]
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+# Stage: whose it is, and what must have run before it in the same folder.
+STAGES = {
+    "ours_read_and_clean": "read, clean, check, write",
+    "ours_tokenise": "tokenise, write",
+    "ours_second_start": "both again, from the cache",
+    "plain_read": "Dataset.from_csv",
+    "plain_map": "Dataset.map",
+    "plain_map_two_processes": "Dataset.map(num_proc=2)",
+}
+
+
+def words() -> list[str]:
+    """Of the built-in tweets, as often as they stand there."""
+    with SAMPLES.open(encoding="utf-8") as lines:
+        return [word for line in lines for word in json.loads(line)["text"].split()]
+
+
+def write_rows(path: Path, number: int) -> None:
+    """A csv file of random tweets of 5 to 30 words."""
+    draw, known = random.Random(0), words()
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for _ in range(number):
+            writer.writerow([" ".join(draw.choices(known, k=draw.randint(5, 30))), draw.choice(LABELS)])
+
+
+def write_tokenizer(folder: Path, vocabulary_size: int) -> None:
+    """A WordPiece tokenizer: all characters of the tweets, their words, and pairs of words to fill the vocabulary."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    known = sorted(set(words()))
+    letters = sorted(set("".join(known)))
+    pieces = dict.fromkeys([*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *known])
+    for first in known:
+        for second in known:
+            if len(pieces) >= vocabulary_size:
+                break
+            pieces[f"{first}{second}"] = None
+    backend = Tokenizer(models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(strip_accents=False, lowercase=False)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def run_stage(stage: str, rows: str, tokenizer_folder: str, cache: str) -> dict[str, float]:
+    """In a process of its own: seconds of a stage without imports, peak memory, and the memory of the imports."""
+    importlib.import_module("indictune.data.preparation" if stage.startswith("ours") else "datasets")
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    imported = _peak_bytes()
+    seconds = _ours(stage, rows, tokenizer) if stage.startswith("ours") else _plain(stage, rows, tokenizer, cache)
+    return {"seconds": seconds, "peak_bytes": _peak_bytes(), "imported_bytes": imported}
+
+
+def _ours(stage: str, rows: str, tokenizer: Any) -> float:
+    from indictune.arguments import DataArguments
+    from indictune.data.loading import load_splits
+    from indictune.data.preparation import tokenise_splits
+
+    started = time.perf_counter()
+    splits = load_splits(DataArguments(train_file=rows))
+    if stage == "ours_read_and_clean":
+        return time.perf_counter() - started
+    if stage == "ours_tokenise":
+        started = time.perf_counter()
+    tokenise_splits(splits, tokenizer, splits.labels, MAX_LENGTH)
+    return time.perf_counter() - started
+
+
+def _plain(stage: str, rows: str, tokenizer: Any, cache: str) -> float:
+    from datasets import Dataset
+
+    started = time.perf_counter()
+    dataset = Dataset.from_csv(rows, cache_dir=cache)
+    if stage == "plain_read":
+        return time.perf_counter() - started
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
+        input_ids = tokenizer(batch["text"], truncation=True, max_length=MAX_LENGTH)["input_ids"]
+        return {
+            "input_ids": input_ids,
+            "labels": [LABELS.index(label) for label in batch["label"]],
+            "length": [len(ids) for ids in input_ids],
+        }
+
+    started = time.perf_counter()
+    processes = {"num_proc": 2} if stage == "plain_map_two_processes" else {}
+    dataset.map(encode, batched=True, remove_columns=["text", "label"], load_from_cache_file=False, **processes)
+    return time.perf_counter() - started
+
+
+def _peak_bytes() -> int:
+    """Of this process. Children of `num_proc` and the processes that clean have memory of their own."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
+
+
+def measure_once(rows: Path, tokenizer_folder: Path) -> Stages:
+    """All stages, ours and plain by turns, each starting from an empty cache."""
+    measured: Stages = {}
+    turns = ("ours_read_and_clean", "plain_read", "ours_tokenise", "plain_map", "ours_second_start")
+    with tempfile.TemporaryDirectory(dir=rows.parent) as cache:
+        for stage in (*turns, "plain_map_two_processes"):
+            given = {"INDICTUNE_CACHE": f"{cache}/ours", "HF_DATASETS_CACHE": f"{cache}/plain"}
+            variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **given}
+            command = [sys.executable, "-m", "benchmarks.preparation", "--stage", stage, str(rows)]
+            command += [str(tokenizer_folder), f"{cache}/plain"]
+            environ = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+            done = subprocess.run(command, env={**environ, **variables}, stdout=subprocess.PIPE, text=True, check=True)
+            measured[stage] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def medians(runs: list[Stages], rows: int) -> Stages:
+    """Of each stage: seconds, rows a second, and peak memory."""
+    found: Stages = {}
+    for stage in STAGES:
+        seconds = statistics.median(run[stage]["seconds"] for run in runs)
+        found[stage] = {
+            "seconds": round(seconds, 3),
+            "seconds_of_each_run": [round(run[stage]["seconds"], 3) for run in runs],
+            "rows_per_second": round(rows / seconds),
+            "peak_bytes": statistics.median(run[stage]["peak_bytes"] for run in runs),
+            "imported_bytes": statistics.median(run[stage]["imported_bytes"] for run in runs),
+        }
+    return found
+
+
+def lines_through(by_rows: dict[int, Stages]) -> Stages:
+    """Of each stage: seconds whatever the rows, and seconds for a million more."""
+    found: Stages = {}
+    for stage in STAGES:
+        seconds = [measured[stage]["seconds"] for measured in by_rows.values()]
+        slope, start = np.polyfit(list(by_rows), seconds, 1)
+        found[stage] = {"seconds_at_0_rows": round(start, 3), "seconds_per_million_rows": round(slope * 1e6, 2)}
+    return found
+
+
+def shown(measured: Stages, rows: int, vocabulary_size: int) -> str:
+    """The table of one number of rows and one vocabulary."""
+    body = []
+    for stage, what in STAGES.items():
+        of = measured[stage]
+        name = f"{stage.partition('_')[0]}: {what}"
+        memory = (f"{of['peak_bytes'] / 1e6:,.0f}", f"{of['imported_bytes'] / 1e6:,.0f}")
+        body.append([name, f"{of['seconds']:.2f}", f"{of['rows_per_second']:,.0f}", *memory])
+    header = [f"{rows:,} rows, vocabulary {vocabulary_size:,}", "seconds", "rows/s", "peak MB", "imports MB"]
+    return table(header, body)
+
+
+def main() -> None:
+    """Measure every vocabulary and number of rows, and write the result file after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 2_000_000])
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[30_000, 250_000])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--results", type=Path, help="the JSON file to write")
+    parser.add_argument("--stage", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.stage:
+        print(json.dumps(run_stage(*options.stage)))
+        return
+    results: dict[str, Any] = {"environment": environment(), "repeats": options.repeats, "vocabularies": {}}
+    for size in options.vocabularies:
+        by_rows: dict[int, Stages] = {}
+        with tempfile.TemporaryDirectory() as work:
+            write_tokenizer(Path(work) / "tokenizer", size)
+            for number in options.rows:
+                rows = Path(work) / f"{number}.csv"
+                write_rows(rows, number)
+                runs = [measure_once(rows, Path(work) / "tokenizer") for _ in range(options.repeats)]
+                by_rows[number] = medians(runs, number)
+                print(f"{shown(by_rows[number], number, size)}\n", flush=True)
+        results["vocabularies"][size] = {"rows": by_rows}
+        if len(by_rows) > 1:
+            results["vocabularies"][size]["straight_line"] = lines_through(by_rows)
+            print(json.dumps(lines_through(by_rows), indent=2), flush=True)
+        if options.results:
+            options.results.parent.mkdir(parents=True, exist_ok=True)
+            options.results.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

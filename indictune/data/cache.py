@@ -1,0 +1,151 @@
+"""What is made once, and then read by every process and every later run."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+import unicodedata
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from indictune.errors import UserError
+from indictune.folders import cache_folder
+
+logger = logging.getLogger(__name__)
+
+_SIZES = "sizes.json"
+# Other versions of these may read, clean or tokenise otherwise.
+_PACKAGES = ("datasets", "pyarrow", "sentencepiece", "tokenizers", "transformers", "trl")
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+_PATIENCE_S = 1.0
+_HEAD_START_S = 0.3
+
+
+def made_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Path], None]) -> Path:
+    """The folder that `make` fills, on the first call with these parts; later calls and other processes read it.
+
+    One process makes it, behind a lock on a file; the others wait. The lock is the kernel's (flock) and ends with its
+    process, so a killed one blocks nobody. It only saves work: the folder is filled under another name, written
+    through to the disk and renamed, so that it is whole or not there also where a file system has no such locks.
+
+    Args:
+        kind: of folder; its name begins with it.
+        parts: all that the content depends on, beside the code of this package and the versions of libraries; what
+            json can write.
+        what: the content, for messages, such as "The rows".
+        make: writes files to the folder it is given.
+
+    Raises:
+        UserError: from `make`, or the cache's folder cannot be written.
+    """
+    folder = cache_folder() / "prepared" / f"{kind}-{_fingerprint(parts)}"
+    if _is_whole(folder):
+        logger.info("%s: prepared before, in %s", what, folder)
+        return folder
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(_HEAD_START_S)  # the first process of a machine shows its progress on the console
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder.parent)
+        lock = FileLock(_lock_file(folder))
+        try:
+            lock.acquire(timeout=_PATIENCE_S)
+        except Timeout:
+            logger.info("%s: another process prepares them; waiting for it", what)
+            lock.acquire()
+        try:
+            if not _is_whole(folder):
+                _make(folder, make)
+        finally:
+            lock.release()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise UserError(
+            f"{what} cannot be kept in {folder.parent}: {error.strerror or error}. Make room there, or name a folder "
+            "on another disk by INDICTUNE_CACHE."
+        ) from error
+    return folder
+
+
+def file_digest(path: str) -> str:
+    """Of the bytes of a file. A file that cannot be read has a digest too: reading it tells what is wrong."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"unreadable: {error}"
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Of the code that reads, cleans and tokenises: no number has to be raised when it changes."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _fingerprint(parts: Sequence[object]) -> str:
+    packages = [version(name) for name in _PACKAGES]
+    content = json.dumps([_code_digest(), packages, unicodedata.unidata_version, *parts])
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    """Fill a folder beside `folder`, and rename it."""
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        make(unfinished)
+        sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
+        (unfinished / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+        for path in (*unfinished.iterdir(), unfinished):
+            _write_through(path)
+        unfinished.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)  # damaged, or it would have been read
+        unfinished.rename(folder)
+        _write_through(folder.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the folder is there, with all files in the size that they were written in."""
+    try:
+        sizes = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove what killed processes left: unfinished folders whose lock nobody holds."""
+    for unfinished in parent.glob(".*-*-*"):
+        lock = FileLock(_lock_file(parent / unfinished.name[1:].rpartition("-")[0]))
+        try:
+            with lock.acquire(blocking=False):
+                shutil.rmtree(unfinished, ignore_errors=True)
+        except Timeout:
+            continue
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _write_through(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,121 @@
+"""Batches of rows, cleaned on all cores."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cached_property
+from itertools import chain, islice
+
+import pyarrow as pa
+
+from indictune.data.cleaning import clean
+from indictune.data.columns import normalise_label
+from indictune.data.languages import language_of
+
+SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string()), ("language", pa.string()), ("line", pa.int32())])
+_MAX_WORKERS = 8  # one process reads a file about as fast as six of them clean it
+
+
+def cleaned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """`clean_batch` of each, in their order; where there are several, in one process a core.
+
+    Args:
+        batches: columns `text`, `label`, `language` (nullable strings) and `line` (int32).
+    """
+    first = list(islice(batches, 2))
+    if len(first) < 2:
+        yield from map(clean_batch, first)
+        return
+    with ExitStack() as stack:
+        workers = [stack.enter_context(_Worker()) for _ in range(min(os.cpu_count() or 1, _MAX_WORKERS))]
+        idle, busy = deque(workers), deque[_Worker]()
+        for batch in chain(first, batches):
+            if not idle:
+                idle.append(busy.popleft())
+                yield idle[0].result()
+            worker = idle.popleft()
+            worker.send(batch)
+            busy.append(worker)
+        for worker in busy:
+            yield worker.result()
+
+
+def clean_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with cleaned texts, labels in one spelling and a language in every row."""
+    texts = [clean(text or "") for text in batch["text"].to_pylist()]
+    labels = batch["label"].to_pylist()
+    spellings = {label: normalise_label(label) for label in set(labels)}
+    languages = [
+        (language or "").strip() or language_of(text)
+        for language, text in zip(batch["language"].to_pylist(), texts, strict=True)
+    ]
+    columns = (texts, [spellings[label] for label in labels], languages)
+    arrays = [pa.array(column, pa.string()) for column in columns]
+    return pa.record_batch([*arrays, batch["line"]], schema=SCHEMA)
+
+
+class _Worker:
+    """A process that cleans one batch at a time; they travel through pipes as Arrow streams.
+
+    Not a `multiprocessing` pool. Forked workers would keep our file locks when this process is killed, and wait for
+    ever; spawned ones would import the training script first, which takes seconds. This one imports Arrow alone, has
+    nothing of ours open, and ends when its input does.
+    """
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "indictune.data.clean_batches"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    @cached_property
+    def _input(self) -> pa.RecordBatchStreamWriter:
+        return pa.ipc.new_stream(self._process.stdin, SCHEMA)
+
+    @cached_property
+    def _output(self) -> pa.RecordBatchStreamReader:
+        return pa.ipc.open_stream(self._process.stdout)
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Give it a batch; the result of the one before has been taken."""
+        assert self._process.stdin is not None
+        try:
+            self._input.write_batch(batch.select(SCHEMA.names))
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._ended() from error
+
+    def result(self) -> pa.RecordBatch:
+        """Wait for what became of the batch."""
+        try:
+            return self._output.read_next_batch()
+        except (StopIteration, pa.ArrowInvalid) as error:
+            raise self._ended() from error
+
+    def _ended(self) -> RuntimeError:
+        code = self._process.wait()
+        return RuntimeError(f"A process that cleans rows ended with code {code}; was there too little memory?")
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # what it made has been taken, or nobody wants it any more
+        self._process.communicate()
+
+
+def _serve() -> None:
+    """Clean what comes in until nothing comes any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for the results
+    with pa.ipc.open_stream(sys.stdin.buffer) as batches, pa.ipc.new_stream(sys.stdout.buffer, SCHEMA) as results:
+        for batch in batches:
+            results.write_batch(clean_batch(batch))
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,91 @@
+"""Where the rows of a run come from, before they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+
+import pyarrow as pa
+
+from indictune.arguments import DataArguments, TextArguments
+from indictune.data.cache import file_digest
+from indictune.data.hub import fingerprint_of, hub_batches, load_hub_dataset
+from indictune.data.reading import read_batches
+from indictune.errors import Problems, UserError
+
+BUILTIN_PREFIX = "builtin:"
+BUILTIN_DATASETS = {"builtin:tweets": "samples"}
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One split.
+
+    Attributes:
+        name: as messages name it.
+        origin: the flag and value that named it.
+        read: its rows.
+        fingerprint: of the rows as they are stored.
+        may_lack_labels: a dataset's own test rows; without labels they are left out.
+    """
+
+    name: str
+    origin: str
+    read: Callable[[], Iterator[pa.RecordBatch]]
+    fingerprint: str
+    may_lack_labels: bool = False
+
+
+def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
+    """Role to column name of a file or dataset: of the columns that must be there, and of those that may be."""
+    columns = {"text": args.text_column, "label": args.label_column}
+    if args.language_column is not None:
+        return columns | {"language": args.language_column}, {}
+    return columns, {"language": "language"}
+
+
+def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source]:
+    """The sources by split; those that cannot be found become problems."""
+    sources: dict[str, Source] = {}
+    if args.dataset_name is not None:
+        with problems.collecting():
+            builtin = args.dataset_name.startswith(BUILTIN_PREFIX)
+            sources = _builtin_sources(args) if builtin else _hub_sources(args)
+    for split in SPLITS:
+        path = getattr(args, f"{split}_file")
+        if path is not None:
+            sources[split] = file_source(path, f"--{split}_file", args)
+    return sources
+
+
+def file_source(path: str, origin: str, args: TextArguments) -> Source:
+    """The rows of a file that the flag `origin` named."""
+    return Source(path, origin, partial(read_batches, path, *columns_of(args)), file_digest(path))
+
+
+def _builtin_sources(args: DataArguments) -> dict[str, Source]:
+    origin = f"--dataset_name {args.dataset_name}"
+    folder = BUILTIN_DATASETS.get(args.dataset_name or "")
+    if folder is None:
+        raise UserError(f"{origin}: there is no such built-in dataset; expected {' or '.join(BUILTIN_DATASETS)}.")
+    files = resources.files("indictune.data") / folder
+    return {split: file_source(str(files / f"{split}.jsonl"), origin, args) for split in SPLITS}
+
+
+def _hub_sources(args: DataArguments) -> dict[str, Source]:
+    name, origin = str(args.dataset_name), f"--dataset_name {args.dataset_name}"
+    found = load_hub_dataset(name, args.dataset_config_name)
+    return {
+        split: Source(
+            f"{name}/{split}",
+            origin,
+            partial(hub_batches, found[split], *columns_of(args)),
+            fingerprint_of(found[split]),
+            split == "test",
+        )
+        for split in SPLITS
+        if split in found
+    }

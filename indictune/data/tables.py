@@ -1,0 +1,36 @@
+"""Tables on disk: written some thousand rows at a time, read by mapping the file into memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+
+def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write record batches as an Arrow file, one after the other."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def map_table(path: Path) -> pa.Table:
+    """The table of a file, of which only what is looked at comes into memory; processes share it."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def stored_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """The record batches of a file. Each is read, not mapped, so that its memory is free after it."""
+    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+
+
+def table_digest(table: pa.Table) -> str:
+    """Of the rows of a table."""
+    digest = hashlib.sha256(table.schema.serialize())
+    for batch in table.to_batches():
+        digest.update(batch.serialize())
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""Read and tokenise the rows of a run before it starts, so that it starts in seconds."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from datasets import Dataset
+
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config import Recipe, read_recipe
+from indictune.data.loading import load_splits
+from indictune.data.preparation import tokenise_splits
+from indictune.data.sources import SPLITS
+from indictune.errors import UserError
+from indictune.folders import cache_folder
+from indictune.layout import table
+from indictune.models.classifier import label_order, load_classifier_config
+from indictune.models.loading import check_max_length, load_tokenizer
+
+CLASSIFIER = (ModelArguments, DataArguments, SentimentTrainingArguments)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The tokenised rows of a run.
+
+    Attributes:
+        datasets: by split, with a column `length` (tokens) among others; packs where rows are packed.
+        max_length: tokens that a row keeps.
+        notes: sentences to tell the user.
+    """
+
+    datasets: dict[str, Dataset | None]
+    max_length: int
+    notes: list[str]
+
+
+def prepare_command(argv: Sequence[str]) -> int:
+    """`indictune prepare --config R.yaml [flags]`, with the flags of the run; returns the exit code.
+
+    Keys and flags that only a language model's run knows, such as `packing` and `chat_template`, tell that it is one;
+    else it is a classifier's.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("indictune").setLevel(logging.INFO)
+    recipe = read_recipe(argv, CLASSIFIER)
+    prepare: Callable[[Recipe], Prepared] = _prepare_classes
+    if recipe.problems:  # else TRL, which is slow to import, is not needed
+        from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+
+        other = read_recipe(argv, (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments))
+        if len(other.problems) < len(recipe.problems):
+            recipe, prepare = other, _prepare_chats
+    started = time.monotonic()
+    try:
+        prepared = prepare(recipe)
+    except UserError as error:
+        print(f"indictune: {error.message}", file=sys.stderr)
+        return 2
+    for note in prepared.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    print(lengths_table(prepared))
+    print(f"Prepared in {time.monotonic() - started:.1f} s; kept in {cache_folder() / 'prepared'}")
+    return 0
+
+
+def _prepare_classes(recipe: Recipe) -> Prepared:
+    """The rows of a classifier's run.
+
+    Raises:
+        UserError: all problems at once.
+    """
+    with recipe.problems.collecting():
+        model_args = recipe.build(ModelArguments)
+        config = load_classifier_config(model_args)
+        check_max_length(config, recipe.planned(DataArguments, "max_length"))
+    with recipe.problems.collecting():
+        data_args = recipe.build(DataArguments)
+        splits = load_splits(data_args)
+    recipe.problems.raise_any()
+    tokenizer, labels = load_tokenizer(model_args), label_order(config, splits.labels)
+    datasets = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
+    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, splits.notes)
+
+
+def _prepare_chats(recipe: Recipe) -> Prepared:
+    """The rows of a language model's run.
+
+    Raises:
+        UserError: all problems at once.
+    """
+    from indictune.data.chats import set_template, tokenise_splits
+    from indictune.data.conversations import load_conversations
+    from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments
+    from indictune.models.causal import check_packing, load_causal_config
+
+    with recipe.problems.collecting():
+        model_args = recipe.build(LlamaModelArguments)
+        config = load_causal_config(model_args)
+        check_max_length(config, recipe.planned(ChatDataArguments, "max_length"))
+        if recipe.planned(ChatDataArguments, "packing"):
+            check_packing(model_args, config)
+    with recipe.problems.collecting():
+        data_args = recipe.build(ChatDataArguments)
+        splits = load_conversations(data_args)
+    with recipe.problems.collecting():
+        tokenizer = load_tokenizer(model_args)
+        template = set_template(tokenizer, splits, data_args)
+    recipe.problems.raise_any()
+    chats = tokenise_splits(splits, tokenizer, template, data_args)
+    print(f"{chats.summary}\n")
+    datasets = (chats.train, chats.validation, chats.test)
+    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, [*splits.notes, *chats.notes])
+
+
+def lengths_table(prepared: Prepared) -> str:
+    """Rows and tokens of each split, as lines of a table.
+
+    The last column counts the rows as long as the limit: those that were cut, and the few that just fit.
+    """
+    limit = prepared.max_length
+    body = []
+    for name, dataset in prepared.datasets.items():
+        if dataset is None:
+            continue
+        lengths = dataset.with_format("arrow")[:]["length"].to_numpy()
+        mean, p95, longest = lengths.mean(), np.percentile(lengths, 95), lengths.max()
+        numbers = [f"{len(lengths):,}", f"{lengths.sum():,}", f"{mean:.1f}", f"{p95:.0f}", f"{longest:,}"]
+        body.append([name, *numbers, f"{(lengths >= limit).mean():.1%}"])
+    return table(["split", "rows", "tokens", "mean", "p95", "longest", f"at the limit of {limit}"], body)

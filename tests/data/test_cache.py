@@ -1,0 +1,261 @@
+"""What is made once: by one process, whole or not at all, and anew when anything that it depends on changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from indictune.arguments import DataArguments
+from indictune.data import cache
+from indictune.data.cache import file_digest, made_once
+from indictune.data.loading import Splits, load_splits
+from indictune.errors import UserError
+
+# Adds a line to ./made when it begins, and takes a second.
+SLOW = """
+import sys, time
+from pathlib import Path
+from indictune.data.cache import made_once
+
+def make(folder):
+    with open("made", "a") as file:
+        file.write("once\\n")
+    (folder / "half").write_text("half")
+    time.sleep(float(sys.argv[1]))
+    (folder / "whole").write_text("whole")
+
+print((made_once("things", ["key"], "The things", make) / "whole").read_text())
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache" / "prepared"
+
+
+def writes(text: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        (folder / "text").write_text(text)
+
+    return make
+
+
+def start_slow(seconds: float) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", SLOW, str(seconds)], stdout=subprocess.PIPE, text=True)
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
+
+
+def test_a_second_call_makes_nothing(folder: Path) -> None:
+    first = made_once("things", [1, "a"], "The things", writes("made"))
+    assert made_once("things", [1, "a"], "The things", lambda _: pytest.fail("made twice")) == first
+    assert (first / "text").read_text() == "made"
+    assert visible(folder) == [first.name]
+
+
+def test_other_parts_or_another_kind_have_a_folder_of_their_own() -> None:
+    folders = {
+        made_once(kind, parts, "The things", writes(""))
+        for kind, parts in (("a", [1]), ("b", [1]), ("a", [2]), ("a", ["1"]), ("a", [[1]]))
+    }
+    assert len(folders) == 5
+
+
+def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
+    processes = [start_slow(1.5) for _ in range(3)]
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["whole\n"] * 3
+    assert (tmp_path / "made").read_text() == "once\n"
+
+
+def test_what_a_killed_process_left_is_not_read_and_goes_away(tmp_path: Path, folder: Path) -> None:
+    killed = start_slow(60)
+    while not list(folder.glob(".*/half")):
+        assert killed.poll() is None
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    killed.communicate()
+    assert start_slow(0).communicate(timeout=60)[0] == "whole\n"
+    assert (tmp_path / "made").read_text() == "once\nonce\n"
+    assert len(visible(folder)) == 1
+
+
+def test_what_another_process_is_making_stays(folder: Path) -> None:
+    slow = start_slow(2)
+    while not list(folder.glob(".*/half")):
+        time.sleep(0.02)
+    made_once("others", [], "The others", writes(""))
+    assert len(list(folder.glob(".*/half"))) == 1
+    assert slow.communicate(timeout=60)[0] == "whole\n"
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "sizes"])
+def test_a_damaged_folder_is_made_again(damage: str) -> None:
+    made = made_once("things", [], "The things", writes("the whole text"))
+    if damage == "cut":
+        os.truncate(made / "text", 5)
+    else:
+        (made / {"gone": "text", "sizes": "sizes.json"}[damage]).unlink()
+    assert made_once("things", [], "The things", writes("the whole text")) == made
+    assert (made / "text").read_text() == "the whole text"
+
+
+def test_a_problem_leaves_nothing_and_is_told_again(folder: Path) -> None:
+    def refuse(unfinished: Path) -> None:
+        (unfinished / "half").write_text("half")
+        raise UserError(["one", "two"])
+
+    for _ in range(2):
+        with pytest.raises(UserError) as raised:
+            made_once("things", [], "The things", refuse)
+        assert raised.value.problems == ["one", "two"]
+    assert visible(folder) == []
+
+
+def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path) -> None:
+    # A file may grow to 1,000 bytes in this process: writing ends as on a full disk, with another errno.
+    limited = (
+        "import resource\nfrom indictune.data.cache import made_once\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "make = lambda folder: (folder / 'a').write_bytes(bytes(5000))\n"
+        "made_once('things', [], 'The things', make)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=False)
+    expected = (
+        f"UserError: The things cannot be kept in {tmp_path}/cache/prepared: File too large. Make room there, or name "
+        "a folder on another disk by INDICTUNE_CACHE."
+    )
+    assert result.stderr.splitlines()[-1].endswith(expected)
+    assert visible(tmp_path / "cache" / "prepared") == []
+
+
+def test_a_cache_that_is_no_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"The things cannot be kept in .*INDICTUNE_CACHE"):
+        made_once("things", [], "The things", writes(""))
+
+
+def test_a_digest_is_of_the_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_text("a")
+    digest = file_digest("a")
+    os.utime(file, (1, 1))
+    assert file_digest("a") == digest
+    file.write_text("b")
+    os.utime(file, (1, 1))
+    assert file_digest("a") != digest
+    assert file_digest("b").startswith("unreadable: ")
+
+
+def test_other_code_or_another_library_reads_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [made_once("things", [], "The things", writes(""))]
+    for name, other in (("version", lambda _: "0.0"), ("_code_digest", lambda: "0")):
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, name, other)
+            made.append(made_once("things", [], "The things", writes("")))
+    assert len(set(made)) == 3
+
+
+ROWS = "text,label,lang,other\nok,a,hi,ok\nbad,b,te,no\nleak,a,ta,x\n"
+
+
+def load(**arguments: str | bool | None) -> Splits:
+    given = {"train_file": "train.csv", "validation_file": "held.csv", **arguments}
+    return load_splits(DataArguments(**given))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(ROWS)
+    (tmp_path / "held.csv").write_text("text,label,lang,other\nleak,a,ta,y\n")
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text_column": "other"},
+        {"language_column": "lang"},
+        {"drop_leaked_rows": True},
+        {"validation_file": None},
+        {"test_file": "held.csv"},
+        {"train_file": "bytes.csv"},
+    ],
+    ids=lambda change: next(iter(change)) if isinstance(change, dict) else None,
+)
+def test_rows_are_read_anew_when_anything_changes(change: dict[str, str | bool | None], tmp_path: Path) -> None:
+    (tmp_path / "bytes.csv").write_text(ROWS + "more,a,hi,x\n")
+    assert load().folder == load().folder
+    assert load(**change).folder != load().folder
+
+
+@pytest.mark.usefixtures("files")
+def test_the_same_name_with_other_bytes_is_read_anew_and_the_same_bytes_with_another_time_are_not(
+    tmp_path: Path,
+) -> None:
+    before = load().folder
+    os.utime(tmp_path / "train.csv", (1, 1))
+    assert load().folder == before
+    (tmp_path / "train.csv").write_text(ROWS.replace("ok,a", "OK,a"))
+    os.utime(tmp_path / "train.csv", (1, 1))
+    assert load().train.table["text"][0].as_py() == "OK"
+
+
+@pytest.mark.usefixtures("files")
+def test_a_second_call_gives_the_same_rows_places_and_notes_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load()
+    monkeypatch.setattr("indictune.data.sources.read_batches", lambda *_: pytest.fail("read again"))
+    second = load()
+    assert first.notes == second.notes
+    assert first.notes[0].startswith("train.csv: 1 of 3 training rows also stand in held.csv")
+    assert second.train.table.equals(first.train.table)
+    assert second.train.place(2) == "train.csv:4"
+    assert (second.train.origin, second.labels, second.test) == ("--train_file", ["a", "b"], None)
+    assert list(second.train.each_label()) == ["a", "b", "a"]
+
+
+def test_a_dataset_of_the_hub_is_known_by_its_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    (tmp_path / "tweets").mkdir()
+
+    def folder_of_rows() -> Path:
+        return load_splits(DataArguments(dataset_name="./tweets")).folder
+
+    pq.write_table(pa.table({"text": ["one", "two"], "label": ["a", "b"]}), tmp_path / "tweets" / "train.parquet")
+    first = folder_of_rows()
+    assert folder_of_rows() == first
+    pq.write_table(pa.table({"text": ["one", "three"], "label": ["a", "b"]}), tmp_path / "tweets" / "train.parquet")
+    assert folder_of_rows() != first
+
+
+def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
+    tried = {"text_column", "language_column", "drop_leaked_rows", "validation_file", "test_file", "train_file"}
+    elsewhere = {"label_column", "dataset_name", "dataset_config_name", "max_length"}
+    assert {field.name for field in dataclasses.fields(DataArguments)} == tried | elsewhere
+
+
+def test_facts_are_plain_json(files: None) -> None:
+    facts = json.loads((load().folder / "facts.json").read_text())
+    assert facts["splits"] == {
+        "train": ["train.csv", "--train_file"],
+        "validation": ["held.csv", "--validation_file"],
+    }

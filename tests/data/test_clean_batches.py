@@ -1,0 +1,69 @@
+"""Batches cleaned by several processes: the same rows in the same order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil  # type: ignore[import-untyped]
+import pyarrow as pa
+import pytest
+
+from indictune.data import clean_batches
+from indictune.data.clean_batches import clean_batch, cleaned
+from indictune.errors import UserError
+
+NAMES = ["text", "label", "language", "line"]
+
+
+def batch(number: int, rows: int = 3) -> pa.RecordBatch:
+    texts = [f"#tag_{number} @you  {row}" for row in range(rows)]
+    lines = pa.array(range(rows), pa.int32())
+    columns = [
+        pa.array([*texts[:-1], None], pa.string()),
+        pa.array(["1.0"] * rows, pa.string()),
+        pa.array([" hi ", *[None] * (rows - 1)], pa.string()),
+        lines,
+    ]
+    return pa.record_batch(columns, names=NAMES)
+
+
+def test_a_batch_is_cleaned_in_place() -> None:
+    assert clean_batch(batch(7)).to_pydict() == {
+        "text": ["tag 7 @user 0", "tag 7 @user 1", ""],
+        "label": ["1", "1", "1"],
+        "language": ["hi", "romanised", "und"],
+        "line": [0, 1, 2],
+    }
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 9])
+def test_batches_keep_their_order(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    given = [batch(index, rows=1 + 500 * (index % 3)) for index in range(number)]
+    assert list(cleaned(iter(given))) == [clean_batch(each) for each in given]
+
+
+def test_one_batch_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clean_batches, "_Worker", lambda: pytest.fail("started a process"))
+    assert len(list(cleaned(iter([batch(0)])))) == 1
+
+
+def test_a_problem_in_reading_is_told_and_no_process_stays() -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield from (batch(0), batch(1), batch(2))
+        raise UserError("line 4")
+
+    with pytest.raises(UserError, match="line 4"):
+        list(cleaned(broken()))
+    assert not [child for child in psutil.Process().children() if "indictune.data.clean_batches" in child.cmdline()]
+
+
+def test_a_process_that_dies_is_told() -> None:
+    rows = cleaned(batch(index) for index in range(20))
+    next(rows)
+    for child in psutil.Process().children():
+        child.send_signal(signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"ended with code -9; was there too little memory\?"):
+        list(rows)
