@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import datetime
+import json
 import platform
+import re
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "bitsandbytes", "datasets", "scikit-learn"),
 )
+RESULTS = Path(__file__).with_name("results")
+IMPORTED_AS = {"scikit-learn": "sklearn"}
 
 
-def environment() -> dict[str, object]:
+def environment() -> dict[str, Any]:
     """Hardware, versions and date."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
@@ -23,7 +29,7 @@ def environment() -> dict[str, object]:
         "cpu_cores": torch.multiprocessing.cpu_count(),
         "gpus": gpus,
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES if find_spec(IMPORTED_AS.get(name, name))},
     }
 
 
@@ -31,3 +37,13 @@ def _cpu_name() -> str:
     """The processor's model as Linux tells it."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def write_results(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write `<date>-<hardware>-<name>.json` into a folder; returns its path."""
+    about = environment()
+    hardware = " ".join([*about["gpus"][:1]] or [about["cpu"], str(about["cpu_cores"]), "cores"])
+    words = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(r\)|\(tm\)|cpu|@.*?ghz", "", hardware.lower())).strip("-")
+    path = folder / f"{about['date']}-{words}-{name}.json"
+    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path

@@ -265,6 +265,17 @@ class IndicTrainingArguments(TrainingArguments):
             "number of processes and per_device_train_batch_size."
         },
     )
+    max_tokens_per_device: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens that one process computes at once, padding included; gradient_accumulation_steps is the "
+            "smallest that keeps to it all through the run. Replaces per_device_train_batch_size."
+        },
+    )
+    reduce_dtype: Literal["float32", "bfloat16"] = field(
+        default="float32",
+        metadata={"help": "Type in which gradients are summed over processes. bfloat16 sends half the bytes."},
+    )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without a better metric."}
     )
@@ -283,9 +294,23 @@ class SentimentTrainingArguments(IndicTrainingArguments):
     metric_for_best_model: str | None = field(
         default="macro_f1", metadata={"help": "Metric of the validation rows by which checkpoints are compared."}
     )
+    padding_free: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={
+            "help": "Train on rows end to end instead of padding them, which changes nothing but the speed. auto: "
+            "where the model is known to give the same result."
+        },
+    )
     class_weights: str | None = field(
         default=None,
         metadata={"help": "`balanced` (n / (classes x count)), or a JSON or YAML file of label: weight."},
+    )
+    active_vocabulary: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={
+            "help": "Train only the embedding rows of tokens that the data uses; saved models have all rows. `auto`: "
+            "where the embedding is trained and at least a tenth of its rows is unused."
+        },
     )
 
 
@@ -333,6 +358,7 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
     epochs = planned("num_train_epochs") if planned("max_steps") < 0 else planned("max_steps")
     at_least = {
         "per_device_eval_batch_size": (planned("per_device_eval_batch_size"), 1),
+        "max_tokens_per_device": (planned("max_tokens_per_device"), 1),
         "early_stopping_patience": (planned("early_stopping_patience"), 1),
         "learning_rate": (planned("learning_rate"), 0),
         "weight_decay": (planned("weight_decay"), 0),

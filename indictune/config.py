@@ -169,6 +169,8 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
         raise UserError(f"{prefix}{name}: there is no such {'flag' if prefix == '--' else 'recipe key'}.{hint}")
     if not words and prefix != "--" and known[name].nargs == "+":
         return []
+    if {"on", "off"} <= set(known[name].choices or ()):  # which YAML reads as true and false
+        words = [{"true": "on", "false": "off"}.get(word, word) for word in words]
     # As one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
     typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
     try:

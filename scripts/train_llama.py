@@ -14,10 +14,12 @@ import sys
 from indictune.config import read_recipe
 from indictune.data.chat_tokens import answer_ends
 from indictune.data.chats import set_template, tokenise_splits
+from indictune.data.collation import lengths_of
 from indictune.data.conversations import load_conversations
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models.causal import check_packing, load_causal, load_causal_config
 from indictune.models.loading import load_tokenizer
+from indictune.models.unpadded import reads_unpadded
 from indictune.strategy.sharding import reading_weights
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from indictune.training.results import finish, save
@@ -42,15 +44,17 @@ def main(session: Session) -> None:
         template = set_template(tokenizer, splits, data_args)
     session.decide(LlamaTrainingArguments)
 
-    args = session.start(LlamaTrainingArguments, has_validation=splits.validation is not None)
     chats = tokenise_splits(splits, tokenizer, template, data_args)
+    padded = not (data_args.packing or reads_unpadded(config, model_args.attn_implementation))
+    session.fit_batches(LlamaTrainingArguments, lengths_of(chats.train), chats.place, padded)
+    args = session.start(LlamaTrainingArguments, has_validation=splits.validation is not None)
     session.warn([*splits.notes, *chats.notes])
     session.show(f"\n{chats.summary}\n")
     with reading_weights(args) as reads:
         model = load_causal(model_args, tokenizer, compute_dtype(args), answer_ends(tokenizer, template), reads)
 
-    trainer = LlamaTrainer(model, args, chats.train, chats.validation, tokenizer)
-    throughput = watch(trainer, chats.place, chats.train["length"][:], session.output_dir)
+    trainer = LlamaTrainer(model, args, chats.train, chats.validation, tokenizer, padded)
+    throughput = watch(trainer, chats.place, session.output_dir)
     result = trainer.train(resume_from_checkpoint=session.checkpoint)
     save(trainer, session)
     samples = splits.validation or splits.test or splits.train

@@ -13,11 +13,15 @@ import sys
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
+from indictune.data.collation import lengths_of
 from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
 from indictune.models.classifier import label_order, load_classifier, load_classifier_config
 from indictune.models.loading import load_tokenizer
+from indictune.models.unpadded import pads
+from indictune.models.vocabulary import check_method
 from indictune.strategy.sharding import reading_weights
+from indictune.strategy.vocabulary import use_active_vocabulary
 from indictune.training.class_weights import as_tensor, class_weights
 from indictune.training.loss import ExactLoss
 from indictune.training.results import finish, save
@@ -33,23 +37,30 @@ def main(session: Session) -> None:
         config = load_classifier_config(model_args)
         session.check_model(model_args, config, session.planned(DataArguments, "max_length"))
     with session.checks():
+        check_method(session.planned(SentimentTrainingArguments, "active_vocabulary"), model_args.method)
+    with session.checks():
+        choice = session.planned(SentimentTrainingArguments, "padding_free")
+        padded = pads(choice, config, model_args.attn_implementation)
+    with session.checks():
         data_args = session.build(DataArguments)
         splits = load_splits(data_args)
         choice = session.planned(SentimentTrainingArguments, "class_weights")
-        weights = class_weights(choice, splits.train.table["label"].to_pylist(), splits.labels)
+        weights = class_weights(choice, splits.train.each_label(), splits.labels)
     session.decide(SentimentTrainingArguments)
 
-    args = session.start(SentimentTrainingArguments, has_validation=splits.validation is not None)
     session.warn(splits.notes)
     tokenizer = load_tokenizer(model_args)
     labels = label_order(config, splits.labels)
     train, validation, test = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
+    session.fit_batches(SentimentTrainingArguments, lengths_of(train), splits.train.place, padded)
+    args = session.start(SentimentTrainingArguments, has_validation=splits.validation is not None)
     with reading_weights(args):
         model = load_classifier(model_args, labels, tokenizer)
+    use_active_vocabulary(model, args, (train, validation, test), tokenizer, session.checkpoint)
     loss = ExactLoss(as_tensor(weights, labels), args.label_smoothing_factor)
 
-    trainer = IndicTrainer(model, args, train, validation, tokenizer, loss)
-    throughput = watch(trainer, splits.train.place, train["length"][:], session.output_dir)
+    trainer = IndicTrainer(model, args, train, validation, tokenizer, loss, padded)
+    throughput = watch(trainer, splits.train.place, session.output_dir)
     result = trainer.train(resume_from_checkpoint=session.checkpoint)
     save(trainer, session)
     finish(trainer, session, result, throughput, test)

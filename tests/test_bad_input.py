@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -117,6 +118,25 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_told_together(job: Jo
         "--global_batch_size 20 is no multiple of world size 1 x --per_device_train_batch_size 8 = 8. What fits: "
         "--global_batch_size 16 or 24; or --per_device_train_batch_size 1, 2, 4, 5, 10, 20.",
     ]
+
+
+def test_flags_for_speed_that_cannot_work_are_told_together(job: Job) -> None:
+    job.flags |= {"active_vocabulary": "on", "method": "lora", "padding_free": "on", "attn_implementation": "eager"}
+    assert job.refused("--max_tokens_per_device", "0").problems == [
+        "--active_vocabulary on: --method lora does not train the embedding. Leave one of them out.",
+        "--padding_free on: --attn_implementation eager needs it. Leave it out, and rows are padded by length.",
+        "--max_tokens_per_device 0: expected at least 1.",
+    ]
+
+
+def test_a_limit_of_tokens_below_the_longest_row_names_the_rows(job: Job) -> None:
+    result = job.start("--max_tokens_per_device", "4")
+    assert result.returncode == 2
+    assert re.search(
+        r"indictune: --max_tokens_per_device 4: 4 training rows are longer by themselves, up to 7 tokens: "
+        r".*/train.jsonl:1, .*/train.jsonl:4\. Give --max_tokens_per_device 7 or more, or a smaller --max_length\.\n$",
+        result.stderr,
+    )
 
 
 def test_broken_files_are_told_together_with_their_lines(job: Job) -> None:

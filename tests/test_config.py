@@ -143,6 +143,11 @@ def test_a_recipe_holds_yaml_values_of_every_kind(recipe: WriteRecipe) -> None:
     assert args.lr_scheduler_kwargs == {"num_cycles": 2}
 
 
+@pytest.mark.parametrize(("written", "read_as"), [("on", "on"), ("off", "off"), ("'off'", "off"), ("auto", "auto")])
+def test_on_and_off_are_no_booleans(recipe: WriteRecipe, written: str, read_as: str) -> None:
+    assert values("--config", recipe(f"padding_free: {written}\n")) == {"padding_free": read_as}
+
+
 def test_planned_is_the_given_value_or_the_default() -> None:
     given = read("--max_grad_norm", "0.5")
     assert given.planned(SentimentTrainingArguments, "max_grad_norm") == 0.5

@@ -1,8 +1,9 @@
-"""Which rows form which batch on which rank: pure functions of (rows, seed, epoch, world size)."""
+"""Which rows form which batch on which rank: pure functions of (lengths, seed, epoch, world size)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.utils.data import Sampler
@@ -13,64 +14,189 @@ NO_ROW = -1
 MicroBatch = list[int]
 
 
-def split_evenly(rows: Sequence[int], parts: int) -> list[MicroBatch]:
-    """Cut `rows` into `parts` runs whose lengths differ by at most one; a part without rows gets `NO_ROW`.
+def deal_by_tokens(lengths: torch.Tensor, parts: int) -> torch.Tensor:
+    """Deal the rows of each batch to `parts` micro-batches of nearly the same number of tokens.
 
-    `split_evenly([5, 6, 7], 2)` is `[[5, 6], [7]]`; `split_evenly([5], 2)` is `[[5], [NO_ROW]]`.
+    The longest row goes first, and each row to the part with the fewest tokens so far (Graham's longest processing
+    time rule, SIAM J. Appl. Math. 17(2), 1969): no part has more than a `parts`-th of the tokens and one row.
+
+    Args:
+        lengths: [batches, rows], each batch's in falling order.
+        parts: micro-batches of a batch.
+
+    Returns:
+        The part of each row, int64 [batches, rows].
     """
-    quotient, remainder = divmod(len(rows), parts)
-    runs = []
-    start = 0
+    part_of = torch.zeros_like(lengths, dtype=torch.int64)
+    if parts == 1:
+        return part_of
+    tokens = lengths.new_zeros(len(lengths), parts)
+    for row in range(lengths.shape[1]):
+        lightest = tokens.argmin(1, keepdim=True)
+        tokens.scatter_add_(1, lightest, lengths[:, row : row + 1])
+        part_of[:, row : row + 1] = lightest
+    return part_of
+
+
+def deal_by_length(lengths: torch.Tensor, parts: int) -> torch.Tensor:
+    """Deal the rows of each batch to `parts` micro-batches of rows of like length, for models that need padding.
+
+    Each part is a run of the rows in falling order; of all such cuts it is one whose largest part has the fewest
+    tokens, padding included.
+
+    Args and result as of `deal_by_tokens`.
+    """
+    batches, rows = lengths.shape
+    low, high = lengths[:, 0].clone(), lengths[:, 0] * rows
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        fits = _ends_of_runs(lengths, middle, parts)[:, -1] == rows
+        low, high = torch.where(fits, low, middle + 1), torch.where(fits, middle, high)
+    ends = _ends_of_runs(lengths, high, parts)
+    numbers = torch.arange(rows).expand(batches, rows).contiguous()
+    return torch.searchsorted(ends, numbers, right=True)
+
+
+def _ends_of_runs(lengths: torch.Tensor, most: torch.Tensor, parts: int) -> torch.Tensor:
+    """Where each part ends when it takes as many rows as fit into `most` tokens, int64 [batches, parts]."""
+    rows = lengths.shape[1]
+    ends = torch.zeros(len(lengths), parts, dtype=torch.int64)
+    end = ends[:, 0]
     for part in range(parts):
-        end = start + quotient + (part < remainder)
-        runs.append(list(rows[start:end]) or [NO_ROW])
-        start = end
-    return runs
+        longest = lengths.gather(1, end.clamp(max=rows - 1)[:, None])[:, 0]
+        end = (end + most // longest).clamp(max=rows)
+        ends[:, part] = end
+    return ends
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How the rows of one epoch are dealt.
+
+    Attributes:
+        rows: their numbers, micro-batch after micro-batch, the longest of each first; int32 [rows].
+        ends: how many rows lie before the end of each micro-batch, int64 [micro-batches].
+        costs: tokens that each micro-batch computes, padding included, int64 [micro-batches].
+    """
+
+    rows: torch.Tensor
+    ends: torch.Tensor
+    costs: torch.Tensor
+
+
+def deal_epoch(lengths: torch.Tensor, global_batch_size: int, parts: int, seed: int, epoch: int, padded: bool) -> Deal:
+    """Shuffle the rows, cut them into global batches, and deal each to `parts` micro-batches.
+
+    The rows of global batch `s` are those of the plain shuffled recipe at any number of parts: from
+    `s * global_batch_size` onwards in the epoch's shuffle. The last one may have fewer.
+
+    Args:
+        lengths: tokens of each row, int64 [rows].
+        global_batch_size: rows of one optimizer step.
+        parts: micro-batches of a global batch, over all ranks.
+        seed: of the shuffle.
+        epoch: from 0; each has its own shuffle.
+        padded: whether rows are padded to the longest of their micro-batch.
+    """
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed + epoch))
+    whole = len(lengths) // global_batch_size * global_batch_size
+    dealt = [_deal(order[:whole].view(-1, global_batch_size), lengths, parts, padded)] if whole else []
+    if whole < len(lengths):
+        dealt.append(_deal(order[whole:][None], lengths, parts, padded))
+    rows, counts, costs = (torch.cat(pieces) for pieces in zip(*dealt, strict=True))
+    return Deal(rows, counts.cumsum(0), costs)
+
+
+def _deal(batches: torch.Tensor, lengths: torch.Tensor, parts: int, padded: bool) -> tuple[torch.Tensor, ...]:
+    """The rows of batches [batches, rows] in the order of their micro-batches, the rows and the tokens of each."""
+    sorted_lengths, order = lengths[batches].sort(dim=1, descending=True, stable=True)
+    part_of = (deal_by_length if padded else deal_by_tokens)(sorted_lengths, parts)
+    by_part = part_of.argsort(dim=1, stable=True)
+    rows = batches.gather(1, order.gather(1, by_part)).to(torch.int32)
+    nothing = torch.zeros(len(batches), parts, dtype=torch.int64)
+    counts = nothing.scatter_add(1, part_of, torch.ones_like(part_of))
+    if padded:
+        costs = counts * nothing.scatter_reduce(1, part_of, sorted_lengths, "amax")
+    else:
+        costs = nothing.scatter_add(1, part_of, sorted_lengths)
+    return rows.flatten(), counts.flatten(), costs.flatten()
+
+
+def smallest_accumulation(
+    lengths: torch.Tensor,
+    global_batch_size: int,
+    world_size: int,
+    max_tokens: int,
+    seed: int,
+    epochs: int,
+    padded: bool,
+) -> int:
+    """The fewest accumulation steps with which no micro-batch of a whole run has more than `max_tokens` tokens.
+
+    Args:
+        lengths: tokens of each row, int64 [rows], none above `max_tokens`.
+        max_tokens: that one rank computes at once, padding included.
+        epochs: of the run.
+
+    The others as of `deal_epoch`.
+    """
+    steps = 1
+    for epoch in range(epochs):
+        while deal_epoch(lengths, global_batch_size, steps * world_size, seed, epoch, padded).costs.max() > max_tokens:
+            steps += 1
+    return steps
 
 
 class TrainingBatches(Sampler[MicroBatch]):
     """The micro-batches of one rank, epoch by epoch.
 
-    The rows of global batch `s` in epoch `e` are the same at any world size and any split: those from
-    `s * global_batch_size` onwards in the epoch's shuffle. Each row comes exactly once an epoch. The last global batch
-    may have fewer rows; it is still cut into world size x accumulation micro-batches, so that every rank takes part
-    in every collective.
+    Each row comes exactly once an epoch, in the global batch that `deal_epoch` tells. Every global batch is cut into
+    world size x accumulation micro-batches, also where it has fewer rows, so that every rank takes part in every
+    collective.
 
     Args:
-        num_rows: rows of the dataset.
+        lengths: tokens of each row.
         global_batch_size: rows of one optimizer step over all ranks.
         accumulation_steps: micro-batches a rank and optimizer step.
         rank: of this process.
         world_size: number of processes.
         seed: of the shuffle.
+        padded: whether rows are padded to the longest of their micro-batch.
     """
 
     def __init__(
-        self, num_rows: int, global_batch_size: int, accumulation_steps: int, rank: int, world_size: int, seed: int
+        self,
+        lengths: Sequence[int] | torch.Tensor,
+        global_batch_size: int,
+        accumulation_steps: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        padded: bool = True,
     ) -> None:
-        self.num_rows = num_rows
+        self.lengths = torch.as_tensor(lengths, dtype=torch.int64)
         self.global_batch_size = global_batch_size
         self.accumulation_steps = accumulation_steps
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
+        self.padded = padded
         self.epoch = 0
-        self._shuffle: tuple[int, list[int]] = (-1, [])
+        self._latest: tuple[int, Deal] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one epoch."""
-        return -(-self.num_rows // self.global_batch_size)
+        return -(-len(self.lengths) // self.global_batch_size)
 
     def __len__(self) -> int:
         """Micro-batches of one rank in one epoch."""
         return self.steps_per_epoch * self.accumulation_steps
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        order = self._order(self.epoch)
-        for step in range(self.steps_per_epoch):
-            for micro_batches in self._deal(order, step):
-                yield micro_batches[self.rank]
+        deal = self._deal(self.epoch)
+        for number in range(self.rank, len(deal.ends), self.world_size):
+            yield _micro_batch(deal, number)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the shuffle of the next pass."""
@@ -78,20 +204,35 @@ class TrainingBatches(Sampler[MicroBatch]):
 
     def micro_batches(self, epoch: int, step: int) -> list[MicroBatch]:
         """All micro-batches, of all ranks, of one optimizer step of an epoch."""
-        return [micro_batch for dealt in self._deal(self._order(epoch), step) for micro_batch in dealt]
+        deal = self._deal(epoch)
+        return [_micro_batch(deal, number) for number in self._numbers(step)]
 
-    def _order(self, epoch: int) -> list[int]:
-        """The epoch's shuffle of all rows; the latest is kept, because every step asks for it."""
-        if self._shuffle[0] != epoch:
-            generator = torch.Generator().manual_seed(self.seed + epoch)
-            self._shuffle = (epoch, torch.randperm(self.num_rows, generator=generator).tolist())
-        return self._shuffle[1]
+    def counts(self, epoch: int, step: int) -> tuple[int, int, int]:
+        """Rows, tokens, and tokens with padding of one optimizer step of an epoch, over all ranks."""
+        deal = self._deal(epoch)
+        numbers = self._numbers(step)
+        before = deal.ends[numbers.start - 1] if numbers.start else 0
+        rows = deal.rows[before : deal.ends[numbers.stop - 1]]
+        costs = deal.costs[numbers.start : numbers.stop]
+        return len(rows), int(self.lengths[rows].sum()), int(costs.sum())
 
-    def _deal(self, order: Sequence[int], step: int) -> list[list[MicroBatch]]:
-        """The micro-batches of global batch `step`, as [accumulation_steps][world_size]."""
-        rows = order[step * self.global_batch_size : (step + 1) * self.global_batch_size]
-        parts = split_evenly(rows, self.accumulation_steps * self.world_size)
-        return [parts[start : start + self.world_size] for start in range(0, len(parts), self.world_size)]
+    def _numbers(self, step: int) -> range:
+        parts = self.accumulation_steps * self.world_size
+        return range(step * parts, (step + 1) * parts)
+
+    def _deal(self, epoch: int) -> Deal:
+        """The epoch's deal; the latest is kept, because every step asks for it."""
+        if self._latest is None or self._latest[0] != epoch:
+            parts = self.accumulation_steps * self.world_size
+            deal = deal_epoch(self.lengths, self.global_batch_size, parts, self.seed, epoch, self.padded)
+            self._latest = epoch, deal
+        return self._latest[1]
+
+
+def _micro_batch(deal: Deal, number: int) -> MicroBatch:
+    start = deal.ends[number - 1] if number else 0
+    rows: MicroBatch = deal.rows[start : deal.ends[number]].tolist()
+    return rows or [NO_ROW]
 
 
 class EvaluationBatches(Sampler[MicroBatch]):
@@ -107,8 +248,8 @@ class EvaluationBatches(Sampler[MicroBatch]):
         world_size: number of processes.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, rank: int, world_size: int) -> None:
-        self.rows_by_length = torch.tensor(lengths).argsort(descending=True, stable=True).tolist()
+    def __init__(self, lengths: Sequence[int] | torch.Tensor, batch_size: int, rank: int, world_size: int) -> None:
+        self.rows_by_length = torch.as_tensor(lengths).argsort(descending=True, stable=True).tolist()
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size

@@ -1,9 +1,12 @@
-"""From tokenised rows to the padded tensors of one micro-batch."""
+"""From tokenised rows to the tensors of one micro-batch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset
 
@@ -14,6 +17,30 @@ IGNORED_LABEL = -100  # torch's cross-entropy and the Trainer's row count both l
 Row = dict[str, Any]
 
 
+def lengths_of(dataset: Dataset) -> torch.Tensor:
+    """Tokens of each row, int64 [rows]."""
+    return torch.from_numpy(dataset.with_format("arrow")[:]["length"].to_numpy().astype(np.int64))
+
+
+class ListColumn:
+    """A column of lists, read where it lies: a row costs a slice, not a Python list.
+
+    Args:
+        column: of lists of numbers, as pyarrow keeps them.
+    """
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._chunks = [(chunk.offsets.to_numpy(), chunk.values.to_numpy()) for chunk in column.chunks]
+        self._first_rows = np.cumsum([0, *(len(offsets) - 1 for offsets, _ in self._chunks)])
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        chunk = int(np.searchsorted(self._first_rows, index, side="right")) - 1
+        offsets, values = self._chunks[chunk]
+        row = index - self._first_rows[chunk]
+        taken: np.ndarray = values[offsets[row] : offsets[row + 1]]
+        return taken
+
+
 class IndexedRows(torch.utils.data.Dataset[Row]):
     """A tokenised dataset whose rows know their number, and which has a row for `NO_ROW` that nobody counts.
 
@@ -22,23 +49,31 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        columns = ("input_ids", "labels", "seq_lengths")
-        self._dataset = dataset.select_columns([name for name in columns if name in dataset.column_names])
+        table = dataset.with_format("arrow")[:]
+        self._length = len(table)
+        self._columns: dict[str, ListColumn | np.ndarray] = {
+            name: ListColumn(table[name]) if pa.types.is_list(table[name].type) else table[name].to_numpy()
+            for name in ("input_ids", "labels", "seq_lengths")
+            if name in table.column_names
+        }
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return self._length
 
     def __getitem__(self, index: int) -> Row:
+        """`input_ids` and `seq_lengths` (of the row's documents; packed or not) int [tokens] and [documents], `labels`
+        a number or int [tokens], and `row`, the index."""
         if index == NO_ROW:
             return self._row_for_nothing()
-        return {**self._dataset[index], "row": index}
+        row: Row = {name: column[index] for name, column in self._columns.items()}
+        return {"seq_lengths": np.array([len(row["input_ids"])]), **row, "row": index}
 
     def _row_for_nothing(self) -> Row:
         """Two tokens are enough to let any model run; a row of the dataset would cost what its text costs."""
-        first = self._dataset[0]
-        tokens = first["input_ids"][:2]
-        labels = [IGNORED_LABEL] * len(tokens) if isinstance(first["labels"], list) else IGNORED_LABEL
-        return {"input_ids": tokens, "labels": labels, "seq_lengths": [len(tokens)], "row": NO_ROW}
+        tokens = self._columns["input_ids"][0][:2]
+        per_token = isinstance(self._columns["labels"], ListColumn)
+        labels = np.full(len(tokens), IGNORED_LABEL) if per_token else IGNORED_LABEL
+        return {"input_ids": tokens, "labels": labels, "seq_lengths": np.array([len(tokens)]), "row": NO_ROW}
 
 
 class PadToLongest:
@@ -55,37 +90,72 @@ class PadToLongest:
         self.padding_side = padding_side
         self.with_row_numbers = with_row_numbers
 
-    def __call__(self, rows: list[Row]) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """Tensors `input_ids` and `attention_mask` [rows, longest], `labels` [rows] of class ids or [rows, longest] of
         labels for each token, all int64."""
-        tokens = [torch.tensor(row["input_ids"]) for row in rows]
-        labels = [torch.tensor(row["labels"]) for row in rows]
+        tokens = [row["input_ids"] for row in rows]
+        labels = [row["labels"] for row in rows]
         batch = {
             "input_ids": self._pad(tokens, self.pad_token_id),
-            "attention_mask": self._pad([torch.ones_like(ids) for ids in tokens], 0),
-            "labels": self._pad(labels, IGNORED_LABEL) if labels[0].dim() else torch.stack(labels),
+            "attention_mask": self._pad([np.ones_like(ids) for ids in tokens], 0),
+            "labels": self._pad(labels, IGNORED_LABEL) if np.ndim(labels[0]) else _class_ids(labels),
         }
         if self.with_row_numbers:
             batch["row_numbers"] = torch.tensor([row["row"] for row in rows])
         return batch
 
-    def _pad(self, sequences: list[torch.Tensor], value: int) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence(
-            sequences, batch_first=True, padding_value=value, padding_side=self.padding_side
-        )
+    def _pad(self, sequences: list[np.ndarray], value: int) -> torch.Tensor:
+        longest = max(map(len, sequences))
+        padded = np.full((len(sequences), longest), value)
+        for place, sequence in zip(padded, sequences, strict=True):
+            if self.padding_side == "right":
+                place[: len(sequence)] = sequence
+            else:
+                place[longest - len(sequence) :] = sequence
+        return torch.from_numpy(padded)
 
 
-class JoinDocuments:
-    """Join the packs of a micro-batch into one sequence. Positions that begin again tell its documents apart."""
+class JoinRows:
+    """Put the rows of a micro-batch end to end in one sequence, without padding.
 
-    def __call__(self, rows: list[Row]) -> dict[str, torch.Tensor]:
-        """Tensors `input_ids`, `labels` and `position_ids`, all int64 [1, tokens of all documents].
+    Positions begin again with each document (a row, or each of the rows in a pack).
 
-        There is no attention mask: transformers reads where documents begin from `position_ids` only without one.
+    Args:
+        first_position: of a document; RoBERTa's lie behind its padding token's.
+    """
+
+    def __init__(self, first_position: int = 0) -> None:
+        self.first_position = first_position
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """What models know as a packed batch.
+
+        `input_ids` and `position_ids`, int64 [1, tokens of all rows]; `labels`, int64 [rows] of class ids or
+        [1, tokens] of labels for each token; `cu_seq_lens_q` and `cu_seq_lens_k`, int32 [documents + 1], where each
+        document begins and the last one ends; `max_length_q` and `max_length_k`, the longest document's tokens.
+
+        There is no attention mask: the models of transformers look for documents only without one.
         """
-        documents = [length for row in rows for length in row["seq_lengths"]]
+        lengths = np.concatenate([row["seq_lengths"] for row in rows])
+        ends = np.cumsum(lengths)
+        positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths) + self.first_position
+        boundaries = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
+        longest = int(lengths.max())
+        labels = [row["labels"] for row in rows]
         return {
-            "input_ids": torch.tensor([[token for row in rows for token in row["input_ids"]]]),
-            "labels": torch.tensor([[label for row in rows for label in row["labels"]]]),
-            "position_ids": torch.cat([torch.arange(length) for length in documents])[None],
+            "input_ids": _joined([row["input_ids"] for row in rows]),
+            "position_ids": torch.from_numpy(positions)[None],
+            "labels": _joined(labels) if np.ndim(labels[0]) else _class_ids(labels),
+            "cu_seq_lens_q": boundaries,
+            "cu_seq_lens_k": boundaries,
+            "max_length_q": longest,
+            "max_length_k": longest,
         }
+
+
+def _joined(sequences: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(sequences).astype(np.int64))[None]
+
+
+def _class_ids(labels: list[int]) -> torch.Tensor:
+    return torch.tensor(labels, dtype=torch.int64)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+import torch
+
+from indictune.data.batching import smallest_accumulation
 from indictune.errors import UserError
+
+_MAX_LISTED = 5
 
 
 def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world_size: int) -> int:
@@ -34,3 +42,43 @@ def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world
         f"--global_batch_size {global_batch_size} is no multiple of world size {world_size} x "
         f"--per_device_train_batch_size {per_device_batch_size} = {rows_at_once}. What fits: {'; or '.join(ways_out)}."
     )
+
+
+def accumulation_for_tokens(
+    lengths: torch.Tensor,
+    place: Callable[[int], str],
+    max_tokens: int,
+    global_batch_size: int,
+    world_size: int,
+    seed: int,
+    epochs: float,
+    padded: bool,
+) -> int:
+    """Micro-batches that each process runs for one optimizer step, so that none has more than `max_tokens` tokens.
+
+    Args:
+        lengths: tokens of each training row, int64 [rows].
+        place: tells where a training row stands, for the message.
+        max_tokens: `--max_tokens_per_device`.
+        global_batch_size: rows of one optimizer step over all processes.
+        world_size: number of processes.
+        seed: of the shuffle.
+        epochs: of the run.
+        padded: whether rows are padded to the longest of their micro-batch.
+
+    Raises:
+        UserError: rows that are longer by themselves.
+    """
+    if global_batch_size < 1:
+        raise UserError(f"--global_batch_size {global_batch_size}: expected at least 1 row.")
+    too_long = (lengths > max_tokens).nonzero().flatten().tolist()
+    if too_long:
+        longest = int(lengths.max())
+        places = ", ".join(map(place, too_long[:_MAX_LISTED]))
+        more = f" and {len(too_long) - _MAX_LISTED} more" if len(too_long) > _MAX_LISTED else ""
+        raise UserError(
+            f"--max_tokens_per_device {max_tokens}: {len(too_long)} training rows are longer by themselves, up to "
+            f"{longest} tokens: {places}{more}. Give --max_tokens_per_device {longest} or more, or a smaller "
+            "--max_length."
+        )
+    return smallest_accumulation(lengths, global_batch_size, world_size, max_tokens, seed, math.ceil(epochs), padded)

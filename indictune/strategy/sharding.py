@@ -82,15 +82,22 @@ def whole_norms(model: nn.Module) -> dict[str, float]:
     for name, each in model.named_parameters():
         if not each.requires_grad:
             continue
-        if "ds_shape" in vars(each):
-            import deepspeed  # slow
-
-            with deepspeed.zero.GatheredParameters([each]):
-                norms[name] = float(each.detach().double().norm())
-        else:
+        with gathered(each):
             whole = each.full_tensor() if isinstance(each, DTensor) else each
             norms[name] = float(whole.detach().double().norm())
     return norms
+
+
+@contextmanager
+def gathered(parameter: torch.Tensor) -> Iterator[None]:
+    """A block in which a parameter that ZeRO-3 has split is whole, to be read. All ranks must enter it."""
+    if "ds_shape" in vars(parameter):
+        import deepspeed  # slow
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield
+    else:
+        yield
 
 
 def told_by_rank_0(word: Any, args: TrainingArguments) -> Any:

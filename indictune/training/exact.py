@@ -17,10 +17,13 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import NO_ROW, EvaluationBatches, TrainingBatches
-from indictune.data.collation import IndexedRows, Row
+from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.loading import Model
+from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import sharding
+from indictune.strategy.communication import set_up_communication
+from indictune.training.device_loader import DeviceLoader
 from indictune.training.epochs import EpochShuffle
 from indictune.training.nonfinite import NonFinite
 
@@ -36,6 +39,7 @@ class ExactTrainer(Trainer):
         train_dataset: columns `input_ids`, `labels`, `length`; or None where nothing is trained.
         eval_dataset: likewise, with `language`; or None.
         tokenizer: saved with the model.
+        padded: whether the rows of a training micro-batch are padded to its longest; else they are joined.
         settings: of the Trainer below.
     """
 
@@ -43,7 +47,6 @@ class ExactTrainer(Trainer):
     train_dataset: Dataset | None
     eval_dataset: Dataset | None
     batches: TrainingBatches
-    pads = True  # the rows of a micro-batch to its longest
 
     def __init__(
         self,
@@ -52,9 +55,11 @@ class ExactTrainer(Trainer):
         train_dataset: Dataset | None,
         eval_dataset: Dataset | None,
         tokenizer: PreTrainedTokenizerBase,
+        padded: bool,
         **settings: Any,
     ) -> None:
         sharding.fit_to_model(model)
+        self.padded = padded
         super().__init__(
             model=model,
             args=args,
@@ -63,17 +68,19 @@ class ExactTrainer(Trainer):
             processing_class=tokenizer,
             **settings,
         )
+        set_up_communication(self.accelerator, args)
         self.nonfinite = NonFinite()
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self._evaluated: Dataset = eval_dataset
         if train_dataset is not None:
             self.batches = TrainingBatches(
-                num_rows=len(train_dataset),
+                lengths=lengths_of(train_dataset),
                 global_batch_size=args.global_batch_size,
                 accumulation_steps=args.gradient_accumulation_steps,
                 rank=args.process_index,
                 world_size=args.world_size,
                 seed=args.seed if args.data_seed is None else args.data_seed,
+                padded=padded,
             )
             self.add_callback(EpochShuffle(self.batches))
 
@@ -118,7 +125,7 @@ class ExactTrainer(Trainer):
             raise ValueError("There are no rows to evaluate on.")
         self._evaluated = dataset
         batches = EvaluationBatches(
-            dataset["length"][:], self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
+            lengths_of(dataset), self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
         )
         return self._loader(dataset, batches, self.collator(evaluating=True))
 
@@ -129,19 +136,23 @@ class ExactTrainer(Trainer):
         return loss
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save, with two things mended for which a callback on saving comes too late.
+        """Save, with three things mended for which a callback on saving comes too late.
 
         Where checkpoints are kept in shards, the Trainer writes nothing here, and then looks whether the folder of the
         best checkpoint is there, each rank for itself (5.23, `_save_checkpoint`). It may be there for one rank and not
         yet for another: seen is one rank loading the best model at the end while the other waited for it, for ever.
-        And peft leaves the configuration out of an adapter's folder.
+        peft leaves the configuration out of an adapter's folder. And a saved model has all rows of its embedding.
         """
         folder = output_dir or str(self.args.output_dir)
         if self.args.should_save:
             Path(folder).mkdir(parents=True, exist_ok=True)
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
-            save_adapter_extras(self.accelerator.unwrap_model(self.model), folder)
+            model = self.accelerator.unwrap_model(self.model)
+            save_adapter_extras(model, folder)
+            save_whole_vocabulary(model, folder)
+            if Path(folder) != Path(str(self.args.output_dir)):  # a checkpoint
+                save_row_ids(model, folder)
 
     def prediction_step(
         self,
@@ -186,8 +197,9 @@ class ExactTrainer(Trainer):
         batches: TrainingBatches | EvaluationBatches,
         collator: Callable[[list[Row]], dict[str, Any]],
     ) -> DataLoader[Row]:
-        return DataLoader(
+        return DeviceLoader(
             IndexedRows(dataset),
+            device=self.args.device,
             batch_sampler=batches,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,

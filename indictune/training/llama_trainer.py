@@ -13,12 +13,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl.trainer.sft_trainer import SFTTrainer
 
-from indictune.data.collation import JoinDocuments, PadToLongest, Row
+from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.evaluation.answers import RowResults, answer_metrics, flatten_answers
 from indictune.evaluation.tables import answers_table
 from indictune.llama_arguments import LlamaTrainingArguments
 from indictune.models.causal import load_trained_causal
 from indictune.models.loading import Model, runs_own_code
+from indictune.models.unpadded import read_unpadded, reads_unpadded
 from indictune.training.exact import Batch, ExactTrainer
 
 
@@ -31,6 +32,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         train_dataset: columns `input_ids`, `labels`, `length`; packed, `seq_lengths` too.
         eval_dataset: likewise, with `language` and never packed; or None.
         tokenizer: saved with the model.
+        padded: whether the rows of a training micro-batch are padded; packs never are.
     """
 
     args: LlamaTrainingArguments
@@ -42,17 +44,20 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         train_dataset: Dataset,
         eval_dataset: Dataset | None,
         tokenizer: PreTrainedTokenizerBase,
+        padded: bool = True,
     ) -> None:
         self._pad_token_id = tokenizer.pad_token_id
-        self.pads = "seq_lengths" not in train_dataset.column_names
-        super().__init__(
-            model, args, train_dataset, eval_dataset, tokenizer, data_collator=self.collator(evaluating=False)
-        )
+        padded = padded and "seq_lengths" not in train_dataset.column_names
+        self.padded = padded
+        collator = self.collator(evaluating=False)
+        super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, data_collator=collator)
+        if not padded and reads_unpadded(model.config, model.config._attn_implementation):
+            read_unpadded(model)
         _keep_trained_weights_in_fp32(model)
 
     def collator(self, evaluating: bool) -> Callable[[list[Row]], dict[str, Any]]:
-        if not (self.pads or evaluating):
-            return JoinDocuments()
+        if not (self.padded or evaluating):
+            return JoinRows()
         return PadToLongest(self._pad_token_id, "right", with_row_numbers=evaluating)
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:

@@ -40,9 +40,11 @@ class _FlagOnItsWay:
         flag = flag.to(torch.int32)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-        self._host = flag.to("cpu", non_blocking=True)
         self._arrived = torch.Event(flag.device) if flag.device.type != "cpu" else None
-        if self._arrived is not None:
+        if self._arrived is None:
+            self._host = flag
+        else:  # into pinned memory, because a copy to any other waits
+            self._host = torch.empty_like(flag, device="cpu", pin_memory=True).copy_(flag, non_blocking=True)
             self._arrived.record()
 
     def read(self) -> bool:

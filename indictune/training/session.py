@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.models.loading import check_max_length, stored_quantisation
 from indictune.strategy import batch, check, launch, standin
+from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import output
@@ -150,24 +152,62 @@ class Session:
             check_loggers(planned("report_to"))
         steps = None
         with self.checks():
-            world_size = launch.world_size_of(os.environ)
-            steps = batch.accumulation_steps(
-                planned("global_batch_size"), planned("per_device_train_batch_size"), world_size
-            )
-            given = self.recipe.values.get("gradient_accumulation_steps", steps)
-            if given != steps:
-                raise UserError(
-                    f"--gradient_accumulation_steps {given}: it follows from --global_batch_size and is {steps}; "
-                    "leave it out."
+            if planned("max_tokens_per_device") is None:
+                steps = batch.accumulation_steps(
+                    planned("global_batch_size"),
+                    planned("per_device_train_batch_size"),
+                    launch.world_size_of(os.environ),
                 )
-            self._decided["gradient_accumulation_steps"] = steps
+                self._decide_accumulation(steps)
         with self.checks():
             check.check_visible_gpus(self.launch, torch.cuda.device_count())
         with self.checks():
             check_deepspeed(self.launch.deepspeed or {}, planned, steps)
             check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
             self._choose_optimizer()
+            self._choose_tf32(planned)
+        with self.checks():
+            world_size = launch.world_size_of(os.environ)
+            check_communication(self.launch.deepspeed or {}, planned, world_size, steps)
         self.recipe.problems.raise_any()
+
+    def fit_batches(
+        self, arguments: type[IndicTrainingArguments], lengths: torch.Tensor, place: Callable[[int], str], padded: bool
+    ) -> None:
+        """Cut global batches as `--max_tokens_per_device` asks, if it does. `decide` comes first, `start` after it.
+
+        Args:
+            arguments: the training arguments.
+            lengths: tokens of each training row, int64 [rows].
+            place: tells where a training row stands.
+            padded: whether rows are padded to the longest of their micro-batch.
+
+        Raises:
+            UserError: a row is too long, or the DeepSpeed file has other sizes.
+        """
+        planned = partial(self.planned, arguments)
+        max_tokens = planned("max_tokens_per_device")
+        if max_tokens is None:
+            return
+        rows, world_size = planned("global_batch_size"), launch.world_size_of(os.environ)
+        seed = planned("seed") if planned("data_seed") is None else planned("data_seed")
+        epochs = planned("num_train_epochs")
+        if planned("max_steps") > 0:
+            epochs = planned("max_steps") / math.ceil(len(lengths) / rows)
+        steps = batch.accumulation_for_tokens(lengths, place, max_tokens, rows, world_size, seed, epochs, padded)
+        sizes = {"per_device_train_batch_size": math.ceil(rows / (world_size * steps))}
+        self._decided |= sizes
+        self._decide_accumulation(steps)
+        check_deepspeed(self.launch.deepspeed or {}, lambda name: sizes.get(name, planned(name)), steps)
+
+    def _decide_accumulation(self, steps: int) -> None:
+        given = self.recipe.values.get("gradient_accumulation_steps", steps)
+        if given != steps:
+            raise UserError(
+                f"--gradient_accumulation_steps {given}: it follows from --global_batch_size and is {steps}; "
+                "leave it out."
+            )
+        self._decided["gradient_accumulation_steps"] = steps
 
     def start(self, arguments: type[Training], has_validation: bool) -> Training:
         """Begin to train: the process group is up, and it is the one asked for. `decide` comes first.
@@ -219,6 +259,12 @@ class Session:
         optim = default_optimizer(self.launch, method, torch.cuda.is_available())
         if optim is not None and "optim" not in self.recipe.values:
             self._decided["optim"] = optim
+
+    def _choose_tf32(self, planned: Callable[[str], Any]) -> None:
+        """Where most is computed in half precision, what stays in fp32 need not be more exact than TF32."""
+        half = planned("bf16") or planned("fp16") or planned("bf16") is None
+        if half and torch.cuda.is_available() and "tf32" not in self.recipe.values:
+            self._decided["tf32"] = True
 
     def _bring_up(self, arguments: type[Training]) -> Training:
         """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from indictune.data.batching import NO_ROW, TrainingBatches
+from indictune.data.batching import TrainingBatches
 
 
 class Throughput(TrainerCallback):
@@ -16,14 +15,10 @@ class Throughput(TrainerCallback):
 
     Args:
         batches: deals the rows.
-        lengths: tokens of each training row.
-        pads: whether the rows of a micro-batch are padded to its longest.
     """
 
-    def __init__(self, batches: TrainingBatches, lengths: Sequence[int], pads: bool = True) -> None:
+    def __init__(self, batches: TrainingBatches) -> None:
         self.batches = batches
-        self.lengths = lengths
-        self.pads = pads
         self.rows = self.tokens = self.tokens_with_padding = 0
         self._since = (0.0, 0, 0)
 
@@ -32,11 +27,10 @@ class Throughput(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         epoch, step = divmod(state.global_step - 1, self.batches.steps_per_epoch)
-        for micro_batch in self.batches.micro_batches(epoch, step):
-            lengths = [self.lengths[row] for row in micro_batch if row != NO_ROW]
-            self.rows += len(lengths)
-            self.tokens += sum(lengths)
-            self.tokens_with_padding += len(lengths) * max(lengths, default=0) if self.pads else sum(lengths)
+        rows, tokens, tokens_with_padding = self.batches.counts(epoch, step)
+        self.rows += rows
+        self.tokens += tokens
+        self.tokens_with_padding += tokens_with_padding
 
     @property
     def padding_fraction(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from indictune.arguments import SentimentTrainingArguments
-from indictune.data.collation import PadToLongest
+from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trainer
 from indictune.evaluation.tables import per_label_table, per_language_table
 from indictune.models.classifier import class_names, load_trained
 from indictune.models.loading import Model, runs_own_code
+from indictune.models.unpadded import classify_unpadded, first_position
 from indictune.training.exact import Batch, ExactTrainer
 from indictune.training.loss import ExactLoss, row_losses
 
@@ -32,6 +33,7 @@ class IndicTrainer(ExactTrainer):
         eval_dataset: likewise, with `language`; or None.
         tokenizer: saved with the model.
         loss: of a micro-batch.
+        padded: whether the rows of a training micro-batch are padded, as `models.unpadded.pads` says.
     """
 
     args: SentimentTrainingArguments
@@ -44,12 +46,18 @@ class IndicTrainer(ExactTrainer):
         eval_dataset: Dataset | None,
         tokenizer: PreTrainedTokenizerBase,
         loss: ExactLoss,
+        padded: bool = True,
     ) -> None:
-        super().__init__(model, args, train_dataset, eval_dataset, tokenizer, compute_loss_func=loss)
+        super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, compute_loss_func=loss)
+        if not padded:
+            classify_unpadded(model)
+        self._first_position = first_position(model.config)
         self._class_names = class_names(model.config)
         self._padding = (tokenizer.pad_token_id, tokenizer.padding_side)
 
-    def collator(self, evaluating: bool) -> PadToLongest:
+    def collator(self, evaluating: bool) -> Callable[[list[Row]], dict[str, Any]]:
+        if not (self.padded or evaluating):
+            return JoinRows(self._first_position)
         return PadToLongest(*self._padding, with_row_numbers=evaluating)
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import nn
 
 from indictune.data.collation import PadToLongest
+from indictune.models.vocabulary import ActiveEmbedding, active_embedding
 from indictune.strategy import sharding
 from indictune.training.exact import ExactTrainer
 
@@ -42,13 +43,15 @@ class Facts:
 
     Attributes:
         shapes: of each parameter, whole.
-        norms: Euclidean length of each trained parameter, whole.
+        norms: Euclidean length of each trained parameter, whole; of an embedding, that of its trained rows.
+        active: name and module of an embedding of which only some rows are trained, or None.
         probe: a few tokens.
         logits: of the probe, float32.
     """
 
     shapes: dict[str, tuple[int, ...]]
     norms: dict[str, float]
+    active: tuple[str, ActiveEmbedding] | None
     probe: dict[str, torch.Tensor]
     logits: torch.Tensor
 
@@ -56,8 +59,9 @@ class Facts:
 def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     """Read the saved model on rank 0's CPU and compare it with the trained one. All ranks must call it.
 
-    Every parameter must be there in its whole shape, the trained ones with their length, no tensor may be empty, not
-    all LoRA matrices B may be zero (they begin so), and the logits of a few tokens must agree.
+    Every parameter must be there in its whole shape, the trained ones with their length, embedding rows that no text
+    uses as they began, no tensor may be empty, not all LoRA matrices B may be zero (they begin so), and the logits of
+    a few tokens must agree.
 
     Args:
         trainer: after the last save.
@@ -69,7 +73,12 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     probe = _probe(trainer)
     trained = _logits(trainer, probe)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    facts = Facts(sharding.whole_shapes(model), sharding.whole_norms(model), probe, trained)
+    active = active_embedding(model)
+    shapes = sharding.whole_shapes(model)
+    if active is not None:
+        name, embedding = active
+        shapes[name] = (len(embedding.position_of), embedding.embedding_dim)
+    facts = Facts(shapes, sharding.whole_norms(model), active, probe, trained)
     found: list[str] = []
     if trainer.is_world_process_zero():
         try:
@@ -159,13 +168,35 @@ def _problems_of_model(saved: nn.Module, facts: Facts, folder: Path, allowed: fl
         missing = sorted(set(get_peft_model_state_dict(saved)) - in_file)
         problems += [f"adapter_model.safetensors lacks {name}." for name in missing]
     if not problems:
-        found = {name: float(there[name].double().norm()) for name in facts.norms}
-        problems = [
+        trained = {name: there[name].detach() for name in facts.norms}
+        if facts.active is not None:
+            name, embedding = facts.active
+            problems += _problems_of_unused_rows(name, embedding, trained[name], allowed)
+            trained[name] = trained[name][embedding.row_ids]
+        found = {name: float(each.double().norm()) for name, each in trained.items()}
+        problems += [
             f"{name} has the length {found[name]:.6g} instead of {norm:.6g}."
             for name, norm in facts.norms.items()
             if abs(found[name] - norm) > allowed * norm
         ]
     return problems[:10]
+
+
+def _problems_of_unused_rows(name: str, embedding: ActiveEmbedding, saved: torch.Tensor, allowed: float) -> list[str]:
+    """Rows that no text uses, and that are not as they began, but for the rounding of a model saved in half precision.
+
+    Args:
+        name: of the weight.
+        embedding: of the trained model.
+        saved: [vocabulary, width], float32.
+        allowed: as from `_allowed`.
+    """
+    assert embedding.start is not None
+    unused = embedding.position_of.cpu() < 0
+    relative, absolute = (0.0, 0.0) if allowed == IN_FULL_PRECISION else (2**-8, 1e-7)
+    same = torch.isclose(saved[unused], embedding.start[unused].float(), rtol=relative, atol=absolute)
+    changed = int((~same).any(1).sum())
+    return [f"{name}: {changed} rows that no text uses have changed."] if changed else []
 
 
 def _problems_of_logits(saved: nn.Module, facts: Facts, allowed: float) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from transformers import EarlyStoppingCallback
@@ -13,21 +13,18 @@ from indictune.training.throughput import Throughput
 from indictune.training.train_log import TrainLog
 
 
-def watch(
-    trainer: ExactTrainer, place: Callable[[int], str], lengths: Sequence[int], output_dir: Path
-) -> Throughput:
+def watch(trainer: ExactTrainer, place: Callable[[int], str], output_dir: Path) -> Throughput:
     """Add the callbacks of a run to its trainer.
 
     Args:
         trainer: of the run.
         place: tells where a training row stands (`file:line`).
-        lengths: tokens of each training row.
         output_dir: gets `train_log.jsonl`.
 
     Returns:
         The throughput, which counts while the run goes on.
     """
-    throughput = Throughput(trainer.batches, lengths, trainer.pads)
+    throughput = Throughput(trainer.batches)
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(output_dir / "train_log.jsonl", throughput))
     trainer.add_callback(StopOnNonFiniteLoss(trainer.nonfinite, trainer.batches, place))

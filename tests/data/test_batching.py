@@ -2,131 +2,209 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
-import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indictune.data.batching import NO_ROW, EvaluationBatches, TrainingBatches, split_evenly
+from indictune.data.batching import (
+    NO_ROW,
+    EvaluationBatches,
+    TrainingBatches,
+    deal_by_length,
+    deal_by_tokens,
+    deal_epoch,
+    smallest_accumulation,
+)
 
 MicroBatches = list[list[int]]
 
 worlds = st.integers(1, 4)
+lengths_of_rows = st.lists(st.integers(1, 90), min_size=1, max_size=60)
+cut = (lengths_of_rows, st.integers(1, 20), st.integers(1, 3), worlds, st.booleans())
 
 
 def training(
-    rows: int, batch: int, accumulation: int, world: int, epoch: int = 0, seed: int = 7
+    lengths: list[int], batch: int, accumulation: int, world: int, padded: bool = False, epoch: int = 0, seed: int = 7
 ) -> list[MicroBatches]:
     """The micro-batches of each rank in one epoch."""
     ranks = []
     for rank in range(world):
-        batches = TrainingBatches(rows, batch, accumulation, rank, world, seed)
+        batches = TrainingBatches(lengths, batch, accumulation, rank, world, seed, padded)
         batches.set_epoch(epoch)
         ranks.append(list(batches))
         assert len(ranks[-1]) == len(batches)
     return ranks
 
 
+def of_step(ranks: list[MicroBatches], step: int, accumulation: int) -> MicroBatches:
+    return [micro_batch for rank in ranks for micro_batch in rank[step * accumulation : (step + 1) * accumulation]]
+
+
 def rows_of_step(ranks: list[MicroBatches], step: int, accumulation: int) -> set[int]:
-    mine = [rank[step * accumulation : (step + 1) * accumulation] for rank in ranks]
-    return {row for micro_batches in mine for micro_batch in micro_batches for row in micro_batch} - {NO_ROW}
+    return {row for micro_batch in of_step(ranks, step, accumulation) for row in micro_batch} - {NO_ROW}
 
 
-@pytest.mark.parametrize(
-    ("rows", "parts", "expected"),
-    [
-        ([5, 6, 7], 1, [[5, 6, 7]]),
-        ([5, 6, 7], 2, [[5, 6], [7]]),
-        ([5, 6, 7, 8], 2, [[5, 6], [7, 8]]),
-        ([5, 6, 7, 8, 9], 3, [[5, 6], [7, 8], [9]]),
-        ([5], 3, [[5], [NO_ROW], [NO_ROW]]),
-    ],
-)
-def test_rows_are_cut_evenly(rows: list[int], parts: int, expected: MicroBatches) -> None:
-    assert split_evenly(rows, parts) == expected
+def groups(part_of: torch.Tensor, lengths: list[int]) -> list[list[int]]:
+    """The lengths that each part got, of one batch."""
+    return [
+        [length for length, mine in zip(lengths, part_of.tolist(), strict=True) if mine == part] for part in range(4)
+    ]
+
+
+class TestDealing:
+    def test_by_tokens_the_longest_goes_first_and_each_to_the_lightest_part(self) -> None:
+        lengths = [[9, 7, 6, 5, 4], [8, 1, 1, 1, 1]]
+        part_of = deal_by_tokens(torch.tensor(lengths), parts=2)
+        assert groups(part_of[0], lengths[0])[:2] == [[9, 5], [7, 6, 4]]
+        assert groups(part_of[1], lengths[1])[:2] == [[8], [1, 1, 1, 1]]
+
+    def test_by_length_each_part_is_a_run_and_the_largest_is_as_small_as_can_be(self) -> None:
+        lengths = [9, 8, 3, 3, 3, 3, 2, 2]
+        part_of = deal_by_length(torch.tensor([lengths]), parts=3)[0]
+        assert groups(part_of, lengths)[:3] == [[9], [8, 3], [3, 3, 3, 2, 2]]
+        part_of = deal_by_length(torch.tensor([lengths]), parts=4)[0]
+        assert groups(part_of, lengths) == [[9], [8], [3, 3, 3], [3, 2, 2]]
+
+    @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 4))
+    def test_by_length_no_other_cut_into_runs_needs_fewer_tokens(self, lengths: list[int], parts: int) -> None:
+        lengths.sort(reverse=True)
+        part_of = deal_by_length(torch.tensor([lengths]), parts)[0].tolist()
+        assert part_of == sorted(part_of)
+        places = itertools.combinations_with_replacement(range(len(lengths) + 1), parts - 1)
+        best = min(self.cost_of_runs(lengths, [0, *cuts, len(lengths)]) for cuts in places)
+        ends = [part_of.index(part) if part in part_of else None for part in range(parts)]
+        assert self.cost_of_runs(lengths, [*(end for end in ends if end is not None), len(lengths)]) == best
+
+    @staticmethod
+    def cost_of_runs(lengths: list[int], cuts: list[int]) -> int:
+        return max((end - start) * lengths[start] for start, end in itertools.pairwise(cuts) if end > start)
+
+    @given(st.lists(st.integers(1, 90), min_size=1, max_size=60), st.integers(1, 8))
+    def test_by_tokens_no_part_has_more_than_its_share_and_one_row(self, lengths: list[int], parts: int) -> None:
+        lengths.sort(reverse=True)
+        tokens = torch.zeros(parts, dtype=torch.int64)
+        tokens.scatter_add_(0, deal_by_tokens(torch.tensor([lengths]), parts)[0], torch.tensor(lengths))
+        assert tokens.sum() == sum(lengths)
+        assert tokens.max() <= sum(lengths) / parts + (1 - 1 / parts) * lengths[0] + 1e-9
+
+    @given(lengths_of_rows, st.integers(1, 20), st.integers(90, 300), worlds, st.booleans())
+    def test_the_fewest_accumulation_steps_hold_for_the_whole_run(
+        self, lengths: list[int], batch: int, most: int, world: int, padded: bool
+    ) -> None:
+        def largest(steps: int) -> int:
+            return max(
+                int(deal_epoch(torch.tensor(lengths), batch, steps * world, 7, epoch, padded).costs.max())
+                for epoch in range(3)
+            )
+
+        steps = smallest_accumulation(torch.tensor(lengths), batch, world, most, 7, 3, padded)
+        assert largest(steps) <= most
+        assert steps == 1 or largest(steps - 1) > most
 
 
 class TestTrainingBatches:
-    @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 3), worlds)
-    def test_each_row_comes_exactly_once_an_epoch(self, rows: int, batch: int, accumulation: int, world: int) -> None:
-        ranks = training(rows, batch, accumulation, world)
+    @given(*cut)
+    def test_each_row_comes_exactly_once_an_epoch(
+        self, lengths: list[int], batch: int, accumulation: int, world: int, padded: bool
+    ) -> None:
+        ranks = training(lengths, batch, accumulation, world, padded)
         counts = Counter(row for rank in ranks for micro_batch in rank for row in micro_batch)
         del counts[NO_ROW]
-        assert counts == dict.fromkeys(range(rows), 1)
+        assert counts == dict.fromkeys(range(len(lengths)), 1)
 
-    @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 3), worlds)
+    @given(*cut)
     def test_every_rank_takes_part_in_every_micro_batch(
-        self, rows: int, batch: int, accumulation: int, world: int
+        self, lengths: list[int], batch: int, accumulation: int, world: int, padded: bool
     ) -> None:
-        ranks = training(rows, batch, accumulation, world)
-        steps = -(-rows // batch)
+        ranks = training(lengths, batch, accumulation, world, padded)
+        steps = -(-len(lengths) // batch)
         assert [len(rank) for rank in ranks] == [steps * accumulation] * world
         assert all(micro_batch for rank in ranks for micro_batch in rank)
 
-    @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 3), worlds, st.integers(0, 3))
-    def test_a_global_batch_holds_the_same_rows_at_any_split(
-        self, rows: int, batch: int, accumulation: int, world: int, epoch: int
+    @given(*cut, st.integers(0, 3))
+    def test_a_global_batch_holds_the_rows_of_the_plain_recipe_at_any_split(
+        self, lengths: list[int], batch: int, accumulation: int, world: int, padded: bool, epoch: int
     ) -> None:
-        whole = training(rows, batch, 1, 1, epoch)
-        ranks = training(rows, batch, accumulation, world, epoch)
-        for step in range(-(-rows // batch)):
-            assert rows_of_step(ranks, step, accumulation) == rows_of_step(whole, step, 1)
+        shuffle = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(7 + epoch)).tolist()
+        ranks = training(lengths, batch, accumulation, world, padded, epoch)
+        for step in range(-(-len(lengths) // batch)):
+            assert rows_of_step(ranks, step, accumulation) == set(shuffle[step * batch : (step + 1) * batch])
 
-    @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 3), worlds)
-    def test_a_micro_batch_without_a_row_stands_only_where_rows_run_out(
-        self, rows: int, batch: int, accumulation: int, world: int
+    @given(*cut)
+    def test_a_micro_batch_without_a_row_holds_nothing_else(
+        self, lengths: list[int], batch: int, accumulation: int, world: int, padded: bool
     ) -> None:
-        ranks = training(rows, batch, accumulation, world)
-        for step in range(-(-rows // batch)):
-            here = [mb for rank in ranks for mb in rank[step * accumulation : (step + 1) * accumulation]]
-            rows_here = min(batch, rows - step * batch)
-            assert here.count([NO_ROW]) == max(0, len(here) - rows_here)
+        ranks = training(lengths, batch, accumulation, world, padded)
+        for step in range(-(-len(lengths) // batch)):
+            here = of_step(ranks, step, accumulation)
             assert all(NO_ROW not in micro_batch or micro_batch == [NO_ROW] for micro_batch in here)
-            sizes = [len(micro_batch) for micro_batch in here if micro_batch != [NO_ROW]]
-            assert max(sizes) - min(sizes) <= 1
+            rows_here = min(batch, len(lengths) - step * batch)
+            if not padded:
+                assert here.count([NO_ROW]) == max(0, len(here) - rows_here)
 
-    @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 3), worlds, st.integers(0, 2))
-    def test_the_micro_batches_of_a_step_are_those_that_the_ranks_get(
-        self, rows: int, batch: int, accumulation: int, world: int, epoch: int
+    @given(*cut)
+    def test_the_longest_row_of_a_micro_batch_comes_first(
+        self, lengths: list[int], batch: int, accumulation: int, world: int, padded: bool
     ) -> None:
-        ranks = training(rows, batch, accumulation, world, epoch)
-        anyone = TrainingBatches(rows, batch, accumulation, 0, world, 7)
+        for rank in training(lengths, batch, accumulation, world, padded):
+            for micro_batch in rank:
+                here = [lengths[row] for row in micro_batch if row != NO_ROW]
+                assert here == sorted(here, reverse=True)
+
+    @given(*cut, st.integers(0, 2))
+    def test_the_micro_batches_of_a_step_are_those_that_the_ranks_get(
+        self, lengths: list[int], batch: int, accumulation: int, world: int, padded: bool, epoch: int
+    ) -> None:
+        ranks = training(lengths, batch, accumulation, world, padded, epoch)
+        anyone = TrainingBatches(lengths, batch, accumulation, 0, world, 7, padded)
         for step in range(anyone.steps_per_epoch):
-            dealt = [mb for rank in ranks for mb in rank[step * accumulation : (step + 1) * accumulation]]
-            assert sorted(anyone.micro_batches(epoch, step)) == sorted(dealt)
+            assert sorted(anyone.micro_batches(epoch, step)) == sorted(of_step(ranks, step, accumulation))
+
+    @given(*cut, st.integers(0, 2))
+    def test_a_step_is_counted_with_its_padding(
+        self, lengths: list[int], batch: int, accumulation: int, world: int, padded: bool, epoch: int
+    ) -> None:
+        batches = TrainingBatches(lengths, batch, accumulation, 0, world, 7, padded)
+        for step in range(batches.steps_per_epoch):
+            real = [[lengths[row] for row in mb if row != NO_ROW] for mb in batches.micro_batches(epoch, step)]
+            tokens = sum(map(sum, real))
+            with_padding = sum(len(rows) * max(rows, default=0) for rows in real) if padded else tokens
+            assert batches.counts(epoch, step) == (sum(map(len, real)), tokens, with_padding)
 
     def test_a_ragged_last_batch_of_two_ranks_with_accumulation_two(self) -> None:
         # 9 rows in global batches of 8: the last one has one row for four micro-batches.
-        first, second = training(rows=9, batch=8, accumulation=2, world=2)
+        first, second = training([1] * 9, batch=8, accumulation=2, world=2)
         assert [len(micro_batch) for micro_batch in first + second] == [2, 2, 1, 1] * 2
         assert [first[3], *second[2:]] == [[NO_ROW]] * 3
         assert first[2] != [NO_ROW]
 
     def test_each_epoch_has_its_own_order_and_gives_it_again(self) -> None:
-        (epoch_0,), (epoch_1,), (again,) = (training(50, 10, 1, 1, epoch) for epoch in (0, 1, 0))
+        (epoch_0,), (epoch_1,), (again,) = (training([1] * 50, 10, 1, 1, epoch=epoch) for epoch in (0, 1, 0))
         assert epoch_0 != epoch_1
         assert epoch_0 == again
         assert sorted(row for micro_batch in epoch_1 for row in micro_batch) == list(range(50))
 
     def test_the_order_is_a_shuffle_of_the_seed(self) -> None:
-        (seed_7,), (seed_8,) = training(50, 50, 1, 1, seed=7), training(50, 50, 1, 1, seed=8)
+        (seed_7,), (seed_8,) = training([1] * 50, 50, 1, 1, seed=7), training([1] * 50, 50, 1, 1, seed=8)
         assert seed_7 != seed_8
         assert seed_7 != [list(range(50))]
 
     def test_set_epoch_counts_from_the_next_pass(self) -> None:
-        batches = TrainingBatches(50, 10, 1, 0, 1, seed=7)
+        batches = TrainingBatches([1] * 50, 10, 1, 0, 1, seed=7)
         first = list(batches)
         assert list(batches) == first
         batches.set_epoch(1)
-        assert [list(batches)] == training(50, 10, 1, 1, epoch=1)
+        assert [list(batches)] == training([1] * 50, 10, 1, 1, epoch=1)
 
     def test_a_look_at_another_epoch_does_not_disturb_the_present_one(self) -> None:
-        batches = TrainingBatches(50, 10, 1, 0, 1, seed=7)
+        batches = TrainingBatches([1] * 50, 10, 1, 0, 1, seed=7)
         passing = iter(batches)
         begun = next(passing)
         batches.micro_batches(epoch=3, step=0)
-        assert [[begun, *passing]] == training(50, 10, 1, 1)
+        assert [[begun, *passing]] == training([1] * 50, 10, 1, 1)
 
 
 class TestEvaluationBatches:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 
 from indictune.data.batching import NO_ROW
-from indictune.data.collation import IGNORED_LABEL, IndexedRows, JoinDocuments, PadToLongest, Row
+from indictune.data.collation import IGNORED_LABEL, IndexedRows, JoinRows, PadToLongest, Row, lengths_of
 
 ROWS: list[Row] = [
-    {"input_ids": [2, 7, 8, 3], "labels": 1, "row": 5},
-    {"input_ids": [2, 3], "labels": 0, "row": 0},
+    {"input_ids": np.array([2, 7, 8, 3]), "labels": 1, "seq_lengths": np.array([4]), "row": 5},
+    {"input_ids": np.array([2, 3]), "labels": 0, "seq_lengths": np.array([2]), "row": 0},
 ]
+
+
+def joined(rows: list[Row], first_position: int = 0) -> dict[str, Any]:
+    batch = JoinRows(first_position)(rows)
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == (torch.int32 if name.startswith("cu_seq_lens") else torch.int64)
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 @pytest.fixture
@@ -20,6 +31,10 @@ def dataset() -> Dataset:
     return Dataset.from_dict(
         {"input_ids": [[2, 7, 3], [2, 8, 9, 3]], "labels": [1, 0], "length": [3, 4], "language": ["hi", "te"]}
     )
+
+
+def plain(row: Row) -> dict[str, object]:
+    return {name: value.tolist() if isinstance(value, np.ndarray) else int(value) for name, value in row.items()}
 
 
 def as_lists(batch: dict[str, torch.Tensor]) -> dict[str, object]:
@@ -57,12 +72,12 @@ def test_row_numbers_are_there_when_asked_for() -> None:
 def test_rows_know_their_number_and_hold_only_what_the_model_reads(dataset: Dataset) -> None:
     rows = IndexedRows(dataset)
     assert len(rows) == 2
-    assert rows[1] == {"input_ids": [2, 8, 9, 3], "labels": 0, "row": 1}
+    assert plain(rows[1]) == {"input_ids": [2, 8, 9, 3], "labels": 0, "seq_lengths": [4], "row": 1}
 
 
 def test_a_row_that_stands_for_nothing_is_two_tokens_that_nobody_counts(dataset: Dataset) -> None:
     row = IndexedRows(dataset)[NO_ROW]
-    assert row == {"input_ids": [2, 7], "labels": -100, "seq_lengths": [2], "row": -1}
+    assert plain(row) == {"input_ids": [2, 7], "labels": -100, "seq_lengths": [2], "row": -1}
     assert torch.nn.CrossEntropyLoss().ignore_index == IGNORED_LABEL
 
 
@@ -102,18 +117,19 @@ def test_labels_of_tokens_are_padded_with_ones_that_nobody_counts(answers: Datas
 
 def test_a_row_for_nothing_has_labels_for_its_tokens_where_the_others_have(answers: Dataset) -> None:
     rows = IndexedRows(answers)
-    assert rows[NO_ROW] == {"input_ids": [2, 7], "labels": [-100, -100], "seq_lengths": [2], "row": -1}
+    assert plain(rows[NO_ROW]) == {"input_ids": [2, 7], "labels": [-100, -100], "seq_lengths": [2], "row": -1}
     assert as_lists(PadToLongest(0, "right")([rows[NO_ROW]])) == {
         "input_ids": [[2, 7]], "attention_mask": [[1, 1]], "labels": [[-100, -100]],
     }  # fmt: skip
-    assert as_lists(JoinDocuments()([rows[NO_ROW]])) == {
+    assert joined([rows[NO_ROW]]) == {
         "input_ids": [[2, 7]], "labels": [[-100, -100]], "position_ids": [[0, 1]],
+        "cu_seq_lens_q": [0, 2], "cu_seq_lens_k": [0, 2], "max_length_q": 2, "max_length_k": 2,
     }  # fmt: skip
 
 
 def test_a_row_for_nothing_beside_a_first_row_of_one_token() -> None:
     rows = IndexedRows(Dataset.from_dict({"input_ids": [[4], [5, 6]], "labels": [[-100], [-100, 6]]}))
-    assert rows[NO_ROW] == {"input_ids": [4], "labels": [-100], "seq_lengths": [1], "row": -1}
+    assert plain(rows[NO_ROW]) == {"input_ids": [4], "labels": [-100], "seq_lengths": [1], "row": -1}
 
 
 def test_packs_become_one_sequence_whose_positions_begin_again_at_each_document() -> None:
@@ -127,11 +143,44 @@ def test_packs_become_one_sequence_whose_positions_begin_again_at_each_document(
         }
     )
     rows = IndexedRows(packed)
-    assert rows[0] == {
+    assert plain(rows[0]) == {
         "input_ids": [2, 7, 3, 5, 6], "labels": [-100, 7, 3, -100, 6], "seq_lengths": [3, 2], "row": 0,
     }  # fmt: skip
-    assert as_lists(JoinDocuments()([rows[0], rows[1]])) == {
+    assert joined([rows[0], rows[1]]) == {
         "input_ids": [[2, 7, 3, 5, 6, 8, 9]],
         "labels": [[-100, 7, 3, -100, 6, -100, 9]],
         "position_ids": [[0, 1, 2, 0, 1, 0, 1]],
+        "cu_seq_lens_q": [0, 3, 5, 7],
+        "cu_seq_lens_k": [0, 3, 5, 7],
+        "max_length_q": 3,
+        "max_length_k": 3,
     }
+
+
+def test_rows_of_a_classifier_become_one_sequence_with_a_label_for_each_row() -> None:
+    expected = {
+        "input_ids": [[2, 7, 8, 3, 2, 3]],
+        "labels": [1, 0],
+        "position_ids": [[2, 3, 4, 5, 2, 3]],
+        "cu_seq_lens_q": [0, 4, 6],
+        "cu_seq_lens_k": [0, 4, 6],
+        "max_length_q": 4,
+        "max_length_k": 4,
+    }
+    assert joined(ROWS, first_position=2) == expected
+    assert joined(ROWS)["position_ids"] == [[0, 1, 2, 3, 0, 1]]
+
+
+def test_numbers_of_any_width_become_int64() -> None:
+    narrow = {"input_ids": np.array([2, 3], dtype=np.int32), "labels": np.int32(1), "seq_lengths": np.array([2])}
+    assert joined([{**narrow, "row": 0}])["labels"] == [1]
+    assert as_lists(PadToLongest(0, "right")([{**narrow, "row": 0}]))["labels"] == [1]
+
+
+def test_rows_are_read_where_they_lie_in_tables_of_several_pieces_too() -> None:
+    pieces = [Dataset.from_dict({"input_ids": ids, "labels": [0] * len(ids)}) for ids in ([[1], [2, 3]], [[4, 5, 6]])]
+    rows = IndexedRows(concatenate_datasets([*pieces, pieces[0]]))
+    assert [plain(rows[index])["input_ids"] for index in range(5)] == [[1], [2, 3], [4, 5, 6], [1], [2, 3]]
+    backwards = IndexedRows(pieces[0].select([1, 0]))
+    assert [plain(backwards[index])["input_ids"] for index in range(2)] == [[2, 3], [1]]
+    assert lengths_of(Dataset.from_dict({"length": [3, 1, 2]})).tolist() == [3, 1, 2]

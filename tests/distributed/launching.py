@@ -16,9 +16,13 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from indictune.models.vocabulary import ROW_IDS
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/train_sentiment.py"
 BIN = Path(sys.executable).parent
+
+EMBEDDING = "bert.embeddings.word_embeddings.weight"
 
 Weights = dict[str, torch.Tensor]
 
@@ -91,14 +95,24 @@ class Run:
         return load_file(self.folder / "model.safetensors")
 
     def weights_at(self, step: int) -> Weights:
-        """Of a checkpoint, whole or in shards."""
+        """Of a checkpoint, whole or in shards; these have only the trained rows of an embedding."""
         checkpoint = self.folder / f"checkpoint-{step}"
         if (checkpoint / "model.safetensors").exists():
             return load_file(checkpoint / "model.safetensors")
         whole = checkpoint / "whole.pt"
         dcp_to_torch_save(checkpoint / "pytorch_model_fsdp_0", whole)
         model: Weights = torch.load(whole, weights_only=True)["model"]
-        return {_published(name): tensor for name, tensor in model.items()}
+        model = {_published(name): tensor for name, tensor in model.items()}
+        if (checkpoint / ROW_IDS).exists():
+            whole_embedding = self.weights[EMBEDDING].clone()
+            whole_embedding[self.row_ids_at(step)] = model[EMBEDDING]
+            model[EMBEDDING] = whole_embedding
+        return model
+
+    def row_ids_at(self, step: int) -> torch.Tensor:
+        """The embedding rows that a checkpoint trains."""
+        path = self.folder / f"checkpoint-{step}" / ROW_IDS
+        return torch.tensor(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _published(name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.launching import Run, deepspeed, torchrun, train
-from tests.distributed.test_parity import ONE_MICRO_BATCH, differences
+from tests.distributed.test_parity import PLAIN, differences
 
 Start = Callable[..., Run]
 
@@ -23,4 +23,4 @@ def test_every_launcher_gives_the_run(
     flags = [] if strategy == "ddp" else ["--deepspeed", f"ds_configs/{strategy}.json"]
     run = train(launcher(2), tmp_path, "--config", str(job), *flags)
     assert (run.metrics["strategy"], run.metrics["world_size"]) == (strategy, 2)
-    assert differences(run_under("single", 1, *ONE_MICRO_BATCH), run) == []
+    assert differences(run_under("single", 1, *PLAIN), run) == []

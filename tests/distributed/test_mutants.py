@@ -9,7 +9,7 @@ import pytest
 
 from tests.distributed import mutants
 from tests.distributed.launching import Run, torchrun, train
-from tests.distributed.test_parity import ONE_MICRO_BATCH, differences
+from tests.distributed.test_parity import PLAIN, differences
 
 Start = Callable[..., Run]
 
@@ -19,7 +19,7 @@ MUTANTS = sorted(mutants.MUTANTS)
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_comparison_sees_a_broken_trainer(run_under: Start, job: Path, tmp_path: Path, mutant: str) -> None:
-    one = run_under("single", 1, *ONE_MICRO_BATCH)
+    one = run_under("single", 1, *PLAIN)
     run = train(torchrun(2), tmp_path, "--config", str(job), script=mutants.__file__, MUTANT=mutant)
     found = differences(one, run)
     if mutant == "scaled_gradients":  # the loss of the first two steps is that of the initial weights

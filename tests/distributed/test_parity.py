@@ -6,6 +6,7 @@ weights by how far they moved apart as a share of how far they moved at all.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tests.distributed.launching import Run, accelerate, distance, python, start
 
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 ONE_MICRO_BATCH = ("--per_device_train_batch_size", "24")  # the whole global batch at once: nothing is split
+# What the Trainer would do by itself: padded, and the whole embedding is trained.
+PLAIN = (*ONE_MICRO_BATCH, "--padding_free", "off", "--active_vocabulary", "off")
 SGD = ("--optim", "sgd", "--learning_rate", "0.05")
 
 RELATIVE = 1e-4
@@ -45,7 +48,7 @@ def differences(one: Run, other: Run) -> list[str]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: str) -> None:
-    one, two = run_under("single", 1, *ONE_MICRO_BATCH), run_under(strategy, 2)
+    one, two = run_under("single", 1, *PLAIN), run_under(strategy, 2)
     assert len(one.log) == 12
     assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy, 2)
     assert differences(one, two) == []
@@ -58,27 +61,39 @@ def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: st
 )
 def test_plain_sgd_too(run_under: Start, strategy: str) -> None:
     """AdamW hides a gradient that is too large by a factor; SGD does not. (DeepSpeed offloads only its own Adam.)"""
-    one, two = run_under("single", 1, *ONE_MICRO_BATCH, *SGD), run_under(strategy, 2, *SGD)
+    one, two = run_under("single", 1, *PLAIN, *SGD), run_under(strategy, 2, *SGD)
     assert differences(one, two) == []
 
 
 @pytest.mark.parametrize("rows", [pytest.param("12", marks=pytest.mark.slow), "4", "1"])
 def test_accumulation_does_not_change_the_run(run_under: Start, rows: str) -> None:
     """24 = 1 x 24 = 1 x 12 x 2 = ...; the last global batch of an epoch has 5 rows, fewer than its micro-batches."""
-    one = run_under("single", 1, *ONE_MICRO_BATCH)
+    one = run_under("single", 1, *PLAIN)
     assert differences(one, run_under("single", 1, "--per_device_train_batch_size", rows)) == []
 
 
 def test_no_accumulation_on_two_ranks(run_under: Start) -> None:
     two = run_under("ddp", 2, "--per_device_train_batch_size", "12")
-    assert differences(run_under("single", 1, *ONE_MICRO_BATCH), two) == []
+    assert differences(run_under("single", 1, *PLAIN), two) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "padding_free"), [("zero2", "on"), pytest.param("ddp", "off", marks=pytest.mark.slow)]
+)
+def test_a_limit_of_tokens_does_not_change_the_run(run_under: Start, strategy: str, padding_free: str) -> None:
+    """The limit is a little more than the longest row; a global batch of 24 rows has a few hundred tokens."""
+    two = run_under(strategy, 2, "--max_tokens_per_device", "60", "--padding_free", padding_free)
+    told = re.search(r"(\d+) accumulation step", (two.folder / "logs/rank-0.log").read_text(encoding="utf-8"))
+    assert told is not None
+    assert int(told[1]) > 5
+    assert differences(run_under("single", 1, *PLAIN), two) == []
 
 
 def test_weighted_smoothed_loss_is_exact_too(run_under: Start) -> None:
     flags = ("--class_weights", "balanced", "--label_smoothing_factor", "0.1")
-    one, two = run_under("single", 1, *ONE_MICRO_BATCH, *flags), run_under("ddp", 2, *flags)
+    one, two = run_under("single", 1, *PLAIN, *flags), run_under("ddp", 2, *flags)
     assert differences(one, two) == []
-    assert differences(one, run_under("single", 1, *ONE_MICRO_BATCH)) != []
+    assert differences(one, run_under("single", 1, *PLAIN)) != []
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("single_gpu", marks=pytest.mark.slow), "fsdp2_offload"])
@@ -86,7 +101,7 @@ def test_the_other_shipped_files_run_too(run_under: Start, job: Path, tmp_path: 
     ranks = 1 if strategy == "single_gpu" else 2
     run = train(accelerate(strategy, ranks), tmp_path, "--config", str(job))
     assert run.metrics["strategy"] == {"single_gpu": "single"}.get(strategy, strategy)
-    assert differences(run_under("single", 1, *ONE_MICRO_BATCH), run) == []
+    assert differences(run_under("single", 1, *PLAIN), run) == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +117,7 @@ def test_adapters_train_alike_and_are_saved_whole(
 ) -> None:
     """The saved adapter, read anew by one process, has the loss of the run: no rank's slice, no empty tensor."""
     flags = ("--method", method)
-    one, two = run_under("single", 1, *ONE_MICRO_BATCH, *flags), run_under(strategy, 2, *flags)
+    one, two = run_under("single", 1, *PLAIN, *flags), run_under(strategy, 2, *flags)
     assert two.series("loss") == pytest.approx(one.series("loss"), rel=bound)
     assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=bound)
     files = ["--test_file", str(job.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]

@@ -14,6 +14,7 @@ from transformers import (
     ModernBertConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
+    RobertaConfig,
     XLMRobertaConfig,
 )
 
@@ -24,6 +25,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "bert": lambda: BertConfig(**SMALL, intermediate_size=64, max_position_embeddings=64),
     "albert": lambda: AlbertConfig(**SMALL, embedding_size=16, intermediate_size=64, max_position_embeddings=64),
     "xlm-roberta": lambda: XLMRobertaConfig(
+        **SMALL, intermediate_size=64, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1
+    ),
+    "roberta": lambda: RobertaConfig(
         **SMALL, intermediate_size=64, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1
     ),
     "modernbert": lambda: ModernBertConfig(

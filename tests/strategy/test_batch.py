@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indictune.errors import UserError
-from indictune.strategy.batch import accumulation_steps
+from indictune.strategy.batch import accumulation_for_tokens, accumulation_steps
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,42 @@ def test_every_split_is_exact_or_refused_with_sizes_that_are_accepted(
             assert accumulation_steps(global_batch, size, world) * size * world == global_batch
     else:
         assert steps * per_device * world == global_batch
+
+
+class TestALimitOfTokens:
+    @staticmethod
+    def steps(lengths: list[int], max_tokens: int, epochs: float = 1, padded: bool = False, batch: int = 4) -> int:
+        rows = torch.tensor(lengths)
+        return accumulation_for_tokens(rows, lambda row: f"t.csv:{row + 2}", max_tokens, batch, 2, 0, epochs, padded)
+
+    def test_the_fewest_steps_that_keep_to_it(self) -> None:
+        assert self.steps([10] * 4, 20) == 1
+        assert self.steps([10] * 4, 19) == 2
+        assert self.steps([10] * 4, 10) == 2
+
+    def test_padding_counts(self) -> None:
+        assert self.steps([20, 10, 10, 10], 30, padded=False) == 1
+        assert self.steps([20, 18, 9, 5], 30, padded=False) == 1
+        assert self.steps([20, 18, 9, 5], 30, padded=True) == 2
+
+    def test_every_epoch_is_looked_at(self) -> None:
+        # Which two rows of the eight come together depends on the epoch.
+        lengths = [10, 10, 10, 10, 1, 1, 1, 1]
+        by_epoch = [self.steps(lengths, 10, epochs, batch=2) for epochs in (1, 50)]
+        assert by_epoch == [1, 1]
+        by_epoch = [self.steps([9, 9, 9, 9, 1, 1, 1, 1], 10, epochs) for epochs in (0.5, 50)]
+        assert by_epoch == [1, 2]
+
+    def test_rows_that_are_longer_by_themselves_are_named(self) -> None:
+        with pytest.raises(UserError) as raised:
+            self.steps([9, 31, 4, 40], 30)
+        assert raised.value.message == (
+            "--max_tokens_per_device 30: 2 training rows are longer by themselves, up to 40 tokens: t.csv:3, t.csv:5. "
+            "Give --max_tokens_per_device 40 or more, or a smaller --max_length."
+        )
+        with pytest.raises(UserError, match=r"7 training rows .*: t.csv:2, .*, t.csv:6 and 2 more\. Give"):
+            self.steps([50] * 7, 30)
+
+    def test_a_global_batch_without_rows_is_refused(self) -> None:
+        with pytest.raises(UserError, match="--global_batch_size 0: expected at least 1 row"):
+            self.steps([1], 30, batch=0)

@@ -13,8 +13,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from indictune.data.collation import JoinDocuments, PadToLongest
+from indictune.data.collation import IndexedRows, JoinRows, PadToLongest
 from indictune.data.packing import pack
+from indictune.models.unpadded import ATTENTION
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer, trained_weights
 
@@ -61,7 +62,7 @@ class TestPacks:
         model: Any = AutoModelForCausalLM.from_pretrained(base, attn_implementation=attention)
         packs = pack(ROWS, 16)
         assert packs["seq_lengths"][:] == [[12, 3], [9, 7], [5]]
-        inputs = JoinDocuments()(list(packs))
+        inputs = JoinRows()([IndexedRows(packs)[index] for index in range(len(packs))])
         del inputs["labels"]
         with torch.no_grad():
             alone = torch.cat(
@@ -94,9 +95,22 @@ class TestPacks:
         assert max(float(each.abs().max()) for each in moved.values()) > 1e-3
         assert_same(moved, packed_moved)
 
+    @pytest.mark.parametrize("attention", [None, "eager"])
+    def test_a_step_on_joined_rows_is_the_step_on_padded_ones(
+        self, base: str, tmp_path: Path, attention: str | None
+    ) -> None:
+        rows = {"train": pack(ROWS, 16), "padded": False} if attention else {"train": ROWS, "padded": False}
+        trainer = tiny_trainer(base, tmp_path, **rows, attn_implementation=attention)
+        model: Any = trainer.model
+        assert model.config._attn_implementation == (attention or ATTENTION)
+        loss, moved = one_step(tiny_trainer(base, tmp_path, ROWS))
+        joined_loss, joined_moved = one_step(trainer)
+        assert joined_loss == pytest.approx(loss, abs=1e-5)
+        assert_same(moved, joined_moved)
+
     def test_evaluation_of_a_packed_run_is_not_packed(self, base: str, tmp_path: Path) -> None:
         trainer = tiny_trainer(base, tmp_path, pack(ROWS, 16), ROWS)
-        assert isinstance(trainer.collator(evaluating=False), JoinDocuments)
+        assert isinstance(trainer.collator(evaluating=False), JoinRows)
         assert isinstance(trainer.collator(evaluating=True), PadToLongest)
         assert trainer.evaluate()["eval_loss"] == pytest.approx(mean_loss(trainer.model, ROWS), abs=1e-5)
 

@@ -21,7 +21,7 @@ class Driver:
     def __init__(self, folder: Path) -> None:
         self.nonfinite = NonFinite()
         # 5 rows: 3 steps an epoch, the last of one row for two micro-batches.
-        self.batches = TrainingBatches(5, 2, 2, rank=0, world_size=1, seed=3)
+        self.batches = TrainingBatches([1] * 5, 2, 2, rank=0, world_size=1, seed=3)
         self.callback = StopOnNonFiniteLoss(self.nonfinite, self.batches, lambda row: f"t.csv:{row + 2}")
         self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
         self.state = TrainerState()

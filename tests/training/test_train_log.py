@@ -21,7 +21,7 @@ class Log:
     def __init__(self, folder: Path) -> None:
         self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
         self.path = folder / "train_log.jsonl"
-        throughput = Throughput(TrainingBatches(5, 5, 1, 0, 1, seed=1), [1] * 5)
+        throughput = Throughput(TrainingBatches([1] * 5, 5, 1, 0, 1, seed=1))
         throughput.on_train_begin()
         self.callback = TrainLog(self.path, throughput)
 

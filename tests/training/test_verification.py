@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 
 from indictune.data.packing import pack
+from indictune.models.vocabulary import ActiveEmbedding
 from indictune.training.llama_trainer import LlamaTrainer
 from indictune.training.verification import SavedModelError, verify_saved
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
@@ -111,6 +113,48 @@ class TestFullModels:
         trainer.save_model()
         trainer.train()
         assert "has the length" in told(trainer, tmp_path / "out")
+
+
+class TestModelsOfWhichSomeRowsAreTrained:
+    NAME = "model.safetensors"
+    EMBEDDING = "model.embed_tokens.weight"
+
+    @pytest.fixture
+    def saved(self, base: str, tmp_path: Path) -> LlamaTrainer:
+        """A trainer whose model was trained and saved."""
+        trainer = tiny_trainer(base, tmp_path / "out", ROWS, max_steps=2, learning_rate=0.5)
+        model: Any = trainer.model
+        row_ids = torch.tensor(sorted({2, *(token for row in ROWS["input_ids"] for token in row)}))  # 2 pads
+        assert 5 < len(row_ids) < 40
+        model.set_input_embeddings(ActiveEmbedding(model.get_input_embeddings().weight, row_ids, None, True))
+        trainer.train()
+        trainer.save_model()
+        verify_saved(trainer, tmp_path / "out")  # whole until a test breaks it
+        return trainer
+
+    def change_row(self, trainer: LlamaTrainer, folder: Path, is_used: bool, edit: Callable[..., object]) -> None:
+        row_ids = cast(Any, trainer.model).get_input_embeddings().row_ids.tolist()
+        rows = [row for row in range(64) if (row in row_ids) == is_used]
+        change(folder, self.NAME, lambda weights: edit(weights[self.EMBEDDING], rows))
+
+    def test_an_unused_row_that_is_not_as_it_began(self, saved: LlamaTrainer, tmp_path: Path) -> None:
+        self.change_row(saved, tmp_path / "out", False, lambda weight, rows: weight[rows[0], 3:4].add_(1e-6))
+        assert told(saved, tmp_path / "out") == f"{self.EMBEDDING}: 1 rows that no text uses have changed."
+
+    def test_a_trained_row_that_is_not_the_trained_one(self, saved: LlamaTrainer, tmp_path: Path) -> None:
+        self.change_row(saved, tmp_path / "out", True, lambda weight, rows: weight[rows[2]].mul_(3))
+        assert told(saved, tmp_path / "out").startswith(f"{self.EMBEDDING} has the length ")
+
+    def test_trained_rows_in_another_order(self, saved: LlamaTrainer, tmp_path: Path) -> None:
+        def flip(weight: torch.Tensor, rows: list[int]) -> None:
+            weight[rows] = weight[rows].flip(0)
+
+        self.change_row(saved, tmp_path / "out", True, flip)
+        assert told(saved, tmp_path / "out").endswith(" of their length, where 0.001 is allowed.")
+
+    def test_the_trained_rows_alone(self, saved: LlamaTrainer, tmp_path: Path) -> None:
+        change(tmp_path / "out", self.NAME, lambda each: each.update({self.EMBEDDING: each[self.EMBEDDING][:20]}))
+        assert told(saved, tmp_path / "out").startswith(f"It cannot be read: --model {tmp_path / 'out'}: its weights ")
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])

@@ -58,8 +58,9 @@ def tiny_trainer(
         output_dir: of the run.
         train: rows, or packs of rows.
         validation: rows for `evaluate`.
-        settings: of the model or of the training.
+        settings: `padded`, and those of the model or of the training.
     """
+    padded = settings.pop("padded", True)
     of_model = {name: settings.pop(name) for name in list(settings) if name in vars(ModelArguments())}
     method: Method = of_model.pop("method", "full")
     args = ModelArguments(base, method=method, dropout=0.0, **of_model)
@@ -68,14 +69,25 @@ def tiny_trainer(
     tokenizer = load_tokenizer(args)
     model = load_causal(args, tokenizer, torch.float32, ends=[2])
     defaults: dict[str, Any] = {
-        "use_cpu": True, "bf16": False, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0, "max_steps": 1, "logging_steps": 1, "disable_tqdm": True,
-        "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False,
-        "global_batch_size": len(train), "per_device_train_batch_size": len(train),
-        "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
+        "use_cpu": True,
+        "bf16": False,
+        "optim": "sgd",
+        "learning_rate": 0.1,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "max_steps": 1,
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "load_best_model_at_end": False,
+        "global_batch_size": len(train),
+        "per_device_train_batch_size": len(train),
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": False,
     }
     training = LlamaTrainingArguments(output_dir=str(output_dir), **{**defaults, **settings})
-    return LlamaTrainer(model, training, train, validation, tokenizer)
+    return LlamaTrainer(model, training, train, validation, tokenizer, padded)
 
 
 def trained_weights(trainer: LlamaTrainer) -> dict[str, torch.Tensor]:

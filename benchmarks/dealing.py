@@ -1,0 +1,163 @@
+"""How rows are dealt to ranks: padding, waiting, set-up time and memory, beside transformers' own samplers.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.dealing
+
+Lengths are drawn from those of the built-in tweets. Of each global batch of 512 rows on 8 ranks: the share of padding
+in what is computed, and how much more than the mean the busiest rank computes, which is how long the others wait. Time
+and memory are those of a process that deals an epoch of 2M rows to one rank: until its first micro-batch, and to the
+end; medians of several processes, by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
+
+from benchmarks.environment import environment, write_results
+from indictune.data.batching import TrainingBatches
+from indictune.layout import table
+from indictune.models import builtin
+
+SAMPLES = Path(__file__).parents[1] / "indictune/data/samples/train.jsonl"
+RANKS = 8
+GLOBAL_BATCH = 512
+ROWS_OF_QUALITY = 100_000
+ROWS_OF_SPEED = 2_000_000
+
+Steps = list[list[list[int]]]  # [steps][ranks][rows]
+
+
+def draw_lengths(rows: int) -> torch.Tensor:
+    """Tokens of so many tweets, int64 [rows]."""
+    tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-bert"))
+    with SAMPLES.open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    lengths = torch.tensor([len(ids) for ids in tokenizer(texts)["input_ids"]])
+    return lengths[torch.randint(len(lengths), (rows,), generator=torch.Generator().manual_seed(0))]
+
+
+def ours(lengths: Sequence[int], rank: int, padded: bool) -> Iterable[list[int]]:
+    """Micro-batches of one rank, as `--padding_free` on or off deals them."""
+    return TrainingBatches(lengths, GLOBAL_BATCH, 1, rank, RANKS, seed=0, padded=padded)
+
+
+def plain(lengths: Sequence[int], rank: int) -> Iterable[list[int]]:
+    """`random`: the shuffle, cut every so many rows."""
+    size = GLOBAL_BATCH // RANKS
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0)).tolist()
+    return (order[start : start + size] for start in range(rank * size, len(order), GLOBAL_BATCH))
+
+
+def grouped(lengths: Sequence[int], rank: int) -> Iterable[list[int]]:
+    """`group_by_length`, whose batches accelerate deals to the ranks by turns."""
+    size = GLOBAL_BATCH // RANKS
+    generator = torch.Generator().manual_seed(0)
+    order = list(LengthGroupedSampler(size, lengths=list(lengths), generator=generator))
+    return (order[start : start + size] for start in range(rank * size, len(order), GLOBAL_BATCH))
+
+
+def rebalanced(lengths: Sequence[int], rank: int) -> Iterable[list[int]]:
+    """`batch_rebalance`."""
+    return BatchRebalanceSampler(list(lengths), GLOBAL_BATCH, RANKS, 1, seed=0, rank=rank)
+
+
+SAMPLERS: dict[str, Callable[[Sequence[int], int], Iterable[list[int]]]] = {
+    "indictune, joined": lambda lengths, rank: ours(lengths, rank, padded=False),
+    "indictune, padded": lambda lengths, rank: ours(lengths, rank, padded=True),
+    "random": plain,
+    "group_by_length": grouped,
+    "batch_rebalance": rebalanced,
+}
+
+
+def quality(name: str, lengths: list[int]) -> dict[str, float]:
+    """`padding`: share of all computed tokens; `waiting`: the busiest rank's tokens over the mean, less one."""
+    ranks = [list(SAMPLERS[name](lengths, rank)) for rank in range(RANKS)]
+    joined = name == "indictune, joined"
+    busiest = computed = real = 0
+    for step in zip(*(rank[: len(lengths) // GLOBAL_BATCH] for rank in ranks), strict=True):
+        of_rows = [[lengths[row] for row in rows] for rows in step]
+        costs = [sum(each) if joined else len(each) * max(each) for each in of_rows]
+        busiest += max(costs) * RANKS
+        computed += sum(costs)
+        real += sum(map(sum, of_rows))
+    return {"padding": 1 - real / computed, "waiting": busiest / computed - 1}
+
+
+def measure(name: str) -> dict[str, float]:
+    """In this process: an epoch's deal to one rank."""
+    lengths = draw_lengths(ROWS_OF_SPEED).tolist()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    batches = iter(SAMPLERS[name](lengths, 0))
+    next(batches)
+    first = time.perf_counter() - start
+    for _ in batches:
+        pass
+    whole = time.perf_counter() - start
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return {"first_s": first, "epoch_s": whole, "memory_bytes": growth}
+
+
+def measured_alone(name: str) -> dict[str, float]:
+    """`measure` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.dealing", "--measure", name]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def compare(repeats: int) -> dict[str, dict[str, Any]]:
+    """All samplers, by turns."""
+    lengths = draw_lengths(ROWS_OF_QUALITY).tolist()
+    laps: dict[str, list[dict[str, float]]] = {name: [] for name in SAMPLERS}
+    for _ in range(repeats):
+        for name, done in laps.items():
+            done.append(measured_alone(name))
+    return {
+        name: quality(name, lengths)
+        | {key: statistics.median(each[key] for each in done) for key in ("first_s", "epoch_s", "memory_bytes")}
+        for name, done in laps.items()
+    }
+
+
+def main() -> None:
+    """Print the table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--measure", choices=SAMPLERS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.measure)))
+        return
+    results = compare(arguments.repeats)
+    rows = [
+        [
+            name,
+            f"{found['padding']:.1%}",
+            f"{found['waiting']:.2%}",
+            f"{found['first_s']:.2f} s",
+            f"{found['epoch_s']:.2f} s",
+            f"{found['memory_bytes'] / 1e6:.0f} MB",
+        ]
+        for name, found in results.items()
+    ]
+    print(table(["sampler", "padding", "waiting", "to the first", "an epoch", "memory"], rows))
+    settings = {"ranks": RANKS, "global_batch_size": GLOBAL_BATCH, "rows": ROWS_OF_SPEED, "repeats": arguments.repeats}
+    print(write_results("dealing", {"environment": environment(), "settings": settings, "samplers": results}))
+
+
+if __name__ == "__main__":
+    main()

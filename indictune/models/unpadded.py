@@ -1,0 +1,256 @@
+"""Models that read a batch as one sequence without padding, each row seeing itself alone.
+
+`JoinRows` makes such batches. The model's own `forward` runs, so that whatever a strategy hooks into it still fires:
+rows are kept apart by an attention function, and a classifier's head gets each row's own token by a forward hook.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from indictune.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value, each [1, heads, tokens, width]
+
+ATTENTION = "indictune_unpadded"
+
+# Each is compared with the padded model in tests/models/test_unpadded.py.
+CLASSIFIERS = ("albert", "bert", "llama", "modernbert", "roberta", "xlm-roberta")
+CAUSAL = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
+
+
+def why_padded(config: PreTrainedConfig, attn_implementation: str | None) -> str | None:
+    """Why a classifier has to pad its rows, or None if it need not.
+
+    Args:
+        config: of the model.
+        attn_implementation: the attention that the user named, if any.
+    """
+    if config.model_type not in CLASSIFIERS:
+        return (
+            f"models of the type {config.model_type} are not known to work without it ({', '.join(CLASSIFIERS)} are)"
+        )
+    if attn_implementation is not None:
+        return f"--attn_implementation {attn_implementation} needs it"
+    if config.to_dict().get("classifier_pooling", "cls") != "cls":
+        return "the model reads the mean of all tokens, not the first one"
+    return None
+
+
+def pads(
+    padding_free: Literal["auto", "on", "off"], config: PreTrainedConfig, attn_implementation: str | None
+) -> bool:
+    """Whether a classifier's rows are padded.
+
+    Args:
+        padding_free: `--padding_free`.
+
+    The others as of `why_padded`.
+
+    Raises:
+        UserError: `on`, and the model cannot do without padding.
+    """
+    reason = why_padded(config, attn_implementation)
+    if reason is not None and padding_free == "on":
+        raise UserError(f"--padding_free on: {reason}. Leave it out, and rows are padded by length.")
+    if reason is not None and padding_free == "auto":
+        logger.warning("Rows are padded, rows of like length together: %s.", reason)
+    return reason is not None or padding_free == "off"
+
+
+def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None) -> bool:
+    """Whether a causal language model with this attention, or the default, may be given to `read_unpadded`."""
+    return config.model_type in CAUSAL and attn_implementation in (None, "sdpa")
+
+
+def first_position(config: PreTrainedConfig) -> int:
+    """The position id of a row's first token: RoBERTa counts from behind the padding token."""
+    return config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
+
+
+def read_unpadded(model: nn.Module) -> None:
+    """Let a causal language model, or an adapter on one, read batches of `JoinRows`, beside padded ones."""
+    _own(model).set_attn_implementation(ATTENTION)
+
+
+def classify_unpadded(model: nn.Module) -> None:
+    """Let a classifier for which `why_padded` is None read batches of `JoinRows`. Its logits are [rows, labels].
+
+    Padded batches it reads as before.
+    """
+    own = _own(model)
+    own.set_attn_implementation(ATTENTION)
+    if own.config.model_type == "llama":
+        last = _LastTokens()
+        own.score.register_forward_hook(last.keep)
+        own.register_forward_hook(last.choose, with_kwargs=True)
+    else:
+        # BERT's and ALBERT's pooler belongs to the base model, and reads what their encoder gives.
+        base = own.base_model
+        encoder = base if own.config.model_type == "modernbert" else base.encoder
+        encoder.register_forward_hook(_first_tokens, with_kwargs=True)
+
+
+def _own(model: nn.Module) -> Any:
+    """The model of transformers, without the adapter around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _first_tokens(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """A forward hook: of each row the first token's state, as [rows, 1, width]."""
+    if "cu_seq_lens_q" in kwargs:
+        starts = kwargs["cu_seq_lens_q"][:-1]
+        output.last_hidden_state = output.last_hidden_state[0, starts][:, None]
+    return output
+
+
+class _LastTokens:
+    """Forward hooks that give a classifier of the kind of LLaMA the logits of each row's last token.
+
+    transformers chooses them after the head, by the number of rows in `input_ids`, which is one here.
+    """
+
+    def keep(self, module: nn.Module, args: tuple[Any, ...], logits: torch.Tensor) -> None:
+        """Of the head: remember the logits of all tokens, [1, tokens, labels]."""
+        self._logits = logits
+
+    def choose(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Of the whole model: its logits become [rows, labels]."""
+        if "cu_seq_lens_q" in kwargs:
+            output.logits = self._logits[0, kwargs["cu_seq_lens_q"][1:] - 1]
+        del self._logits
+        return output
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention within each document of a joined batch; any other batch is left to transformers' sdpa.
+
+    Args:
+        query: [1, heads, tokens, width]; `key` and `value` likewise, of as many or fewer heads.
+        sliding_window: how many tokens, itself included, one sees to each side (to the left, in causal models).
+
+    Returns:
+        [1, tokens, heads, width], and None in place of weights.
+    """
+    boundaries = kwargs.get("cu_seq_lens_q")
+    if boundaries is None:
+        given = {"dropout": dropout, "scaling": scaling, **kwargs}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+    states = (query, key, value)
+    longest = kwargs["max_length_q"]
+    causal = bool(module.is_causal)
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and dropout == 0:
+        left = -1 if sliding_window is None else sliding_window - 1
+        return _varlen_attention(states, boundaries, longest, scaling, (left, 0 if causal else left)), None
+    if query.is_cuda and sliding_window is None and not causal:
+        # Unlike `varlen_attn`, it has dropout and fp32.
+        return _nested_attention(states, boundaries, longest, dropout, scaling), None
+    return _attention_by_length(module, states, boundaries, dropout, scaling, sliding_window), None
+
+
+def _varlen_attention(
+    states: States, boundaries: torch.Tensor, longest: int, scaling: float | None, window: tuple[int, int]
+) -> torch.Tensor:
+    """Attention by torch's kernel for sequences of many lengths."""
+    query, key, value = (each[0].transpose(0, 1) for each in states)
+    many_queries = query.shape[1] != key.shape[1]
+    output: Any = varlen_attn(
+        *(query, key, value, boundaries, boundaries, longest, longest),
+        scale=scaling,
+        window_size=window,
+        enable_gqa=many_queries,
+    )
+    return output[None]  # type: ignore[no-any-return]
+
+
+def _nested_attention(
+    states: States, boundaries: torch.Tensor, longest: int, dropout: float, scaling: float | None
+) -> torch.Tensor:
+    """Attention over a jagged nested tensor whose elements are the documents."""
+    query, key, value = (
+        # With both bounds told, torch need not read the boundaries to learn them.
+        torch.nested.nested_tensor_from_jagged(
+            each[0].transpose(0, 1).contiguous(), boundaries, min_seqlen=1, max_seqlen=longest
+        ).transpose(1, 2)
+        for each in states
+    )
+    output: Any = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
+    return output.transpose(1, 2).values()[None]  # type: ignore[no-any-return]
+
+
+def _attention_by_length(
+    module: nn.Module,
+    states: States,
+    boundaries: torch.Tensor,
+    dropout: float,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Attention over one padded batch for each run of neighbours of equal length, in which nothing is padding."""
+    outputs = []
+    for start, rows, length in _runs(boundaries):
+        query, key, value = (_rows(each, start, rows, length) for each in states)
+        mask = None
+        if sliding_window is not None and length > sliding_window:
+            mask = _window(length, sliding_window, bool(module.is_causal), query.device)
+        output, _ = sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling)
+        outputs.append(output.reshape(1, rows * length, *output.shape[2:]))
+    return torch.cat(outputs, 1)
+
+
+def _runs(boundaries: torch.Tensor) -> Iterator[tuple[int, int, int]]:
+    """Where each run of documents of equal length starts, how many they are, and the length of each."""
+    start = 0
+    lengths, counts = torch.unique_consecutive(boundaries.diff(), return_counts=True)
+    for length, rows in zip(lengths.tolist(), counts.tolist(), strict=True):
+        yield start, rows, length
+        start += rows * length
+
+
+def _rows(states: torch.Tensor, start: int, rows: int, length: int) -> torch.Tensor:
+    """[1, heads, tokens, width] to [rows, heads, length, width]."""
+    heads, _, width = states[0].shape
+    return states[0, :, start : start + rows * length].view(heads, rows, length, width).transpose(0, 1)
+
+
+def _window(length: int, window: int, causal: bool, device: torch.device) -> torch.Tensor:
+    """True where a token (second but last dimension) sees another, bool [1, 1, length, length]."""
+    places = torch.arange(length, device=device)
+    distance = places[:, None] - places
+    sees = (distance < window) & (distance > (-1 if causal else -window))
+    return sees[None, None]
+
+
+def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """No mask for a joined batch, which has none of its own; transformers would make one of tokens x tokens."""
+    if attention_mask is None:
+        return None
+    kwargs["attention_mask"] = attention_mask
+    return sdpa_mask(*args, **kwargs)
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, _mask)

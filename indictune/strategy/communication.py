@@ -1,0 +1,125 @@
+"""What ranks send each other in a step, and in which type."""
+
+# No `from __future__ import annotations`: torch compares the annotations of a communication hook with classes.
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import DistributedType
+from accelerate.utils import DistributedDataParallelKwargs
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+from indictune.arguments import IndicTrainingArguments
+from indictune.errors import UserError
+
+# Values of --reduce_dtype, and DeepSpeed's words for them.
+DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+def check_communication(
+    deepspeed: Mapping[str, Any], planned: Callable[[str], Any], world_size: int, accumulation_steps: int | None
+) -> None:
+    """Refuse settings of the communication that cannot be.
+
+    Args:
+        deepspeed: content of the DeepSpeed file; empty where there is none.
+        planned: the value that a field of the training arguments will have.
+        world_size: number of processes.
+        accumulation_steps: micro-batches a process and optimizer step, where that is known already.
+
+    Raises:
+        UserError: all such settings, each with the way out.
+    """
+    problems = []
+    reduce_dtype = planned("reduce_dtype")
+    if reduce_dtype != "float32" and world_size == 1:
+        problems.append(
+            f"--reduce_dtype {reduce_dtype}: one process sends no gradients. Leave it out, or start more processes."
+        )
+    given = deepspeed.get("communication_data_type", "auto")
+    if given not in ("auto", DEEPSPEED_NAMES[reduce_dtype]):
+        problems.append(
+            f"--deepspeed: the file says communication_data_type = {given}, and --reduce_dtype is {reduce_dtype}. "
+            'Write "auto" in the file, or make them equal.'
+        )
+    if planned("ddp_static_graph") and accumulation_steps not in (None, 1):
+        problems.append(
+            f"--ddp_static_graph true: torch fails with {accumulation_steps} accumulation steps. Leave it out, or "
+            "make --per_device_train_batch_size the share of one process of --global_batch_size."
+        )
+    if problems:
+        raise UserError(problems)
+
+
+def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments) -> None:
+    """Tell whatever distributes the model how gradients are summed. To be called before the model is prepared.
+
+    Args:
+        accelerator: of the Trainer.
+        args: of the run.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        config = accelerator.state.deepspeed_plugin.deepspeed_config
+        config["communication_data_type"] = DEEPSPEED_NAMES[args.reduce_dtype]
+    elif accelerator.distributed_type == DistributedType.FSDP:
+        plugin = accelerator.state.fsdp_plugin
+        policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
+        plugin.mixed_precision_policy = replace(policy, reduce_dtype=getattr(torch, args.reduce_dtype))
+    else:
+        accelerator.ddp_handler = gradient_buckets(args)
+
+
+def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":
+    """How replicas sum their gradients.
+
+    The Trainer (5.23) looks for unused parameters in every forward pass unless activations are checkpointed, keeps
+    each gradient twice, and sends rank 0's buffers to all before every forward pass. None of our models needs any of
+    it: with one micro-batch a step torch finds parameters without a gradient once (static graph), and buffers are
+    constants.
+    """
+    # Under accumulation torch 2.13 fails at the first micro-batch of a static graph: "expect_autograd_hooks_ INTERNAL
+    # ASSERT FAILED".
+    static_graph = args.gradient_accumulation_steps == 1 if args.ddp_static_graph is None else args.ddp_static_graph
+    given = {"bucket_cap_mb": args.ddp_bucket_cap_mb} if args.ddp_bucket_cap_mb is not None else {}
+    return GradientBuckets(
+        broadcast_buffers=bool(args.ddp_broadcast_buffers),
+        find_unused_parameters=bool(args.ddp_find_unused_parameters),
+        gradient_as_bucket_view=True,
+        static_graph=static_graph,
+        hook=sum_in_bfloat16 if args.reduce_dtype == "bfloat16" else None,
+        **given,
+    )
+
+
+@dataclass
+class GradientBuckets(DistributedDataParallelKwargs):  # type: ignore[misc]
+    """accelerate's settings of DDP, with a hook that it does not know.
+
+    Attributes:
+        hook: sums a bucket of gradients over the ranks; None for torch's own.
+    """
+
+    hook: Callable[..., Any] | None = None
+
+    def to_dict(self, ignore_keys: tuple[str, ...] = ()) -> Any:
+        """What torch's DDP is given."""
+        return super().to_dict(("comm_hook", "comm_wrapper", "comm_state_option", "hook", *ignore_keys))
+
+    def register_comm_hook(self, model: DistributedDataParallel) -> None:
+        """accelerate calls it when DDP is there."""
+        if self.hook is not None:
+            model.register_comm_hook(None, self.hook)
+
+
+def sum_in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's bf16 hook by another name.
+
+    torch 2.13 refuses its own, by its name, without NCCL ("required CUDA 11+ and NCCL 2.10+"), and it works on gloo.
+    """
+    return bf16_compress_hook(state, bucket)

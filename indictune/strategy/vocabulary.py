@@ -1,0 +1,127 @@
+"""Whether a run has an active vocabulary, and what that saves under its strategy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from indictune.arguments import SentimentTrainingArguments
+from indictune.errors import UserError
+from indictune.models.loading import Model
+from indictune.models.vocabulary import ActiveEmbedding, check_row_ids, obstacle, used_ids
+from indictune.strategy.check import came_up
+from indictune.strategy.sharding import gathered
+
+logger = logging.getLogger(__name__)
+
+WORTH_IT = 0.1  # share of unused rows from which on `auto` leaves them out
+
+# What a strategy splits over the processes, of weights, gradient and optimizer states.
+SPLIT = {
+    "zero1": ("states",),
+    "zero2": ("states", "gradient"),
+    "zero3": ("states", "gradient", "weights"),
+    "fsdp2": ("states", "gradient", "weights"),
+}
+
+
+def use_active_vocabulary(
+    model: Model,
+    args: SentimentTrainingArguments,
+    datasets: Iterable[Dataset | None],
+    tokenizer: PreTrainedTokenizerBase,
+    checkpoint: str | None,
+) -> None:
+    """Leave the embedding's unused rows out of training, as `args.active_vocabulary` says. All ranks must call it.
+
+    Args:
+        model: loaded, and not given to a Trainer yet. Its embedding is replaced.
+        args: of the run.
+        datasets: all rows that the model will see, with `input_ids`.
+        tokenizer: of the model.
+        checkpoint: that the run goes on from, or None.
+
+    Raises:
+        UserError: it cannot be `on` for this model, the checkpoint was trained on other rows, or the tokenizer is not
+            the model's.
+    """
+    row_ids = _chosen(model, args, datasets, tokenizer)
+    if checkpoint is not None:
+        check_row_ids(checkpoint, row_ids)
+    if row_ids is None:
+        return
+    embedding = cast(nn.Embedding, model.get_input_embeddings())
+    with gathered(embedding.weight):
+        active = ActiveEmbedding(embedding.weight, row_ids, embedding.padding_idx, keeps_start=args.should_save)
+    model.set_input_embeddings(active)
+    logger.info("%s", _in_words(active, args))
+
+
+def _chosen(
+    model: Model,
+    args: SentimentTrainingArguments,
+    datasets: Iterable[Dataset | None],
+    tokenizer: PreTrainedTokenizerBase,
+) -> torch.Tensor | None:
+    """The rows that are trained, ascending; None for all."""
+    if args.active_vocabulary == "off":
+        return None
+    against = obstacle(model)
+    if against is not None:
+        if args.active_vocabulary == "on":
+            raise UserError(f"--active_vocabulary on: {against}. Leave it out, or type --active_vocabulary off.")
+        return None
+    embedding = cast(nn.Embedding, model.get_input_embeddings())
+    row_ids = used_ids(datasets, tokenizer, embedding)
+    if args.active_vocabulary == "auto" and len(row_ids) > (1 - WORTH_IT) * embedding.num_embeddings:
+        return None
+    return row_ids
+
+
+def _in_words(active: ActiveEmbedding, args: SentimentTrainingArguments) -> str:
+    rows, width = active.weight.shape
+    unused = (len(active.position_of) - rows) * width
+    memory, gradient = saved_bytes(unused, args)
+    kinds = "weights, gradient and AdamW's states" if _has_two_states(args) else "weights and gradient"
+    sent = f", {_size(gradient)} less of gradient to send at each step" if args.world_size > 1 else ""
+    decay = (
+        f". Rows that no text uses keep their start, where --weight_decay {args.weight_decay:g} would shrink them"
+        if args.weight_decay > 0
+        else ""
+    )
+    return (
+        f"active vocabulary: {rows:,} of {len(active.position_of):,} rows of {width}: {_size(memory)} less for "
+        f"{kinds} on each process{sent}{decay}"
+    )
+
+
+def saved_bytes(unused: int, args: SentimentTrainingArguments) -> tuple[int, int]:
+    """What is not stored on each process, and not sent as gradient in a step.
+
+    Args:
+        unused: numbers in the rows that are left out.
+        args: of the run.
+    """
+    family = came_up(args)
+    # DeepSpeed trains in half precision and keeps the weights in fp32 beside; mixed precision elsewhere is fp32.
+    in_half = family.startswith("zero") and (args.bf16 or args.fp16)
+    states = 8 * _has_two_states(args) + 4 * in_half
+    each = {"weights": 2 if in_half else 4, "gradient": 2 if in_half else 4, "states": states}
+    split = SPLIT.get(family, ())
+    memory = sum(size / (args.world_size if kind in split else 1) for kind, size in each.items())
+    return round(unused * memory), unused * getattr(torch, args.reduce_dtype).itemsize
+
+
+def _has_two_states(args: SentimentTrainingArguments) -> bool:
+    """AdamW's, in fp32: the Trainer keeps an embedding's states from being cut to 8 bit."""
+    return "adamw" in str(args.optim).lower()
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.2f} GB" if number >= 1e9 / 10 else f"{number / 1e6:.2f} MB"

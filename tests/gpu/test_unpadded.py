@@ -1,0 +1,93 @@
+"""On a GPU: rows end to end give what padded rows give, and a step makes the host wait for nothing."""
+
+from __future__ import annotations
+
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config import read_recipe
+from indictune.models.unpadded import CAUSAL, CLASSIFIERS, classify_unpadded, read_unpadded
+from indictune.training.session import run
+from tests.distributed.launching import ROOT
+from tests.models.test_unpadded import batches, causal, classifier, gradients, joined_documents
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+
+def on_gpu(batch: dict[str, object]) -> dict[str, object]:
+    return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+@pytest.mark.parametrize("model_type", CLASSIFIERS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
+def test_logits_and_gradients_are_those_of_the_padded_model(model_type: str, dtype: torch.dtype, bound: float) -> None:
+    """fp32 takes the nested kernel, bf16 the one for sequences of many lengths."""
+    model = classifier(model_type).cuda()
+    padded, joined = map(on_gpu, batches(model))
+    with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+        expected = model(**padded).logits.float()
+        expected_gradients = gradients(model, expected)
+        classify_unpadded(model)
+        logits = model(**joined).logits.float()
+        found = gradients(model, logits)
+    assert (logits - expected).abs().max() <= bound * expected.abs().max()
+    for name, gradient in expected_gradients.items():
+        assert (found[name] - gradient).norm() <= 2 * bound * gradient.norm() + bound, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_drops_as_much_as_it_is_told(dtype: torch.dtype) -> None:
+    """Over many passes the mean of the logits with dropout in the attention alone nears that without."""
+    model = classifier("bert").cuda()
+    classify_unpadded(model)
+    _, joined = map(on_gpu, batches(model))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    with torch.no_grad(), torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+        expected = model(**joined).logits.float()
+        for layer in model.bert.encoder.layer:
+            layer.attention.self.dropout.p = 0.1
+        model.train()
+        passes = torch.stack([model(**joined).logits.float() for _ in range(400)])
+    assert passes.std(0).min() > 0
+    assert ((passes.mean(0) - expected).abs() <= 6 * passes.std(0) / 20 + 0.02 * expected.abs().max()).all()
+
+
+@pytest.mark.parametrize("model_type", CAUSAL)
+def test_a_causal_model_reads_documents_as_if_alone(model_type: str) -> None:
+    model = causal(model_type).cuda()
+    alone, joined = joined_documents()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        expected = torch.cat([model(input_ids=each.cuda(), use_cache=False).logits for each in alone], 1).float()
+        read_unpadded(model)
+        together = model(**on_gpu(joined), use_cache=False).logits.float()
+    assert (together - expected).abs().max() <= 5e-2 * expected.abs().max()
+
+
+def waits(folder: Path, steps: int) -> int:
+    """How often the host waited for the GPU in a run of so many steps, in bf16, without logs between."""
+    main = runpy.run_path(str(ROOT / "scripts/train_sentiment.py"))["main"]
+    flags = ["--config", str(ROOT / "recipes/sentiment/demo.yaml"), "--output_dir", str(folder), "--bf16", "true"]
+    flags += ["--max_steps", str(steps), "--logging_steps", "1000", "--eval_strategy", "no", "--save_strategy", "no"]
+    flags += ["--load_best_model_at_end", "false"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            assert run(main, read_recipe(flags, (ModelArguments, DataArguments, SentimentTrainingArguments))) == 0
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(each.message) for each in caught)
+
+
+def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path) -> None:
+    assert waits(tmp_path / "long", 60) == waits(tmp_path / "short", 20) > 0

@@ -1,0 +1,223 @@
+"""Rows end to end give what padded rows give: logits, gradients, and no row sees another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from indictune.data.collation import JoinRows, PadToLongest, Row
+from indictune.errors import UserError
+from indictune.models import unpadded
+from indictune.models.unpadded import (
+    ATTENTION,
+    CAUSAL,
+    CLASSIFIERS,
+    classify_unpadded,
+    first_position,
+    pads,
+    read_unpadded,
+    reads_unpadded,
+)
+from tests.models.tiny import CONFIGS, SMALL
+
+# ModernBERT's window is 16 tokens here: some rows are longer, some shorter.
+LENGTHS = (41, 30, 30, 12, 12, 12, 3)
+
+
+def rows_of(lengths: Sequence[int], pad_token_id: int) -> list[Row]:
+    """Random rows; the padding token stands in some of them, as a token like any other."""
+    random = np.random.default_rng(0)
+    rows: list[Row] = [
+        {"input_ids": random.integers(5, 120, length), "labels": 0, "seq_lengths": np.array([length]), "row": index}
+        for index, length in enumerate(lengths)
+    ]
+    return rows
+
+
+def classifier(model_type: str, lora: bool = False) -> Any:
+    config = CONFIGS[model_type]()
+    config.num_labels = 3
+    config.pad_token_id = config.pad_token_id or 0
+    config.initializer_range = 0.1  # enough for attention to matter
+    torch.manual_seed(0)
+    model: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+    if lora:
+        model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", target_modules="all-linear"))
+    return model.eval()
+
+
+def batches(model: Any, lengths: Sequence[int] = LENGTHS) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same rows padded, and joined."""
+    rows = rows_of(lengths, model.config.pad_token_id)
+    padded = PadToLongest(model.config.pad_token_id, "right")(rows)
+    joined = JoinRows(first_position(model.config))(rows)
+    del padded["labels"], joined["labels"]
+    return padded, joined
+
+
+def gradients(model: Any, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    wanted = (logits.square().sum(-1) * torch.arange(1.0, len(logits) + 1)).sum()
+    found = torch.autograd.grad(wanted, list(trained.values()), allow_unused=True)
+    return {name: each for name, each in zip(trained, found, strict=True) if each is not None}
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("model_type", CLASSIFIERS)
+class TestClassifiers:
+    def test_logits_and_gradients_are_those_of_the_padded_model(self, model_type: str, lora: bool) -> None:
+        model = classifier(model_type, lora)
+        padded, joined = batches(model)
+        expected = model(**padded).logits
+        expected_gradients = gradients(model, expected)
+        classify_unpadded(model)
+        logits = model(**joined).logits
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+        assert (expected - expected.roll(1, 0)).abs().max() > 1e-2  # rows differ, so that a mix-up would show
+        found = gradients(model, logits)
+        assert found.keys() == expected_gradients.keys()
+        for name, gradient in expected_gradients.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+
+    def test_padded_batches_are_read_as_before(self, model_type: str, lora: bool) -> None:
+        model = classifier(model_type, lora)
+        padded, joined = batches(model)
+        expected = model(**padded).logits
+        classify_unpadded(model)
+        model(**joined)
+        torch.testing.assert_close(model(**padded).logits, expected, rtol=0, atol=1e-5)
+
+    def test_activation_checkpointing_changes_nothing(self, model_type: str, lora: bool) -> None:
+        model = classifier(model_type, lora)
+        if not model.supports_gradient_checkpointing:
+            pytest.skip(f"transformers cannot compute the activations of {model_type} again")
+        model.train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        _, joined = batches(model)
+        classify_unpadded(model)
+        expected = gradients(model, model(**joined).logits)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        found = gradients(model, model(**joined).logits)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def causal(model_type: str) -> Any:
+    sizes = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 32, "pad_token_id": 0}
+    config = AutoConfig.for_model(model_type, **sizes)
+    if model_type in ("gemma3_text", "mistral"):
+        config.sliding_window = 8
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return model.eval()
+
+
+def joined_documents() -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Documents, each [1, tokens], and the same joined, in no order of length."""
+    rows = rows_of((5, 20, 5, 5, 13), 0)
+    joined = JoinRows()(rows)
+    del joined["labels"]
+    return [torch.tensor(row["input_ids"])[None] for row in rows], joined
+
+
+@pytest.mark.parametrize("model_type", CAUSAL)
+def test_a_causal_model_reads_documents_as_if_alone(model_type: str) -> None:
+    model = causal(model_type)
+    documents, joined = joined_documents()
+    with torch.no_grad():
+        alone = torch.cat([model(input_ids=each, use_cache=False).logits for each in documents], 1)
+        assert reads_unpadded(model.config, model.config._attn_implementation)
+        read_unpadded(model)
+        together = model(**joined, use_cache=False).logits
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", CAUSAL)
+def test_a_causal_model_reads_padded_rows_as_before(model_type: str) -> None:
+    model = causal(model_type)
+    padded = PadToLongest(0, "right")(rows_of((5, 20, 13), 0))
+    del padded["labels"]
+    with torch.no_grad():
+        expected = model(**padded, use_cache=False).logits[padded["attention_mask"] == 1]
+        read_unpadded(model)
+        found = model(**padded, use_cache=False).logits[padded["attention_mask"] == 1]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_rows_that_are_not_sorted_give_the_same_logits_in_their_order() -> None:
+    model = classifier("bert")
+    padded, joined = batches(model, (7, 12, 7, 7, 40))
+    expected = model(**padded).logits
+    classify_unpadded(model)
+    torch.testing.assert_close(model(**joined).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_attention_that_lets_rows_see_each_other_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = classifier("bert")
+    padded, joined = batches(model)
+    expected = model(**padded).logits
+    classify_unpadded(model)
+    monkeypatch.setattr(unpadded, "_runs", lambda boundaries: [(0, 1, int(boundaries[-1]))])
+    assert (model(**joined).logits - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_nested_attention_is_attention_by_length(heads_first: bool) -> None:
+    """The way that a GPU takes with dropout or in fp32."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 4, 50, 8)
+    if not heads_first:  # as models make them
+        query, key, value = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (query, key, value))
+    boundaries = torch.tensor([0, 20, 40, 45, 50], dtype=torch.int32)
+    module = classifier("bert").bert.encoder.layer[0].attention.self
+    nested = unpadded._nested_attention((query, key, value), boundaries, 20, 0.0, 0.5)
+    by_length = unpadded._attention_by_length(module, (query, key, value), boundaries, 0.0, 0.5, None)
+    torch.testing.assert_close(nested, by_length, rtol=0, atol=1e-5)
+
+
+class TestWhoPads:
+    def test_models_that_are_proven_do_not(self) -> None:
+        assert not pads("auto", CONFIGS["bert"](), None)
+        assert not pads("on", CONFIGS["bert"](), None)
+
+    def test_whoever_asks_for_padding_gets_it(self) -> None:
+        assert pads("off", CONFIGS["bert"](), None)
+
+    def test_others_do_and_are_told_why(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert pads("auto", AutoConfig.for_model("electra"), None)
+        assert pads("auto", CONFIGS["bert"](), "eager")
+        mean = CONFIGS["modernbert"]()
+        mean.classifier_pooling = "mean"
+        assert pads("auto", mean, None)
+        assert [record.getMessage() for record in caplog.records] == [
+            "Rows are padded, rows of like length together: models of the type electra are not known to work without "
+            "it (albert, bert, llama, modernbert, roberta, xlm-roberta are).",
+            "Rows are padded, rows of like length together: --attn_implementation eager needs it.",
+            "Rows are padded, rows of like length together: the model reads the mean of all tokens, not the first "
+            "one.",
+        ]
+
+    def test_asking_for_the_impossible_is_refused(self) -> None:
+        with pytest.raises(UserError, match="--padding_free on: --attn_implementation eager needs it"):
+            pads("on", CONFIGS["bert"](), "eager")
+
+    def test_a_named_attention_of_a_causal_model_stays(self) -> None:
+        assert not reads_unpadded(CONFIGS["llama"](), "eager")
+        assert not reads_unpadded(AutoConfig.for_model("gpt2"), None)
+
+
+def test_the_attention_is_not_written_into_a_saved_model(tmp_path: Any) -> None:
+    model = classifier("bert")
+    classify_unpadded(model)
+    assert model.config._attn_implementation == ATTENTION
+    model.save_pretrained(tmp_path)
+    assert ATTENTION not in (tmp_path / "config.json").read_text()
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path).config._attn_implementation == "sdpa"

@@ -1,0 +1,179 @@
+"""What is sent in which type: settings that cannot be, and what the settings do to torch's DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config import read_recipe
+from indictune.errors import UserError
+from indictune.strategy.communication import check_communication, gradient_buckets
+from indictune.training.session import Session
+
+PLANNED: dict[str, Any] = {"reduce_dtype": "float32", "ddp_static_graph": None}
+
+
+def problems(
+    deepspeed: dict[str, Any] | None = None, world_size: int = 2, accumulation: int | None = 2, **planned: Any
+) -> list[str]:
+    try:
+        check_communication(deepspeed or {}, {**PLANNED, **planned}.__getitem__, world_size, accumulation)
+    except UserError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"reduce_dtype": "bfloat16"},
+        {"world_size": 1},
+        {"deepspeed": {"communication_data_type": "auto"}, "reduce_dtype": "bfloat16"},
+        {"deepspeed": {"communication_data_type": "fp32"}},
+        {"deepspeed": {"communication_data_type": "bf16"}, "reduce_dtype": "bfloat16"},
+        {"ddp_static_graph": False},
+        {"ddp_static_graph": True, "accumulation": 1},
+        {"ddp_static_graph": True, "accumulation": None},
+    ],
+    ids=str,
+)
+def test_what_can_be_is_not_refused(settings: dict[str, Any]) -> None:
+    assert problems(**settings) == []
+
+
+def test_what_cannot_be_is_refused_all_at_once() -> None:
+    assert problems(
+        {"communication_data_type": "fp16"}, 1, 2, reduce_dtype="bfloat16", ddp_static_graph=True
+    ) == [
+        "--reduce_dtype bfloat16: one process sends no gradients. Leave it out, or start more processes.",
+        "--deepspeed: the file says communication_data_type = fp16, and --reduce_dtype is bfloat16. "
+        'Write "auto" in the file, or make them equal.',
+        "--ddp_static_graph true: torch fails with 2 accumulation steps. Leave it out, or make "
+        "--per_device_train_batch_size the share of one process of --global_batch_size.",
+    ]  # fmt: skip
+
+
+def test_a_session_refuses_it_before_anything_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    arguments = (ModelArguments, DataArguments, SentimentTrainingArguments)
+    session = Session(read_recipe(["--output_dir", str(tmp_path), "--reduce_dtype", "bfloat16"], arguments), 0)
+    with pytest.raises(UserError, match="--reduce_dtype bfloat16: one process sends no gradients"):
+        session.decide(SentimentTrainingArguments)
+
+
+def test_a_type_that_is_not_there_is_refused_by_name() -> None:
+    recipe = read_recipe(["--reduce_dtype", "float16"], (SentimentTrainingArguments,))
+    assert [problem.partition(":")[0] for problem in recipe.problems] == ["--reduce_dtype float16"]
+
+
+def arguments(**settings: Any) -> SentimentTrainingArguments:
+    return SentimentTrainingArguments(output_dir="unused", use_cpu=True, **settings)
+
+
+def test_what_torch_is_told() -> None:
+    default = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+    assert gradient_buckets(arguments()).to_kwargs() == {**default, "static_graph": True}
+    assert gradient_buckets(arguments(gradient_accumulation_steps=2)).to_kwargs() == default
+    given = arguments(
+        ddp_static_graph=False, ddp_find_unused_parameters=True, ddp_bucket_cap_mb=7, ddp_broadcast_buffers=True
+    )
+    assert gradient_buckets(given).to_kwargs() == {
+        "bucket_cap_mb": 7,
+        "find_unused_parameters": True,
+        "gradient_as_bucket_view": True,
+    }
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A group of this process alone."""
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class Layers(nn.Module):
+    """Three layers of 110 parameters each, and perhaps one of 2 that takes no part."""
+
+    def __init__(self, unused: bool) -> None:
+        super().__init__()
+        self.used = nn.Sequential(*(nn.Linear(10, 10) for _ in range(3)))
+        self.unused = nn.Linear(1, 1) if unused else None
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.used(inputs)
+
+
+def replica(unused: bool = False, **settings: Any) -> DistributedDataParallel:
+    """The layers as a run wraps them."""
+    buckets = gradient_buckets(arguments(**settings))
+    wrapped = DistributedDataParallel(Layers(unused), **buckets.to_kwargs())
+    buckets.register_comm_hook(wrapped)
+    return wrapped
+
+
+def step(model: DistributedDataParallel) -> None:
+    model.zero_grad()
+    model(torch.linspace(0, 1, 10)[None]).sum().backward()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_gradients_are_views_of_the_bucket_that_is_sent(accumulation: int) -> None:
+    model = replica(gradient_accumulation_steps=accumulation)
+    step(model)
+    step(model)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    storages = {grad.untyped_storage().data_ptr(): grad.untyped_storage().nbytes() for grad in gradients}  # type: ignore[union-attr]
+    assert len(gradients) == 6
+    assert list(storages.values()) == [4 * 330]  # one bucket; each gradient would have a storage of its own
+
+
+@pytest.mark.usefixtures("group")
+def test_a_parameter_without_a_gradient_is_found_once() -> None:
+    model = replica(unused=True)
+    for _ in range(3):
+        step(model)
+    assert [name for name, each in model.named_parameters() if each.grad is None or not each.grad.any()] == [
+        "module.unused.weight",
+        "module.unused.bias",
+    ]
+
+
+@pytest.mark.usefixtures("group")
+def test_gradients_are_summed_in_bfloat16() -> None:
+    gradients = {}
+    for dtype in ("float32", "bfloat16"):
+        torch.manual_seed(0)
+        model = replica(reduce_dtype=dtype)
+        step(model)
+        gradients[dtype] = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    rounded = [grad.bfloat16().float() for grad in gradients["float32"]]
+    assert not all(torch.equal(*pair) for pair in zip(rounded, gradients["float32"], strict=True))
+    assert all(torch.equal(*pair) for pair in zip(rounded, gradients["bfloat16"], strict=True))
+
+
+@pytest.mark.usefixtures("group")
+def test_torch_takes_no_static_graph_under_accumulation() -> None:
+    """torch 2.13; see `communication.gradient_buckets`. When this fails, the graph can be static always."""
+    model = replica(ddp_static_graph=True, gradient_accumulation_steps=2)
+    with pytest.raises(RuntimeError, match="expect_autograd_hooks_ INTERNAL ASSERT FAILED"), model.no_sync():
+        step(model)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch takes it with NCCL")
+def test_torch_takes_its_bf16_hook_only_with_nccl() -> None:
+    """torch 2.13; see `communication.sum_in_bfloat16`. When this fails, torch's own will do."""
+    with pytest.raises(TypeError, match="BF16 all reduce communication hook required"):
+        replica().register_comm_hook(None, bf16_compress_hook)

@@ -1,0 +1,135 @@
+"""When a run has an active vocabulary, and what it says of it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification
+
+from indictune.arguments import SentimentTrainingArguments
+from indictune.errors import UserError
+from indictune.models.vocabulary import ActiveEmbedding, active_embedding, save_row_ids
+from indictune.strategy import vocabulary
+from indictune.strategy.vocabulary import saved_bytes, use_active_vocabulary
+from tests.models.tiny import CONFIGS, words_tokenizer
+
+SPECIAL = [0, 1, 2]
+
+
+def arguments(folder: Path, **settings: Any) -> SentimentTrainingArguments:
+    given = {"use_cpu": True, "bf16": False, "optim": "adamw_torch", **settings}
+    return SentimentTrainingArguments(output_dir=str(folder), **given)
+
+
+def classifier() -> Any:
+    return AutoModelForSequenceClassification.from_config(CONFIGS["bert"]())  # type: ignore[no-untyped-call]
+
+
+def rows(*ids: int) -> Dataset:
+    return Dataset.from_dict({"input_ids": [list(ids)]})
+
+
+def used(args: SentimentTrainingArguments, *ids: int, model: Any = None, checkpoint: str | None = None) -> int | None:
+    """How many rows are trained; None where all are."""
+    model = classifier() if model is None else model
+    use_active_vocabulary(model, args, (rows(*ids), None), words_tokenizer(), checkpoint)
+    active = active_embedding(model)
+    return None if active is None else len(active[1].row_ids)
+
+
+@pytest.mark.parametrize(
+    ("choice", "used_rows", "expected"),
+    [("auto", 115, 115), ("auto", 116, None), ("on", 116, 116), ("on", 128, 128), ("off", 10, None)],
+)
+def test_auto_is_on_where_a_tenth_of_the_rows_is_unused(
+    tmp_path: Path, choice: str, used_rows: int, expected: int | None
+) -> None:
+    args = arguments(tmp_path, active_vocabulary=choice)
+    assert used(args, *range(used_rows)) == expected
+
+
+@pytest.mark.parametrize("choice", ["auto", "off"])
+def test_a_frozen_embedding_stays_whole(tmp_path: Path, choice: str) -> None:
+    model = classifier()
+    model.get_input_embeddings().weight.requires_grad_(False)
+    assert used(arguments(tmp_path, active_vocabulary=choice), 9, model=model) is None
+
+
+def test_on_is_refused_with_the_reason(tmp_path: Path) -> None:
+    model = classifier()
+    model.get_input_embeddings().weight.requires_grad_(False)
+    with pytest.raises(UserError) as raised:
+        used(arguments(tmp_path, active_vocabulary="on"), 9, model=model)
+    assert raised.value.message == (
+        "--active_vocabulary on: the embedding is not trained (--method full trains it). Leave it out, or type "
+        "--active_vocabulary off."
+    )
+
+
+def test_a_checkpoint_of_other_rows_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    before = classifier()
+    use_active_vocabulary(before, arguments(tmp_path), (rows(9, 10),), words_tokenizer(), None)
+    save_row_ids(before, tmp_path)
+    assert used(arguments(tmp_path), 9, 10, checkpoint=str(tmp_path)) == 5
+    model = classifier()
+    with pytest.raises(UserError, match="1 tokens are new, and 2 of 5 are gone"):
+        used(arguments(tmp_path), 11, model=model, checkpoint=str(tmp_path))
+    assert not isinstance(model.get_input_embeddings(), ActiveEmbedding)
+
+
+def test_processes_that_save_keep_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for saves in (True, False):
+        monkeypatch.setattr(SentimentTrainingArguments, "should_save", saves)
+        model = classifier()
+        whole = model.get_input_embeddings().weight.detach().clone()
+        used(arguments(tmp_path), 9, model=model)
+        start = model.get_input_embeddings().start
+        assert torch.equal(start, whole) if saves else start is None
+
+
+# 124 rows of 64 are left out: 7,936 numbers.
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({}, "0.13 MB less for weights, gradient and AdamW's states on each process"),
+        ({"optim": "sgd"}, "0.06 MB less for weights and gradient on each process"),
+        (
+            {"weight_decay": 0.01},
+            "0.13 MB less for weights, gradient and AdamW's states on each process. Rows that no text uses keep their "
+            "start, where --weight_decay 0.01 would shrink them",
+        ),
+    ],
+)
+def test_the_log_tells_what_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], line: str
+) -> None:
+    with caplog.at_level(logging.INFO, logger="indictune"):
+        used(arguments(tmp_path, **settings), 9)
+    assert caplog.messages == [f"active vocabulary: 4 of 128 rows of 64: {line}"]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "memory", "gradient"),
+    [
+        ("ddp", {}, 16, 4),
+        ("ddp", {"bf16": True}, 16, 4),
+        ("ddp", {"reduce_dtype": "bfloat16"}, 16, 2),
+        ("fsdp2", {}, 8, 4),
+        ("zero1", {}, 12, 4),
+        ("zero2", {}, 10, 4),
+        ("zero3", {}, 8, 4),
+        ("zero3", {"bf16": True}, 8, 4),
+        ("zero2", {"bf16": True}, 9, 4),
+    ],
+)
+def test_what_two_processes_save_of_each_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, settings: dict[str, Any], memory: int, gradient: int
+) -> None:
+    monkeypatch.setattr(vocabulary, "came_up", lambda args: family)
+    monkeypatch.setattr(SentimentTrainingArguments, "world_size", 2)
+    assert saved_bytes(1000, arguments(tmp_path, **settings)) == (1000 * memory, 1000 * gradient)
