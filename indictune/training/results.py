@@ -114,6 +114,7 @@ def train_metrics(trainer: ExactTrainer, result: TrainOutput, throughput: Throug
     seconds = result.metrics["train_runtime"]
     return {
         "runtime_s": seconds,
+        "time_to_first_step_s": throughput.seconds_to_first_step,
         "samples_per_second": throughput.rows / seconds,
         "tokens_per_second": throughput.tokens / seconds,
         "padding_fraction": throughput.padding_fraction,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
+import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.data.batching import TrainingBatches
+
+logger = logging.getLogger(__name__)
 
 
 class Throughput(TrainerCallback):
@@ -15,7 +19,13 @@ class Throughput(TrainerCallback):
 
     Args:
         batches: deals the rows.
+
+    Attributes:
+        seconds_to_first_step: from the start of this process, imports included, to the end of its first optimizer
+            step; None before.
     """
+
+    seconds_to_first_step: float | None = None
 
     def __init__(self, batches: TrainingBatches) -> None:
         self.batches = batches
@@ -26,6 +36,9 @@ class Throughput(TrainerCallback):
         self._since = (time.perf_counter(), 0, 0)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.seconds_to_first_step is None:
+            self.seconds_to_first_step = time.time() - psutil.Process().create_time()
+            logger.info("first step after %.1f s", self.seconds_to_first_step)
         epoch, step = divmod(state.global_step - 1, self.batches.steps_per_epoch)
         rows, tokens, tokens_with_padding = self.batches.counts(epoch, step)
         self.rows += rows
