@@ -5,7 +5,7 @@
 
 Counted are the weights, gradients and optimizer states of the model's real shapes (built without data), and the inputs
 of the layers that gradient checkpointing keeps. The layer at work, the allocator's gaps and CUDA itself come on top:
-some GB, which `benchmarks/llama_gpu.py` measures where there is a GPU.
+some GB, which `benchmarks/gpu.py` measures where there is a GPU.
 """
 
 from __future__ import annotations

@@ -189,6 +189,9 @@ class Session:
         max_tokens = planned("max_tokens_per_device")
         if max_tokens is None:
             return
+        given = self.recipe.values.get("per_device_train_batch_size")
+        if given is not None:
+            self.warn([f"--per_device_train_batch_size {given} counts for nothing: --max_tokens_per_device is given."])
         rows, world_size = planned("global_batch_size"), launch.world_size_of(os.environ)
         seed = planned("seed") if planned("data_seed") is None else planned("data_seed")
         epochs = planned("num_train_epochs")

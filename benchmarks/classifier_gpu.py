@@ -1,0 +1,287 @@
+"""A classifier of IndicBERT-v2's shape on a GPU: ours beside transformers' Trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+from benchmarks.contenders import MAX_LENGTH, Contender, Job, compete
+from benchmarks.flops import classifier_flops, matmul_flops_per_second
+from benchmarks.parts import Note, Plan
+from benchmarks.row_lengths import TWEETS, draw_lengths
+from benchmarks.speed import FP32, curves, grouped_by_length
+from benchmarks.turns import Race
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LABELS = ("negative", "neutral", "positive")
+ROWS_OF_THE_GOAL = 2_000_000
+DEFAULT_BATCH_SIZE = 64  # of the Trainer at run_classification's defaults
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the comparison is.
+
+    Attributes:
+        model: of the BertConfig.
+        used_ids: tokens that the rows draw from.
+        global_batch_size: rows.
+        rows: of the training file.
+        steps_per_lap: timed.
+        steps_per_lap_of_defaults: likewise, of the smaller batches of the Trainer's defaults.
+        warm_up_steps: before each lap.
+        laps: at most.
+        steps_of_curve: on which losses are compared.
+        matmul_width: of the product that tells the device's speed.
+        compiler: of `--torch_compile_backend`.
+        together: whether contenders start side by side, so that their times to the first step mean nothing.
+    """
+
+    model: dict[str, Any]
+    used_ids: int
+    global_batch_size: int
+    rows: int
+    steps_per_lap: int
+    steps_per_lap_of_defaults: int
+    warm_up_steps: int
+    laps: int
+    steps_of_curve: int
+    matmul_width: int
+    compiler: str
+    together: bool
+
+
+SIZES = {
+    "full": Size(
+        {"vocab_size": 250_000, "hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072},
+        used_ids=60_000,
+        global_batch_size=512,
+        rows=45_056,
+        steps_per_lap=10,
+        steps_per_lap_of_defaults=30,
+        warm_up_steps=2,
+        laps=6,
+        steps_of_curve=20,
+        matmul_width=8192,
+        compiler="inductor",
+        together=False,
+    ),
+    "tiny": Size(
+        {"vocab_size": 2_000, "hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 192},
+        used_ids=500,
+        global_batch_size=16,
+        rows=256,
+        steps_per_lap=1,
+        steps_per_lap_of_defaults=1,
+        warm_up_steps=1,
+        laps=2,
+        steps_of_curve=3,
+        matmul_width=256,
+        compiler="eager",
+        together=True,
+    ),
+}
+
+
+def prepare(plan: Plan, note: Note) -> None:
+    """A part: the device's speed; the model and the rows for the parts that follow."""
+    size = SIZES[plan.size]
+    flops = matmul_flops_per_second(size.matmul_width)
+    note({"bf16_matmul_tflops": round(flops / 1e12, 3), "matmul_width": size.matmul_width})
+    (plan.folder / "flops.json").write_text(json.dumps(flops), encoding="utf-8")
+    write_model(plan.folder / "model", size.model)
+    lengths = write_rows(plan.folder / "train.jsonl", size)
+    note({"rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 2), "model": size.model})
+    print(f"bf16 product of {size.matmul_width} x {size.matmul_width}: {flops / 1e12:.1f} TFLOP/s", flush=True)
+
+
+def write_model(folder: Path, shape: dict[str, Any]) -> None:
+    """A BERT from random weights with a head, and a tokenizer that takes `w17` for the token 17."""
+    torch.manual_seed(0)
+    heads = shape["hidden_size"] // 64 or 1
+    labels = dict(enumerate(LABELS))
+    config = BertConfig(**shape, num_attention_heads=heads, pad_token_id=0, id2label=labels)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = BertForSequenceClassification(config)
+    model.save_pretrained(folder)
+    words = {token: number for number, token in enumerate(SPECIAL)}
+    words |= {f"w{number}": number for number in range(len(SPECIAL), shape["vocab_size"])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = [(token, words[token]) for token in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        model_max_length=MAX_LENGTH,
+        model_input_names=["input_ids", "attention_mask"],
+        **names,
+    ).save_pretrained(folder)
+
+
+def write_rows(path: Path, size: Size) -> np.ndarray:
+    """Rows as long as tweets, of words as frequent as words are (Zipf's law); returns their lengths in tokens."""
+    generator = np.random.default_rng(0)
+    lengths = draw_lengths(TWEETS, size.rows, generator).clip(min=3)  # with two special tokens
+    ids = len(SPECIAL) + generator.permutation(size.model["vocab_size"] - len(SPECIAL))[: size.used_ids]
+    frequency = 1 / np.arange(1, size.used_ids + 1)
+    drawn = generator.choice(ids, int(lengths.sum()), p=frequency / frequency.sum())
+    texts = np.split(drawn, lengths.cumsum()[:-1])
+    with path.open("w", encoding="utf-8") as file:
+        for number, (length, tokens) in enumerate(zip(lengths, texts, strict=True)):
+            text = " ".join(f"w{token}" for token in tokens[: length - 2])
+            file.write(json.dumps({"text": text, "label": LABELS[number % 3], "language": "hi"}) + "\n")
+    return lengths
+
+
+def contenders(size: Size, grouped: tuple[int, ...]) -> list[Contender]:
+    """Who runs, in this order: what is compared with first, what may fail last."""
+    batch = {"global_batch_size": size.global_batch_size, "per_device_train_batch_size": size.global_batch_size}
+    bf16 = {**batch, "bf16": "true"}
+    best = {"per_device_train_batch_size": size.global_batch_size, "bf16": True, "optim": "adamw_torch_fused"}
+    compiled = {**bf16, "torch_compile": "true", "torch_compile_backend": size.compiler}
+    return [
+        Contender("trainer_defaults", "max_length"),
+        Contender("trainer_best", "longest", best, grouped),
+        Contender("ours_bf16", settings=bf16),
+        Contender("ours_bf16_padded", settings={**bf16, "padding_free": "off"}),
+        Contender("ours_bf16_whole_vocabulary", settings={**bf16, "active_vocabulary": "off"}),
+        Contender("ours_fp32", settings={**batch, "bf16": "false", "tf32": "false"}),
+        Contender("ours_bf16_compiled", settings=compiled),
+    ]
+
+
+def compare(plan: Plan, note: Note) -> None:
+    """A part: rows a second, by turns. Time to the first step counts from the start of the process, imports included.
+
+    The first of ours tokenises the rows, the others find them in the cache.
+    """
+    size = SIZES[plan.size]
+    steps_per_lap = size.warm_up_steps + size.steps_per_lap
+    job = job_of(plan, "compare", (1 + size.laps) * steps_per_lap)
+    rows = [json.loads(line) for line in job.train_file.read_text(encoding="utf-8").splitlines()]
+    grouped = grouped_by_length(job.model, rows, 1 + size.laps, steps_per_lap, size.global_batch_size)
+    race = Race(compete, plan.start, plan.deadline)
+    runs = contenders(size, grouped)
+    entries = [(each, _of_defaults(job, size) if each.title == "trainer_defaults" else job) for each in runs]
+    race.enter_all(entries, size.together)
+    flops_per_row = classifier_flops(BertConfig.from_pretrained(job.model), _lengths(rows)) / len(rows)
+    device = json.loads((plan.folder / "flops.json").read_text(encoding="utf-8"))
+
+    def lines(counted: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        found = [_line(each.title, size, race, counted.get(each.title, {}), flops_per_row / device) for each in runs]
+        return _with_ratios(found)
+
+    race.run(size.laps, lambda: note({"contenders": lines({})}))
+    found = lines(race.finish())
+    note({"contenders": found, "flops_per_row": flops_per_row})
+    show(found)
+
+
+def job_of(plan: Plan, name: str, steps: int) -> Job:
+    """The job of a part, in a folder of its own, where its cache lies too."""
+    size = SIZES[plan.size]
+    folder = plan.folder / name
+    folder.mkdir()
+    os.environ["INDICTUNE_CACHE"] = str(folder / "cache_of_ours")
+    files = plan.folder / "model", plan.folder / "train.jsonl"
+    return Job(*files, steps, size.steps_per_lap, folder, size.warm_up_steps)
+
+
+def _of_defaults(job: Job, size: Size) -> Job:
+    """With more steps, because their batches are smaller."""
+    steps = (1 + size.laps) * (size.warm_up_steps + size.steps_per_lap_of_defaults)
+    return replace(job, steps=steps, steps_per_lap=size.steps_per_lap_of_defaults)
+
+
+def _lengths(rows: Sequence[dict[str, str]]) -> np.ndarray:
+    return np.array([len(row["text"].split()) + 2 for row in rows])
+
+
+def _line(title: str, size: Size, race: Race, counted: dict[str, Any], mfu_per_row: float) -> dict[str, Any]:
+    """What is known of a contender so far.
+
+    Args:
+        mfu_per_row: utilisation of the device's bf16 products at one row a second.
+    """
+    line: dict[str, Any] = {"contender": title}
+    if title in race.errors:
+        line["error"] = race.errors[title]
+    laps = race.laps.get(title)
+    if not laps:
+        return line
+    rows = size.steps_per_lap * size.global_batch_size
+    if title == "trainer_defaults":
+        rows = size.steps_per_lap_of_defaults * DEFAULT_BATCH_SIZE
+    speeds = [rows / seconds for seconds in laps]
+    speed = statistics.median(speeds)
+    line |= {
+        "rows_per_second": round(speed, 1),
+        "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
+        "laps": len(laps),
+        "mfu": round(speed * mfu_per_row, 4),
+        "seconds_for_2m_rows": round(ROWS_OF_THE_GOAL / speed, 1),
+    }
+    if counted:
+        line |= {
+            "tokens_per_second": round(speed * counted["tokens_per_row"]),
+            "padding_fraction": round(counted["padding_fraction"], 4),
+            "peak_memory_bytes": counted["peak_memory_bytes"],
+            "seconds_to_first_step": round(race.seconds_to_ready[title] + counted["first_step_s"], 1),
+        }
+    return line
+
+
+def _with_ratios(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each line with how many times as fast it is as the Trainer, at its defaults and at its best."""
+    for baseline in lines[:2]:
+        for line in lines:
+            if "rows_per_second" in line and "rows_per_second" in baseline:
+                ratio = line["rows_per_second"] / baseline["rows_per_second"]
+                line[f"times_{baseline['contender']}"] = round(ratio, 2)
+    return lines
+
+
+COLUMNS = {
+    "rows_per_second": ("rows/s", "{:,.0f}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "mfu": ("MFU", "{:.1%}"),
+    "padding_fraction": ("padding", "{:.1%}"),
+    "peak_memory_bytes": ("peak bytes", "{:.2e}"),
+    "seconds_to_first_step": ("1st step s", "{:.1f}"),
+    "seconds_for_2m_rows": ("2M rows s", "{:,.0f}"),
+    "times_trainer_defaults": ("x defaults", "{:.2f}"),
+    "times_trainer_best": ("x best", "{:.2f}"),
+}
+
+
+def show(lines: Sequence[dict[str, Any]]) -> None:
+    """Print the table."""
+    print(f"\n{'':<27}" + "".join(f"{title:>12}" for title, _ in COLUMNS.values()))
+    for line in lines:
+        cells = [form.format(line[name]) if name in line else "" for name, (_, form) in COLUMNS.items()]
+        print(f"{line['contender']:<27}" + "".join(f"{cell:>12}" for cell in cells))
+        if "error" in line:
+            print(f"  failed: {line['error'].splitlines()[-1]}")
+    print(flush=True)
+
+
+def compare_losses(plan: Plan, note: Note) -> None:
+    """A part: the loss of ours in fp32 without dropout, and of the padded Trainer on the same global batches."""
+    size = SIZES[plan.size]
+    job = replace(job_of(plan, "losses", size.steps_of_curve), steps_per_lap=size.steps_of_curve, warm_up_steps=0)
+    batch = {"per_device_train_batch_size": size.global_batch_size}
+    settings = {**FP32, **batch, "global_batch_size": size.global_batch_size, "bf16": "false", "tf32": "false"}
+    found = curves(job, settings, {**FP32, **batch, "tf32": False})
+    note(found)
+    print(f"loss in fp32 without dropout: {found['largest']:.1e} from the Trainer's at most (aim: 1e-4)\n", flush=True)

@@ -1,0 +1,254 @@
+"""The runs that `benchmarks/speed.py` and `benchmarks/gpu.py` compare. Each waits for its turn before every lap."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+MAX_LENGTH = 128
+BATCH_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One run.
+
+    Attributes:
+        title: in the table.
+        padding: how transformers' own Trainer pads: `max_length` or `longest`; None for indictune's.
+        settings: of the Trainer, or flags of indictune's script.
+        order: numbers of the rows in the order in which the Trainer takes them; empty for its own shuffle.
+    """
+
+    title: str
+    padding: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all contenders have in common.
+
+    Attributes:
+        model: folder.
+        train_file: jsonl.
+        steps: of the whole run.
+        steps_per_lap: that are timed; then a contender waits.
+        folder: gets outputs and logs.
+        warm_up_steps: before the timed ones of each lap.
+    """
+
+    model: Path
+    train_file: Path
+    steps: int
+    steps_per_lap: int
+    folder: Path
+    warm_up_steps: int = 0
+
+
+class Turns(TrainerCallback):
+    """Waits for the parent's word before each lap and tells its seconds after it; tells what was counted in the end.
+
+    The next batch is made inside the lap: the Trainer asks for it after the end of the step before.
+
+    Args:
+        connection: to the parent.
+        job: tells the steps of a lap.
+        counted: `padding_fraction` and whatever else is to be told at the end.
+    """
+
+    def __init__(self, connection: Connection, job: Job, counted: Callable[[], dict[str, Any]]) -> None:
+        self.connection = connection
+        self.job = job
+        self.counted = counted
+        self.losses: list[float] = []
+        self.first_step_s = 0.0
+        self._since = 0.0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.connection.send("ready")
+        self._wait(control)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step == 1:
+            self.first_step_s = _now() - self._since
+        step_of_lap = state.global_step % (self.job.warm_up_steps + self.job.steps_per_lap)
+        if step_of_lap == 0:
+            self.connection.send(_now() - self._since)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # the GPU is the next contender's
+            self._wait(control)
+        elif step_of_lap == self.job.warm_up_steps:
+            self._since = _now()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        if "loss" in others["logs"]:
+            self.losses.append(others["logs"]["loss"])
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        common = {"peak_memory_bytes": peak_memory_bytes(), "losses": self.losses, "first_step_s": self.first_step_s}
+        self.connection.send({**common, **self.counted()})
+        sys.exit()  # what comes after training is not compared
+
+    def _wait(self, control: TrainerControl) -> None:
+        control.should_training_stop = self.connection.recv() == "stop"
+        self._since = time.perf_counter()
+
+
+def _now() -> float:
+    """Seconds, when the GPU has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has used: of the GPU, or else of the CPU (Linux)."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def compete(contender: Contender, job: Job, connection: Connection) -> None:
+    """The whole life of a child process."""
+    write_to_log(contender, job)
+    if contender.padding is None:
+        train_by_indictune(contender, job, connection)
+    else:
+        train_by_transformers(contender, job, connection)
+
+
+def write_to_log(contender: Contender, job: Job) -> None:
+    """Let this process print to `<title>.log`."""
+    log = os.open(job.folder / f"{contender.title}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def train_by_indictune(contender: Contender, job: Job, connection: Connection) -> None:
+    """scripts/train_sentiment.py, with one callback more."""
+
+    def turns(trainer: Any, throughput: Any) -> Turns:
+        def counted() -> dict[str, Any]:
+            steps = range(trainer.state.global_step)
+            rows = [row for step in steps for each in trainer.batches.micro_batches(0, step) for row in each]
+            tokens_per_row = throughput.tokens / throughput.rows
+            return {"padding_fraction": throughput.padding_fraction, "tokens_per_row": tokens_per_row, "order": rows}
+
+        return Turns(connection, job, counted)
+
+    run_sentiment(contender, job, turns)
+
+
+def run_sentiment(contender: Contender, job: Job, callback: Callable[[Any, Any], TrainerCallback]) -> None:
+    """scripts/train_sentiment.py with a contender's settings; `callback` as of `run_script`."""
+    from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+    from scripts import train_sentiment
+
+    settings = {
+        "model_name_or_path": job.model,
+        "train_file": job.train_file,
+        "max_length": MAX_LENGTH,
+        "global_batch_size": BATCH_SIZE,
+        "per_device_train_batch_size": BATCH_SIZE,
+        "max_steps": job.steps,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "load_best_model_at_end": "false",
+        "output_dir": job.folder / contender.title,
+        **contender.settings,
+    }
+    run_script(train_sentiment, (ModelArguments, DataArguments, SentimentTrainingArguments), settings, callback)
+
+
+def run_script(
+    script: ModuleType,
+    arguments: tuple[type, ...],
+    settings: dict[str, Any],
+    callback: Callable[[Any, Any], TrainerCallback],
+) -> None:
+    """A script of ours, with one callback more.
+
+    Args:
+        script: its module.
+        arguments: that it reads.
+        settings: its flags.
+        callback: makes the callback from the trainer and its throughput.
+    """
+    from indictune.config import read_recipe
+    from indictune.training.session import run
+
+    watch = vars(script)["watch"]
+
+    def watch_and_add(trainer: Any, *args: Any) -> Any:
+        throughput = watch(trainer, *args)
+        trainer.add_callback(callback(trainer, throughput))
+        return throughput
+
+    setattr(script, "watch", watch_and_add)  # noqa: B010
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    run(script.main, read_recipe(flags, arguments))
+
+
+def train_by_transformers(contender: Contender, job: Job, connection: Connection) -> None:
+    """What transformers' `run_classification.py` does: its Trainer, and rows padded before or when they are used."""
+    from datasets import load_dataset
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, Trainer
+
+    settings = dict(contender.settings)
+    dropout = settings.pop("dropout", None)
+    changes = {} if dropout is None else {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    model = AutoModelForSequenceClassification.from_pretrained(job.model, **changes)
+    tokenizer = AutoTokenizer.from_pretrained(job.model)
+    rows = load_dataset("json", data_files=str(job.train_file), split="train", cache_dir=str(job.folder / "cache"))
+
+    class_id = {label: number for number, label in model.config.id2label.items()}
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, Any]:
+        padding = contender.padding == "max_length" and "max_length"
+        encoded = tokenizer(batch["text"], truncation=True, max_length=MAX_LENGTH, padding=padding)
+        return {**encoded, "labels": [class_id[label] for label in batch["label"]]}
+
+    rows = rows.map(encode, batched=True, remove_columns=rows.column_names)
+    if contender.order:
+        rows = rows.select(contender.order)
+        settings["train_sampling_strategy"] = "sequential"
+    pad = DataCollatorWithPadding(tokenizer)
+    counts = {"rows": 0, "tokens": 0, "places": 0}
+
+    def pad_and_count(batch: list[dict[str, Any]]) -> Any:
+        tensors = pad(batch)
+        mask = tensors["attention_mask"]
+        counts["rows"] += len(mask)
+        counts["tokens"] += int(mask.sum())
+        counts["places"] += mask.numel()
+        return tensors
+
+    def counted() -> dict[str, Any]:
+        padding_fraction = 1 - counts["tokens"] / counts["places"]
+        return {"padding_fraction": padding_fraction, "tokens_per_row": counts["tokens"] / counts["rows"]}
+
+    args = TrainingArguments(
+        output_dir=str(job.folder / contender.title),
+        max_steps=job.steps,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        **{"per_device_train_batch_size": BATCH_SIZE, **settings},
+    )
+    trainer = Trainer(model, args, train_dataset=rows, data_collator=pad_and_count)
+    trainer.add_callback(Turns(connection, job, counted))
+    trainer.train()

@@ -1,0 +1,83 @@
+"""scripts/train_sentiment.py on one rank, which notes the bytes that it sends in every step.
+
+Started by `benchmarks/communication.py`. The file `rank-<r>.json` in the folder `$COUNTS` gets what was counted. With
+`$AS_TRAINER`, communication is left as transformers' Trainer sets it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config import read_recipe
+from indictune.strategy.sharding import repeated_blocks, whole_shapes
+from indictune.training import exact
+from indictune.training.session import run
+from scripts import train_sentiment
+
+
+class CountBytes(TrainerCallback):
+    """Notes the counter and the time after every step, and what there is in the end."""
+
+    def __init__(self) -> None:
+        self.bytes: list[int] = []
+        self.seconds: list[float] = []
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.bytes.append(number("/proc/self/io", "wchar"))  # written so far: to sockets, for the most part
+        self.seconds.append(time.perf_counter())
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        peak = number("/proc/self/status", "VmHWM") * 1024
+        noted = {"bytes": self.bytes, "seconds": self.seconds, "peak_memory_bytes": peak}
+        path = Path(os.environ["COUNTS"]) / f"rank-{args.process_index}.json"
+        path.write_text(json.dumps({**noted, "parameters": parameters(others["model"])}), encoding="utf-8")
+
+
+def number(path: str, name: str) -> int:
+    """What Linux tells about this process under a name."""
+    lines = Path(path).read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def parameters(model: nn.Module) -> list[dict[str, Any]]:
+    """Each trained parameter's whole `shape`, and whether it is `in_a_unit` of FSDP's: a block or the embedding."""
+    blocks = tuple(repeated_blocks(model))
+    units = [module for module in model.modules() if type(module).__name__ in blocks]
+    units.append(model.get_input_embeddings())  # type: ignore[operator]
+    inside = {id(parameter) for unit in units for parameter in unit.parameters()}
+    sizes = whole_shapes(model)
+    return [
+        {"shape": sizes[name], "in_a_unit": id(parameter) in inside}
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def main() -> int:
+    """The script, with its trainer watched by one callback more."""
+    watch = vars(train_sentiment)["watch"]
+
+    def watch_and_count(trainer: Any, *args: Any) -> Any:
+        trainer.add_callback(CountBytes())
+        return watch(trainer, *args)
+
+    if os.environ.get("AS_TRAINER"):
+        setattr(exact, "set_up_communication", lambda *_: None)  # noqa: B010
+    setattr(train_sentiment, "watch", watch_and_count)  # noqa: B010
+    arguments = (ModelArguments, DataArguments, SentimentTrainingArguments)
+    return run(train_sentiment.main, read_recipe(sys.argv[1:], arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

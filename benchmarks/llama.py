@@ -1,0 +1,321 @@
+"""Adapters on a LLaMA of 8B parameters on a GPU: ours beside plain TRL at its defaults.
+
+Random weights are built from the shapes, so that nothing is downloaded. Rows are as long as alpaca's, in digits from 1
+to 9, each of which is a token. Counted are the tokens of rows, never padding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.contenders import Contender, Job, Turns, run_script, write_to_log
+from benchmarks.flops import adapter_flops
+from benchmarks.parts import Note, Plan
+from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
+from benchmarks.turns import Race
+from indictune.models import builtin
+
+METHODS = ("qlora", "lora")
+TRL_BATCH_SIZE = 8  # its default
+# Packs in a batch of ours: about as many places as TRL's padded rows have.
+PACKS = 4
+LORA = {"lora_r": 16, "lora_alpha": 32}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the comparison is.
+
+    Attributes:
+        model: of the LlamaConfig.
+        max_length: of a row or a pack, in tokens.
+        steps_per_lap: timed.
+        warm_up_steps: before each lap.
+        laps: at most.
+    """
+
+    model: dict[str, Any]
+    max_length: int
+    steps_per_lap: int
+    warm_up_steps: int
+    laps: int
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return (1 + self.laps) * (self.warm_up_steps + self.steps_per_lap)
+
+
+SIZES = {
+    "full": Size(
+        {
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+        max_length=1024,  # TRL's default
+        steps_per_lap=5,
+        warm_up_steps=1,
+        laps=6,
+    ),
+    "tiny": Size(
+        {
+            "vocab_size": 4096,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+        },
+        max_length=256,
+        steps_per_lap=1,
+        warm_up_steps=0,
+        laps=1,
+    ),
+}
+
+
+def compare(plan: Plan, note: Note) -> None:
+    """A part: one method after the other, with the same time for each."""
+    size = SIZES[plan.size]
+    model, rows = plan.folder / "llama", plan.folder / "chats.jsonl"
+    config = write_model(model, size.model)
+    lengths = write_rows(rows, 3 * size.steps * TRL_BATCH_SIZE, size.max_length, plan.full_length)
+    os.environ["INDICTUNE_CACHE"] = str(plan.folder / "cache_of_llama")
+    flops_per_token = adapter_flops(config, lengths) / float(lengths.sum())
+    device = json.loads((plan.folder / "flops.json").read_text(encoding="utf-8"))
+    note({"flops_per_token": flops_per_token, "rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 1)})
+    for number, method in enumerate(METHODS):
+        folder = plan.folder / method
+        folder.mkdir()
+        job = Job(model, rows, size.steps, size.steps_per_lap, folder, size.warm_up_steps)
+        methods_left = len(METHODS) - number
+        deadline = plan.deadline - plan.left() * (methods_left - 1) / methods_left
+        lines = compare_method(method, job, size, deadline)
+        for line in lines:
+            if "tokens_per_second" in line:
+                line["mfu"] = round(line["tokens_per_second"] * flops_per_token / device, 4)
+        note({method: lines})
+        show(lines)
+
+
+def write_model(folder: Path, shape: dict[str, Any]) -> LlamaConfig:
+    """The model in bf16, and the package's own tokenizer; returns its configuration."""
+    tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
+    tokenizer.model_max_length = 8192
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(**shape, num_key_value_heads=8, max_position_embeddings=8192, dtype="bfloat16")
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            LlamaForCausalLM(config).save_pretrained(folder)
+    finally:
+        torch.set_default_dtype(default)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the GPU is the contenders'
+    return config
+
+
+def write_rows(path: Path, count: int, max_length: int, full_length: bool) -> np.ndarray:
+    """Chats of digits; returns the tokens of each row, without those of the template.
+
+    Args:
+        path: jsonl.
+        count: of rows.
+        max_length: to which rows are cut.
+        full_length: answers have so many digits.
+    """
+    generator = np.random.default_rng(0)
+    prompts = draw_lengths(PROMPTS, count, generator)
+    answers = np.full(count, max_length) if full_length else draw_lengths(ANSWERS, count, generator)
+    with path.open("w", encoding="utf-8") as file:
+        for prompt, answer in zip(prompts, answers, strict=True):
+            digits = [" ".join(map(str, generator.integers(1, 10, length))) for length in (prompt, answer)]
+            turns = zip(("user", "assistant"), digits, strict=True)
+            file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+    lengths: np.ndarray = (prompts + answers).clip(max=max_length)
+    return lengths
+
+
+def contenders(method: str, max_length: int) -> list[Contender]:
+    """Who runs: packed, the same rows as TRL's without padding, and TRL."""
+    common = {"method": method, "max_length": max_length}
+    packed = {**common, "packing": "true", "global_batch_size": PACKS, "per_device_train_batch_size": PACKS}
+    joined = {**common, "global_batch_size": TRL_BATCH_SIZE, "per_device_train_batch_size": TRL_BATCH_SIZE}
+    return [
+        Contender(f"{method}_ours_packed", settings=packed),
+        Contender(f"{method}_ours_joined", settings=joined),
+        Contender(f"{method}_trl", "longest", common),
+    ]
+
+
+def compete(contender: Contender, job: Job, connection: Connection) -> None:
+    """The whole life of a child process."""
+    write_to_log(contender, job)
+    if contender.padding is None:
+        train_by_indictune(contender, job, connection)
+    else:
+        train_by_trl(contender, job, connection)
+
+
+def train_by_indictune(contender: Contender, job: Job, connection: Connection) -> None:
+    """scripts/train_llama.py, with one callback more."""
+    from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+    from scripts import train_llama
+
+    def turns(trainer: Any, throughput: Any) -> Turns:
+        def counted() -> dict[str, Any]:
+            batches = trainer.batches
+            steps = (divmod(step, batches.steps_per_epoch) for step in range(trainer.state.global_step))
+            tokens = [batches.counts(epoch, step)[1] for epoch, step in steps]
+            return {"padding_fraction": throughput.padding_fraction, "tokens_of_steps": tokens}
+
+        return Turns(connection, job, counted)
+
+    settings = {
+        "model_name_or_path": job.model,
+        "train_file": job.train_file,
+        "output_dir": job.folder / contender.title,
+        "max_steps": job.steps,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "load_best_model_at_end": "false",
+        "disable_tqdm": "true",
+        **LORA,
+        "lora_dropout": 0.0,  # peft's default
+        **contender.settings,
+    }
+    run_script(train_llama, (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments), settings, turns)
+
+
+def train_by_trl(contender: Contender, job: Job, connection: Connection) -> None:
+    """TRL's SFTTrainer as `trl_trainer` makes it, with its tokens counted."""
+    trainer = trl_trainer(contender, job)
+    prepared: Any = trainer.train_dataset
+    lengths = [len(ids) for ids in prepared["input_ids"]]
+    pad: Any = trainer.data_collator
+    counts = {"tokens": 0, "places": 0}
+
+    def pad_and_count(rows: list[dict[str, Any]]) -> Any:
+        batch = pad(rows)
+        counts["tokens"] += int(batch["attention_mask"].sum())
+        counts["places"] += batch["attention_mask"].numel()
+        return batch
+
+    def counted() -> dict[str, Any]:
+        steps = range(0, trainer.state.global_step * TRL_BATCH_SIZE, TRL_BATCH_SIZE)
+        tokens = [sum(lengths[first : first + TRL_BATCH_SIZE]) for first in steps]
+        return {"padding_fraction": 1 - counts["tokens"] / counts["places"], "tokens_of_steps": tokens}
+
+    trainer.data_collator = pad_and_count
+    trainer.add_callback(Turns(connection, job, counted))
+    trainer.train()
+
+
+def trl_trainer(contender: Contender, job: Job) -> Any:
+    """TRL's SFTTrainer at its defaults, but for the loss, which counts the answers alone, as ours does."""
+    from datasets import load_dataset
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    nf4 = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    args = SFTConfig(
+        output_dir=str(job.folder / contender.title),
+        max_steps=job.steps,
+        max_length=contender.settings["max_length"],
+        assistant_only_loss=True,
+        train_sampling_strategy="sequential",  # drawn at random they are already; so each step's rows are known
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        model_init_kwargs={"dtype": torch.bfloat16},
+    )
+    rows = load_dataset("json", data_files=str(job.train_file), split="train", cache_dir=str(job.folder / "cache"))
+    return SFTTrainer(
+        str(job.model),
+        args=args,
+        train_dataset=rows,
+        peft_config=LoraConfig(
+            task_type="CAUSAL_LM", target_modules="all-linear", r=LORA["lora_r"], lora_alpha=LORA["lora_alpha"]
+        ),
+        quantization_config=nf4 if contender.settings["method"] == "qlora" else None,
+    )
+
+
+def compare_method(method: str, job: Job, size: Size, deadline: float) -> list[dict[str, Any]]:
+    """The contenders' lines of the table, at the deadline (by `time.time()`) at the latest."""
+    race = Race(compete, time.time(), deadline)
+    runs = contenders(method, size.max_length)
+    race.enter_all([(contender, job) for contender in runs], together=True)
+    race.run(size.laps, lambda: None)
+    counted = race.finish()
+    lines = [_line(contender.title, job, race, counted.get(contender.title)) for contender in runs]
+    trl = lines[-1]
+    for line in lines:
+        if "tokens_per_second" in line and "tokens_per_second" in trl:
+            line["times_trl"] = round(line["tokens_per_second"] / trl["tokens_per_second"], 2)
+            line["memory_of_trl"] = round(line["peak_memory_bytes"] / trl["peak_memory_bytes"], 2)
+    return lines
+
+
+def _line(title: str, job: Job, race: Race, counted: dict[str, Any] | None) -> dict[str, Any]:
+    line: dict[str, Any] = {"contender": title}
+    if title in race.errors:
+        line["error"] = race.errors[title]
+    laps = race.laps.get(title)
+    if counted is None or not laps:
+        return line
+    steps_of_lap = job.warm_up_steps + job.steps_per_lap
+    tokens = counted["tokens_of_steps"]
+    timed = [
+        sum(tokens[lap * steps_of_lap + job.warm_up_steps : (lap + 1) * steps_of_lap])
+        for lap in range(1, 1 + len(laps))
+    ]
+    speeds = [count / seconds for count, seconds in zip(timed, laps, strict=True)]
+    return line | {
+        "tokens_per_second": round(statistics.median(speeds), 1),
+        "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
+        "laps": len(laps),
+        "tokens_per_step": round(statistics.mean(tokens), 1),
+        "padding_fraction": round(counted["padding_fraction"], 4),
+        "peak_memory_bytes": counted["peak_memory_bytes"],
+    }
+
+
+def show(lines: Sequence[dict[str, Any]]) -> None:
+    """Print the table."""
+    print(f"\n{'':<20}{'tokens/s':>10}{'MFU':>8}{'padding':>9}{'peak bytes':>12}{'x TRL':>8}{'memory':>8}")
+    for line in lines:
+        print(f"{line['contender']:<20}", end="")
+        if "tokens_per_second" in line:
+            print(
+                f"{line['tokens_per_second']:>10,.0f}{line['mfu']:>8.1%}{line['padding_fraction']:>9.1%}"
+                f"{line['peak_memory_bytes']:>12.2e}{line.get('times_trl', 0):>8.2f}"
+                f"{line.get('memory_of_trl', 0):>8.2f}",
+                end="",
+            )
+        print("  failed: " + line["error"].splitlines()[-1] if "error" in line else "")
+    print(flush=True)

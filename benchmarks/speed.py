@@ -1,0 +1,294 @@
+"""Rows a second of a small BERT on real tweets, beside transformers' Trainer at its defaults and at its best.
+
+    python -m benchmarks.speed [--data ../shared/data/sentiment] [--seeds]
+
+Every contender lives in its own process; they take turns, lap by lap, and the first lap of each is left out. BERT of
+4 layers x 256 from random weights, batches of 64 rows, texts cut to 128 tokens, all cores. A vocabulary of 250,000 is
+one of 30,000 learned from the tweets and rows that no tweet uses, as in a model of many languages. `ours_padded` is
+ours with the padding put back: a benchmark that does not see the loss would be blind.
+
+The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step.
+`--seeds` (minutes) compares bf16 with fp32 by the mean of five seeds beside their spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers.trainer_pt_utils import get_length_grouped_indices
+
+from benchmarks.contenders import BATCH_SIZE, MAX_LENGTH, Contender, Job, compete
+from benchmarks.environment import environment, write_results
+from indictune.data.cleaning import clean
+from indictune.layout import table
+from indictune.models.tiny_bert import train_tokenizer
+
+SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
+VOCABULARIES = (30_000, 250_000)
+LAPS = 5
+STEPS_PER_LAP = 4
+STEPS_OF_CURVE = 12
+STEPS_OF_SEEDS = 60
+SECONDS_TO_END = 5.0
+FP32 = {"dropout": 0.0, "logging_steps": 1}
+
+Row = dict[str, str]
+
+
+def read_tweets(data: Path) -> list[Row]:
+    """Real tweets, or the built-in ones where there are none; cleaned, so that all contenders see the same texts."""
+    real = data / "hinglish_tweets.train.jsonl"
+    path = real if real.exists() else SAMPLES / "train.jsonl"
+    with path.open(encoding="utf-8") as lines:
+        return [{**row, "text": clean(row["text"])} for row in map(json.loads, lines)]
+
+
+def write_model(folder: Path, rows: Sequence[Row], vocab_size: int) -> None:
+    """A BERT from random weights with a head, and a tokenizer learned from the rows."""
+    tokenizer = train_tokenizer([row["text"] for row in rows], min(vocab_size, VOCABULARIES[0]), MAX_LENGTH)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        max_position_embeddings=MAX_LENGTH,
+        pad_token_id=tokenizer.pad_token_id,
+        id2label=dict(enumerate(sorted({row["label"] for row in rows}))),
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+
+
+def grouped_by_length(
+    model: Path, rows: Sequence[Row], laps: int, steps_per_lap: int = STEPS_PER_LAP, batch_size: int = BATCH_SIZE
+) -> tuple[int, ...]:
+    """Rows in batches as `train_sampling_strategy: group_by_length` makes them, drawn evenly over their lengths.
+
+    The sampler begins with its longest batches; a short run of it would see nothing else. Every lap gets batches from
+    short to long instead, as a whole epoch has them.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = [row["text"] for row in rows]
+    lengths = [len(ids) for ids in tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]]
+    generator = torch.Generator().manual_seed(0)
+    order = get_length_grouped_indices(lengths, batch_size, generator=generator)  # type: ignore[no-untyped-call]
+    whole = len(order) // batch_size * batch_size
+    batches = [order[start : start + batch_size] for start in range(0, whole, batch_size)]
+    batches.sort(key=lambda batch: sum(lengths[row] for row in batch))
+    wanted = laps * steps_per_lap
+    # Batch number `lap` of each of the `steps_per_lap` bands of length.
+    places = [step * laps + lap + 0.5 for lap in range(laps) for step in range(steps_per_lap)]
+    return tuple(row for place in places for row in batches[int(place / wanted * len(batches))])
+
+
+def contenders(grouped: tuple[int, ...]) -> list[Contender]:
+    """Who runs, in this order."""
+    return [
+        Contender("trainer_defaults", "max_length"),
+        Contender("trainer_best", "longest", {"bf16": True, "optim": "adamw_torch_fused"}, grouped),
+        Contender("ours_fp32"),
+        Contender("ours_bf16", settings={"bf16": "true"}),
+        Contender("ours_padded", settings={"padding_free": "off"}),
+        Contender("ours_whole_vocabulary", settings={"active_vocabulary": "off"}),
+    ]
+
+
+class Runner:
+    """A contender's process, seen from the parent.
+
+    Args:
+        contender: that runs.
+        job: of all.
+        target: the life of the process.
+        patience_s: after how many seconds of silence it has failed; None never.
+
+    Attributes:
+        seconds_to_ready: from its start to where training begins.
+
+    Raises:
+        RuntimeError: it failed; so do the methods.
+    """
+
+    def __init__(
+        self,
+        contender: Contender,
+        job: Job,
+        target: Callable[[Contender, Job, Connection], None] = compete,
+        patience_s: float | None = None,
+    ) -> None:
+        since = time.perf_counter()
+        context = multiprocessing.get_context("spawn")
+        self.log = job.folder / f"{contender.title}.log"
+        self.title = contender.title
+        self.connection: Connection
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=target, args=(contender, job, theirs), daemon=True)
+        self.patience_s = patience_s
+        self.process.start()
+        theirs.close()
+        self._hear()  # it is ready
+        self.seconds_to_ready = time.perf_counter() - since
+
+    def lap(self) -> float:
+        """Let it run a lap; returns its seconds."""
+        self.connection.send("go")
+        return float(self._hear())
+
+    def finish(self) -> dict[str, Any]:
+        """What it counted. What it would still do after training is cut off."""
+        self.connection.send("stop")
+        counted: dict[str, Any] = self._hear()
+        self.process.join(SECONDS_TO_END)
+        self.process.terminate()
+        return counted
+
+    def _hear(self) -> Any:
+        try:
+            if not self.connection.poll(self.patience_s):
+                raise RuntimeError(f"{self.title} said nothing for {self.patience_s} s.")
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise RuntimeError(f"{self.title} failed:\n{self.log.read_text(encoding='utf-8')}") from None
+
+
+def compare(rows: Sequence[Row], vocab_size: int, folder: Path) -> list[dict[str, Any]]:
+    """The contenders' lines of the table for one vocabulary."""
+    model, train_file = folder / "model", _write(rows, folder / "train.jsonl")
+    write_model(model, rows, vocab_size)
+    job = Job(model, train_file, (1 + LAPS) * STEPS_PER_LAP, STEPS_PER_LAP, folder)
+    grouped = grouped_by_length(model, rows, 1 + LAPS)
+    with ThreadPoolExecutor(2) as pool:
+        runners = list(pool.map(lambda contender: Runner(contender, job), contenders(grouped)))
+    laps = [[runner.lap() for runner in runners] for _ in range(1 + LAPS)][1:]
+    lines = []
+    for number, runner in enumerate(runners):
+        speeds = [STEPS_PER_LAP * BATCH_SIZE / seconds[number] for seconds in laps]
+        counted = runner.finish()
+        lines.append(
+            {
+                "contender": runner.title,
+                "rows_per_second": round(statistics.median(speeds), 1),
+                "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
+                "padding_fraction": round(counted["padding_fraction"], 4),
+                "tokens_per_row": round(counted["tokens_per_row"], 1),
+                "peak_memory_bytes": counted["peak_memory_bytes"],
+            }
+        )
+    for line in lines:
+        for baseline in lines[:2]:
+            line[f"times_{baseline['contender']}"] = round(line["rows_per_second"] / baseline["rows_per_second"], 2)
+    return lines
+
+
+def _write(rows: Sequence[Row], path: Path) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def run_alone(contender: Contender, job: Job) -> dict[str, Any]:
+    """Train without turns; what was counted."""
+    runner = Runner(contender, job)
+    runner.lap()
+    return runner.finish()
+
+
+def compare_losses(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
+    """The loss of each step of ours, and of the plain Trainer on the same batches, in fp32 without dropout."""
+    write_model(folder / "model", rows, VOCABULARIES[0])
+    train_file = _write(rows, folder / "train.jsonl")
+    return curves(Job(folder / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, folder), FP32, FP32)
+
+
+def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -> dict[str, Any]:
+    """The losses of ours and of the plain Trainer, on the same padded batches, and how far apart they are at most.
+
+    Args:
+        job: whose lap is the whole run.
+        settings: of ours.
+        plain_settings: of the Trainer.
+    """
+    ours = run_alone(Contender("curve_of_ours", settings=settings), job)
+    plain = run_alone(Contender("curve_of_trainer", "longest", plain_settings, tuple(ours["order"])), job)
+    differences = [abs(one - other) for one, other in zip(ours["losses"], plain["losses"], strict=True)]
+    return {"steps": job.steps, "ours": ours["losses"], "trainer": plain["losses"], "largest": max(differences)}
+
+
+def compare_seeds(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
+    """The mean loss of the last third of the steps, of five seeds in fp32 and in bf16."""
+    write_model(folder / "model", rows, VOCABULARIES[0])
+    job = Job(folder / "model", _write(rows, folder / "train.jsonl"), STEPS_OF_SEEDS, STEPS_OF_SEEDS, folder)
+    last = STEPS_OF_SEEDS // 3
+    losses: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    for seed in range(5):
+        for dtype, found in losses.items():
+            settings = {"seed": seed, "logging_steps": 1, "bf16": str(dtype == "bf16").lower()}
+            counted = run_alone(Contender(f"{dtype}_seed_{seed}", settings=settings), job)
+            found.append(statistics.mean(counted["losses"][-last:]))
+    means = {dtype: statistics.mean(found) for dtype, found in losses.items()}
+    return {**losses, "difference": means["bf16"] - means["fp32"], "spread_of_seeds": statistics.stdev(losses["fp32"])}
+
+
+def show(vocab_size: int, lines: Sequence[dict[str, Any]]) -> None:
+    """Print a table."""
+    header = [f"vocabulary {vocab_size:,}", "rows/s", "padding", "tokens/row", "peak MB", "x defaults", "x best"]
+    body = [
+        [
+            line["contender"],
+            f"{line['rows_per_second']:.1f}",
+            f"{line['padding_fraction']:.1%}",
+            f"{line['tokens_per_row']:.1f}",
+            f"{line['peak_memory_bytes'] / 1e6:,.0f}",
+            f"{line['times_trainer_defaults']:.2f}",
+            f"{line['times_trainer_best']:.2f}",
+        ]
+        for line in lines
+    ]
+    print(table(header, body), end="\n\n", flush=True)
+
+
+def main() -> None:
+    """Measure, print the tables and write the result file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/sentiment"), help="folder with jsonl files")
+    parser.add_argument("--seeds", action="store_true", help="compare bf16 with fp32 by five seeds, too")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
+    rows = read_tweets(options.data)
+    results: dict[str, Any] = {"environment": environment(), "rows": len(rows), "laps": LAPS, "speed": {}}
+    with tempfile.TemporaryDirectory() as work:
+        for vocab_size in VOCABULARIES:
+            folder = Path(work, str(vocab_size))
+            folder.mkdir()
+            results["speed"][vocab_size] = compare(rows, vocab_size, folder)
+            show(vocab_size, results["speed"][vocab_size])
+        parts = {"losses": compare_losses, **({"seeds": compare_seeds} if options.seeds else {})}
+        for name, compare_part in parts.items():
+            folder = Path(work, name)
+            folder.mkdir()
+            results[name] = compare_part(rows, folder)
+    print(f"loss in fp32 without dropout: {results['losses']['largest']:.1e} from the plain Trainer's at most")
+    if options.seeds:
+        print(
+            f"bf16: {results['seeds']['difference']:+.4f}; seeds spread by {results['seeds']['spread_of_seeds']:.4f}"
+        )
+    print(f"written to {write_results('speed', results)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Where a training step of the classifier spends its time: on the GPU by kernel, and on the host."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.profiler_util import DeviceType, FunctionEventAvg  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from benchmarks.classifier_gpu import SIZES, job_of
+from benchmarks.contenders import Contender, Job, run_sentiment, write_to_log
+from benchmarks.parts import Note, Plan
+from benchmarks.speed import Runner
+
+# The first pattern that a kernel's name holds decides; on a CPU, where there are none, that of an operation.
+STAGES = {
+    "attention": r"flash|fmha|attention|varlen",
+    "embedding": r"embedding|index_?select|vectorized_gather|compute_grad_weight|sum_and_scatter|segment_offset|radix",
+    "optimizer": r"multi_tensor_apply|adam|lpnorm|foreach",
+    "other matmuls": r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitk|\b\w*mm\b|linear",
+    "copies": r"memcpy|memset",
+}
+WAITS = r"cuda\w*Synchronize"
+TOP = 15
+WARM_UP_STEPS = {"full": 15, "tiny": 1}
+STEPS = {"full": 10, "tiny": 2}
+PATIENCE_S = 90.0
+
+
+class StageProfiler(TrainerCallback):
+    """Times some steps, profiles as many, tells the parent what it saw, and is done.
+
+    Args:
+        connection: to the parent.
+        warm_up_steps: before.
+        steps: timed, and profiled.
+        trace: file (`.json.gz`) for the profiled steps, or None.
+    """
+
+    def __init__(self, connection: Connection, warm_up_steps: int, steps: int, trace: Path | None) -> None:
+        self.connection = connection
+        self.warm_up_steps = warm_up_steps
+        self.steps = steps
+        self.trace = trace
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        self.profiler = profile(activities=activities)
+        self._since = self._plain_s = 0.0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.connection.send("ready")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        step = state.global_step - self.warm_up_steps
+        if step not in (0, self.steps, 2 * self.steps):
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self._since
+        if step == 2 * self.steps:
+            self._tell(seconds)
+            return
+        if step == self.steps:
+            self._plain_s = seconds
+            self.profiler.start()
+        self._since = time.perf_counter()
+
+    def _tell(self, profiled_s: float) -> None:
+        self.profiler.stop()
+        if self.trace is not None:
+            self.profiler.export_chrome_trace(str(self.trace))
+        events = self.profiler.key_averages()
+        self.connection.send(shares(events, self.steps, self._plain_s, profiled_s))
+
+
+def shares(events: Iterable[FunctionEventAvg], steps: int, plain_s: float, profiled_s: float) -> dict[str, Any]:
+    """The tables of a profile.
+
+    Args:
+        events: of all profiled steps.
+        steps: that were profiled.
+        plain_s: that as many steps took without the profiler, which slows the host down.
+        profiled_s: that the profiled ones took.
+    """
+    events = list(events)
+    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    kernels = [each for each in events if each.device_type != DeviceType.CPU and not each.is_user_annotation]
+    if torch.cuda.is_available():
+        seconds = {str(event.key): event.self_device_time_total / 1e6 for event in kernels}
+    else:
+        kernels = on_host
+        seconds = {str(event.key): event.self_cpu_time_total / 1e6 for event in kernels}
+    busy = sum(seconds.values())
+    stages = dict.fromkeys([*STAGES, "rest"], 0.0)
+    for name, spent in seconds.items():
+        stages[stage_of(name)] += spent
+    calls = {str(event.key): event.count for event in kernels}
+    top = sorted(seconds, key=lambda name: seconds[name], reverse=True)[:TOP]
+    return {
+        "step_ms": round(1e3 * plain_s / steps, 2),
+        "profiled_step_ms": round(1e3 * profiled_s / steps, 2),
+        "busy_ms_of_step": round(1e3 * busy / steps, 2),
+        "idle_share": round(max(0.0, 1 - busy / plain_s), 4),
+        "share_of_busy_time": {stage: round(spent / busy, 4) for stage, spent in stages.items()},
+        "host": host(on_host, steps),
+        "top_kernels": [
+            {
+                "name": name[:120],
+                "stage": stage_of(name),
+                "share": round(seconds[name] / busy, 4),
+                "ms_of_step": round(1e3 * seconds[name] / steps, 3),
+                "calls_of_step": round(calls[name] / steps, 1),
+            }
+            for name in top
+        ],
+    }
+
+
+def stage_of(name: str) -> str:
+    """The stage that a kernel belongs to."""
+    return next((stage for stage, pattern in STAGES.items() if re.search(pattern, name, re.IGNORECASE)), "rest")
+
+
+def host(events: Iterable[FunctionEventAvg], steps: int) -> dict[str, float]:
+    """What the host does in a profiled step, in ms and in calls."""
+    found = {"loading_and_collation_ms": 0.0, "optimizer_ms": 0.0, "waits_for_gpu_ms": 0.0, "waits_for_gpu": 0.0}
+    for event in events:
+        name = str(event.key)
+        if name.startswith("enumerate(DataLoader)"):
+            found["loading_and_collation_ms"] += event.cpu_time_total / 1e3
+        elif name.startswith("Optimizer.step"):
+            found["optimizer_ms"] += event.cpu_time_total / 1e3
+        elif re.fullmatch(WAITS, name):
+            found["waits_for_gpu_ms"] += event.cpu_time_total / 1e3
+            found["waits_for_gpu"] += event.count
+    return {name: round(value / steps, 2) for name, value in found.items()}
+
+
+def profile_stages(size: str, trace: Path | None, contender: Contender, job: Job, connection: Connection) -> None:
+    """The whole life of the profiled process."""
+    write_to_log(contender, job)
+    run_sentiment(contender, job, lambda *_: StageProfiler(connection, WARM_UP_STEPS[size], STEPS[size], trace))
+
+
+def measure(plan: Plan, note: Note) -> None:
+    """A part: the stages of ours in bf16."""
+    rows = SIZES[plan.size].global_batch_size
+    steps = WARM_UP_STEPS[plan.size] + 2 * STEPS[plan.size]
+    job = job_of(plan, "stages", steps)
+    settings = {"global_batch_size": rows, "per_device_train_batch_size": rows, "bf16": "true"}
+    trace = None if plan.traces is None else plan.traces / "classifier_trace.json.gz"
+    runner = Runner(
+        Contender("profiled", settings=settings), job, partial(profile_stages, plan.size, trace), PATIENCE_S
+    )
+    found = runner.finish()
+    note(found)
+    show(found)
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the tables."""
+    print(f"a step takes {found['step_ms']} ms; the GPU is idle for {found['idle_share']:.1%} of it")
+    for stage, share in found["share_of_busy_time"].items():
+        print(f"  {stage:<16}{share:>7.1%}")
+    print("of the host, in a profiled step:", found["host"])
+    for kernel in found["top_kernels"]:
+        times = f"{kernel['ms_of_step']:>9.3f} ms{kernel['calls_of_step']:>8.1f} x"
+        print(f"  {kernel['share']:>6.1%}{times} {kernel['name']}")
+    print(flush=True)

@@ -1,0 +1,260 @@
+"""The benchmarks start, and measure what they say. Nothing heavy is imported here: parts start from this module."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from benchmarks.parts import Note, Part, Plan, run_part
+from benchmarks.row_lengths import ANSWERS, PERCENT, PROMPTS, TWEETS, draw_lengths
+
+if TYPE_CHECKING:
+    from benchmarks.contenders import Contender, Job
+
+ROOT = Path(__file__).parents[1]
+
+
+def plan(folder: Path, seconds: float) -> Plan:
+    now = time.time()
+    return Plan("tiny", folder, None, False, now, now + seconds)
+
+
+def run(part: Part, folder: Path, seconds: float) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    run_part(part, plan(folder, seconds), found.update)
+    return found
+
+
+def breaks(_plan: Plan, note: Note) -> None:
+    note({"first": 1})
+    raise ValueError("no such thing")
+
+
+def dies(_plan: Plan, note: Note) -> None:
+    note({"first": 1})
+    os._exit(3)
+
+
+def hangs(_plan: Plan, note: Note) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    note({"child": child.pid})
+    child.wait()
+
+
+def test_a_part_that_breaks_keeps_what_it_found_and_tells_why(tmp_path: Path) -> None:
+    found = run(breaks, tmp_path, 60)
+    assert found["first"] == 1
+    assert found["error"].splitlines()[-1] == "ValueError: no such thing"
+
+
+def test_a_part_that_dies_tells_its_exit_code(tmp_path: Path) -> None:
+    assert run(dies, tmp_path, 60) == {"first": 1, "error": "It ended with the exit code 3."}
+
+
+def test_a_part_that_hangs_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
+    since = time.time()
+    found = run(hangs, tmp_path, 4)
+    assert time.time() - since < 15
+    assert found["error"] == "It was stopped after 4 s, its share of the time."
+    while is_alive(found["child"]):
+        assert time.time() - since < 30
+        time.sleep(0.1)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("percentiles", "mean"), [(TWEETS, 30), (PROMPTS, 22), (ANSWERS, 169)])
+def test_lengths_are_those_of_real_rows(percentiles: tuple[int, ...], mean: float) -> None:
+    assert len(percentiles) == len(PERCENT)
+    drawn = draw_lengths(percentiles, 20_000, np.random.default_rng(0))
+    assert (drawn.min(), drawn.max()) == (percentiles[0], percentiles[-1])
+    assert drawn.mean() == pytest.approx(mean, rel=0.02)
+
+
+def test_a_row_of_tweets_has_as_many_tokens_as_was_drawn(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from benchmarks.classifier_gpu import SIZES, write_model, write_rows
+
+    write_model(tmp_path / "model", SIZES["tiny"].model)
+    lengths = write_rows(tmp_path / "rows.jsonl", SIZES["tiny"])
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    ids = AutoTokenizer.from_pretrained(tmp_path / "model")([row["text"] for row in rows])["input_ids"]
+    assert [len(row) for row in ids] == lengths.tolist()
+    inner = np.concatenate([row[1:-1] for row in ids])
+    assert inner.min() >= 5  # no special token, nothing unknown
+    counts = np.sort(np.bincount(inner, minlength=2_000))[::-1]
+    assert counts[0] / len(inner) == pytest.approx(1 / (1 / np.arange(1, 501)).sum(), rel=0.1)  # Zipf's law
+    assert 400 < (counts > 0).sum() <= 500
+
+
+def test_a_chat_has_as_many_tokens_as_was_drawn(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from benchmarks.llama import write_rows
+    from indictune.models import builtin
+
+    lengths = write_rows(tmp_path / "rows.jsonl", 50, 100_000, full_length=False)
+    tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()]
+    counted = [sum(len(tokenizer(turn["content"])["input_ids"]) for turn in row) for row in rows]
+    assert counted == lengths.tolist()
+    assert write_rows(tmp_path / "full.jsonl", 3, 1024, full_length=True).tolist() == [1024] * 3
+
+
+def test_a_token_of_bert_costs_what_the_goal_counts_with() -> None:
+    from transformers import BertConfig, LlamaConfig
+
+    from benchmarks.flops import adapter_flops, classifier_flops
+
+    # 12 layers of 4 x 768^2 + 2 x 768 x 3072 weights, with biases and norms.
+    assert classifier_flops(BertConfig(vocab_size=250_000), np.array([1])) == 6 * 85_054_464 + 12 * 12 * 768
+    rows = np.array([10, 20])
+    assert classifier_flops(BertConfig(), rows) == 6 * 85_054_464 * 30 + 12 * 12 * 768 * 500
+    # q and o of 8 x 8, k and v of 8 x 4, three of 8 x 16, and the output layer of 8 x 100.
+    llama = LlamaConfig(
+        vocab_size=100,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    assert adapter_flops(llama, rows) == 4 * (2 * 64 + 2 * 32 + 3 * 128 + 800) * 30 + 6 * 8 * 500
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stage"),
+    [
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "other matmuls"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "other matmuls"),
+        ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128>>", "attention"),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)", "attention"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>", "embedding"),
+        ("void at::native::(anonymous namespace)::compute_grad_weight<float, int>", "embedding"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "rest"),
+        ("aten::addmm", "other matmuls"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+    ],
+)
+def test_kernels_are_told_apart(kernel: str, stage: str) -> None:
+    from benchmarks.stages import stage_of
+
+    assert stage_of(kernel) == stage
+
+
+def test_only_the_tokens_of_timed_steps_count() -> None:
+    from benchmarks.contenders import Job
+    from benchmarks.llama import _line, compete
+    from benchmarks.turns import Race
+
+    race = Race(compete, 0.0, 0.0)
+    race.laps["one"] = [2.0, 1.0]
+    # Laps of three steps: one to warm up, and two. The first lap does not count.
+    job = Job(Path(), Path(), steps=12, steps_per_lap=2, folder=Path(), warm_up_steps=1)
+    tokens = [1_000, 1_000, 1_000, 1_000, 10, 20, 1_000, 40, 50]
+    counted = {"tokens_of_steps": tokens, "padding_fraction": 0.0, "peak_memory_bytes": 1}
+    line = _line("one", job, race, counted)
+    assert line["slowest_and_fastest_lap"] == [15.0, 90.0]
+    assert line["laps"] == 2
+    race.errors["one"] = "no"
+    assert _line("one", job, race, None) == {"contender": "one", "error": "no"}
+
+
+def runs_well(_contender: Contender, _job: Job, connection: Connection) -> None:
+    connection.send("ready")
+    while connection.recv() != "stop":
+        connection.send(1.5)
+    connection.send({"answer": 42})
+
+
+def takes_part(contender: Contender, job: Job, connection: Connection) -> None:
+    from benchmarks.contenders import write_to_log
+
+    write_to_log(contender, job)
+    if contender.title == "early":
+        raise ValueError("cannot start")
+    if contender.title == "late":
+        connection.send("ready")
+        connection.recv()
+        connection.send(1.0)
+        connection.recv()
+        raise ValueError("cannot go on")
+    runs_well(contender, job, connection)
+
+
+@pytest.mark.slow
+def test_a_contender_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
+    from benchmarks.contenders import Contender, Job
+    from benchmarks.turns import Race
+
+    job = Job(tmp_path, tmp_path, steps=9, steps_per_lap=3, folder=tmp_path)
+    race = Race(takes_part, time.time(), time.time() + 300)
+    race.enter_all([(Contender(title), job) for title in ("early", "late", "well")], together=True)
+    rounds: list[int] = []
+    race.run(3, lambda: rounds.append(len(race.laps["well"])))
+    assert rounds == [1, 2, 3]
+    assert race.finish() == {"well": {"answer": 42}}
+    assert race.laps["well"] == [1.5] * 3
+    assert race.errors["early"].splitlines()[-1] == "ValueError: cannot start"
+    assert race.errors["late"].splitlines()[-1] == "ValueError: cannot go on"
+    assert set(race.errors) == {"early", "late"}
+
+
+def errors_in(found: Any) -> Iterator[str]:
+    if isinstance(found, dict):
+        yield from ([str(found["error"])] if "error" in found else [])
+        found = list(found.values())
+    if isinstance(found, list):
+        for each in found:
+            yield from errors_in(each)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--minutes", "10"]
+    folders = ["--results", str(tmp_path / "results"), "--trace", str(tmp_path)]
+    done = subprocess.run([*command, *folders], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "results").glob("*-gpu-tiny.json")
+    parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    assert list(parts) == ["device", "classifier", "losses", "stages", "llama"]
+    assert list(errors_in(parts)) == []
+    assert parts["device"]["bf16_matmul_tflops"] > 0
+    lines = {line["contender"]: line for line in parts["classifier"]["contenders"]}
+    assert len(lines) == 7
+    for line in lines.values():
+        assert line["rows_per_second"] > 0
+        assert line["seconds_to_first_step"] > 0
+        assert line["times_trainer_defaults"] > 0
+    assert lines["ours_bf16"]["padding_fraction"] == 0 < lines["ours_bf16_padded"]["padding_fraction"]
+    assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
+    assert len(parts["losses"]["ours"]) == 3
+    assert parts["losses"]["largest"] < 1e-4
+    assert sum(parts["stages"]["share_of_busy_time"].values()) == pytest.approx(1, abs=0.01)
+    assert parts["stages"]["host"]["loading_and_collation_ms"] > 0
+    assert json.loads(gzip.decompress((tmp_path / "classifier_trace.json.gz").read_bytes()))["traceEvents"]
+    for method in ("qlora", "lora"):
+        assert [line["contender"] for line in parts["llama"][method]] == [
+            *(f"{method}_ours_packed", f"{method}_ours_joined", f"{method}_trl")
+        ]
+        assert all(line["times_trl"] > 0 for line in parts["llama"][method])
