@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pyarrow as pa
 import pytest
 

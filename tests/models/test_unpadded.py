@@ -160,12 +160,17 @@ def test_rows_that_are_not_sorted_give_the_same_logits_in_their_order() -> None:
     torch.testing.assert_close(model(**joined).logits, expected, rtol=0, atol=1e-5)
 
 
+def test_neighbours_of_like_length_are_computed_together() -> None:
+    assert list(unpadded._runs([30, 24, 20, 19, 6, 9, 5])) == [slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7)]
+    assert list(unpadded._runs([7])) == [slice(0, 1)]
+
+
 def test_attention_that_lets_rows_see_each_other_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = classifier("bert")
     padded, joined = batches(model)
     expected = model(**padded).logits
     classify_unpadded(model)
-    monkeypatch.setattr(unpadded, "_runs", lambda boundaries: [(0, 1, int(boundaries[-1]))])
+    monkeypatch.setattr(unpadded, "_visible", lambda *_: None)
     assert (model(**joined).logits - expected).abs().max() > 1e-3
 
 
