@@ -268,7 +268,7 @@ class IndicTrainingArguments(TrainingArguments):
     max_tokens_per_device: int | None = field(
         default=None,
         metadata={
-            "help": "Tokens that one process computes at once, padding included; gradient_accumulation_steps is the "
+            "help": "Tokens that one process trains on at once, padding included; gradient_accumulation_steps is the "
             "smallest that keeps to it all through the run. Replaces per_device_train_batch_size."
         },
     )
@@ -323,6 +323,7 @@ FIXED = {
     "logging_nan_inf_filter": (False, "NaN losses stop the run instead of being hidden"),
     "prediction_loss_only": (False, "evaluations need the predictions"),
     "batch_eval_metrics": (False, "metrics are computed once, over all rows"),
+    "neftune_noise_alpha": (None, "its noise depends on how a global batch is cut"),
     "ignore_data_skip": (False, "a resumed run goes on where it stopped"),
 }
 

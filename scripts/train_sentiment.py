@@ -10,6 +10,7 @@ deepspeed --num_gpus 8 scripts/train_sentiment.py --deepspeed ds_configs/zero3.j
 """
 
 import sys
+from functools import partial
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
@@ -19,7 +20,7 @@ from indictune.data.preparation import tokenise_splits
 from indictune.models.classifier import label_order, load_classifier, load_classifier_config
 from indictune.models.loading import load_tokenizer
 from indictune.models.unpadded import pads
-from indictune.models.vocabulary import check_method
+from indictune.models.vocabulary import check_active_vocabulary
 from indictune.strategy.sharding import reading_weights
 from indictune.strategy.vocabulary import use_active_vocabulary
 from indictune.training.class_weights import as_tensor, class_weights
@@ -37,15 +38,14 @@ def main(session: Session) -> None:
         config = load_classifier_config(model_args)
         session.check_model(model_args, config, session.planned(DataArguments, "max_length"))
     with session.checks():
-        check_method(session.planned(SentimentTrainingArguments, "active_vocabulary"), model_args.method)
+        planned = partial(session.planned, SentimentTrainingArguments)
+        check_active_vocabulary(planned("active_vocabulary"), model_args.method, str(planned("optim")))
     with session.checks():
-        choice = session.planned(SentimentTrainingArguments, "padding_free")
-        padded = pads(choice, config, model_args.attn_implementation)
+        padded = pads(planned("padding_free"), config, model_args.attn_implementation)
     with session.checks():
         data_args = session.build(DataArguments)
         splits = load_splits(data_args)
-        choice = session.planned(SentimentTrainingArguments, "class_weights")
-        weights = class_weights(choice, splits.train.each_label(), splits.labels)
+        weights = class_weights(planned("class_weights"), splits.train.each_label(), splits.labels)
     session.decide(SentimentTrainingArguments)
 
     session.warn(splits.notes)

@@ -139,6 +139,12 @@ def test_a_limit_of_tokens_below_the_longest_row_names_the_rows(job: Job) -> Non
     )
 
 
+def test_what_a_limit_of_tokens_leads_to_is_checked_too(job: Job) -> None:
+    result = job.start("--max_tokens_per_device", "8", "--ddp_static_graph", "true")
+    assert result.returncode == 2
+    assert "indictune: --ddp_static_graph true: torch fails with " in result.stderr
+
+
 def test_broken_files_are_told_together_with_their_lines(job: Job) -> None:
     train, validation, test = (job.path(name) for name in ("t.csv", "v.jsonl", "e.csv"))
     Path(train).write_text("tweet,lable\nअच्छा,positive\n", encoding="utf-8")

@@ -64,7 +64,7 @@ def _ends_of_runs(lengths: torch.Tensor, most: torch.Tensor, parts: int) -> torc
     end = ends[:, 0]
     for part in range(parts):
         longest = lengths.gather(1, end.clamp(max=rows - 1)[:, None])[:, 0]
-        end = (end + most // longest).clamp(max=rows)
+        end = (end + most // longest.clamp(min=1)).clamp(max=rows)
         ends[:, part] = end
     return ends
 

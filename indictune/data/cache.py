@@ -13,6 +13,7 @@ import tempfile
 import time
 import unicodedata
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _PACKAGES = ("datasets", "pyarrow", "sentencepiece", "tokenizers", "transformers
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
 _PATIENCE_S = 1.0
 _HEAD_START_S = 0.3
+_LEFT_OVER_S = 24 * 3600.0
 
 
 def made_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Path], None]) -> Path:
@@ -112,9 +114,10 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
         for path in (*unfinished.iterdir(), unfinished):
             _write_through(path)
         unfinished.chmod(0o755)
-        shutil.rmtree(folder, ignore_errors=True)  # damaged, or it would have been read
-        unfinished.rename(folder)
-        _write_through(folder.parent)
+        if not _is_whole(folder):  # it may be, where locks do not reach another machine
+            shutil.rmtree(folder, ignore_errors=True)  # damaged
+            unfinished.rename(folder)
+            _write_through(folder.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -129,14 +132,16 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove what killed processes left: unfinished folders whose lock nobody holds."""
+    """Remove what killed processes left: unfinished folders of yesterday whose lock nobody holds.
+
+    A lock alone says too little where another machine's locks are not seen.
+    """
     for unfinished in parent.glob(".*-*-*"):
         lock = FileLock(_lock_file(parent / unfinished.name[1:].rpartition("-")[0]))
-        try:
-            with lock.acquire(blocking=False):
-                shutil.rmtree(unfinished, ignore_errors=True)
-        except Timeout:
-            continue
+        with suppress(Timeout, FileNotFoundError):
+            if time.time() - unfinished.stat().st_mtime > _LEFT_OVER_S:
+                with lock.acquire(blocking=False):
+                    shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _lock_file(folder: Path) -> Path:

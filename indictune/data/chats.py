@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ def tokenise_splits(
     loaded = {name: rows for name, rows in given.items() if rows is not None}
     parts = [
         *(tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, args.packing),
+        datetime.date.today().isoformat() if "strftime_now" in template else None,
         [[name, rows.source, rows.origin, table_digest(rows.table)] for name, rows in loaded.items()],
     ]
     folder = made_once("chats", parts, "The token ids", partial(_prepare, loaded, tokenizer, template, args))

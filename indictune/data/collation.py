@@ -121,11 +121,12 @@ class JoinRows:
     Positions begin again with each document (a row, or each of the rows in a pack).
 
     Args:
-        first_position: of a document; RoBERTa's lie behind its padding token's.
+        uncounted_token: as RoBERTa's padding, has this number as its position, and the others are counted from the
+            next one on; None counts all tokens from 0.
     """
 
-    def __init__(self, first_position: int = 0) -> None:
-        self.first_position = first_position
+    def __init__(self, uncounted_token: int | None = None) -> None:
+        self.uncounted_token = uncounted_token
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         """What models know as a packed batch.
@@ -138,19 +139,28 @@ class JoinRows:
         """
         lengths = np.concatenate([row["seq_lengths"] for row in rows])
         ends = np.cumsum(lengths)
-        positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths) + self.first_position
+        input_ids = _joined([row["input_ids"] for row in rows])
         boundaries = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
         longest = int(lengths.max())
         labels = [row["labels"] for row in rows]
         return {
-            "input_ids": _joined([row["input_ids"] for row in rows]),
-            "position_ids": torch.from_numpy(positions)[None],
+            "input_ids": input_ids,
+            "position_ids": self._positions(input_ids[0].numpy(), lengths),
             "labels": _joined(labels) if np.ndim(labels[0]) else _class_ids(labels),
             "cu_seq_lens_q": boundaries,
             "cu_seq_lens_k": boundaries,
             "max_length_q": longest,
             "max_length_k": longest,
         }
+
+    def _positions(self, input_ids: np.ndarray, lengths: np.ndarray) -> torch.Tensor:
+        starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        if self.uncounted_token is None:
+            return torch.from_numpy(np.arange(len(input_ids)) - starts)[None]
+        counts = (input_ids != self.uncounted_token).astype(np.int64)
+        counted_before = np.cumsum(counts) - counts
+        numbers = counted_before - counted_before[starts] + 1
+        return torch.from_numpy(numbers * counts + self.uncounted_token)[None]
 
 
 def _joined(sequences: list[np.ndarray]) -> torch.Tensor:

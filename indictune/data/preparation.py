@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ from typing import cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -21,6 +22,7 @@ from indictune.data.cache import file_digest, made_once
 from indictune.data.loading import Rows, Splits
 from indictune.data.progress import shown
 from indictune.data.tables import map_table, stored_batches, write_table
+from indictune.errors import Problems
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +79,23 @@ def tokenise_splits(
     folder = made_once("tokens", parts, "The token ids", make)
     train, validation, test = (mapped_dataset(folder, name) if name in counts else None for name in given)
     assert train is not None
+    _check_tokens(given, {"train": train, "validation": validation, "test": test})
     return train, validation, test
+
+
+def _check_tokens(given: Mapping[str, Rows | None], tokenised: Mapping[str, Dataset | None]) -> None:
+    problems = Problems()
+    for name, dataset in tokenised.items():
+        rows = given[name]
+        if dataset is None or rows is None:
+            continue
+        first = pc.index(dataset.data["length"], 0).as_py()
+        if first >= 0:
+            problems.append(
+                f"{rows.origin} {rows.place(first)}: the tokenizer makes no token of this text. Take the row out, or "
+                "another model."
+            )
+    problems.raise_any()
 
 
 def mapped_dataset(folder: Path, name: str) -> Dataset:

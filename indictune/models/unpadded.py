@@ -79,9 +79,9 @@ def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None) ->
     return config.model_type in CAUSAL and attn_implementation in (None, "sdpa")
 
 
-def first_position(config: PreTrainedConfig) -> int:
-    """The position id of a row's first token: RoBERTa counts from behind the padding token."""
-    return config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
+def uncounted_token(config: PreTrainedConfig) -> int | None:
+    """The token that has no position of its own, where the model counts only the others: RoBERTa's padding."""
+    return int(config.pad_token_id) if config.model_type in ("roberta", "xlm-roberta") else None
 
 
 def read_unpadded(model: nn.Module) -> None:
@@ -97,7 +97,7 @@ def classify_unpadded(model: nn.Module) -> None:
     own = _own(model)
     own.set_attn_implementation(ATTENTION)
     if own.config.model_type == "llama":
-        last = _LastTokens()
+        last = _LastTokens(own.config.pad_token_id)
         own.score.register_forward_hook(last.keep)
         own.register_forward_hook(last.choose, with_kwargs=True)
     else:
@@ -123,8 +123,12 @@ def _first_tokens(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, 
 class _LastTokens:
     """Forward hooks that give a classifier of the kind of LLaMA the logits of each row's last token.
 
-    transformers chooses them after the head, by the number of rows in `input_ids`, which is one here.
+    transformers chooses them after the head, by the number of rows in `input_ids`, which is one here. As there, the
+    last token is the last that is not the padding's, which may stand in a text: many tokenizers pad by the end token.
     """
+
+    def __init__(self, pad_token_id: int | None) -> None:
+        self.pad_token_id = pad_token_id
 
     def keep(self, module: nn.Module, args: tuple[Any, ...], logits: torch.Tensor) -> None:
         """Of the head: remember the logits of all tokens, [1, tokens, labels]."""
@@ -133,9 +137,26 @@ class _LastTokens:
     def choose(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Of the whole model: its logits become [rows, labels]."""
         if "cu_seq_lens_q" in kwargs:
-            output.logits = self._logits[0, kwargs["cu_seq_lens_q"][1:] - 1]
+            last = _last_tokens(kwargs["input_ids"][0], kwargs["cu_seq_lens_q"], self.pad_token_id)
+            output.logits = self._logits[0, last]
         del self._logits
         return output
+
+
+def _last_tokens(input_ids: torch.Tensor, boundaries: torch.Tensor, pad_token_id: int | None) -> torch.Tensor:
+    """Where each row's last token stands that is not padding, or its first where all are; int64 [rows].
+
+    Args:
+        input_ids: [tokens] of all rows.
+        boundaries: [rows + 1], where each row begins and the last one ends.
+        pad_token_id: or None.
+    """
+    starts = boundaries[:-1].long()
+    if pad_token_id is None:
+        return boundaries[1:].long() - 1
+    places = torch.arange(len(input_ids), device=input_ids.device)
+    row_of = torch.bucketize(places, boundaries[1:].long(), right=True)
+    return starts.scatter_reduce(0, row_of, places * (input_ids != pad_token_id), "amax")
 
 
 def _attention(

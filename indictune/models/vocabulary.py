@@ -21,6 +21,7 @@ from indictune.models.loading import Model
 
 ROW_IDS = "active_vocabulary.json"  # beside the optimizer's states, whose rows they name
 ROWS_AT_ONCE = 10_000
+ELEMENTWISE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")  # values of --optim
 
 
 class ActiveEmbedding(nn.Embedding):
@@ -70,16 +71,34 @@ def _pick_rows(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_
         state_dict[f"{prefix}weight"] = stored[embedding.row_ids.to(stored.device)]
 
 
-def check_method(active_vocabulary: str, method: str) -> None:
-    """Refuse before anything is loaded what `obstacle` would find.
+def check_active_vocabulary(active_vocabulary: str, method: str, optim: str) -> None:
+    """Refuse before anything is loaded an active vocabulary that cannot be.
 
     Raises:
-        UserError: an active vocabulary is asked for, and the method trains no embedding.
+        UserError: it is asked for, and the method trains no embedding or the optimizer does not suit.
     """
+    problems = []
     if active_vocabulary == "on" and method != "full":
-        raise UserError(
+        problems.append(
             f"--active_vocabulary on: --method {method} does not train the embedding. Leave one of them out."
         )
+    against = obstacle_of_optimizer(optim)
+    if active_vocabulary == "on" and against is not None:
+        problems.append(f"--active_vocabulary on: {against}. Leave one of them out.")
+    if problems:
+        raise UserError(problems)
+
+
+def obstacle_of_optimizer(optim: str) -> str | None:
+    """Why rows without a gradient would matter to an optimizer, in words; None for those that know each number alone.
+
+    Adafactor, for one, clips by the mean square over a whole weight, which rows that do not move make smaller.
+    """
+    if optim in ELEMENTWISE:
+        return None
+    return (
+        f"--optim {optim} is not known to change each weight by its own gradient alone ({', '.join(ELEMENTWISE)} are)"
+    )
 
 
 def obstacle(model: Model) -> str | None:

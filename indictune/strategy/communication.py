@@ -79,17 +79,20 @@ def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":
     """How replicas sum their gradients.
 
     The Trainer (5.23) looks for unused parameters in every forward pass unless activations are checkpointed, keeps
-    each gradient twice, and sends rank 0's buffers to all before every forward pass. None of our models needs any of
-    it: with one micro-batch a step torch finds parameters without a gradient once (static graph), and buffers are
-    constants.
+    each gradient twice, and sends rank 0's buffers to all before every forward pass. With one micro-batch a step torch
+    finds parameters without a gradient once (static graph); only with several it has to look for them every time,
+    because some models have them (XLNet). Buffers are constants.
     """
     # Under accumulation torch 2.13 fails at the first micro-batch of a static graph: "expect_autograd_hooks_ INTERNAL
     # ASSERT FAILED".
     static_graph = args.gradient_accumulation_steps == 1 if args.ddp_static_graph is None else args.ddp_static_graph
+    looks = args.ddp_find_unused_parameters
+    if looks is None:
+        looks = not (static_graph or args.gradient_checkpointing)
     given = {"bucket_cap_mb": args.ddp_bucket_cap_mb} if args.ddp_bucket_cap_mb is not None else {}
     return GradientBuckets(
         broadcast_buffers=bool(args.ddp_broadcast_buffers),
-        find_unused_parameters=bool(args.ddp_find_unused_parameters),
+        find_unused_parameters=looks,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
         hook=sum_in_bfloat16 if args.reduce_dtype == "bfloat16" else None,

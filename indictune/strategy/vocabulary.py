@@ -10,11 +10,12 @@ import torch
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from transformers.training_args import OptimizerNames
 
 from indictune.arguments import SentimentTrainingArguments
 from indictune.errors import UserError
 from indictune.models.loading import Model
-from indictune.models.vocabulary import ActiveEmbedding, check_row_ids, obstacle, used_ids
+from indictune.models.vocabulary import ActiveEmbedding, check_row_ids, obstacle, obstacle_of_optimizer, used_ids
 from indictune.strategy.check import came_up
 from indictune.strategy.sharding import gathered
 
@@ -72,7 +73,7 @@ def _chosen(
     """The rows that are trained, ascending; None for all."""
     if args.active_vocabulary == "off":
         return None
-    against = obstacle(model)
+    against = obstacle(model) or obstacle_of_optimizer(OptimizerNames(args.optim).value)
     if against is not None:
         if args.active_vocabulary == "on":
             raise UserError(f"--active_vocabulary on: {against}. Leave it out, or type --active_vocabulary off.")

@@ -158,7 +158,7 @@ class Session:
                     planned("per_device_train_batch_size"),
                     launch.world_size_of(os.environ),
                 )
-                self._decide_accumulation(steps)
+                self._decide_accumulation(steps, "--global_batch_size")
         with self.checks():
             check.check_visible_gpus(self.launch, torch.cuda.device_count())
         with self.checks():
@@ -200,15 +200,15 @@ class Session:
         steps = batch.accumulation_for_tokens(lengths, place, max_tokens, rows, world_size, seed, epochs, padded)
         sizes = {"per_device_train_batch_size": math.ceil(rows / (world_size * steps))}
         self._decided |= sizes
-        self._decide_accumulation(steps)
+        self._decide_accumulation(steps, "--max_tokens_per_device")
         check_deepspeed(self.launch.deepspeed or {}, lambda name: sizes.get(name, planned(name)), steps)
+        check_communication(self.launch.deepspeed or {}, planned, world_size, steps)
 
-    def _decide_accumulation(self, steps: int) -> None:
+    def _decide_accumulation(self, steps: int, flag: str) -> None:
         given = self.recipe.values.get("gradient_accumulation_steps", steps)
         if given != steps:
             raise UserError(
-                f"--gradient_accumulation_steps {given}: it follows from --global_batch_size and is {steps}; "
-                "leave it out."
+                f"--gradient_accumulation_steps {given}: it follows from {flag} and is {steps}; leave it out."
             )
         self._decided["gradient_accumulation_steps"] = steps
 

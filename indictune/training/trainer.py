@@ -18,7 +18,7 @@ from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trai
 from indictune.evaluation.tables import per_label_table, per_language_table
 from indictune.models.classifier import class_names, load_trained
 from indictune.models.loading import Model, runs_own_code
-from indictune.models.unpadded import classify_unpadded, first_position
+from indictune.models.unpadded import classify_unpadded, uncounted_token
 from indictune.training.exact import Batch, ExactTrainer
 from indictune.training.loss import ExactLoss, row_losses
 
@@ -51,13 +51,13 @@ class IndicTrainer(ExactTrainer):
         super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, compute_loss_func=loss)
         if not padded:
             classify_unpadded(model)
-        self._first_position = first_position(model.config)
+        self._uncounted_token = uncounted_token(model.config)
         self._class_names = class_names(model.config)
         self._padding = (tokenizer.pad_token_id, tokenizer.padding_side)
 
     def collator(self, evaluating: bool) -> Callable[[list[Row]], dict[str, Any]]:
         if not (self.padded or evaluating):
-            return JoinRows(self._first_position)
+            return JoinRows(self._uncounted_token)
         return PadToLongest(*self._padding, with_row_numbers=evaluating)
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:

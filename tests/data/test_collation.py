@@ -18,8 +18,8 @@ ROWS: list[Row] = [
 ]
 
 
-def joined(rows: list[Row], first_position: int = 0) -> dict[str, Any]:
-    batch = JoinRows(first_position)(rows)
+def joined(rows: list[Row], uncounted_token: int | None = None) -> dict[str, Any]:
+    batch = JoinRows(uncounted_token)(rows)
     for name, value in batch.items():
         if isinstance(value, torch.Tensor):
             assert value.dtype == (torch.int32 if name.startswith("cu_seq_lens") else torch.int64)
@@ -167,7 +167,8 @@ def test_rows_of_a_classifier_become_one_sequence_with_a_label_for_each_row() ->
         "max_length_q": 4,
         "max_length_k": 4,
     }
-    assert joined(ROWS, first_position=2) == expected
+    assert joined(ROWS, uncounted_token=1) == expected
+    assert joined(ROWS, uncounted_token=7)["position_ids"] == [[8, 7, 9, 10, 8, 9]]
     assert joined(ROWS)["position_ids"] == [[0, 1, 2, 3, 0, 1]]
 
 

@@ -19,10 +19,10 @@ from indictune.models.unpadded import (
     CAUSAL,
     CLASSIFIERS,
     classify_unpadded,
-    first_position,
     pads,
     read_unpadded,
     reads_unpadded,
+    uncounted_token,
 )
 from tests.models.tiny import CONFIGS, SMALL
 
@@ -31,12 +31,13 @@ LENGTHS = (41, 30, 30, 12, 12, 12, 3)
 
 
 def rows_of(lengths: Sequence[int], pad_token_id: int) -> list[Row]:
-    """Random rows; the padding token stands in some of them, as a token like any other."""
+    """Random rows; the padding token stands in the middle of the second one and at the end of the third."""
     random = np.random.default_rng(0)
     rows: list[Row] = [
         {"input_ids": random.integers(5, 120, length), "labels": 0, "seq_lengths": np.array([length]), "row": index}
         for index, length in enumerate(lengths)
     ]
+    rows[1]["input_ids"][2] = rows[2]["input_ids"][-1] = pad_token_id
     return rows
 
 
@@ -56,7 +57,7 @@ def batches(model: Any, lengths: Sequence[int] = LENGTHS) -> tuple[dict[str, Any
     """The same rows padded, and joined."""
     rows = rows_of(lengths, model.config.pad_token_id)
     padded = PadToLongest(model.config.pad_token_id, "right")(rows)
-    joined = JoinRows(first_position(model.config))(rows)
+    joined = JoinRows(uncounted_token(model.config))(rows)
     del padded["labels"], joined["labels"]
     return padded, joined
 
@@ -150,6 +151,12 @@ def test_a_causal_model_reads_padded_rows_as_before(model_type: str) -> None:
         read_unpadded(model)
         found = model(**padded, use_cache=False).logits[padded["attention_mask"] == 1]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_last_token_of_a_row_is_the_last_that_is_not_padding() -> None:
+    ids, boundaries = torch.tensor([5, 6, 0, 7, 0, 0, 0, 8]), torch.tensor([0, 3, 5, 7, 8], dtype=torch.int32)
+    assert unpadded._last_tokens(ids, boundaries, pad_token_id=0).tolist() == [1, 3, 5, 7]
+    assert unpadded._last_tokens(ids, boundaries, pad_token_id=None).tolist() == [2, 4, 6, 7]
 
 
 def test_rows_that_are_not_sorted_give_the_same_logits_in_their_order() -> None:

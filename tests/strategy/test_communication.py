@@ -83,7 +83,10 @@ def arguments(**settings: Any) -> SentimentTrainingArguments:
 def test_what_torch_is_told() -> None:
     default = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
     assert gradient_buckets(arguments()).to_kwargs() == {**default, "static_graph": True}
-    assert gradient_buckets(arguments(gradient_accumulation_steps=2)).to_kwargs() == default
+    several = {"gradient_accumulation_steps": 2}
+    assert gradient_buckets(arguments(**several)).to_kwargs() == {**default, "find_unused_parameters": True}
+    assert gradient_buckets(arguments(**several, ddp_find_unused_parameters=False)).to_kwargs() == default
+    assert gradient_buckets(arguments(**several, gradient_checkpointing=True)).to_kwargs() == default
     given = arguments(
         ddp_static_graph=False, ddp_find_unused_parameters=True, ddp_bucket_cap_mb=7, ddp_broadcast_buffers=True
     )
@@ -140,8 +143,9 @@ def test_gradients_are_views_of_the_bucket_that_is_sent(accumulation: int) -> No
 
 
 @pytest.mark.usefixtures("group")
-def test_a_parameter_without_a_gradient_is_found_once() -> None:
-    model = replica(unused=True)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_parameter_without_a_gradient_is_found(accumulation: int) -> None:
+    model = replica(unused=True, gradient_accumulation_steps=accumulation)
     for _ in range(3):
         step(model)
     assert [name for name, each in model.named_parameters() if each.grad is None or not each.grad.any()] == [

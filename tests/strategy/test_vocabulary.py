@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, Trainer
 
 from indictune.arguments import SentimentTrainingArguments
 from indictune.errors import UserError
-from indictune.models.vocabulary import ActiveEmbedding, active_embedding, save_row_ids
+from indictune.models.vocabulary import ELEMENTWISE, ActiveEmbedding, active_embedding, save_row_ids
 from indictune.strategy import vocabulary
 from indictune.strategy.vocabulary import saved_bytes, use_active_vocabulary
 from tests.models.tiny import CONFIGS, words_tokenizer
@@ -51,6 +51,31 @@ def test_auto_is_on_where_a_tenth_of_the_rows_is_unused(
 ) -> None:
     args = arguments(tmp_path, active_vocabulary=choice)
     assert used(args, *range(used_rows)) == expected
+
+
+def test_an_optimizer_that_looks_at_whole_weights_trains_the_whole_embedding(tmp_path: Path) -> None:
+    assert used(arguments(tmp_path, optim="adafactor"), 9) is None
+    with pytest.raises(UserError, match="--active_vocabulary on: --optim adafactor is not known to change each"):
+        used(arguments(tmp_path, optim="adafactor", active_vocabulary="on"), 9)
+
+
+@pytest.mark.parametrize("optim", ELEMENTWISE)
+def test_rows_without_gradient_do_not_matter_to_the_optimizers_that_are_listed(tmp_path: Path, optim: str) -> None:
+    """Gradients differ by much between steps, so that a clip by the mean of a whole weight would show."""
+    args = arguments(tmp_path, optim=optim, learning_rate=0.01)
+    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+    settings["weight_decay"] = 0.0
+    whole = torch.nn.Parameter(torch.randn(40, 8, generator=torch.Generator().manual_seed(0)))
+    few = torch.nn.Parameter(whole.detach()[:4].clone())
+    optimizers = [kind([whole], **settings), kind([few], **settings)]
+    generator = torch.Generator().manual_seed(1)
+    for step in range(10):
+        few.grad = torch.randn(4, 8, generator=generator) * (4 if step % 5 == 0 else 1)
+        whole.grad = torch.cat([few.grad, torch.zeros(36, 8)])
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(whole.detach()[:4], few.detach(), rtol=1e-6, atol=1e-7)
+    assert torch.equal(whole.detach()[4:], torch.randn(40, 8, generator=torch.Generator().manual_seed(0))[4:])
 
 
 @pytest.mark.parametrize("choice", ["auto", "off"])
