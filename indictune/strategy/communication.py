@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType
 from accelerate.utils import DistributedDataParallelKwargs
+from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -57,17 +58,30 @@ def check_communication(
         raise UserError(problems)
 
 
-def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments) -> None:
+def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments, model: nn.Module) -> None:
     """Tell whatever distributes the model how gradients are summed. To be called before the model is prepared.
 
     Args:
         accelerator: of the Trainer.
         args: of the run.
+        model: to be trained.
+
+    Raises:
+        UserError: bfloat16, which cannot be for an adapter where its base is split.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
         config["communication_data_type"] = DEEPSPEED_NAMES[args.reduce_dtype]
     elif accelerator.distributed_type == DistributedType.FSDP:
+        if not all(parameter.requires_grad for parameter in model.parameters()):
+            # torch 2.13 fails under accumulation where gradients are to be summed in another type than they have, and
+            # some weights have none: "'FSDPParam' object has no attribute '_unsharded_param'".
+            if args.reduce_dtype != "float32":
+                raise UserError(
+                    f"--reduce_dtype {args.reduce_dtype}: under this strategy an adapter's gradients are summed in the "
+                    "type they have. Leave it out."
+                )
+            return
         plugin = accelerator.state.fsdp_plugin
         policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
         plugin.mixed_precision_policy = replace(policy, reduce_dtype=getattr(torch, args.reduce_dtype))

@@ -68,7 +68,7 @@ class ExactTrainer(Trainer):
             processing_class=tokenizer,
             **settings,
         )
-        set_up_communication(self.accelerator, args)
+        set_up_communication(self.accelerator, args, model)
         self.nonfinite = NonFinite()
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self._evaluated: Dataset = eval_dataset

@@ -128,9 +128,7 @@ def tied(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "method"), [("fsdp2", "full"), pytest.param("fsdp2", "lora", marks=slow)]
-)
+@pytest.mark.parametrize(("strategy", "method"), [("fsdp2", "full"), pytest.param("fsdp2", "lora", marks=slow)])
 def test_tied_weights_stay_tied(run_under: Start, tmp_path: Path, strategy: str, method: str) -> None:
     flags = ("--model_name_or_path", tied(tmp_path / "tied"), *METHODS[method], "--max_steps", "3")
     one, two = run_under("single", 1, *flags), run_under(strategy, 2, *flags)

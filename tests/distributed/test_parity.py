@@ -57,7 +57,7 @@ def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: st
 
 @pytest.mark.parametrize(
     "strategy",
-    ["ddp", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp2", "zero1", "zero2"))],
+    ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp2", "zero1", "zero2", "zero3"))],
 )
 def test_plain_sgd_too(run_under: Start, strategy: str) -> None:
     """AdamW hides a gradient that is too large by a factor; SGD does not. (DeepSpeed offloads only its own Adam.)"""
@@ -65,7 +65,9 @@ def test_plain_sgd_too(run_under: Start, strategy: str) -> None:
     assert differences(one, two) == []
 
 
-@pytest.mark.parametrize("rows", [pytest.param("12", marks=pytest.mark.slow), "4", "1"])
+@pytest.mark.parametrize(
+    "rows", [pytest.param("12", marks=pytest.mark.slow), pytest.param("4", marks=pytest.mark.slow), "1"]
+)
 def test_accumulation_does_not_change_the_run(run_under: Start, rows: str) -> None:
     """24 = 1 x 24 = 1 x 12 x 2 = ...; the last global batch of an epoch has 5 rows, fewer than its micro-batches."""
     one = run_under("single", 1, *PLAIN)

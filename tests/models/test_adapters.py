@@ -33,6 +33,7 @@ IDS = torch.tensor([[3, 4, 9, 10], [5, 6, 9, 10], [7, 8, 9, 10]])
 HEADS = {
     "bert": {"classifier.weight", "classifier.bias"},
     "albert": {"classifier.weight", "classifier.bias"},
+    "roberta": {f"classifier.{layer}.{kind}" for layer in ("dense", "out_proj") for kind in ("weight", "bias")},
     "xlm-roberta": {f"classifier.{layer}.{kind}" for layer in ("dense", "out_proj") for kind in ("weight", "bias")},
     "modernbert": {"classifier.weight", "classifier.bias", "head.dense.weight", "head.norm.weight"},
     "llama": {"score.weight"},

@@ -20,6 +20,7 @@ from tests.models.tiny import CONFIGS
 FIELDS = {
     "bert": {"hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"},
     "albert": {"hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"},
+    "roberta": {"hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"},
     "xlm-roberta": {"hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"},
     "modernbert": {"attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_dropout"},
     "llama": {"attention_dropout"},
