@@ -78,7 +78,7 @@ def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments,
             # some weights have none: "'FSDPParam' object has no attribute '_unsharded_param'".
             if args.reduce_dtype != "float32":
                 raise UserError(
-                    f"--reduce_dtype {args.reduce_dtype}: under this strategy an adapter's gradients are summed in the "
+                    f"--reduce_dtype {args.reduce_dtype}: an adapter's gradients are summed in the "
                     "type they have. Leave it out."
                 )
             return
