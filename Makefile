@@ -29,6 +29,7 @@ test-gpu: $(STAMP)  ## the tests that need a GPU
 bench: $(STAMP)  ## measure on a CPU what the documents claim, within 10 minutes on 2 cores that do nothing else
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.startup
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.dealing
 	$(BIN)/python -m benchmarks.communication
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.preparation --rows 20000 100000 --vocabularies 30000 --repeats 1
 

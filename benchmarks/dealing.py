@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
+from benchmarks.contenders import peak_memory_bytes
 from benchmarks.environment import environment, write_results
 from indictune.data.batching import TrainingBatches
 from indictune.layout import table
@@ -33,6 +35,7 @@ from indictune.models import builtin
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples/train.jsonl"
 RANKS = 8
 GLOBAL_BATCH = 512
+PEAK = Path("/proc/self/clear_refs")
 ROWS_OF_QUALITY = 100_000
 ROWS_OF_SPEED = 2_000_000
 
@@ -48,38 +51,42 @@ def draw_lengths(rows: int) -> torch.Tensor:
     return lengths[torch.randint(len(lengths), (rows,), generator=torch.Generator().manual_seed(0))]
 
 
-def ours(lengths: Sequence[int], rank: int, padded: bool) -> Iterable[list[int]]:
+def ours(lengths: Sequence[int] | torch.Tensor, rank: int, padded: bool) -> Iterable[list[int]]:
     """Micro-batches of one rank, as `--padding_free` on or off deals them."""
     return TrainingBatches(lengths, GLOBAL_BATCH, 1, rank, RANKS, seed=0, padded=padded)
 
 
-def plain(lengths: Sequence[int], rank: int) -> Iterable[list[int]]:
+def plain(lengths: list[int], rank: int) -> Iterable[list[int]]:
     """`random`: the shuffle, cut every so many rows."""
     size = GLOBAL_BATCH // RANKS
     order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0)).tolist()
     return (order[start : start + size] for start in range(rank * size, len(order), GLOBAL_BATCH))
 
 
-def grouped(lengths: Sequence[int], rank: int) -> Iterable[list[int]]:
+def grouped(lengths: list[int], rank: int) -> Iterable[list[int]]:
     """`group_by_length`, whose batches accelerate deals to the ranks by turns."""
     size = GLOBAL_BATCH // RANKS
     generator = torch.Generator().manual_seed(0)
-    order = list(LengthGroupedSampler(size, lengths=list(lengths), generator=generator))
+    order = list(LengthGroupedSampler(size, lengths=lengths, generator=generator))
     return (order[start : start + size] for start in range(rank * size, len(order), GLOBAL_BATCH))
 
 
-def rebalanced(lengths: Sequence[int], rank: int) -> Iterable[list[int]]:
+def rebalanced(lengths: list[int], rank: int) -> Iterable[list[int]]:
     """`batch_rebalance`."""
-    return BatchRebalanceSampler(list(lengths), GLOBAL_BATCH, RANKS, 1, seed=0, rank=rank)
+    return BatchRebalanceSampler(lengths, GLOBAL_BATCH, RANKS, 1, seed=0, rank=rank)
 
 
-SAMPLERS: dict[str, Callable[[Sequence[int], int], Iterable[list[int]]]] = {
+# Ours take lengths as a list or a tensor, the others a list.
+SAMPLERS: dict[str, Callable[[Any, int], Iterable[list[int]]]] = {
     "indictune, joined": lambda lengths, rank: ours(lengths, rank, padded=False),
     "indictune, padded": lambda lengths, rank: ours(lengths, rank, padded=True),
     "random": plain,
     "group_by_length": grouped,
     "batch_rebalance": rebalanced,
 }
+
+
+OURS = ("indictune, joined", "indictune, padded")
 
 
 def quality(name: str, lengths: list[int]) -> dict[str, float]:
@@ -96,24 +103,24 @@ def quality(name: str, lengths: list[int]) -> dict[str, float]:
     return {"padding": 1 - real / computed, "waiting": busiest / computed - 1}
 
 
-def measure(name: str) -> dict[str, float]:
+def measure(name: str, lengths_file: Path) -> dict[str, float]:
     """In this process: an epoch's deal to one rank."""
-    lengths = draw_lengths(ROWS_OF_SPEED).tolist()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    numbers = torch.from_numpy(np.load(lengths_file))
+    lengths = numbers if name in OURS else numbers.tolist()
+    PEAK.write_text("5", encoding="ascii")  # Linux forgets the peak of the imports
+    before, start = peak_memory_bytes(), time.perf_counter()
     batches = iter(SAMPLERS[name](lengths, 0))
     next(batches)
     first = time.perf_counter() - start
     for _ in batches:
         pass
     whole = time.perf_counter() - start
-    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    return {"first_s": first, "epoch_s": whole, "memory_bytes": growth}
+    return {"first_s": first, "epoch_s": whole, "memory_bytes": peak_memory_bytes() - before}
 
 
-def measured_alone(name: str) -> dict[str, float]:
+def measured_alone(name: str, lengths_file: Path) -> dict[str, float]:
     """`measure` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.dealing", "--measure", name]
+    command = [sys.executable, "-m", "benchmarks.dealing", "--measure", name, "--lengths", str(lengths_file)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -123,9 +130,12 @@ def compare(repeats: int) -> dict[str, dict[str, Any]]:
     """All samplers, by turns."""
     lengths = draw_lengths(ROWS_OF_QUALITY).tolist()
     laps: dict[str, list[dict[str, float]]] = {name: [] for name in SAMPLERS}
-    for _ in range(repeats):
-        for name, done in laps.items():
-            done.append(measured_alone(name))
+    with tempfile.TemporaryDirectory() as folder:
+        lengths_file = Path(folder, "lengths.npy")
+        np.save(lengths_file, draw_lengths(ROWS_OF_SPEED))
+        for _ in range(repeats):
+            for name, done in laps.items():
+                done.append(measured_alone(name, lengths_file))
     return {
         name: quality(name, lengths)
         | {key: statistics.median(each[key] for each in done) for key in ("first_s", "epoch_s", "memory_bytes")}
@@ -138,9 +148,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--measure", choices=SAMPLERS, help=argparse.SUPPRESS)
+    parser.add_argument("--lengths", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure(arguments.measure)))
+        print(json.dumps(measure(arguments.measure, arguments.lengths)))
         return
     results = compare(arguments.repeats)
     rows = [

@@ -235,17 +235,24 @@ def _attention_by_length(
 ) -> torch.Tensor:
     """Attention over one padded batch for each run of neighbours of like length; only here is anything padded."""
     dtype = states[0].dtype
+    # As [tokens, heads, width] again, where a token's states lie side by side.
+    flat = [each[0].transpose(0, 1) for each in states]
     if not states[0].is_cuda:  # torch's kernel for CPUs takes longer in bf16 than in fp32 (2.13)
-        states = (states[0].float(), states[1].float(), states[2].float())
+        flat = [each.float() for each in flat]
     lengths = boundaries.diff()
+    runs = [_places(boundaries[:-1][run], lengths[run]) for run in _runs(lengths.tolist())]
+    all_places = torch.cat([places.flatten() for places, _ in runs])
+    sizes = [places.numel() for places, _ in runs]
+    # All runs are gathered at once: the gradient of each gathering is as large as all tokens.
+    padded = (torch.split(each.index_select(0, all_places), sizes) for each in flat)
     outputs = []
-    for run in _runs(lengths.tolist()):
-        places, real = _places(boundaries[:-1][run], lengths[run])
-        query, key, value = (_padded(each, places) for each in states)
+    for (_, real), *run_states in zip(runs, *padded, strict=True):
+        query, key, value = (each.unflatten(0, real.shape).transpose(1, 2) for each in run_states)
         mask = _visible(real, bool(module.is_causal), sliding_window)
         output, _ = sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling)
-        outputs.append(output[real])
-    return torch.cat(outputs)[None].to(dtype)
+        outputs.append(output.flatten(0, 1))
+    all_real = torch.cat([real.flatten() for _, real in runs]).nonzero()[:, 0]
+    return torch.cat(outputs).index_select(0, all_real)[None].to(dtype)
 
 
 def _runs(lengths: list[int]) -> Iterator[slice]:
@@ -265,12 +272,6 @@ def _places(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, 
     offsets = torch.arange(int(lengths.max()), device=lengths.device)
     real = offsets < lengths[:, None]
     return torch.where(real, starts[:, None] + offsets, 0), real
-
-
-def _padded(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[1, heads, tokens, width] to [documents, heads, longest, width]."""
-    heads, _, width = states[0].shape
-    return states[0].index_select(1, places.flatten()).view(heads, *places.shape, width).transpose(0, 1)
 
 
 def _visible(real: torch.Tensor, causal: bool, window: int | None) -> torch.Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from indictune.models.loading import Model
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import sharding
 from indictune.strategy.communication import set_up_communication
-from indictune.training.device_loader import DeviceLoader
+from indictune.training.copies import sent_to_device
 from indictune.training.epochs import EpochShuffle
 from indictune.training.nonfinite import NonFinite
 
@@ -129,6 +129,15 @@ class ExactTrainer(Trainer):
         )
         return self._loader(dataset, batches, self.collator(evaluating=True))
 
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], Any]:
+        """The micro-batches of a step, on the device. A loader of our own would be lost where a resumed run skips what
+        it has seen: accelerate 1.15 makes a plain one of it (`skip_first_batches`)."""
+        on_device = (sent_to_device(batch, device) for batch in epoch_iterator)
+        samples: tuple[list[Batch], Any] = super().get_batch_samples(on_device, num_batches, device)
+        return samples
+
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """A micro-batch's step. A callback sees its loss only after the Trainer has waited for it."""
         loss = super().training_step(*args, **settings)
@@ -166,7 +175,7 @@ class ExactTrainer(Trainer):
         A callback cannot: the Trainer would gather all logits, and average losses over batches instead of rows; TRL's
         loss depends on the number of processes (3.7251 on one, 3.7283 on two, trl 1.16).
         """
-        inputs = self._prepare_inputs(dict(inputs))
+        inputs = sent_to_device(inputs, self.args.device)
         row_numbers = inputs.pop("row_numbers")
         with torch.no_grad(), self.compute_loss_context_manager():
             return None, self.measure(model, inputs), row_numbers
@@ -197,9 +206,8 @@ class ExactTrainer(Trainer):
         batches: TrainingBatches | EvaluationBatches,
         collator: Callable[[list[Row]], dict[str, Any]],
     ) -> DataLoader[Row]:
-        return DeviceLoader(
+        return DataLoader(
             IndexedRows(dataset),
-            device=self.args.device,
             batch_sampler=batches,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
