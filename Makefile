@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A file's tests share the runs that they compare, so a file stays with one process.
-PARALLEL := --numprocesses logical --dist loadfile
+PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo demo-llama test test-all test-gpu bench lint clean

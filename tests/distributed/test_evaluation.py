@@ -27,7 +27,7 @@ def numbers(metrics: Any) -> dict[str, float]:
         pytest.param("ddp", 2, marks=pytest.mark.slow),
         ("ddp", 3),
         ("fsdp2", 2),
-        ("zero2_offload", 2),
+        pytest.param("zero2_offload", 2, marks=pytest.mark.slow),
         ("zero3", 3),
     ],
 )

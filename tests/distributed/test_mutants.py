@@ -14,7 +14,8 @@ from tests.distributed.test_parity import PLAIN, differences
 Start = Callable[..., Run]
 
 
-MUTANTS = sorted(mutants.MUTANTS)
+FAST = ("same_order_every_epoch", "scaled_gradients")
+MUTANTS = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(mutants.MUTANTS)]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -46,7 +46,9 @@ def differences(one: Run, other: Run) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=[pytest.mark.slow] if name == "zero1" else []) for name in STRATEGIES]
+)
 def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: str) -> None:
     one, two = run_under("single", 1, *PLAIN), run_under(strategy, 2)
     assert len(one.log) == 12
@@ -74,6 +76,7 @@ def test_accumulation_does_not_change_the_run(run_under: Start, rows: str) -> No
     assert differences(one, run_under("single", 1, "--per_device_train_batch_size", rows)) == []
 
 
+@pytest.mark.slow
 def test_no_accumulation_on_two_ranks(run_under: Start) -> None:
     two = run_under("ddp", 2, "--per_device_train_batch_size", "12")
     assert differences(run_under("single", 1, *PLAIN), two) == []

@@ -57,14 +57,14 @@ def test_the_best_checkpoint_is_loaded(run_under: Start, strategy: str) -> None:
     assert not torch.equal(run.weights[EMBEDDING], run.weights_at(3)[EMBEDDING])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--validation_file", "{train}"), "the data's vocabulary has changed: 0 tokens are new, and "),
-        pytest.param(
+        (
             OFF,
             " rows of the embedding, and this run all of them. Resume with the same data and --active_vocabulary on",
-            marks=pytest.mark.slow,
         ),
     ],
 )
