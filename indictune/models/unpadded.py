@@ -200,12 +200,13 @@ def _varlen_attention(
 ) -> torch.Tensor:
     """Attention by torch's kernel for sequences of many lengths."""
     query, key, value = (each[0].transpose(0, 1) for each in states)
-    many_queries = query.shape[1] != key.shape[1]
+    # The option is newer than the kernel: without it, models of BERT's kind run with torch 2.11, too.
+    grouped: dict[str, Any] = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
     output: Any = varlen_attn(
         *(query, key, value, boundaries, boundaries, longest, longest),
         scale=scaling,
         window_size=window,
-        enable_gqa=many_queries,
+        **grouped,
     )
     return output[None]  # type: ignore[no-any-return]
 
