@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from datasets import Dataset
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.conversations import Conversations
+from indictune.data.preparation import all_cores
+from indictune.data.progress import shown
+from indictune.data.tables import smaller_batches
 from indictune.errors import Problems, UserError
 
 _TEMPLATES = resources.files("indictune.data") / "chat_templates"
@@ -27,13 +29,23 @@ _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
 _EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 _JINJA_ERRORS = (Exception,)  # a template computes, and can go wrong in any way
 
-_BATCH_ROWS = 1_000
+_BATCH_ROWS = 500  # what the tokenizer makes of a long row takes megabytes for a while
 _MAX_PLACES = 20
 
 Message = dict[str, str]
 Span = tuple[int, int]
 Written = tuple[str, list[Span]]
 Ids = npt.NDArray[np.int32]
+
+SCHEMA = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        ("labels", pa.list_(pa.int32())),
+        ("length", pa.int32()),
+        ("answer_tokens", pa.int32()),
+        ("language", pa.string()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +56,11 @@ class ChatTokens:
         dataset: columns `input_ids` and `labels` (the token where the loss counts it, -100 elsewhere, and at the first
             token, which nothing stands before to predict it from), `length` (tokens), `answer_tokens` (labels that
             count) and `language`, in the order of the rows.
-        full_lengths: tokens of each row before it was cut.
+        full_lengths: tokens of each row before it was cut, int32 [rows].
     """
 
     dataset: Dataset
-    full_lengths: list[int]
+    full_lengths: Ids
 
 
 def choose_template(
@@ -84,7 +96,7 @@ def tokenise_chats(
     max_length: int,
     train_on_prompts: bool,
 ) -> ChatTokens:
-    """Write out, tokenise and cut the rows of a split.
+    """Write out, tokenise and cut the rows of a split, in memory.
 
     Args:
         rows: each ends with an answer.
@@ -97,32 +109,107 @@ def tokenise_chats(
         UserError: the tokenizer is not a fast one; the rows that the template refuses, whose answers it does not mark,
             or whose answers all lie behind `max_length`.
     """
-    if not tokenizer.is_fast:
-        raise UserError(
-            f"--model_name_or_path {tokenizer.name_or_path}: its tokenizer does not say where in the text a token "
-            "stands, so the answers cannot be marked; take a model with a tokenizer.json."
+    tokeniser = ChatTokeniser(rows, tokenizer, template, max_length, train_on_prompts)
+    batches = shown(tokeniser.tokenised(rows.table.to_batches()), "tokenising", len(rows))
+    return ChatTokens(Dataset(pa.Table.from_batches(batches, SCHEMA)), tokeniser.full_lengths())
+
+
+class ChatTokeniser:
+    """`tokenise_chats` for rows that come some at a time. Of those gone by it keeps a few numbers each.
+
+    Args:
+        rows: of the split, whose places messages name; the others as of `tokenise_chats`.
+
+    Raises:
+        UserError: the tokenizer is not a fast one.
+    """
+
+    def __init__(
+        self,
+        rows: Conversations,
+        tokenizer: PreTrainedTokenizerBase,
+        template: str,
+        max_length: int,
+        train_on_prompts: bool,
+    ) -> None:
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"--model_name_or_path {tokenizer.name_or_path}: its tokenizer does not say where in the text a token "
+                "stands, so the answers cannot be marked; take a model with a tokenizer.json."
+            )
+        self._rows = rows
+        self._tokenizer = tokenizer
+        self._template = template
+        self._max_length = max_length
+        self._train_on_prompts = train_on_prompts
+        self._full_lengths: list[Ids] = []
+        self._answer_tokens: list[Ids] = []
+        self._faults: dict[str, list[int]] = {}  # what is wrong -> indices of rows
+
+    def full_lengths(self) -> Ids:
+        """Tokens of each row gone by before it was cut, int32 [rows]."""
+        return np.concatenate(self._full_lengths)
+
+    def tokenised(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The tokens of all rows, in their order, with the columns of `SCHEMA`.
+
+        Raises:
+            UserError: as of `tokenise_chats`, after the last row. After one that the template refuses, the others are
+                only looked through for more of them.
+        """
+        first = 0
+        for batch in smaller_batches(batches, _BATCH_ROWS):
+            written = self._write_out(batch["messages"].to_pylist(), first)
+            first += batch.num_rows
+            if not self._faults:
+                ids, labels = _encode(written, self._tokenizer)
+                yield self._cut(ids, labels, batch["language"])
+        problems = Problems(
+            f"{self._rows.origin}: {len(indices):,} rows {what}: {_places(self._rows, indices)}."
+            for what, indices in self._faults.items()
         )
-    written = _write_out(rows, tokenizer, template, train_on_prompts)
-    lengths: list[int] = []
-    batches: list[pa.RecordBatch] = []
-    for start in tqdm(range(0, len(written), _BATCH_ROWS), desc="tokenising", disable=None):
-        ids, labels = _encode(written[start : start + _BATCH_ROWS], tokenizer)
-        lengths += map(len, ids)
-        batches.append(_cut(ids, labels, max_length))
-    table = pa.Table.from_batches(batches).append_column("language", rows.table["language"])
-    _check_answers(rows, table["answer_tokens"].to_numpy(), lengths, max_length)
-    return ChatTokens(Dataset(table), lengths)
+        problems.raise_any()
+        _check_answers(self._rows, np.concatenate(self._answer_tokens), self.full_lengths(), self._max_length)
+
+    def _write_out(self, chats: Sequence[Sequence[Message]], first: int) -> list[Written]:
+        """The texts of some rows, the one with index `first` and the next, and the characters that the loss counts."""
+        written: list[Written] = []
+        marked = not self._train_on_prompts
+        for index, messages in enumerate(chats, first):
+            try:
+                text, spans = _written_out(messages, self._tokenizer, self._template, marked)
+            except _JINJA_ERRORS as error:
+                self._faults.setdefault(f"refused by the chat template ({error})", []).append(index)
+                continue
+            if not marked:
+                spans = [(0, len(text))]
+            if not any(end > start for start, end in spans):
+                self._faults.setdefault("without an answer that the chat template marks", []).append(index)
+            written.append((text, spans))
+        return written
+
+    def _cut(self, ids: Sequence[Ids], labels: Sequence[Ids], languages: pa.StringArray) -> pa.RecordBatch:
+        """The columns of some rows; their numbers are kept."""
+        kept_ids, kept_labels = ([row[: self._max_length] for row in column] for column in (ids, labels))
+        lengths = np.array([len(row) for row in kept_ids], dtype=np.int32)
+        answer_tokens = np.array([(row != IGNORED_LABEL).sum() for row in kept_labels], dtype=np.int32)
+        self._full_lengths.append(np.array([len(row) for row in ids], dtype=np.int32))
+        self._answer_tokens.append(answer_tokens)
+        ends = np.cumsum([0, *lengths], dtype=np.int32)
+        tokens = [pa.ListArray.from_arrays(ends, np.concatenate(column)) for column in (kept_ids, kept_labels)]
+        return pa.record_batch([*tokens, pa.array(lengths), pa.array(answer_tokens), languages], schema=SCHEMA)
 
 
 def truncation_notes(rows: Conversations, tokens: ChatTokens, max_length: int) -> list[str]:
     """A sentence that says how many of the rows were cut; none where none was."""
-    cut = sum(length > max_length for length in tokens.full_lengths)
+    lengths = tokens.full_lengths
+    cut = int((lengths > max_length).sum())
     if not cut:
         return []
     return [
-        f"{rows.origin} {rows.source}: {cut:,} of {len(tokens.full_lengths):,} rows "
-        f"({cut / len(tokens.full_lengths):.1%}) are longer than --max_length {max_length} and lose their ends; "
-        f"the longest has {max(tokens.full_lengths):,} tokens."
+        f"{rows.origin} {rows.source}: {cut:,} of {len(lengths):,} rows "
+        f"({cut / len(lengths):.1%}) are longer than --max_length {max_length} and lose their ends; "
+        f"the longest has {lengths.max():,} tokens."
     ]
 
 
@@ -229,43 +316,16 @@ def _written_out(
     return texts[0], spans[0] if marked else []
 
 
-def _write_out(
-    rows: Conversations, tokenizer: PreTrainedTokenizerBase, template: str, train_on_prompts: bool
-) -> list[Written]:
-    """The text of each row, and the characters that the loss counts.
-
-    Raises:
-        UserError: all rows that the template refuses, or where it marks no answer.
-    """
-    written: list[Written] = []
-    faults: dict[str, list[int]] = {}
-    for index, messages in enumerate(rows.table["messages"].to_pylist()):
-        try:
-            text, spans = _written_out(messages, tokenizer, template, marked=not train_on_prompts)
-        except _JINJA_ERRORS as error:
-            faults.setdefault(f"refused by the chat template ({error})", []).append(index)
-            continue
-        if train_on_prompts:
-            spans = [(0, len(text))]
-        if not any(end > start for start, end in spans):
-            faults.setdefault("without an answer that the chat template marks", []).append(index)
-        written.append((text, spans))
-    problems = Problems(
-        f"{rows.origin}: {len(indices):,} rows {what}: {_places(rows, indices)}." for what, indices in faults.items()
-    )
-    problems.raise_any()
-    return written
-
-
 def _encode(written: Sequence[Written], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Ids], list[Ids]]:
     """Tokens and labels of some rows, uncut."""
-    encoded = tokenizer(
-        [text for text, _ in written],
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_offsets_mapping=True,
-        verbose=False,
-    )
+    with all_cores():
+        encoded = tokenizer(
+            [text for text, _ in written],
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
     ids = [np.array(row, dtype=np.int32) for row in encoded["input_ids"]]
     offsets = cast(list[list[Span]], encoded["offset_mapping"])
     labels = [
@@ -289,24 +349,11 @@ def _overlap(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.b
     return overlap
 
 
-def _cut(ids: Sequence[Ids], labels: Sequence[Ids], max_length: int) -> pa.RecordBatch:
-    """The columns of some rows, but for their languages."""
-    tokens = pa.list_(pa.int32())
-    kept = [row[:max_length] for row in labels]
-    columns = {
-        "input_ids": pa.array([row[:max_length] for row in ids], tokens),
-        "labels": pa.array(kept, tokens),
-        "length": pa.array([len(row) for row in kept], pa.int32()),
-        "answer_tokens": pa.array([int((row != IGNORED_LABEL).sum()) for row in kept], pa.int32()),
-    }
-    return pa.record_batch(columns)
-
-
-def _check_answers(rows: Conversations, answer_tokens: Ids, lengths: Sequence[int], max_length: int) -> None:
+def _check_answers(rows: Conversations, answer_tokens: Ids, lengths: Ids, max_length: int) -> None:
     """Refuse rows of which nothing would be trained."""
     lost = np.flatnonzero(answer_tokens == 0).tolist()
     if lost:
-        longest = max(lengths[index] for index in lost)
+        longest = lengths[lost].max()
         raise UserError(
             f"{rows.origin}: the answers of {len(lost):,} of {len(lengths):,} rows ({len(lost) / len(lengths):.1%}) "
             f"lie wholly behind --max_length {max_length}: "

@@ -12,12 +12,14 @@ from pathlib import Path
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from indictune.data import packing
 from indictune.data.cache import made_once
-from indictune.data.chat_tokens import choose_template, tokenise_chats, truncation_notes
+from indictune.data.chat_tokens import SCHEMA, ChatTokeniser, ChatTokens, choose_template, truncation_notes
 from indictune.data.conversations import Conversations, ConversationSplits
-from indictune.data.packing import pack, packing_facts
+from indictune.data.packing import packed, packing_facts, stored_groups
 from indictune.data.preparation import mapped_dataset, tokenizer_parts
-from indictune.data.tables import table_digest, write_table
+from indictune.data.progress import shown
+from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.data.tokenizer_health import health_table, tokenizer_health
 from indictune.errors import Problems
 from indictune.llama_arguments import ChatDataArguments
@@ -84,9 +86,10 @@ def tokenise_splits(
     parts = [
         *(tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, args.packing),
         datetime.date.today().isoformat() if "strftime_now" in template else None,
-        [[name, rows.source, rows.origin, table_digest(rows.table)] for name, rows in loaded.items()],
+        splits.folder.name,
     ]
-    folder = made_once("chats", parts, "The token ids", partial(_prepare, loaded, tokenizer, template, args))
+    make = partial(_prepare, splits.folder, loaded, tokenizer, template, args)
+    folder = made_once("chats", parts, "The token ids", make)
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     datasets = {name: mapped_dataset(folder, name) for name in loaded}
     return Chats(
@@ -96,6 +99,7 @@ def tokenise_splits(
 
 
 def _prepare(
+    stored: Path,
     loaded: Mapping[str, Conversations],
     tokenizer: PreTrainedTokenizerBase,
     template: str,
@@ -104,25 +108,38 @@ def _prepare(
 ) -> None:
     """Write the tokens of all splits, and what there is to know of them.
 
+    Args:
+        stored: holds the rows as `<split>.arrow`.
+        loaded: the same rows, by split.
+        tokenizer: as of `tokenise_splits`, like the next two.
+        folder: gets `<split>.arrow` and `facts.json`.
+
     Raises:
         UserError: rows whose answers all lie behind `--max_length`, of all splits at once.
     """
     problems = Problems()
     notes: list[str] = []
-    datasets: dict[str, Dataset] = {}
     summary = ""
     for name, rows in loaded.items():
         with problems.collecting():
-            tokens = tokenise_chats(rows, tokenizer, template, args.max_length, args.train_on_prompts)
+            tokeniser = ChatTokeniser(rows, tokenizer, template, args.max_length, args.train_on_prompts)
+            batches = tokeniser.tokenised(stored_batches(stored / f"{name}.arrow"))
+            what = f"tokenising the {name} rows"
+            write_table(folder / f"{name}.arrow", SCHEMA, shown(batches, what, len(rows)))
+            tokens = ChatTokens(mapped_dataset(folder, name), tokeniser.full_lengths())
             notes += truncation_notes(rows, tokens, args.max_length)
-            datasets[name] = tokens.dataset
             if name == "train":
                 summary = health_table(tokenizer_health(rows, tokens.full_lengths, tokenizer, args.max_length))
     problems.raise_any()
     if args.packing:
-        datasets["train"] = pack(datasets["train"], args.max_length)
-        summary += f"\n{packing_facts(datasets['train'], args.max_length)}"
-    for name, dataset in datasets.items():
-        table = dataset.with_format("arrow")[:]
-        write_table(folder / f"{name}.arrow", table.schema.remove_metadata(), table.to_batches())
+        _pack(folder / "train.arrow", args.max_length)
+        summary += f"\n{packing_facts(mapped_dataset(folder, 'train'), args.max_length)}"
     (folder / _FACTS).write_text(json.dumps({"summary": summary, "notes": notes}), encoding="utf-8")
+
+
+def _pack(path: Path, max_length: int) -> None:
+    """Put packs of the rows of a table in its place."""
+    groups = shown(stored_groups(path), "packing the train rows", map_table(path).num_rows)
+    unfinished = path.with_suffix(".unfinished")
+    write_table(unfinished, packing.SCHEMA, packed(groups, max_length))
+    unfinished.rename(path)

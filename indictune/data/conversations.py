@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.hub import hub_records, load_hub_dataset
+from indictune.data.cache import file_digest, made_once
+from indictune.data.hub import fingerprint_of, hub_records, load_hub_dataset
 from indictune.data.languages import language_of
 from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
+from indictune.data.progress import shown
 from indictune.data.reading import Record, place, read_records, without_halves
 from indictune.data.sources import BUILTIN_PREFIX, SPLITS
+from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
 from indictune.llama_arguments import ChatDataArguments
 
 BUILTIN_CHATS = "builtin:chats"
 
-# Rows held as Python objects before they become arrow arrays.
-_CHUNK_ROWS = 20_000
+_FACTS = "facts.json"
+# Rows held as Python objects before they become arrow arrays; a conversation may be long.
+_CHUNK_ROWS = 2_000
+# Compared with the held-out rows at a time, whose texts are gathered anew each time.
+_LEAK_BATCHES = 20
 _MAX_LISTED = 5
 _SCHEMA = pa.schema(
     [
@@ -67,26 +76,29 @@ class ConversationSplits:
         train: rows to train on.
         validation: rows for the evaluations of a run, or None.
         test: rows to evaluate once at the end, or None.
+        folder: holds the tables as `<split>.arrow`; its name changes with anything that the rows are made from.
         notes: sentences to tell the user: rows in more than one split.
     """
 
     train: Conversations
     validation: Conversations | None
     test: Conversations | None
+    folder: Path
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the rows of one split come from, before they are read."""
+    """Where the rows of one split come from, before they are read; `fingerprint` is of the rows as they are stored."""
 
     name: str
     origin: str
     read: Callable[[], Iterator[Record]]
+    fingerprint: str
 
 
 def load_conversations(args: ChatDataArguments) -> ConversationSplits:
-    """Read and check all conversations of a run.
+    """Read and check all conversations of a run, or take them from the cache.
 
     A file holds rows of one form, told by their keys: `messages` (role, content), `conversations` (from, value),
     `prompt` and `completion` (texts or lists of messages), or `instruction` and `output` (`input`, `system`,
@@ -96,16 +108,16 @@ def load_conversations(args: ChatDataArguments) -> ConversationSplits:
         UserError: all problems of all files at once.
     """
     problems = Problems()
-    loaded: dict[str, Conversations] = {}
-    for split, source in _sources(args, problems).items():
-        with problems.collecting():
-            loaded[split] = _load(source)
-    if "train" in loaded:
-        problems.extend(_differently_written(loaded["train"], [loaded[name] for name in SPLITS[1:] if name in loaded]))
-    problems.raise_any()
-    train = loaded.pop("train")
-    notes = [note for rows in loaded.values() if (note := _leaked(train, rows))]
-    return ConversationSplits(train, loaded.get("validation"), loaded.get("test"), notes)
+    sources = _sources(args, problems)
+    made_from = [[split, src.name, src.origin, src.fingerprint] for split, src in sources.items()]
+    parts = [list(problems), made_from]
+    folder = made_once("conversations", parts, "The conversations", lambda folder: _prepare(folder, sources, problems))
+    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    loaded = {
+        split: Conversations(map_table(folder / f"{split}.arrow"), *described)
+        for split, described in facts["splits"].items()
+    }
+    return ConversationSplits(loaded["train"], loaded.get("validation"), loaded.get("test"), folder, facts["notes"])
 
 
 def load_test_conversations(path: str, origin: str = "--test_file") -> Conversations:
@@ -118,7 +130,32 @@ def load_test_conversations(path: str, origin: str = "--test_file") -> Conversat
     Raises:
         UserError: all problems of the file at once.
     """
-    return _load(_Source(path, origin, partial(read_records, path)))
+    with TemporaryDirectory() as folder:  # which the mapped table outlives
+        return _load(_file_source(path, origin), Path(folder) / "test.arrow")
+
+
+def _prepare(folder: Path, sources: dict[str, _Source], problems: Problems) -> None:
+    """Write the rows of all splits, and what there is to know of them.
+
+    Args:
+        folder: gets `<split>.arrow` and `facts.json`.
+        sources: by split.
+        problems: found so far.
+
+    Raises:
+        UserError: all problems of all files at once.
+    """
+    loaded: dict[str, Conversations] = {}
+    for split, source in sources.items():
+        with problems.collecting():
+            loaded[split] = _load(source, folder / f"{split}.arrow")
+    held_out = [loaded[split] for split in SPLITS[1:] if split in loaded]
+    if "train" in loaded:
+        problems.extend(_differently_written(loaded["train"], held_out))
+    problems.raise_any()
+    notes = [note for rows in held_out if (note := _leaked(loaded["train"], folder / "train.arrow", rows))]
+    described = {split: (rows.source, rows.origin, rows.as_written) for split, rows in loaded.items()}
+    (folder / _FACTS).write_text(json.dumps({"splits": described, "notes": notes}), encoding="utf-8")
 
 
 def _sources(args: ChatDataArguments, problems: Problems) -> dict[str, _Source]:
@@ -130,38 +167,43 @@ def _sources(args: ChatDataArguments, problems: Problems) -> dict[str, _Source]:
     for split in SPLITS:
         path = getattr(args, f"{split}_file")
         if path is not None:
-            sources[split] = _Source(path, f"--{split}_file", partial(read_records, path))
+            sources[split] = _file_source(path, f"--{split}_file")
     return sources
+
+
+def _file_source(path: str, origin: str) -> _Source:
+    return _Source(path, origin, partial(read_records, path), file_digest(path))
 
 
 def _dataset_sources(name: str, config: str | None) -> dict[str, _Source]:
     origin = f"--dataset_name {name}"
     if name == BUILTIN_CHATS:
         folder = resources.files("indictune.data") / "samples" / "chats"
-        paths = {split: str(folder / f"{split}.jsonl") for split in SPLITS}
-        return {split: _Source(path, origin, partial(read_records, path)) for split, path in paths.items()}
+        return {split: _file_source(str(folder / f"{split}.jsonl"), origin) for split in SPLITS}
     if name.startswith(BUILTIN_PREFIX):
         raise UserError(f"{origin}: there are no such built-in conversations; expected {BUILTIN_CHATS}.")
     found = load_hub_dataset(name, config)
     return {
-        split: _Source(f"{name}/{split}", origin, partial(hub_records, found[split]))
+        split: _Source(f"{name}/{split}", origin, partial(hub_records, found[split]), fingerprint_of(found[split]))
         for split in SPLITS
         if split in found
     }
 
 
-def _load(source: _Source) -> Conversations:
+def _load(source: _Source, path: Path) -> Conversations:
+    """Read and check the rows of one split; `path` gets the table.
+
+    Raises:
+        UserError: all problems of the rows at once.
+    """
     found = _Findings(source.name)
     problems = Problems()
-    batches = []
     with problems.collecting():
-        rows = _rows(source.read(), found)
-        while chunk := list(islice(rows, _CHUNK_ROWS)):
-            batches.append(pa.RecordBatch.from_pylist(chunk, _SCHEMA))
+        write_table(path, _SCHEMA, shown(_batches(source.read(), found), f"reading {source.name}"))
     problems.extend(found.problems())
     if problems:
         raise UserError([f"{source.origin} {problem}" for problem in problems])
-    return Conversations(pa.Table.from_batches(batches), source.name, source.origin, PROMPT_TEXTS in found.forms)
+    return Conversations(map_table(path), source.name, source.origin, PROMPT_TEXTS in found.forms)
 
 
 class _Findings:
@@ -196,6 +238,12 @@ class _Findings:
                 yield f"{self.source}: {self.more[kind]} more with {kind}."
 
 
+def _batches(records: Iterator[Record], found: _Findings) -> Iterator[pa.RecordBatch]:
+    rows = _rows(records, found)
+    while chunk := list(islice(rows, _CHUNK_ROWS)):
+        yield pa.RecordBatch.from_pylist(chunk, _SCHEMA)
+
+
 def _rows(records: Iterator[Record], found: _Findings) -> Iterator[dict[str, object]]:
     """Rows of the table; those that cannot be used become findings."""
     for line, record in records:
@@ -226,11 +274,13 @@ def _differently_written(train: Conversations, held_out: list[Conversations]) ->
             )
 
 
-def _leaked(train: Conversations, held_out: Conversations) -> str | None:
-    """A note about training rows that also stand in held-out rows."""
+def _leaked(train: Conversations, path: Path, held_out: Conversations) -> str | None:
+    """A note about training rows, stored at `path`, that also stand in held-out rows."""
     held = pa.chunked_array([_whole_texts(batch) for batch in held_out.table.to_batches()])
-    found = (pc.sum(pc.is_in(_whole_texts(batch), value_set=held)).as_py() for batch in train.table.to_batches())
-    count = sum(found)
+    count, batches = 0, stored_batches(path)
+    while some := list(islice(batches, _LEAK_BATCHES)):
+        texts = pa.chunked_array([_whole_texts(batch) for batch in some])
+        count += pc.sum(pc.is_in(texts, value_set=held)).as_py()
     if not count:
         return None
     return (

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.data.cache import file_digest, made_once
 from indictune.data.loading import Rows, Splits
 from indictune.data.progress import shown
-from indictune.data.tables import map_table, stored_batches, write_table
+from indictune.data.tables import map_table, smaller_batches, stored_batches, write_table
 from indictune.errors import Problems
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
 )
 _THREADS = "TOKENIZERS_PARALLELISM"
 _SAMPLE_ROWS = 200
-_BATCH_ROWS = 4_000
+_BATCH_ROWS = 4_000  # what the tokenizer makes of a row takes some kilobytes for a while
 
 Encode = Callable[[list[str]], list[list[int]]]
 
@@ -123,7 +123,7 @@ def _tokenised(
 ) -> Iterator[pa.RecordBatch]:
     class_id = {label: index for index, label in enumerate(labels)}
     encode: Encode | None = None
-    for batch in _smaller(batches):
+    for batch in smaller_batches(batches, _BATCH_ROWS):
         texts = batch["text"].to_pylist()
         encode = encode or _encoder(tokenizer, max_length, texts[:_SAMPLE_ROWS])
         input_ids = encode(texts)
@@ -140,13 +140,6 @@ def _tokenised(
         yield pa.record_batch(columns, schema=SCHEMA)
 
 
-def _smaller(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows a few thousand at a time: what the tokenizer makes of a row takes some kilobytes for a while."""
-    for batch in batches:
-        for start in range(0, batch.num_rows, _BATCH_ROWS):
-            yield batch.slice(start, _BATCH_ROWS)
-
-
 def _encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str]) -> Encode:
     """The quickest way to the ids that the tokenizer's own call gives.
 
@@ -158,7 +151,7 @@ def _encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[s
         return cast(list[list[int]], tokenizer(texts, truncation=True, max_length=max_length)["input_ids"])
 
     def by_backend(texts: list[str]) -> list[list[int]]:
-        with _all_cores():
+        with all_cores():
             return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]
 
     expected = by_call(sample)  # which sets the backend's truncation
@@ -166,7 +159,7 @@ def _encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[s
 
 
 @contextmanager
-def _all_cores() -> Iterator[None]:
+def all_cores() -> Iterator[None]:
     """Let the tokenizer use its threads, which many environments forbid to silence a warning about forks."""
     before = os.environ.get(_THREADS)
     if before is None:

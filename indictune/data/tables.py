@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,9 +27,8 @@ def stored_batches(path: Path) -> Iterator[pa.RecordBatch]:
             yield reader.get_batch(index)
 
 
-def table_digest(table: pa.Table) -> str:
-    """Of the rows of a table."""
-    digest = hashlib.sha256(table.schema.serialize())
-    for batch in table.to_batches():
-        digest.update(batch.serialize())
-    return digest.hexdigest()
+def smaller_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows, at most `rows` at a time."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)

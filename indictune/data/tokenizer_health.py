@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
@@ -37,7 +38,7 @@ class LanguageHealth:
 
 
 def tokenizer_health(
-    rows: Conversations, full_lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, max_length: int
+    rows: Conversations, full_lengths: npt.ArrayLike, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[LanguageHealth]:
     """Measure each language, in alphabetical order.
 
@@ -52,7 +53,7 @@ def tokenizer_health(
     health = []
     for language in sorted(pc.unique(languages).to_pylist()):
         indices = np.flatnonzero(pc.equal(languages, language).to_numpy())
-        words, tokens, unknown = _counts(rows.table.take(indices[:_MEASURED_ROWS]), tokenizer)
+        words, tokens, unknown = _counts(_contents(rows.table, language), tokenizer)
         share = float(truncated[indices].mean())
         health.append(LanguageHealth(language, len(indices), tokens / words, share, unknown / tokens))
     return health
@@ -70,9 +71,19 @@ def health_table(health: Sequence[LanguageHealth]) -> str:
     return table(header[:-1], [line[:-1] for line in body])
 
 
-def _counts(table: pa.Table, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int, int]:
+def _contents(table: pa.Table, language: str) -> list[str]:
+    """The contents of the first rows of a language. Not by `take`, which gathers the whole column in memory first."""
+    chats: list[list[dict[str, str]]] = []
+    for batch in table.to_batches():
+        some = batch["messages"].filter(pc.equal(batch["language"], language))
+        chats += some[: _MEASURED_ROWS - len(chats)].to_pylist()
+        if len(chats) == _MEASURED_ROWS:
+            break
+    return [message["content"] for messages in chats for message in messages]
+
+
+def _counts(contents: list[str], tokenizer: PreTrainedTokenizerBase) -> tuple[int, int, int]:
     """Words, tokens and unknown tokens of the contents."""
-    contents = [message["content"] for messages in table["messages"].to_pylist() for message in messages]
     encoded = tokenizer(contents, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     ids = list(chain.from_iterable(encoded))
     return sum(len(content.split()) for content in contents), len(ids), ids.count(tokenizer.unk_token_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, BertTokenizerLegacy, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from indictune.data.chat_tokens import (
+    ChatTokeniser,
     ChatTokens,
     Message,
     choose_template,
@@ -21,8 +23,9 @@ from indictune.data.chat_tokens import (
     tokenise_chats,
     truncation_notes,
 )
-from indictune.data.conversations import Conversations
+from indictune.data.conversations import Conversations, load_test_conversations
 from indictune.errors import UserError
+from indictune.models import builtin
 from tests.distributed.launching import ROOT
 from tests.models.tiny import words_tokenizer
 
@@ -113,7 +116,7 @@ def test_rows_become_ids_and_labels_in_their_order() -> None:
         "answer_tokens": [5, 2],
         "language": ["hi", "te"],
     }
-    assert tokens.full_lengths == [8, 3]
+    assert tokens.full_lengths.tolist() == [8, 3]
 
 
 def test_every_token_counts_where_prompts_are_trained_but_the_first() -> None:
@@ -134,7 +137,7 @@ def test_rows_are_cut_at_their_ends_and_their_whole_lengths_kept() -> None:
     assert tokens.dataset["labels"][:] == [[-100, 9, 10, 9], [-100, 10, 2]]
     assert tokens.dataset["length"][:] == [4, 3]
     assert tokens.dataset["answer_tokens"][:] == [3, 2]
-    assert tokens.full_lengths == [6, 3]
+    assert tokens.full_lengths.tolist() == [6, 3]
     assert truncation_notes(chats, tokens, 4) == [
         "--train_file t.jsonl: 1 of 2 rows (50.0%) are longer than --max_length 4 and lose their ends; the longest "
         "has 6 tokens."
@@ -159,9 +162,54 @@ def test_rows_without_an_answer_token_are_refused_with_their_places_and_the_leng
 def test_more_rows_than_a_batch_keep_their_order() -> None:
     chats = rows(*[chat(("ok ", "." if index % 7 else "ok .")) for index in range(2_003)])
     tokens = encode(words_tokenizer(), "plain", chats)
-    assert tokens.full_lengths == [3 if index % 7 else 4 for index in range(2_003)]
-    assert tokens.dataset["length"][:] == tokens.full_lengths
+    assert tokens.full_lengths.tolist() == [3 if index % 7 else 4 for index in range(2_003)]
+    assert tokens.dataset["length"][:] == tokens.full_lengths.tolist()
     assert tokens.dataset["language"][:] == chats.table["language"].to_pylist()
+
+
+SFT = ROOT / "../shared/data/sft"
+SAMPLES = ROOT / "indictune/data/samples/chats/train.jsonl"
+
+
+def test_a_batch_is_asked_for_when_the_one_before_is_tokenised() -> None:
+    chats, asked = rows(*[chat(("ok ", "."))] * 6), []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in chats.table.to_batches(max_chunksize=2):
+            asked.append(batch)
+            yield batch
+
+    tokenizer = words_tokenizer()
+    tokeniser = ChatTokeniser(chats, tokenizer, choose_template(tokenizer, "plain", False, False), 9, False)
+    sizes = [(len(asked), batch.num_rows) for batch in tokeniser.tokenised(batches())]
+    assert sizes == [(1, 2), (2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize("train_on_prompts", [False, True])
+@pytest.mark.parametrize("path", [SAMPLES, SFT / "xquad_hi.messages.jsonl", SFT / "v1_sft_demo.jsonl"], ids=str)
+def test_rows_have_the_tokens_and_labels_that_each_has_alone(path: Path, train_on_prompts: bool) -> None:
+    """Written plainly: a row at a time, a token at a time."""
+    if not path.exists():
+        pytest.skip(f"no real data at {path}")
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
+    chats = load_test_conversations(str(path))
+    template = choose_template(tokenizer, "plain", False, train_on_prompts)
+    tokens = tokenise_chats(chats, tokenizer, template, 100_000, train_on_prompts)
+    assert len(tokens.dataset) == len(chats)
+    for row, messages in zip(tokens.dataset, chats.table["messages"].to_pylist(), strict=True):
+        pieces = [(tokenizer.bos_token, train_on_prompts)]
+        for message in messages:
+            answer = message["role"] == "assistant"
+            pieces.append((message["content"] + tokenizer.eos_token * answer, answer or train_on_prompts))
+        text = "".join(piece for piece, _ in pieces)
+        counts = [count for piece, count in pieces for _ in piece]
+        (encoding,) = tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=False)
+        counted_tokens = [any(counts[start:stop]) for start, stop in encoding.offsets]
+        counted_tokens[0] = False
+        assert row["input_ids"] == encoding.ids
+        assert row["labels"] == [
+            token if count else -100 for token, count in zip(encoding.ids, counted_tokens, strict=True)
+        ]
 
 
 @pytest.mark.parametrize("trim_offsets", [False, True])
@@ -385,6 +433,14 @@ def test_rows_that_the_template_refuses_are_told_by_reason(byte_level: PreTraine
     ]
 
 
+def test_refused_rows_of_all_batches_are_told(byte_level: PreTrainedTokenizerFast) -> None:
+    tool = [*chat(("Q", "A")), {"role": "tool", "content": "T"}]
+    good = [chat(("Q", "A"))] * 800
+    with pytest.raises(UserError) as refused:
+        encode(byte_level, "llama2", rows(*good, tool, *good, tool))
+    assert refused.value.message.endswith("has no place in llama2): t.jsonl:801, t.jsonl:1602.")
+
+
 def test_rows_whose_answers_the_template_does_not_mark_are_told(byte_level: PreTrainedTokenizerFast) -> None:
     template = MARKED.replace("{%- generation", "{% if m.content != 'A' %}{%- generation").replace(
         "{% endgeneration %}", "{% endgeneration %}{% endif %}"
@@ -392,9 +448,7 @@ def test_rows_whose_answers_the_template_does_not_mark_are_told(byte_level: PreT
     template = template.replace("messages", "messages[1:]")
     with pytest.raises(UserError) as refused:
         tokenise_chats(rows(chat(("Q", "B")), chat(("Q", "A"))), byte_level, template, 99, False)
-    assert refused.value.message == (
-        "--train_file: 1 rows without an answer that the chat template marks: t.jsonl:2."
-    )
+    assert refused.value.message == ("--train_file: 1 rows without an answer that the chat template marks: t.jsonl:2.")
 
 
 def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ def test_order_and_lines_across_chunks(write: Write, monkeypatch: pytest.MonkeyP
 
 def test_rows_in_train_and_held_out_are_told(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(conversations, "_LEAK_BATCHES", 1)
     system = {"role": "system", "content": "c"}
     with_system = {"messages": [system, *chat("a", "b")["messages"]]}
     train = [chat("a", "b"), chat("c", "d"), chat("a", "b"), chat("a", "x"), chat("ab", "c"), with_system]
@@ -174,6 +175,38 @@ def test_rows_in_train_and_held_out_are_told(write: Write, monkeypatch: pytest.M
         "remove them from one of the two.",
     ]
     assert len(splits.train) == 6
+
+
+def test_a_second_call_reads_no_file_again(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ChatDataArguments(
+        train_file=write("train.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]),
+        test_file=write("test.jsonl", [{"prompt": "a", "completion": "b"}]),
+    )
+    first = load_conversations(args)
+    assert len(first.notes) == 1
+    monkeypatch.setattr(conversations, "messages_of", lambda *_: pytest.fail("read again"))
+    second = load_conversations(args)
+    assert second.folder == first.folder
+    assert (second.notes, second.train.as_written, second.train.origin) == (first.notes, True, "--train_file")
+    assert second.train.table.equals(first.train.table)
+    assert second.train.place(1) == "train.jsonl:2"
+    assert texts_of(second.test) == [["a", "b"]]
+
+
+def test_rows_are_read_anew_when_a_file_changes(write: Write) -> None:
+    args = ChatDataArguments(train_file=write("train.jsonl", [chat("a", "b")]))
+    first = load_conversations(args)
+    write("train.jsonl", [chat("a", "c")])
+    second = load_conversations(args)
+    assert second.folder != first.folder
+    assert texts_of(second.train) == [["a", "c"]]
+
+
+def test_problems_are_told_every_time(write: Write) -> None:
+    files = {"train_file": write("train.jsonl", [chat("a", "")]), "test_file": write("test.jsonl", [chat("a", "b")])}
+    first = problems_of(**files)
+    assert len(first) == 1
+    assert problems_of(**files) == first
 
 
 def test_splits_are_written_the_same_way(write: Write) -> None:

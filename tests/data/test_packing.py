@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from indictune.data.packing import pack, packing_facts
+from indictune.data.packing import best_fit_decreasing, pack, packed, packing_facts, stored_groups
+from indictune.data.tables import write_table
 
 
 def dataset(*lengths: int) -> Dataset:
@@ -68,3 +72,33 @@ def test_packs_of_many_rows_are_nearly_full(many: tuple[Dataset, Dataset]) -> No
 def test_packs_are_the_same_every_time(many: tuple[Dataset, Dataset]) -> None:
     rows, packed = many
     assert pack(rows, 8).to_dict() == packed.to_dict()
+
+
+def test_packs_are_those_of_trl(many: tuple[Dataset, Dataset]) -> None:
+    from trl.data_utils import pack_dataset
+
+    rows, packs = many
+    columns = rows.select_columns(["input_ids", "labels"])
+    theirs = pack_dataset(columns, 8, strategy="bfd", map_kwargs={"batch_size": 10_000})
+    for name in ("input_ids", "labels", "seq_lengths"):
+        assert packs[name][:] == theirs[name][:]
+
+
+@pytest.mark.parametrize(("rows", "places"), [(3_000, 512), (3_000, 37), (40, 4_096)])
+def test_rows_of_other_lengths_are_put_together_as_by_trl(rows: int, places: int) -> None:
+    from trl.data_utils import pack_dataset
+
+    lengths = np.minimum(np.random.default_rng(rows).geometric(4 / places, rows), places)
+    numbers = Dataset.from_dict({"row": [[row] * length for row, length in enumerate(lengths.tolist())]})
+    theirs = pack_dataset(numbers, places, strategy="bfd", map_kwargs={"batch_size": rows})["row"][:]
+    assert best_fit_decreasing(lengths, places) == [list(dict.fromkeys(pack)) for pack in theirs]
+
+
+def test_stored_rows_are_packed_like_those_in_memory(many: tuple[Dataset, Dataset], tmp_path: Path) -> None:
+    rows, packs = many
+    table = rows.with_format("arrow")[:].cast(
+        pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32())), ("language", pa.string())])
+    )
+    write_table(tmp_path / "rows.arrow", table.schema, table.to_batches(max_chunksize=700))
+    stored = pa.Table.from_batches(packed(stored_groups(tmp_path / "rows.arrow"), 8))
+    assert stored.to_pydict() == packs.to_dict()
