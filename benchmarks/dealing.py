@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +103,10 @@ def quality(name: str, lengths: list[int]) -> dict[str, float]:
 
 
 def measure(name: str, lengths_file: Path) -> dict[str, float]:
-    """In this process: an epoch's deal to one rank."""
+    """An epoch's deal to one rank, in a process that was forked for it: nothing is imported anew."""
     numbers = torch.from_numpy(np.load(lengths_file))
     lengths = numbers if name in OURS else numbers.tolist()
-    PEAK.write_text("5", encoding="ascii")  # Linux forgets the peak of the imports
+    PEAK.write_text("5", encoding="ascii")  # Linux forgets the peak so far
     before, start = peak_memory_bytes(), time.perf_counter()
     batches = iter(SAMPLERS[name](lengths, 0))
     next(batches)
@@ -118,24 +117,16 @@ def measure(name: str, lengths_file: Path) -> dict[str, float]:
     return {"first_s": first, "epoch_s": whole, "memory_bytes": peak_memory_bytes() - before}
 
 
-def measured_alone(name: str, lengths_file: Path) -> dict[str, float]:
-    """`measure` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.dealing", "--measure", name, "--lengths", str(lengths_file)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def compare(repeats: int) -> dict[str, dict[str, Any]]:
     """All samplers, by turns."""
     lengths = draw_lengths(ROWS_OF_QUALITY).tolist()
     laps: dict[str, list[dict[str, float]]] = {name: [] for name in SAMPLERS}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, get_context("fork").Pool(1, maxtasksperchild=1) as alone:
         lengths_file = Path(folder, "lengths.npy")
         np.save(lengths_file, draw_lengths(ROWS_OF_SPEED))
         for _ in range(repeats):
             for name, done in laps.items():
-                done.append(measured_alone(name, lengths_file))
+                done.append(alone.apply(measure, (name, lengths_file)))
     return {
         name: quality(name, lengths)
         | {key: statistics.median(each[key] for each in done) for key in ("first_s", "epoch_s", "memory_bytes")}
@@ -147,12 +138,7 @@ def main() -> None:
     """Print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--measure", choices=SAMPLERS, help=argparse.SUPPRESS)
-    parser.add_argument("--lengths", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(arguments.measure, arguments.lengths)))
-        return
     results = compare(arguments.repeats)
     rows = [
         [

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -31,21 +28,6 @@ SCHEMA = pa.schema(
 )
 
 
-def pack(dataset: Dataset, max_length: int) -> Dataset:
-    """Put rows together by best fit decreasing: the longest first, each where it leaves the least space; in memory.
-
-    Args:
-        dataset: columns `input_ids` and `labels`, rows of 1 to `max_length` tokens.
-        max_length: tokens of a pack at most.
-
-    Returns:
-        Columns `input_ids`, `labels`, `seq_lengths` (tokens of each row of the pack), `rows` (their indices in
-        `dataset`, in the same order) and `length` (tokens of the pack). Every row stands in one pack, once.
-    """
-    rows = dataset.select_columns(["input_ids", "labels"]).with_format("arrow")
-    return Dataset(pa.Table.from_batches(packed(rows.iter(_GROUP_ROWS), max_length), SCHEMA))
-
-
 def stored_groups(path: Path) -> Iterator[pa.Table]:
     """The rows of a file, as many at a time as are packed together.
 
@@ -56,46 +38,36 @@ def stored_groups(path: Path) -> Iterator[pa.Table]:
 
 
 def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBatch]:
-    """The packs of `pack`, some at a time, each of rows of one group."""
+    """Put rows together by best fit decreasing: the longest first, each where it leaves the least space.
+
+    Args:
+        groups: columns `input_ids` and `labels`, rows of 1 to `max_length` tokens; a pack holds rows of one group.
+        max_length: tokens of a pack at most.
+
+    Yields:
+        Columns `input_ids`, `labels`, `seq_lengths` (tokens of each row of the pack), `rows` (their indices, counted
+        through all groups, in the same order) and `length` (tokens of the pack). Every row stands in one pack, once.
+    """
     first_row = 0
     for group in groups:
         columns = [ListColumn(group[name]) for name in ("input_ids", "labels")]
         lengths = pc.list_value_length(group["input_ids"]).to_numpy()
-        packs = best_fit_decreasing(lengths, max_length)
+        packs = _packs(lengths, max_length)
         for start in range(0, len(packs), _BATCH_PACKS):
             yield _batch(packs[start : start + _BATCH_PACKS], columns, lengths, first_row)
         first_row += group.num_rows
 
 
-def best_fit_decreasing(lengths: np.ndarray, max_length: int) -> list[list[int]]:
-    """The rows of each pack, by index, as TRL's `pack_dataset` puts them together; but from their lengths alone.
+def _packs(lengths: np.ndarray, max_length: int) -> list[np.ndarray]:
+    """The rows of each pack, by index. TRL packs tokens: it is given a row's index once for each of its tokens."""
+    from trl.data_utils import pack_dataset  # slow to import
 
-    Args:
-        lengths: of the rows, from 1 to `max_length`.
-        max_length: of a pack.
-    """
-    packs: list[list[int]] = []
-    spaces: list[int] = []  # those that packs have left, from small to large
-    with_space: dict[int, deque[list[int]]] = {}
-    for row in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[row])
-        best = bisect_left(spaces, length)
-        if best == len(spaces):
-            space = max_length
-            packs.append(pack := [])
-        else:
-            space = spaces[best]
-            pack = with_space[space].popleft()
-            if not with_space[space]:
-                del spaces[best]
-        pack.append(row)
-        left = space - length
-        if left:
-            same = with_space.setdefault(left, deque())
-            if not same:
-                insort(spaces, left)
-            same.append(pack)
-    return packs
+    tokens = Dataset(pa.table({"row": _lists(lengths, np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))}))
+    packs = pack_dataset(tokens, max_length, strategy="bfd", map_kwargs={"batch_size": len(lengths)}).data
+    rows_of_packs = pc.list_value_length(packs["seq_lengths"]).to_numpy()
+    ends = np.cumsum(pc.list_flatten(packs["seq_lengths"]).to_numpy())
+    rows = pc.list_flatten(packs["row"]).to_numpy()[ends - 1]
+    return np.split(rows, np.cumsum(rows_of_packs)[:-1])
 
 
 def packing_facts(packed: Dataset, max_length: int) -> str:
@@ -107,10 +79,10 @@ def packing_facts(packed: Dataset, max_length: int) -> str:
 
 
 def _batch(
-    packs: Sequence[Sequence[int]], columns: Sequence[ListColumn], lengths: np.ndarray, first_row: int
+    packs: Sequence[np.ndarray], columns: Sequence[ListColumn], lengths: np.ndarray, first_row: int
 ) -> pa.RecordBatch:
     """The columns of some packs; rows are counted from the group's first, which has the index `first_row`."""
-    rows = np.fromiter(chain.from_iterable(packs), np.int32)
+    rows = np.concatenate(packs)
     pack_rows = [len(pack) for pack in packs]
     pack_lengths = np.array([lengths[pack].sum() for pack in packs], dtype=np.int32)
     tokens = [np.concatenate([column[row] for row in rows], dtype=np.int32) for column in columns]

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from indictune.data.packing import best_fit_decreasing, pack, packed, packing_facts, stored_groups
+from indictune.data.packing import packed, packing_facts, stored_groups
 from indictune.data.tables import write_table
+from tests.data.packs import pack
 
 
 def dataset(*lengths: int) -> Dataset:
@@ -82,16 +83,6 @@ def test_packs_are_those_of_trl(many: tuple[Dataset, Dataset]) -> None:
     theirs = pack_dataset(columns, 8, strategy="bfd", map_kwargs={"batch_size": 10_000})
     for name in ("input_ids", "labels", "seq_lengths"):
         assert packs[name][:] == theirs[name][:]
-
-
-@pytest.mark.parametrize(("rows", "places"), [(3_000, 512), (3_000, 37), (40, 4_096)])
-def test_rows_of_other_lengths_are_put_together_as_by_trl(rows: int, places: int) -> None:
-    from trl.data_utils import pack_dataset
-
-    lengths = np.minimum(np.random.default_rng(rows).geometric(4 / places, rows), places)
-    numbers = Dataset.from_dict({"row": [[row] * length for row, length in enumerate(lengths.tolist())]})
-    theirs = pack_dataset(numbers, places, strategy="bfd", map_kwargs={"batch_size": rows})["row"][:]
-    assert best_fit_decreasing(lengths, places) == [list(dict.fromkeys(pack)) for pack in theirs]
 
 
 def test_stored_rows_are_packed_like_those_in_memory(many: tuple[Dataset, Dataset], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from indictune.models.vocabulary import ROW_IDS
+from tests.distributed.forking import fork
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/train_sentiment.py"
@@ -58,7 +59,10 @@ def deepspeed(ranks: int) -> list[str]:
 def start(
     command: list[str], variables: dict[str, str] | None = None, timeout_s: int = 300
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command from the repository's root, with one thread a process and no network."""
+    """Run a command from the repository's root, with one thread a process and no network.
+
+    A script that plain python runs is forked from a process that has imported what it needs.
+    """
     environment = {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -66,6 +70,8 @@ def start(
         "HF_HUB_OFFLINE": "1",
         **(variables or {}),
     }
+    if command[0] == python()[0] and command[1].startswith("scripts/"):
+        return fork(command[1:], environment, timeout_s)
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )

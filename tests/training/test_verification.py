@@ -11,10 +11,10 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 
-from indictune.data.packing import pack
 from indictune.models.vocabulary import ActiveEmbedding
 from indictune.training.llama_trainer import LlamaTrainer
 from indictune.training.verification import SavedModelError, verify_saved
+from tests.data.packs import pack
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
 
 ROWS = answer_rows(9, 5, 12)
