@@ -1,6 +1,6 @@
 """Rows a second of each stage between files and the first batch, beside plain `datasets`, and the memory each takes.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.preparation --rows 100000 2000000 --results benchmarks/results/FILE.json
+    OMP_NUM_THREADS=1 python -m benchmarks.preparation --repeats 1 --results benchmarks/results/FILE.json
 
 Rows are random words of the built-in tweets. Every stage runs in a process of its own, ours and plain `datasets` by
 turns; medians are shown, and of several numbers of rows the straight line through them. Plain `datasets` reads the
@@ -112,8 +112,9 @@ def _ours(stage: str, rows: str, tokenizer: Any) -> float:
 
 
 def _plain(stage: str, rows: str, tokenizer: Any, cache: str) -> float:
-    from datasets import Dataset
+    from datasets import Dataset, disable_progress_bars
 
+    disable_progress_bars()
     started = time.perf_counter()
     dataset = Dataset.from_csv(rows, cache_dir=cache)
     if stage == "plain_read":

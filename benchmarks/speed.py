@@ -40,7 +40,7 @@ from indictune.models.tiny_bert import train_tokenizer
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)
 LAPS = 5
-STEPS_PER_LAP = 4
+STEPS_PER_LAP = 3
 STEPS_OF_CURVE = 12
 STEPS_OF_SEEDS = 60
 SECONDS_TO_END = 5.0

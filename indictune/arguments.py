@@ -276,6 +276,17 @@ class IndicTrainingArguments(TrainingArguments):
         default="float32",
         metadata={"help": "Type in which gradients are summed over processes. bfloat16 sends half the bytes."},
     )
+    restore_callback_states_from_checkpoint: bool = field(
+        default=True, metadata={"help": "Must stay on: early stopping goes on counting where it was."}
+    )
+    hub_strategy: str = field(default="end", metadata={"help": "Must stay `end`: the finished model is pushed once."})
+    trust_checkpoint: bool = field(
+        default=False,
+        metadata={
+            "help": "Go on from a checkpoint that is not this run's own, or that others could have written. It holds "
+            "pickles, which can run code when they are read."
+        },
+    )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without a better metric."}
     )
@@ -325,6 +336,10 @@ FIXED = {
     "batch_eval_metrics": (False, "metrics are computed once, over all rows"),
     "neftune_noise_alpha": (None, "its noise depends on how a global batch is cut"),
     "ignore_data_skip": (False, "a resumed run goes on where it stopped"),
+    "restore_callback_states_from_checkpoint": (True, "early stopping goes on counting where it was"),
+    "save_only_model": (False, "a checkpoint holds all that a run goes on with"),
+    "save_on_each_node": (False, "whether the nodes share a disk is found out"),
+    "hub_strategy": ("end", "the finished model is pushed once"),
 }
 
 

@@ -21,6 +21,7 @@ from indictune.models.causal import check_packing, load_causal, load_causal_conf
 from indictune.models.loading import load_tokenizer
 from indictune.models.unpadded import reads_unpadded
 from indictune.strategy.sharding import reading_weights
+from indictune.training.continuing import train
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from indictune.training.results import finish, save
 from indictune.training.samples import write_samples
@@ -54,8 +55,8 @@ def main(session: Session) -> None:
         model = load_causal(model_args, tokenizer, compute_dtype(args), answer_ends(tokenizer, template), reads)
 
     trainer = LlamaTrainer(model, args, chats.train, chats.validation, tokenizer, padded)
-    throughput = watch(trainer, chats.place, session.output_dir)
-    result = trainer.train(resume_from_checkpoint=session.checkpoint)
+    throughput = watch(trainer, chats.place, session)
+    result = train(trainer, session)
     save(trainer, session)
     samples = splits.validation or splits.test or splits.train
     write_samples(trainer, session, samples, template, data_args.num_sample_generations, data_args.max_new_tokens)

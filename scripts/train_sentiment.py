@@ -24,6 +24,7 @@ from indictune.models.vocabulary import check_active_vocabulary
 from indictune.strategy.sharding import reading_weights
 from indictune.strategy.vocabulary import use_active_vocabulary
 from indictune.training.class_weights import as_tensor, class_weights
+from indictune.training.continuing import train
 from indictune.training.loss import ExactLoss
 from indictune.training.results import finish, save
 from indictune.training.session import Session, run
@@ -51,17 +52,17 @@ def main(session: Session) -> None:
     session.warn(splits.notes)
     tokenizer = load_tokenizer(model_args)
     labels = label_order(config, splits.labels)
-    train, validation, test = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
-    session.fit_batches(SentimentTrainingArguments, lengths_of(train), splits.train.place, padded)
+    train_rows, validation, test = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
+    session.fit_batches(SentimentTrainingArguments, lengths_of(train_rows), splits.train.place, padded)
     args = session.start(SentimentTrainingArguments, has_validation=splits.validation is not None)
     with reading_weights(args):
         model = load_classifier(model_args, labels, tokenizer)
-    use_active_vocabulary(model, args, (train, validation, test), tokenizer, session.checkpoint)
+    use_active_vocabulary(model, args, (train_rows, validation, test), tokenizer, session.checkpoint)
     loss = ExactLoss(as_tensor(weights, labels), args.label_smoothing_factor)
 
-    trainer = IndicTrainer(model, args, train, validation, tokenizer, loss, padded)
-    throughput = watch(trainer, splits.train.place, session.output_dir)
-    result = trainer.train(resume_from_checkpoint=session.checkpoint)
+    trainer = IndicTrainer(model, args, train_rows, validation, tokenizer, loss, padded)
+    throughput = watch(trainer, splits.train.place, session)
+    result = train(trainer, session)
     save(trainer, session)
     finish(trainer, session, result, throughput, test)
 

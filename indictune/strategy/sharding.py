@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,6 +115,21 @@ def told_by_rank_0(word: Any, args: TrainingArguments) -> Any:
     patient = torch.distributed.new_group(backend="gloo", timeout=timedelta(hours=12))
     torch.distributed.broadcast_object_list(said, src=0, group=patient)
     return said[0]
+
+
+def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
+    """Whether all ranks see the same files in a folder. All must call it; the folder is there."""
+    if args.world_size == 1:
+        return True
+    mark = folder / f".seen-{told_by_rank_0(uuid.uuid4().hex, args)}"
+    if args.process_index == 0:
+        mark.touch()
+    torch.distributed.barrier()
+    seen: list[bool] = [False] * args.world_size
+    torch.distributed.all_gather_object(seen, mark.exists())
+    if args.process_index == 0:
+        mark.unlink()
+    return all(seen)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,11 +24,16 @@ from indictune.models.loading import Model
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import sharding
 from indictune.strategy.communication import set_up_communication
+from indictune.training import checkpoints, saving
 from indictune.training.copies import sent_to_device
 from indictune.training.epochs import EpochShuffle
 from indictune.training.nonfinite import NonFinite
+from indictune.training.stopping import Stopped, StopRequest
 
 Batch = dict[str, torch.Tensor]
+
+# Batches of an evaluation between two looks at whether a rank was asked to stop.
+_LOOK_EVERY = 16
 
 
 class ExactTrainer(Trainer):
@@ -47,6 +53,7 @@ class ExactTrainer(Trainer):
     train_dataset: Dataset | None
     eval_dataset: Dataset | None
     batches: TrainingBatches
+    _is_saving = False
 
     def __init__(
         self,
@@ -70,6 +77,8 @@ class ExactTrainer(Trainer):
         )
         set_up_communication(self.accelerator, args, model)
         self.nonfinite = NonFinite()
+        self.stop_request = StopRequest()
+        self._evaluated_batches = 0
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self._evaluated: Dataset = eval_dataset
         if train_dataset is not None:
@@ -144,6 +153,66 @@ class ExactTrainer(Trainer):
         self.nonfinite.note(loss)
         return loss
 
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of a step's gradients, noted. A callback would see it only after the step it spoils."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
+        self.nonfinite.note(norm)
+        return norm
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Where checkpoints are, or while one is written: where it is not yet one."""
+        folder = str(super()._get_output_dir(trial))
+        return saving.unfinished_folder(folder) if self._is_saving else folder
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save a checkpoint that is whole or not there. A callback comes when the Trainer has written in its place."""
+        saving.save_checkpoint(self, partial(self._write_checkpoint, model, trial))
+
+    def _write_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self._is_saving = True
+        try:
+            super()._save_checkpoint(model, trial)
+            folder = checkpoints.path_of(Path(self._get_output_dir(trial)), self.state.global_step)
+        finally:
+            self._is_saving = False
+        best = self.state.best_global_step
+        if best:  # the Trainer has looked for it beside the unfinished one
+            path = checkpoints.path_of(Path(str(self.args.output_dir)), best)
+            if best == self.state.global_step or path.is_dir():
+                self.state.best_model_checkpoint = str(path)
+        if self.args.should_save:
+            self.state.save_to_json(str(folder / "trainer_state.json"))
+        saving.write_unlogged(self, folder)
+
+    def _run_epoch(self, *args: Any, **settings: Any) -> None:
+        """An epoch, unless an evaluation that was made up for before it has ended the training."""
+        if not self.control.should_training_stop:
+            super()._run_epoch(*args, **settings)  # type: ignore[no-untyped-call]
+
+    def _evaluate(self, trial: Any, *args: Any, **settings: Any) -> dict[str, float]:
+        """Evaluate in training. Where that is stopped, the step is saved, and evaluated when the run goes on."""
+        try:
+            metrics: dict[str, float] = super()._evaluate(trial, *args, **settings)
+        except Stopped:
+            self.stop_request.evaluation_due = True
+            self._save_checkpoint(self.model_wrapped, trial)
+            raise
+        return metrics
+
+    def _look_for_stop(self) -> None:
+        """Now and then, end an evaluation that one of the ranks was asked to stop in.
+
+        Raises:
+            Stopped: on all ranks.
+        """
+        self._evaluated_batches += 1
+        if self._evaluated_batches % _LOOK_EVERY == 0:
+            asked = torch.tensor(int(self.stop_request.asked), device=self.args.device)
+            if torch.distributed.is_initialized():
+                torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+            if asked.item():
+                raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save, with three things mended for which a callback on saving comes too late.
 
@@ -175,6 +244,7 @@ class ExactTrainer(Trainer):
         A callback cannot: the Trainer would gather all logits, and average losses over batches instead of rows; TRL's
         loss depends on the number of processes (3.7251 on one, 3.7283 on two, trl 1.16).
         """
+        self._look_for_stop()
         inputs = sent_to_device(inputs, self.args.device)
         row_numbers = inputs.pop("row_numbers")
         with torch.no_grad(), self.compute_loss_context_manager():

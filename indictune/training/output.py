@@ -15,10 +15,9 @@ from indictune.errors import UserError
 State = Literal["ok", "user_error", "failed", "resumable"]
 
 AUTO = "auto"
-LAST_WRITTEN = "trainer_state.json"  # by rank 0, after the rest of a checkpoint
 # Any of these shows that a run has trained here. Logs, a status and a recipe alone may come from a command that was
 # mistyped, and must not keep the corrected one from its folder.
-TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model.safetensors", LAST_WRITTEN)
+TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model.safetensors", "trainer_state.json")
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -74,27 +73,3 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
         if not replaceable:
             way_out += ", or go on with it by --resume_from_checkpoint auto"
         raise UserError(f"--output_dir {output_dir}: holds another run ({', '.join(held[:3])}); {way_out}.")
-
-
-def find_checkpoint(output_dir: Path, resume_from_checkpoint: str | None) -> str | None:
-    """The checkpoint to go on from: the named one, with `auto` the newest of the folder, or None to start afresh.
-
-    Raises:
-        UserError: the named checkpoint is none.
-    """
-    if resume_from_checkpoint is None:
-        return None
-    if resume_from_checkpoint == AUTO:
-        saved = [path for path in output_dir.glob("checkpoint-*") if (path / LAST_WRITTEN).is_file()]
-        return str(max(saved, key=_step_of)) if saved else None
-    if not (Path(resume_from_checkpoint) / LAST_WRITTEN).is_file():
-        raise UserError(
-            f"--resume_from_checkpoint {resume_from_checkpoint}: is no checkpoint (it has no trainer_state.json). "
-            f"Name a checkpoint-<step> folder, or type {AUTO} for the newest in --output_dir."
-        )
-    return resume_from_checkpoint
-
-
-def _step_of(checkpoint: Path) -> int:
-    step = checkpoint.name.removeprefix("checkpoint-")
-    return int(step) if step.isdigit() else -1

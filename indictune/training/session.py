@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from huggingface_hub import get_token
@@ -23,22 +23,34 @@ from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fi
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.models.loading import check_max_length, stored_quantisation
-from indictune.strategy import batch, check, launch, standin
+from indictune.strategy import batch, check, launch, sharding, standin
 from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.weights import check_weights, default_optimizer
-from indictune.training import output
+from indictune.training import checkpoints, output, resuming, stopping
 from indictune.training.logs import RankLog
 from indictune.training.nonfinite import NonFiniteLossError
+from indictune.training.ranks import Ranks, Watchdog
+from indictune.training.saving import SaveError
+from indictune.training.stopping import Stopped, StopRequest
 
 logger = logging.getLogger("indictune")
 
 Arguments = TypeVar("Arguments")
 Training = TypeVar("Training", bound=IndicTrainingArguments)
 
-EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR = 0, 1, 2
+EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR, EXIT_RESUMABLE = 0, 1, 2, 75
+_CODES: dict[output.State, int] = {
+    "ok": EXIT_OK,
+    "failed": EXIT_FAILED,
+    "user_error": EXIT_USER_ERROR,
+    "resumable": EXIT_RESUMABLE,
+}
 SECONDS_FOR_RANK_0 = 5.0
-INTERRUPTED = "interrupted. --resume_from_checkpoint auto goes on from the last checkpoint, if one was saved."
+GO_ON = "--resume_from_checkpoint auto goes on with it."
+INTERRUPTED = (
+    "interrupted before it could save. --resume_from_checkpoint auto goes on from the last checkpoint, if any."
+)
 
 
 class Session:
@@ -49,10 +61,15 @@ class Session:
         output_dir: of the run.
         rank: of this process.
         launch: what the launcher asked for.
-        checkpoint: folder of the checkpoint to go on from, or None; set by `decide`.
+        checkpoint: folder of the checkpoint to go on from, or None; set by `start`.
+        stop_request: whether a signal asks this process to stop.
+        ranks: of the run; None before there is a log.
+        watchdog: of this rank; None before the process group is up, and where there is one process.
     """
 
-    checkpoint: str | None
+    checkpoint: str | None = None
+    ranks: Ranks | None = None
+    watchdog: Watchdog | None = None
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
         self.recipe = recipe
@@ -62,6 +79,8 @@ class Session:
         self._built: list[Any] = []
         self._decided: dict[str, Any] = {}
         self._log: RankLog | None = None
+        self._found: list[Path] = []
+        self.stop_request = StopRequest()
 
     def open_log(self, replaceable: Collection[str]) -> None:
         """Start writing to this rank's log file, unless the run is refused already (`output.check_free`)."""
@@ -75,6 +94,7 @@ class Session:
             if self.rank == 0:
                 output.forget_status(self.output_dir)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
+            self.ranks = Ranks(self._log.path.parent, self.rank, launch.world_size_of(os.environ))
         except OSError as error:
             raise UserError(
                 f"--output_dir {self.output_dir}: cannot be written to ({error.strerror}); name another folder."
@@ -140,8 +160,10 @@ class Session:
         """
         planned = partial(self.planned, arguments)
         with self.checks():
-            self.checkpoint = output.find_checkpoint(self.output_dir, planned("resume_from_checkpoint"))
-            self._decided["resume_from_checkpoint"] = self.checkpoint
+            self._found = resuming.candidates(self.output_dir, planned("resume_from_checkpoint"))
+            for checkpoint in self._found[:1]:
+                resuming.check_trusted(checkpoint, self.output_dir, planned("trust_checkpoint"))
+                resuming.check_fits(checkpoint, self.launch, planned("global_batch_size"))
         with self.checks():
             check_hub_token(planned("push_to_hub"), planned("hub_token"))
         with self.checks():
@@ -229,10 +251,12 @@ class Session:
             self._decided |= {"eval_strategy": "no", "load_best_model_at_end": False}
             self.warn(["No validation rows: nothing is evaluated during training, and the last weights are kept."])
         args = self._bring_up(arguments)
+        self._choose_checkpoint(args)
+        self._watch(args)
         if self.checkpoint is not None:
             logger.info("Going on from %s", self.checkpoint)
         elif self.recipe.values.get("resume_from_checkpoint") == output.AUTO:
-            logger.info("%s holds no checkpoint: starting afresh", self.output_dir)
+            logger.info("%s holds no whole checkpoint: starting afresh", self.output_dir)
         if self.rank == 0:
             output.write_recipe(self.output_dir, resolved(*self._built))
         logger.info(
@@ -241,6 +265,28 @@ class Session:
             *(args.per_device_train_batch_size, args.gradient_accumulation_steps),
         )
         return args
+
+    def _choose_checkpoint(self, args: IndicTrainingArguments) -> None:
+        """Set `checkpoint`, after what a killed run was writing is gone.
+
+        Raises:
+            UserError: the named checkpoint is damaged, or what is left of several cannot be gone on with.
+        """
+        args.save_on_each_node = not sharding.disk_is_shared(self.output_dir, args)
+        if args.should_save:
+            checkpoints.remove_leftovers(self.output_dir)
+        asked = self.recipe.values.get("resume_from_checkpoint")
+        chosen = resuming.newest_whole(self._found, asked, args)
+        if chosen is not None and chosen != self._found[0]:
+            resuming.check_trusted(chosen, self.output_dir, self.planned(IndicTrainingArguments, "trust_checkpoint"))
+            resuming.check_fits(chosen, self.launch, args.global_batch_size)
+        self.checkpoint = None if chosen is None else str(chosen)
+
+    def _watch(self, args: IndicTrainingArguments) -> None:
+        """Start the watchdog. A collective gives up after `--ddp_timeout`; half of that is long for anything."""
+        if self.ranks is not None and self._log is not None and args.world_size > 1:
+            self.watchdog = Watchdog(self.ranks, args.ddp_timeout / 2, self._log.path)
+            self.watchdog.start()
 
     def start_evaluation(self, arguments: type[Training]) -> Training:
         """Begin to evaluate without training. It raises every problem found so far itself.
@@ -322,7 +368,8 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
         replaceable: files in `--output_dir` that do not make it another run's.
 
     Returns:
-        0 it did what was asked, 2 a problem in what the user gave, 1 a failure of ours.
+        0 it did what was asked, 2 a problem in what the user gave, 75 it was stopped and can
+        go on, 1 a failure of ours.
     """
     session = Session(recipe, launch.rank_of(os.environ))
     auto = recipe.values.get("resume_from_checkpoint") == output.AUTO
@@ -331,29 +378,58 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
             print(f"{session.output_dir}: this run is finished; there is nothing to resume.")
         return EXIT_OK
     started = time.time()
-    state: output.State
+    with session.stop_request.listening():
+        stopping.end_with_launcher(os.environ)
+        state, message = _outcome(main, session, replaceable)
+        session.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
+        if state != "ok":
+            state, message = _first_cause(session, state, message)
+        if session.rank == 0:
+            _report(session, state, message)
+        elif state != "ok":
+            _speak_if_rank_0_does_not(session, state, message, started)
+    if torch.distributed.is_initialized() and state == "ok":
+        torch.distributed.destroy_process_group()
+    return _CODES[state]
+
+
+def _outcome(
+    main: Callable[[Session], None], session: Session, replaceable: Collection[str]
+) -> tuple[output.State, str]:
+    """How this rank's run ended, and what there is to say of it."""
     try:
         session.open_log(replaceable)
         main(session)
-        state, message, code = "ok", "", EXIT_OK
     except UserError as error:
-        state, message, code = "user_error", error.message, EXIT_USER_ERROR
-    except NonFiniteLossError as error:
-        state, message, code = "failed", str(error), EXIT_FAILED
+        return "user_error", error.message
+    except (NonFiniteLossError, SaveError) as error:
+        return "failed", str(error)
+    except Stopped as error:
+        return "resumable", f"{error} {GO_ON}"
     except KeyboardInterrupt:
-        state, message, code = "failed", INTERRUPTED, EXIT_FAILED
+        return "resumable", INTERRUPTED
     except Exception as error:
         logging.getLogger().exception("the run failed")
-        state, message, code = "failed", f"{type(error).__name__}: {error}", EXIT_FAILED
         if session.rank == 0:
             traceback.print_exc()
-    if session.rank == 0:
-        _report(session, state, message)
-    elif code != EXIT_OK:
-        _speak_if_rank_0_does_not(session, state, message, started)
-    if torch.distributed.is_initialized() and code == EXIT_OK:
-        torch.distributed.destroy_process_group()
-    return code
+        return "failed", f"{type(error).__name__}: {error}"
+    return "ok", ""
+
+
+def _first_cause(session: Session, state: output.State, message: str) -> tuple[output.State, str]:
+    """How the run ended, where another rank ended first: what this one saw may be no more than a broken connection."""
+    ranks = session.ranks
+    if ranks is None or ranks.world_size == 1:
+        return state, message
+    ranks.ended(state, message)
+    if state != "failed":
+        return state, message
+    first = ranks.first_end()
+    if first is not None:
+        rank, its_state, its_message = first
+        return cast(output.State, its_state), f"[rank {rank}] {its_message}"
+    missing = ranks.missing()
+    return state, "; ".join([*missing, message])
 
 
 def _report(session: Session, state: output.State, message: str) -> None:

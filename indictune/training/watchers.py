@@ -7,27 +7,35 @@ from pathlib import Path
 
 from transformers import EarlyStoppingCallback
 
+from indictune.training.continuing import GoOn
 from indictune.training.exact import ExactTrainer
-from indictune.training.nonfinite import StopOnNonFiniteLoss
+from indictune.training.ranks import Progress
+from indictune.training.session import Session
+from indictune.training.step_flags import StepFlags
 from indictune.training.throughput import Throughput
 from indictune.training.train_log import TrainLog
 
 
-def watch(trainer: ExactTrainer, place: Callable[[int], str], output_dir: Path) -> Throughput:
+def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) -> Throughput:
     """Add the callbacks of a run to its trainer.
 
     Args:
         trainer: of the run.
         place: tells where a training row stands (`file:line`).
-        output_dir: gets `train_log.jsonl`.
+        session: of the run; its folder gets `train_log.jsonl`.
 
     Returns:
         The throughput, which counts while the run goes on.
     """
     throughput = Throughput(trainer.batches)
+    trainer.stop_request = session.stop_request
     trainer.add_callback(throughput)
-    trainer.add_callback(TrainLog(output_dir / "train_log.jsonl", throughput))
-    trainer.add_callback(StopOnNonFiniteLoss(trainer.nonfinite, trainer.batches, place))
+    trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
+    trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.batches, place))
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
+    if session.watchdog is not None:
+        trainer.add_callback(Progress(session.watchdog))
+    if session.checkpoint is not None:
+        trainer.add_callback(GoOn(trainer, Path(session.checkpoint)))
     return throughput

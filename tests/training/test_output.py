@@ -11,7 +11,6 @@ import yaml
 from indictune.errors import UserError
 from indictune.training.output import (
     check_free,
-    find_checkpoint,
     forget_status,
     is_finished,
     write_json,
@@ -124,47 +123,6 @@ class TestCheckFree:
     def test_a_file_is_no_folder(self, tmp_path: Path, resume: str | None) -> None:
         path = touch(tmp_path / "out")
         assert problem_of(path, resume) == f"--output_dir {path}: is a file; expected a folder."
-
-
-class TestFindCheckpoint:
-    def test_without_the_flag_a_run_starts_afresh(self, tmp_path: Path) -> None:
-        touch(tmp_path / "checkpoint-4" / "trainer_state.json")
-        assert find_checkpoint(tmp_path, None) is None
-
-    def test_auto_takes_the_newest_by_its_number(self, tmp_path: Path) -> None:
-        for step in (9, 100, 20):
-            touch(tmp_path / f"checkpoint-{step}" / "trainer_state.json")
-        assert find_checkpoint(tmp_path, "auto") == str(tmp_path / "checkpoint-100")
-
-    def test_auto_passes_over_a_checkpoint_that_is_not_complete(self, tmp_path: Path) -> None:
-        touch(tmp_path / "checkpoint-4" / "trainer_state.json")
-        touch(tmp_path / "checkpoint-8" / "model.safetensors")
-        assert find_checkpoint(tmp_path, "auto") == str(tmp_path / "checkpoint-4")
-
-    def test_auto_starts_afresh_where_there_is_none(self, tmp_path: Path) -> None:
-        assert find_checkpoint(tmp_path / "not there", "auto") is None
-        touch(tmp_path / "checkpoint-8" / "model.safetensors")
-        assert find_checkpoint(tmp_path, "auto") is None
-
-    def test_a_folder_of_another_name_is_never_newer_than_a_numbered_one(self, tmp_path: Path) -> None:
-        for name in ("checkpoint-best", "checkpoint-0"):
-            touch(tmp_path / name / "trainer_state.json")
-        assert find_checkpoint(tmp_path, "auto") == str(tmp_path / "checkpoint-0")
-
-    def test_a_named_checkpoint_is_taken_wherever_it_is(self, tmp_path: Path) -> None:
-        touch(tmp_path / "elsewhere" / "checkpoint-4" / "trainer_state.json")
-        named = str(tmp_path / "elsewhere" / "checkpoint-4")
-        assert find_checkpoint(tmp_path / "out", named) == named
-
-    @pytest.mark.parametrize("name", ["checkpoint-8", "checkpoint-9"])
-    def test_a_named_folder_without_a_trainer_state_is_no_checkpoint(self, tmp_path: Path, name: str) -> None:
-        touch(tmp_path / "checkpoint-8" / "model.safetensors")
-        with pytest.raises(UserError) as raised:
-            find_checkpoint(tmp_path, str(tmp_path / name))
-        assert raised.value.problems == [
-            f"--resume_from_checkpoint {tmp_path / name}: is no checkpoint (it has no trainer_state.json). Name a "
-            "checkpoint-<step> folder, or type auto for the newest in --output_dir."
-        ]
 
 
 def test_a_run_is_finished_when_its_metrics_are_there(tmp_path: Path) -> None:

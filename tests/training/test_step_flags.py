@@ -10,7 +10,9 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
-from indictune.training.nonfinite import NonFinite, NonFiniteLossError, StopOnNonFiniteLoss
+from indictune.training.nonfinite import NonFinite, NonFiniteLossError
+from indictune.training.step_flags import StepFlags
+from indictune.training.stopping import StopRequest
 
 NAN = float("nan")
 
@@ -22,7 +24,8 @@ class Driver:
         self.nonfinite = NonFinite()
         # 5 rows: 3 steps an epoch, the last of one row for two micro-batches.
         self.batches = TrainingBatches([1] * 5, 2, 2, rank=0, world_size=1, seed=3)
-        self.callback = StopOnNonFiniteLoss(self.nonfinite, self.batches, lambda row: f"t.csv:{row + 2}")
+        self.stop_request = StopRequest()
+        self.callback = StepFlags(self.nonfinite, self.stop_request, self.batches, lambda row: f"t.csv:{row + 2}")
         self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
         self.state = TrainerState()
 
@@ -49,27 +52,27 @@ def test_finite_losses_stop_nothing(driver: Driver) -> None:
 def test_the_step_is_named_one_step_later(driver: Driver, bad: float) -> None:
     driver.step(1.0, 1.0)
     driver.step(1.0, bad)  # on its way: nothing waits for it yet
-    with pytest.raises(NonFiniteLossError, match="The loss of step 2 is NaN or infinite"):
+    with pytest.raises(NonFiniteLossError, match="The loss or the gradient of step 2 is NaN or infinite"):
         driver.step(1.0, 1.0)
 
 
 @pytest.mark.parametrize("control", ["should_save", "should_evaluate", "should_training_stop"])
 def test_it_is_read_at_once_before_a_save_an_evaluation_and_the_end(driver: Driver, control: str) -> None:
     driver.step(1.0, 1.0)
-    with pytest.raises(NonFiniteLossError, match="The loss of step 2 "):
+    with pytest.raises(NonFiniteLossError, match="The loss or the gradient of step 2 "):
         driver.step(NAN, 1.0, **{control: True})
 
 
 def test_a_save_right_after_a_bad_step_names_the_bad_step(driver: Driver) -> None:
     driver.step(NAN, 1.0)
-    with pytest.raises(NonFiniteLossError, match="The loss of step 1 "):
+    with pytest.raises(NonFiniteLossError, match="The loss or the gradient of step 1 "):
         driver.step(1.0, 1.0, should_save=True)
 
 
 @pytest.mark.parametrize("end", ["on_epoch_end", "on_train_end"])
 def test_the_last_step_is_read_at_the_end_of_an_epoch_and_of_the_training(driver: Driver, end: str) -> None:
     driver.step(NAN, 1.0)
-    with pytest.raises(NonFiniteLossError, match="The loss of step 1 "):
+    with pytest.raises(NonFiniteLossError, match="The loss or the gradient of step 1 "):
         getattr(driver.callback, end)(driver.args, driver.state, TrainerControl())
 
 
@@ -87,8 +90,9 @@ def test_the_message_lists_the_rows_of_that_step(driver: Driver, bad_step: int) 
     assert len(rows) == (1 if bad_step % 3 == 0 else 2)
     places = ", ".join(f"t.csv:{row + 2}" for row in rows)
     assert str(raised.value) == (
-        f"The loss of step {bad_step} is NaN or infinite; training has stopped and nothing was saved since. Lower "
-        f"--learning_rate, use bf16 in place of fp16, or look at the rows of that batch: {places}."
+        f"The loss or the gradient of step {bad_step} is NaN or infinite; training has stopped and nothing was "
+        "saved since. Lower --learning_rate, use bf16 in place of fp16, or look at the rows of that batch: "
+        f"{places}."
     )
 
 
@@ -97,7 +101,7 @@ def test_the_flag_of_each_step_is_its_own(driver: Driver) -> None:
     driver.step(1.0)
     driver.step()
     driver.step(NAN)
-    with pytest.raises(NonFiniteLossError, match="The loss of step 3 "):
+    with pytest.raises(NonFiniteLossError, match="The loss or the gradient of step 3 "):
         driver.step(1.0)
 
 

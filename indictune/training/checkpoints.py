@@ -1,0 +1,254 @@
+"""Checkpoints that are whole or not there: what is in one, whether it is as it was written, and which is the newest.
+
+A checkpoint is the folder `checkpoint-<step>`. It is written under a hidden name, and gets its own by one rename after
+all of its files and `manifest.json` have reached the disk. A folder without a manifest is not a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+PREFIX = "checkpoint-"
+UNFINISHED = ".unfinished-checkpoint"  # its sibling while it is written
+_REPLACED = ".replaced-checkpoint"
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """A file as it was written.
+
+    Attributes:
+        bytes: its size.
+        sha256: of its content, in hexadecimal.
+    """
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Attributes:
+        step: optimizer steps that are done.
+        rows_of_epoch: rows of the running epoch that have been trained on, over all processes.
+        strategy: that wrote it, in the names of `accelerate_configs/`.
+        world_size: processes that wrote it.
+        global_batch_size: rows of a step.
+        data: digest of the training rows and of the order that they are dealt in.
+        recipe: digest of the whole configuration, `recipe.yaml`.
+        versions: of the packages that wrote it, by name.
+        evaluation_due: whether the run was stopped before it had evaluated this step.
+        files: by path inside the folder, with `/` between its parts.
+    """
+
+    step: int
+    rows_of_epoch: int
+    strategy: str
+    world_size: int
+    global_batch_size: int
+    data: str
+    recipe: str
+    versions: Mapping[str, str]
+    evaluation_due: bool
+    files: Mapping[str, FileDigest]
+
+    def to_json(self) -> str:
+        """The text of `manifest.json`, which ends with a digest of the rest."""
+        content = asdict(self)
+        return json.dumps({**content, "sha256": _digest_of(content)}, indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """What `to_json` wrote.
+
+        Raises:
+            ValueError: it is not that, to the letter; a TypeError, KeyError or AttributeError tells the same.
+        """
+        content = json.loads(text)
+        content.pop("sha256")
+        files = {name: FileDigest(**entry) for name, entry in content.pop("files").items()}
+        found = cls(**content, files=files)
+        if found.to_json() != text:
+            raise ValueError("it is not as it was written")
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """Of all files together."""
+        return sum(entry.bytes for entry in self.files.values())
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def path_of(output_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step stands, or will."""
+    return output_dir / f"{PREFIX}{step}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a folder's name; -1 where it is no checkpoint's."""
+    step = checkpoint.name.removeprefix(PREFIX)
+    return int(step) if checkpoint.name.startswith(PREFIX) and step.isascii() and step.isdigit() else -1
+
+
+def listed(output_dir: Path) -> list[Path]:
+    """The folders with a checkpoint's name, the newest first, whole or not."""
+    found = [path for path in output_dir.glob(f"{PREFIX}*") if step_of(path) >= 0 and path.is_dir()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def files_in(folder: Path) -> list[str]:
+    """Paths of all files below a folder, but for the manifest, in order.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    found = []
+    for parent, _, names in os.walk(folder, onerror=_raise):
+        found += [Path(parent, name).relative_to(folder).as_posix() for name in names]
+    return sorted(set(found) - {MANIFEST})
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def digest(path: Path) -> FileDigest:
+    """Of a file's content, read in pieces.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    whole, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            whole.update(chunk)
+            size += len(chunk)
+    return FileDigest(size, whole.hexdigest())
+
+
+def write_through(path: Path) -> None:
+    """Let a file or a folder's list of names reach the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def settle(folder: Path, names: Iterable[str]) -> dict[str, FileDigest]:
+    """Let files reach the disk, closed to other users' writing; returns their digests."""
+    found = {}
+    for name in names:
+        path = folder / name
+        path.chmod(path.stat().st_mode & ~0o022)
+        write_through(path)
+        found[name] = digest(path)
+    return found
+
+
+def commit(unfinished: Path, final: Path, manifest: Manifest) -> None:
+    """Make a checkpoint of a folder whose files are settled. An older one of that name is replaced.
+
+    Raises:
+        OSError: the disk does not take it; then no `final` is there, or the one that was.
+    """
+    (unfinished / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    settle(unfinished, [MANIFEST])
+    for parent, _, _ in os.walk(unfinished, topdown=False):
+        os.chmod(parent, 0o755)
+        write_through(Path(parent))
+    replaced = final.with_name(_REPLACED)
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)
+    unfinished.rename(final)
+    write_through(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_leftovers(output_dir: Path) -> None:
+    """Remove what a killed run was writing, and give a checkpoint back that it was about to replace."""
+    replaced = output_dir / _REPLACED
+    manifest = read_manifest(replaced)
+    if manifest is not None and not path_of(output_dir, manifest.step).exists():
+        replaced.rename(path_of(output_dir, manifest.step))
+    for leftover in (replaced, *output_dir.glob(f"{UNFINISHED}*")):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def read_manifest(checkpoint: Path) -> Manifest | None:
+    """Of a folder; None where there is none, or not as it was written."""
+    try:
+        return Manifest.from_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def damage(checkpoint: Path, thorough: bool = True) -> list[str]:
+    """What is wrong with a checkpoint: a sentence for each bad file. Empty where it is whole.
+
+    Args:
+        checkpoint: the folder.
+        thorough: whether to read all files; else only their sizes are compared.
+    """
+    manifest = read_manifest(checkpoint)
+    if manifest is None:
+        state = "is not as it was written" if (checkpoint / MANIFEST).exists() else "is missing"
+        return [f"{checkpoint / MANIFEST} {state}"]
+    problems = []
+    if step_of(checkpoint) != manifest.step:
+        problems.append(f"{checkpoint} holds step {manifest.step}")
+    try:
+        present = files_in(checkpoint)
+    except OSError as error:
+        return [*problems, f"{error.filename} cannot be read ({error.strerror})"]
+    problems += [f"{checkpoint / name} is missing" for name in sorted(set(manifest.files) - set(present))]
+    for name in present:
+        problem = _damage_of_file(checkpoint / name, manifest.files.get(name), thorough)
+        problems += [f"{checkpoint / name} {problem}"] if problem else []
+    return problems
+
+
+def _damage_of_file(path: Path, expected: FileDigest | None, thorough: bool) -> str | None:
+    if path.is_symlink():
+        return "is a link"
+    if expected is None:
+        return f"is not in {MANIFEST}"
+    try:
+        size = path.stat().st_size
+        if size != expected.bytes:
+            return f"has {size:,} bytes instead of {expected.bytes:,}"
+        return "is not as it was written" if thorough and digest(path) != expected else None
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def rotate(output_dir: Path, limit: int | None, best_step: int | None, last: Path) -> None:
+    """Delete the oldest checkpoints beyond `limit`: never the best, and never `last`, the one just committed."""
+    if limit is None:
+        return
+    kept = {last} | ({path_of(output_dir, best_step)} if best_step else set())
+    free = [path for path in listed(output_dir) if path not in kept]  # the newest first
+    for path in free[max(limit - len(kept & set(listed(output_dir))), 0) :]:
+        remove(path)
+
+
+def remove(checkpoint: Path) -> None:
+    """Delete a checkpoint: first its name, so that no part of one is ever seen."""
+    gone = checkpoint.with_name(f"{UNFINISHED}-{checkpoint.name}")
+    checkpoint.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,86 @@
+"""Train on from a checkpoint as if the run had never stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput
+
+from indictune.errors import UserError
+from indictune.training import checkpoints
+from indictune.training.exact import ExactTrainer
+from indictune.training.saving import UNLOGGED, data_digest
+from indictune.training.session import Session
+
+
+def train(trainer: ExactTrainer, session: Session) -> TrainOutput:
+    """Train, from the session's checkpoint where there is one. All ranks must call it.
+
+    Raises:
+        UserError: the checkpoint is of other rows.
+    """
+    if session.checkpoint is not None:
+        check_rows(trainer, Path(session.checkpoint))
+    session.stop_request.wait_for_the_step()
+    return trainer.train(resume_from_checkpoint=session.checkpoint)
+
+
+def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:
+    """Refuse to go on in other rows: the checkpoint's place would mean nothing.
+
+    Raises:
+        UserError: the rows, or the seed of their order, are not those that it was trained on.
+    """
+    manifest = checkpoints.read_manifest(checkpoint)
+    assert manifest is not None
+    if manifest.data != data_digest(trainer):
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: it was trained on other rows, or in another order (--train_file, "
+            "--max_length, --packing, --seed, --data_seed). Give those of its recipe.yaml, or start afresh in another "
+            "--output_dir."
+        )
+
+
+def unlogged(checkpoint: Path, world_size: int, args: TrainingArguments) -> tuple[float, int]:
+    """The loss that this rank had summed up when the checkpoint was written, and the step that was logged last.
+
+    Other numbers of processes take the mean, which is what would have been logged.
+    """
+    ranks = [args.process_index] if world_size == args.world_size else range(world_size)
+    found = [checkpoint / UNLOGGED.format(rank=rank) for rank in ranks]
+    noted = [json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()]
+    return sum(each["loss"] for each in noted) / len(noted), noted[0]["since_step"]
+
+
+class GoOn(TrainerCallback):
+    """Does what a checkpoint left half done, before the first step after it.
+
+    Args:
+        trainer: of the run.
+        checkpoint: that it goes on from.
+    """
+
+    def __init__(self, trainer: ExactTrainer, checkpoint: Path) -> None:
+        self.trainer = trainer
+        self.checkpoint = checkpoint
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        trainer = self.trainer
+        manifest = checkpoints.read_manifest(self.checkpoint)
+        assert manifest is not None
+        if state.best_global_step and state.best_model_checkpoint is not None:  # the folder may have been moved
+            best = checkpoints.path_of(Path(str(args.output_dir)), state.best_global_step)
+            state.best_model_checkpoint = str(best) if best.is_dir() else state.best_model_checkpoint
+        loss, since_step = unlogged(self.checkpoint, manifest.world_size, args)
+        trainer._tr_loss += loss
+        trainer._globalstep_last_logged = since_step
+        if manifest.evaluation_due:
+            # Its random numbers are those after the evaluation, which draws one when it begins.
+            trainer._load_rng_state(str(self.checkpoint))
+            trainer._determine_best_metric(trainer._evaluate(None, None), None)
+            trainer._load_rng_state(str(self.checkpoint))
+            trainer.stop_request.evaluation_due = False
+            trainer._save_checkpoint(trainer.model_wrapped, None)

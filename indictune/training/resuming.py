@@ -1,0 +1,170 @@
+"""Which checkpoint a run goes on from, and whether it may."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from indictune.errors import UserError
+from indictune.strategy.launch import Launch
+from indictune.training import checkpoints
+from indictune.training.output import AUTO
+
+logger = logging.getLogger(__name__)
+
+# Their checkpoints hold weights and states whole, so that any number of processes can read them.
+_WHOLE = frozenset({"single", "ddp"})
+
+
+def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Path]:
+    """The checkpoints that a run may go on from, the newest first; empty where it starts afresh.
+
+    Nothing is read but manifests and the sizes of files.
+
+    Args:
+        output_dir: of the run.
+        resume_from_checkpoint: the folder of one, `auto` for those of `output_dir`, or None.
+
+    Raises:
+        UserError: the named one is none, or not whole.
+    """
+    if resume_from_checkpoint is None:
+        return []
+    if resume_from_checkpoint == AUTO:
+        return [path for path in checkpoints.listed(output_dir) if _is_whole(path)]
+    named = Path(resume_from_checkpoint)
+    if not (named / checkpoints.MANIFEST).is_file():
+        raise UserError(
+            f"--resume_from_checkpoint {named}: is no checkpoint (it has no {checkpoints.MANIFEST}). Name a "
+            f"checkpoint-<step> folder, or type {AUTO} for the newest in --output_dir."
+        )
+    problems = checkpoints.damage(named, thorough=False)
+    if problems:
+        raise UserError(_damaged(named, problems))
+    return [named]
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    problems = checkpoints.damage(checkpoint, thorough=False)
+    for problem in problems[:3]:
+        logger.warning("%s is damaged and counts for nothing: %s", checkpoint.name, problem)
+    return not problems
+
+
+def _damaged(named: Path, problems: list[str]) -> str:
+    return (
+        f"--resume_from_checkpoint {named}: is damaged: {'; '.join(problems[:3])}. Name another, or type {AUTO} for "
+        "the newest whole one."
+    )
+
+
+def check_trusted(checkpoint: Path, output_dir: Path, trust_checkpoint: bool) -> None:
+    """Refuse to read what others may have written: a checkpoint holds pickles, which can run code when they are read.
+
+    Args:
+        checkpoint: to go on from.
+        output_dir: of the run, whose checkpoints are its own.
+        trust_checkpoint: the user vouches for it.
+
+    Raises:
+        UserError: it stands elsewhere, or a file of it belongs to, or can be written by, somebody else.
+    """
+    if trust_checkpoint:
+        return
+    why = None
+    if checkpoint.resolve().parent != output_dir.resolve() or checkpoint.is_symlink():
+        why = f"it is not in this run's --output_dir {output_dir}"
+    else:
+        for path in (checkpoint, *sorted(checkpoint.rglob("*"))):
+            found = path.lstat()
+            if found.st_uid != os.getuid():
+                why = f"{path} belongs to another user"
+            elif found.st_mode & 0o022 and not path.is_symlink():
+                why = f"{path} can be written by other users"
+            if why:
+                break
+    if why:
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: {why}, and it holds pickles, which can run code when they are "
+            "read. If you trust whoever wrote it, add --trust_checkpoint true."
+        )
+
+
+def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int) -> None:
+    """Refuse a checkpoint whose state this launch cannot take over.
+
+    Raises:
+        UserError: it was written by another strategy, by other processes of ZeRO, or with other global batches.
+    """
+    manifest = checkpoints.read_manifest(checkpoint)
+    assert manifest is not None  # `candidates` has read it
+    flag = f"--resume_from_checkpoint {checkpoint}"
+    problems = []
+    if manifest.global_batch_size != global_batch_size:
+        problems.append(
+            f"--global_batch_size {global_batch_size}: {checkpoint.name} was trained with "
+            f"{manifest.global_batch_size}, and its place in the rows counts in them; give that, or start "
+            "afresh in another --output_dir."
+        )
+    families = {manifest.strategy, launch.family}
+    same_kind = len(families) == 1 or families <= _WHOLE
+    other_zero = manifest.strategy.startswith("zero") and manifest.world_size != launch.world_size
+    if not same_kind or other_zero:
+        problems.append(
+            f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "
+            f"{launch.strategy} on {launch.world_size}. Go on with it by `{_command(manifest)}`."
+        )
+    if problems:
+        raise UserError(problems)
+    if manifest.world_size != launch.world_size:
+        logger.warning(
+            "%s was written by %d process(es) and %d go on with it: rows, weights and optimizer states go on where "
+            "they were; dropout draws other numbers than it would have.",
+            *(checkpoint.name, manifest.world_size, launch.world_size),
+        )
+
+
+def _command(manifest: checkpoints.Manifest) -> str:
+    if manifest.strategy == "single":
+        return "python SCRIPT ..."
+    return (
+        f"accelerate launch --config_file accelerate_configs/{manifest.strategy}.yaml "
+        f"--num_processes {manifest.world_size} SCRIPT ..."
+    )
+
+
+def newest_whole(found: list[Path], asked: str | None, args: TrainingArguments) -> Path | None:
+    """The first of `found` whose files are all as they were written, on every disk. All ranks must call it.
+
+    Args:
+        found: from `candidates`, the newest first; other nodes may have found others.
+        asked: `--resume_from_checkpoint`.
+        args: of the run, whose process group is up.
+
+    Raises:
+        UserError: the named one is damaged.
+    """
+    mine = {checkpoints.step_of(path): path for path in found}
+    for step in sorted(set.intersection(*map(set, _from_all(list(mine)))), reverse=True):
+        reads = args.should_save  # one rank of each disk
+        problems = [problem for part in _from_all(checkpoints.damage(mine[step]) if reads else []) for problem in part]
+        if not problems:
+            return mine[step]
+        if asked != AUTO:
+            raise UserError(_damaged(mine[step], problems))
+        for problem in problems[:3]:
+            logger.warning("checkpoint-%d is damaged and counts for nothing: %s", step, problem)
+    return None
+
+
+def _from_all(mine: Any) -> list[Any]:
+    if not torch.distributed.is_initialized():
+        return [mine]
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, mine)
+    return parts

@@ -1,0 +1,211 @@
+"""Saves a training run's state so that a checkpoint is whole or not there, whichever strategy holds it in parts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from indictune.strategy.check import came_up
+from indictune.training import checkpoints
+from indictune.training.checkpoints import UNFINISHED, FileDigest, Manifest
+from indictune.training.nonfinite import NonFiniteLossError
+from indictune.training.stopping import Stopped
+
+if TYPE_CHECKING:
+    from indictune.training.exact import ExactTrainer
+
+logger = logging.getLogger(__name__)
+
+# The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
+UNLOGGED = "unlogged_{rank}.json"
+_PACKAGES = ("indictune", "torch", "transformers", "accelerate", "deepspeed", "peft")
+
+
+class SaveError(RuntimeError):
+    """A checkpoint could not be written. Those before it are whole."""
+
+
+def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
+    """Write a checkpoint and commit it. All ranks must call it.
+
+    Every rank writes its part below a hidden folder, then all of them read back, digest and settle a share of the
+    files; the first rank of each disk writes the manifest and renames the folder.
+
+    Args:
+        trainer: whose state it is.
+        write: the Trainer's own saving, into `unfinished_folder`.
+
+    Raises:
+        NonFiniteLossError: a weight is NaN or infinite; nothing was saved.
+        SaveError: the disk does not take it.
+        Stopped: a rank was asked to stop; the checkpoint is there.
+    """
+    args, step = trainer.args, trainer.state.global_step
+    _check_weights(trainer)
+    output_dir = Path(str(args.output_dir))
+    unfinished = checkpoints.path_of(output_dir / UNFINISHED, step)
+    try:
+        write()
+        _barrier()
+        digests = checkpoints.settle(unfinished, _share(trainer, checkpoints.files_in(unfinished)))
+        parts = _gathered((_disk(trainer), digests, trainer.stop_request.asked))
+        if args.should_save:
+            files = {name: found for disk, part, _ in parts if disk == _disk(trainer) for name, found in part.items()}
+            manifest = _manifest(trainer, files)
+            checkpoints.commit(unfinished, checkpoints.path_of(output_dir, step), manifest)
+            (output_dir / UNFINISHED).rmdir()
+    except Exception as error:
+        shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
+        cause = _cause(error, output_dir, _bytes_needed(trainer))
+        if cause is None:
+            raise
+        raise SaveError(_message(output_dir, step, cause, _bytes_needed(trainer))) from error
+    _barrier()
+    if args.should_save:
+        last, best = checkpoints.path_of(output_dir, step), trainer.state.best_global_step
+        checkpoints.rotate(output_dir, args.save_total_limit, best, last)
+    if any(asked for _, _, asked in parts):
+        raise Stopped(f"stopped after step {step}, which is saved.")
+
+
+def unfinished_folder(output_dir: str) -> str:
+    """In which the Trainer makes `checkpoint-<step>`."""
+    return str(Path(output_dir) / UNFINISHED)
+
+
+def write_unlogged(trainer: ExactTrainer, folder: Path) -> None:
+    """Keep the loss that this rank has summed up since it was last logged."""
+    # A float32 is exact as the float that JSON writes.
+    noted = {"loss": trainer._tr_loss.item(), "since_step": trainer._globalstep_last_logged}
+    (folder / UNLOGGED.format(rank=trainer.args.process_index)).write_text(json.dumps(noted), encoding="utf-8")
+
+
+def data_digest(trainer: ExactTrainer) -> str:
+    """Of what the place of a run in its rows depends on: their lengths, and the order in which they are dealt."""
+    batches = trainer.batches
+    order = json.dumps([batches.global_batch_size, batches.seed])
+    return hashlib.sha256(order.encode() + batches.lengths.numpy().astype("<i8").tobytes()).hexdigest()
+
+
+def _manifest(trainer: ExactTrainer, files: dict[str, FileDigest]) -> Manifest:
+    args, batches, step = trainer.args, trainer.batches, trainer.state.global_step
+    rows = (step % batches.steps_per_epoch) * args.global_batch_size
+    recipe = Path(str(args.output_dir), "recipe.yaml")
+    return Manifest(
+        step=step,
+        rows_of_epoch=rows,
+        strategy=came_up(args),
+        world_size=args.world_size,
+        global_batch_size=args.global_batch_size,
+        data=data_digest(trainer),
+        recipe=checkpoints.digest(recipe).sha256 if recipe.exists() else "",
+        versions={name: version(name) for name in _PACKAGES},
+        evaluation_due=trainer.stop_request.evaluation_due,
+        files=files,
+    )
+
+
+def _check_weights(trainer: ExactTrainer) -> None:
+    """Refuse to save weights that are NaN or infinite, whichever rank holds them."""
+    bad = torch.zeros((), dtype=torch.int32, device=trainer.args.device)
+    for parameter in _parameters(trainer):
+        bad |= (~torch.isfinite(_held(parameter)).all()).int().to(bad.device)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MAX)
+    if bad.item():
+        raise NonFiniteLossError(
+            f"A weight is NaN or infinite after step {trainer.state.global_step}; training has stopped and nothing "
+            "was saved since. Lower --learning_rate, or use bf16 in place of fp16."
+        )
+
+
+def _parameters(trainer: ExactTrainer) -> Iterator[nn.Parameter]:
+    assert trainer.model is not None
+    return (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
+
+
+def _held(parameter: nn.Parameter) -> torch.Tensor:
+    """The part of a parameter that this rank holds."""
+    if isinstance(parameter, DTensor):
+        return parameter.to_local()
+    # ZeRO-3 leaves an empty tensor, and keeps the rank's part beside it.
+    part: torch.Tensor = vars(parameter).get("ds_tensor", parameter)
+    return part
+
+
+def _disk(trainer: ExactTrainer) -> int:
+    """A number that ranks with the same `--output_dir` share."""
+    args = trainer.args
+    return args.process_index - args.local_process_index if args.save_on_each_node else 0
+
+
+def _share(trainer: ExactTrainer, names: list[str]) -> list[str]:
+    """The files that this rank reads back, of those on its disk."""
+    args = trainer.args
+    if not args.save_on_each_node:
+        return names[args.process_index :: args.world_size]
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
+    return names[args.local_process_index :: local_world_size]
+
+
+def _gathered(mine: tuple[int, dict[str, FileDigest], bool]) -> list[tuple[int, dict[str, FileDigest], bool]]:
+    if not torch.distributed.is_initialized():
+        return [mine]
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, mine)
+    return parts
+
+
+def _barrier() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def _bytes_needed(trainer: ExactTrainer) -> int:
+    """Of a checkpoint, on this rank's disk: what the last one has, or what weights and states take in memory."""
+    for checkpoint in checkpoints.listed(Path(str(trainer.args.output_dir))):
+        manifest = checkpoints.read_manifest(checkpoint)
+        if manifest is not None:
+            return manifest.bytes
+    trained = [_held(each) for each in _parameters(trainer)]
+    return sum(each.nbytes + 8 * each.numel() for each in trained)
+
+
+def _cause(error: Exception, output_dir: Path, needed: int) -> str | None:
+    """Why the disk does not take it; None where it is no fault of the disk.
+
+    torch and safetensors tell of a full disk in words of their own ("basic_ios::clear: iostream error"), so the disk
+    is asked itself.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    if shutil.disk_usage(output_dir).free < needed:
+        return "No space left on device"
+    probe = output_dir / ".probe"
+    try:
+        probe.write_bytes(b"0")
+        probe.unlink()
+    except OSError as found:
+        return str(found.strerror)
+    return None
+
+
+def _message(output_dir: Path, step: int, cause: str, needed: int) -> str:
+    free = shutil.disk_usage(output_dir).free
+    whole = [path.name for path in checkpoints.listed(output_dir) if not checkpoints.damage(path, thorough=False)]
+    last = f"{whole[0]} is whole" if whole else "There is no earlier one"
+    return (
+        f"checkpoint-{step} could not be written to {output_dir}: {cause}. It needs {needed:,} bytes, and "
+        f"{free:,} are free. {last}; when there is room, --resume_from_checkpoint auto goes on."
+    )

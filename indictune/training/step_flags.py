@@ -1,0 +1,108 @@
+"""What the ranks must agree on at a step's end: that a number went bad, or that one of them was asked to stop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from indictune.data.batching import NO_ROW, TrainingBatches
+from indictune.training.nonfinite import NonFinite, NonFiniteLossError
+from indictune.training.stopping import StopRequest
+
+
+class _FlagsOnTheirWay:
+    """Flags that travel from the device to the host, over all ranks, while the next step runs.
+
+    Args:
+        flags: int32 [flags].
+    """
+
+    def __init__(self, flags: torch.Tensor) -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
+        self._arrived = torch.Event(flags.device) if flags.device.type != "cpu" else None
+        if self._arrived is None:
+            self._host = flags
+        else:  # into pinned memory, because a copy to any other waits
+            self._host = torch.empty_like(flags, device="cpu", pin_memory=True).copy_(flags, non_blocking=True)
+            self._arrived.record()
+
+    def read(self) -> list[bool]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return [bool(flag) for flag in self._host.tolist()]
+
+
+class StepFlags(TrainerCallback):
+    """Reads each step's flags one step later, and at once before anything is saved or evaluated.
+
+    A bad number ends the run. A request to stop makes this step the last: it is saved. An evaluation that is due
+    begins, sees the request by itself, and is noted as due (`ExactTrainer._evaluate`). After the last step of an epoch that is
+    left to the epoch's own end.
+
+    Args:
+        nonfinite: of this rank's micro-batches.
+        stop_request: of this rank.
+        batches: tells the rows of a step.
+        place: tells where a training row stands (`file:line`), for the message.
+    """
+
+    def __init__(
+        self, nonfinite: NonFinite, stop_request: StopRequest, batches: TrainingBatches, place: Callable[[int], str]
+    ) -> None:
+        self.nonfinite = nonfinite
+        self.stop_request = stop_request
+        self.batches = batches
+        self.place = place
+        self._stops = False
+        self._on_their_way: deque[tuple[int, _FlagsOnTheirWay]] = deque()
+        self._words: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        bad = self.nonfinite.take()
+        if bad is not None:
+            flags = torch.stack([bad.int(), self._asked(bad.device)])
+            self._on_their_way.append((state.global_step, _FlagsOnTheirWay(flags)))
+        at_once = control.should_save or control.should_evaluate or control.should_training_stop
+        self._read(leave=0 if at_once else 1)
+        if state.global_step % self.batches.steps_per_epoch:
+            self._stop(control)
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._read(leave=0)
+        self._stop(control)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._read(leave=0)
+
+    def _asked(self, device: torch.device) -> torch.Tensor:
+        """An int32 scalar that is there already: making one would wait for the device."""
+        if self._words is None:
+            self._words = (torch.zeros((), dtype=torch.int32, device=device), torch.ones((), dtype=torch.int32))
+            self._words = (self._words[0], self._words[1].to(device))
+        return self._words[self.stop_request.asked]
+
+    def _stop(self, control: TrainerControl) -> None:
+        control.should_save |= self._stops
+
+    def _read(self, leave: int) -> None:
+        while len(self._on_their_way) > leave:
+            step, flags = self._on_their_way.popleft()
+            bad, asked = flags.read()
+            self._stops |= asked
+            if bad:
+                raise NonFiniteLossError(self._message(step))
+
+    def _message(self, step: int) -> str:
+        epoch, step_of_epoch = divmod(step - 1, self.batches.steps_per_epoch)
+        micro_batches = self.batches.micro_batches(epoch, step_of_epoch)
+        rows = [self.place(row) for micro_batch in micro_batches for row in micro_batch if row != NO_ROW]
+        return (
+            f"The loss or the gradient of step {step} is NaN or infinite; training has stopped and nothing was saved "
+            "since. Lower --learning_rate, use bf16 in place of fp16, or look at the rows of that batch: "
+            f"{', '.join(rows)}."
+        )

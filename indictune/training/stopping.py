@@ -1,0 +1,78 @@
+"""Signals that ask a run to stop: what a scheduler sends before it takes the machine away, and Ctrl-C."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+logger = logging.getLogger(__name__)
+
+# SLURM sends SIGTERM, or SIGUSR1 with `--signal=USR1@120`.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+
+
+class Stopped(Exception):  # noqa: N818  (it is no error)
+    """The run was asked to stop and has lost nothing: `--resume_from_checkpoint auto` goes on with it."""
+
+
+class StopRequest:
+    """Whether this process was asked to stop.
+
+    Before `wait_for_the_step` there is nothing to save, and the signal ends the run at once by `Stopped`.
+
+    Attributes:
+        asked: whether a signal has come.
+        evaluation_due: whether the last step was to be evaluated, and was not.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.evaluation_due = False
+        self._wait = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """A block in which the signals are handled. Only the main thread can."""
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def wait_for_the_step(self) -> None:
+        """From now on a signal is only noted: whoever trains looks at `asked`, and raises `Stopped` after saving."""
+        self._wait = True
+
+    def ignore(self) -> None:
+        """From now on a signal changes nothing: the run is over, and tells how."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        name = signal.Signals(number).name
+        if not self._wait:
+            raise Stopped(f"stopped by {name} before there was anything to save.")
+        logger.info("%s: a checkpoint is saved after this step, then the run ends; Ctrl-C ends it at once", name)
+
+
+def end_with_launcher(environ: Mapping[str, str]) -> None:
+    """Get a SIGTERM when the launcher dies, where there is one.
+
+    `accelerate launch` with one process (1.15) dies of a SIGTERM and leaves its child training on. Linux alone can
+    help.
+    """
+    if sys.platform == "linux" and ("LOCAL_RANK" in environ or "ACCELERATE_MIXED_PRECISION" in environ):
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)

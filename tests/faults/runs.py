@@ -1,0 +1,66 @@
+"""Runs that something happens to, and the run that nothing happens to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.distributed.launching import SCRIPT, Run, python, start
+
+FAULTY = "tests/faults/faulty.py"
+STEP = "indictune.training.step_flags:StepFlags.on_step_end"
+EVALUATION = "indictune.training.exact:ExactTrainer.prediction_step"
+SAVE = "indictune.training.saving:_share"
+EXIT_RESUMABLE = 75
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of 8 steps in 2 epochs, evaluated and saved at every other step.
+
+    Attributes:
+        recipe: of the run.
+        folder: gets the run.
+        launcher: starts it.
+        flags: beside those below.
+    """
+
+    recipe: Path
+    folder: Path
+    launcher: tuple[str, ...] = tuple(python())
+    flags: tuple[str, ...] = ()
+
+    def start(self, event: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Start it, or go on with it; `event` as in `faulty.py`."""
+        script = [SCRIPT] if event is None else [FAULTY, event, SCRIPT]
+        flags = [
+            *("--config", str(self.recipe), "--output_dir", str(self.folder), "--resume_from_checkpoint", "auto"),
+            *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
+            *("--logging_steps", "3", "--dropout", "0.1", *self.flags),
+        ]
+        return start([*self.launcher, *script, *flags], variables)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "status.json").read_text(encoding="utf-8")))
+
+    def outcome(self) -> dict[str, Any]:
+        """All that must be the same whatever has happened on the way: weights, losses, evaluations."""
+        run = Run(self.folder)
+        state = json.loads((run.folder / f"checkpoint-{8}" / "trainer_state.json").read_text(encoding="utf-8"))
+        timed = ("runtime", "per_second")
+        history = [
+            {name: value for name, value in entry.items() if not name.endswith(timed)}
+            for entry in state["log_history"]
+        ]
+        return {
+            "weights": hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest(),
+            "log": [[entry["step"], entry["loss"], entry["learning_rate"]] for entry in run.log],
+            "history": history,
+            "best": [state["best_metric"], state["best_global_step"]],
+            "eval": run.metrics["eval"],
+        }

@@ -1,0 +1,159 @@
+"""One rank is asked to stop, dies or hangs: all end, soon, and the message names it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from indictune.training import checkpoints
+from tests.conftest import FinishedRun
+from tests.distributed.launching import BIN, ROOT, SCRIPT, accelerate, deepspeed, free_port, python, torchrun
+from tests.faults.runs import FAULTY, STEP, Job
+
+STRATEGIES = [
+    "ddp",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp2", "zero1", "zero2", "zero3", "zero3_offload")),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_request_to_one_rank_stops_all_at_one_step(finished_run: FinishedRun, tmp_path: Path, strategy: str) -> None:
+    unbroken = Job(finished_run.recipe, tmp_path / "unbroken", tuple(accelerate(strategy, 2)))
+    result = unbroken.start()
+    assert result.returncode == 0, result.stderr
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)))
+    result = job.start(f"SIGTERM@{STEP}:3@1")
+    assert result.returncode != 0
+    assert job.status["state"] == "resumable", result.stderr
+    assert job.status["message"].startswith("stopped after step 4, which is saved.")
+    assert checkpoints.damage(job.folder / "checkpoint-4") == []
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert job.outcome() == unbroken.outcome()
+
+
+@contextmanager
+def two_ranks(recipe: Path, folder: Path, event: str, *flags: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Ranks that no launcher looks after, the second of which something happens to."""
+    command = [*python(), FAULTY, event, SCRIPT, "--config", str(recipe), "--output_dir", str(folder), *flags]
+    command += ["--save_strategy", "steps", "--save_steps", "2", "--eval_strategy", "no"]
+    command += ["--load_best_model_at_end", "false"]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**environment(), **group, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+def test_a_rank_that_is_killed_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
+    with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGKILL@{STEP}:3@1") as (first, second):
+        assert second.wait(120) == -signal.SIGKILL
+        first.send_signal(signal.SIGTERM)  # as launchers do
+        since = time.monotonic()
+        said = first.communicate(timeout=60)[1]
+    assert time.monotonic() - since < 10
+    assert first.returncode == 1
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "failed"
+    expected = (
+        f"rank 1 (process {second.pid} on {socket.gethostname()}) is gone: it was killed, or died without a word"
+    )
+    assert status["message"].startswith(expected)
+    assert f"indictune: {expected}" in said
+    assert [path.name for path in checkpoints.listed(tmp_path / "out")] == ["checkpoint-2"]
+
+
+def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
+    flags = ("--ddp_timeout", "10")
+    with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGSTOP@{STEP}:3@1", *flags) as (first, second):
+        said = first.communicate(timeout=120)[1]
+    assert first.returncode == 1
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    expected = f"rank 1 (process {second.pid} on {socket.gethostname()}) is stopped (SIGSTOP)"
+    assert status["message"].startswith(expected)
+    assert re.search(rf"warning: nothing has moved for 5 s after step \d: {re.escape(expected)}", said)
+    log = (tmp_path / "out" / "logs" / "rank-0.log").read_text(encoding="utf-8")
+    assert "most recent call first" in log
+
+
+LAUNCHERS: dict[str, list[str]] = {
+    "python": python(),
+    "accelerate, one process": [str(BIN / "accelerate"), "launch", "--num_processes", "1", "--cpu"],
+    "torchrun": torchrun(2),
+    "deepspeed": [*deepspeed(2)],
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        *("accelerate, one process", "torchrun"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("python", "deepspeed")),
+    ],
+)
+def test_no_process_outlives_its_launcher(
+    finished_run: FinishedRun, tmp_path: Path, launcher: str, number: signal.Signals
+) -> None:
+    flags = ["--config", str(finished_run.recipe), "--output_dir", str(tmp_path / "out"), "--num_train_epochs", "500"]
+    flags += ["--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false"]
+    if launcher == "deepspeed":
+        flags += ["--deepspeed", "ds_configs/zero2.json"]
+    with subprocess.Popen(
+        [*LAUNCHERS[launcher], SCRIPT, *flags],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as started:
+        wait_for(lambda: (tmp_path / "out" / "train_log.jsonl").exists(), 120)
+        started.send_signal(number)
+        started.wait(60)
+    wait_for(lambda: not processes_of(tmp_path), 10)
+    (last,) = checkpoints.listed(tmp_path / "out")
+    assert checkpoints.damage(last) == []
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def wait_for(condition: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Those whose command names the folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        if any(str(folder) in word for word in process.info["cmdline"] or []):
+            found.append(process.info["pid"])
+    return found

@@ -1,0 +1,249 @@
+"""Checkpoints as files: written whole, told from damaged ones, deleted in order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indictune.training import checkpoints
+from indictune.training.checkpoints import MANIFEST, UNFINISHED, FileDigest, Manifest
+
+FILES = {"model.safetensors": b"weights" * 100, "optimizer.pt": b"states" * 50, "shards/0.distcp": b"part"}
+
+
+def manifest(step: int, **fields: Any) -> Manifest:
+    about = Manifest(
+        step=step,
+        rows_of_epoch=16,
+        strategy="ddp",
+        world_size=2,
+        global_batch_size=8,
+        data="d",
+        recipe="r",
+        versions={"torch": "2"},
+        evaluation_due=False,
+        files={},
+    )
+    return replace(about, **fields)
+
+
+def write(output_dir: Path, step: int, mark: bytes = b"") -> Path:
+    """A checkpoint as a run commits it."""
+    folder = output_dir / UNFINISHED / f"checkpoint-{step}"
+    for name, content in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content + mark)
+    digests = checkpoints.settle(folder, checkpoints.files_in(folder))
+    final = checkpoints.path_of(output_dir, step)
+    checkpoints.commit(folder, final, manifest(step, files=digests))
+    return final
+
+
+def whole(output_dir: Path) -> list[int]:
+    return [checkpoints.step_of(path) for path in checkpoints.listed(output_dir) if not checkpoints.damage(path)]
+
+
+def test_a_committed_checkpoint_is_whole_and_can_be_written_by_nobody_else(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = write(tmp_path, 4)
+    finally:
+        os.umask(before)
+    assert checkpoints.damage(folder) == []
+    assert sorted(found.relative_to(folder).as_posix() for found in folder.rglob("*") if found.is_file()) == [
+        *("manifest.json", "model.safetensors", "optimizer.pt", "shards/0.distcp"),
+    ]
+    for path in (folder, *folder.rglob("*")):
+        assert path.stat().st_mode & 0o022 == 0
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"0")
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def swap(path: Path) -> None:
+    other = path.parent / "other"
+    other.write_bytes(path.read_bytes()[::-1])
+    other.rename(path)
+
+
+def make_stale(path: Path) -> None:
+    output_dir = next(parent.parent for parent in path.parents if parent.name == "checkpoint-4")
+    older = write(output_dir / "other run", 4, b"older")
+    shutil.copy(older / path.relative_to(output_dir / "checkpoint-4"), path)
+
+
+def link(path: Path) -> None:
+    target = path.with_name("target")
+    path.rename(target)
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("corrupt", [delete, empty, truncate, lengthen, flip_a_bit, swap, make_stale])
+@pytest.mark.parametrize("name", [*FILES, MANIFEST])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, corrupt: Callable[[Path], None]) -> None:
+    write(tmp_path, 2)
+    folder = write(tmp_path, 4)
+    corrupt(folder / name)
+    first = checkpoints.damage(folder)[0]
+    named = folder if name == MANIFEST else folder / name  # another run's manifest tells of other files
+    assert str(named) in first
+    assert whole(tmp_path) == [2]
+
+
+def test_a_link_is_damage(tmp_path: Path) -> None:
+    folder = write(tmp_path, 4)
+    link(folder / "optimizer.pt")
+    assert checkpoints.damage(folder) == [
+        f"{folder / 'optimizer.pt'} is a link",
+        f"{folder / 'target'} is not in manifest.json",
+    ]
+
+
+def test_a_file_that_was_not_there_is_damage(tmp_path: Path) -> None:
+    folder = write(tmp_path, 4)
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    assert checkpoints.damage(folder) == [f"{folder / 'pytorch_model.bin'} is not in manifest.json"]
+
+
+def test_a_checkpoint_under_another_name_is_damage(tmp_path: Path) -> None:
+    write(tmp_path, 4).rename(tmp_path / "checkpoint-9")
+    assert checkpoints.damage(tmp_path / "checkpoint-9") == [f"{tmp_path / 'checkpoint-9'} holds step 4"]
+
+
+def test_sizes_alone_are_compared_where_it_must_be_quick(tmp_path: Path) -> None:
+    folder = write(tmp_path, 4)
+    flip_a_bit(folder / "optimizer.pt")
+    assert checkpoints.damage(folder, thorough=False) == []
+    truncate(folder / "optimizer.pt")
+    assert checkpoints.damage(folder, thorough=False) == [f"{folder / 'optimizer.pt'} has 299 bytes instead of 300"]
+
+
+CALLS = ((os, "fsync"), (Path, "rename"), (Path, "write_text"), (Path, "chmod"), (shutil, "rmtree"))
+
+
+class Dead(BaseException):
+    """Stands for a process that is no more."""
+
+
+def dying_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
+    """Die before call `number` of what changes the disk; the list counts the calls."""
+    calls = [0]
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **settings: Any) -> Any:
+            calls[0] += 1
+            if calls[0] >= number:  # nothing more happens, in `finally` neither
+                raise Dead
+            return original(*args, **settings)
+
+        return call
+
+    for owner, name in CALLS:
+        patch.setattr(owner, name, counted(getattr(owner, name)))
+    return calls
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        calls = dying_at(10**9, patch)
+        act()
+        return calls[0]
+
+
+@pytest.mark.parametrize("replacing", [False, True])
+def test_a_run_recovers_wherever_its_save_was_cut(tmp_path: Path, replacing: bool) -> None:
+    def prepared(folder: Path) -> Path:
+        write(folder, 2)
+        if replacing:
+            write(folder, 4, b"older")
+        return folder
+
+    number = calls_of(lambda: write(prepared(tmp_path / "counted"), 4))
+    first = calls_of(lambda: prepared(tmp_path / "before"))
+    assert number - first > 10
+    for cut in range(1, number - first + 1):
+        folder = prepared(tmp_path / str(cut))
+        with pytest.MonkeyPatch.context() as patch:
+            dying_at(cut, patch)
+            with pytest.raises(Dead):
+                write(folder, 4)
+        assert 2 in whole(folder)
+        assert set(whole(folder)) == {checkpoints.step_of(path) for path in checkpoints.listed(folder)}
+        checkpoints.remove_leftovers(folder)
+        assert whole(folder) == ([4, 2] if replacing else whole(folder))
+        assert {path.name for path in folder.iterdir()} <= {"checkpoint-2", "checkpoint-4"}
+        write(folder, 4)
+        assert whole(folder) == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [(None, None, [8, 6, 4, 2]), (2, None, [8, 6]), (2, 2, [8, 2]), (1, 2, [8, 2]), (1, 8, [8]), (3, 4, [8, 6, 4])],
+)
+def test_the_oldest_go_but_never_the_best_or_the_last(
+    tmp_path: Path, limit: int | None, best: int | None, left: list[int]
+) -> None:
+    for step in (2, 4, 6, 8):
+        write(tmp_path, step)
+    checkpoints.rotate(tmp_path, limit, best, checkpoints.path_of(tmp_path, 8))
+    assert whole(tmp_path) == left
+    assert {path.name for path in tmp_path.iterdir()} - {UNFINISHED} == {f"checkpoint-{step}" for step in left}
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+digests = st.builds(FileDigest, bytes=st.integers(0), sha256=names)
+manifests = st.builds(
+    Manifest,
+    step=st.integers(0),
+    rows_of_epoch=st.integers(0),
+    strategy=names,
+    world_size=st.integers(1),
+    global_batch_size=st.integers(1),
+    data=names,
+    recipe=names,
+    versions=st.dictionaries(names, names, max_size=3),
+    evaluation_due=st.booleans(),
+    files=st.dictionaries(names, digests, max_size=5),
+)
+
+
+@given(manifests)
+def test_a_manifest_is_read_as_it_was_written(written: Manifest) -> None:
+    assert Manifest.from_json(written.to_json()) == written
+
+
+@given(manifests, st.data())
+def test_a_manifest_with_one_other_character_is_not_read(written: Manifest, data: st.DataObject) -> None:
+    text = written.to_json()
+    place = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.characters(exclude_categories=["Cs"]).filter(lambda character: character != text[place]))
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+        Manifest.from_json(text[:place] + other + text[place + 1 :])

@@ -1,0 +1,121 @@
+"""Which checkpoint a run goes on from, and what it refuses to read."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from indictune.errors import UserError
+from indictune.strategy.launch import Launch
+from indictune.training import checkpoints, resuming
+from tests.training.test_checkpoints import truncate, write
+
+
+def steps(output_dir: Path, asked: str | None) -> list[int]:
+    return [checkpoints.step_of(path) for path in resuming.candidates(output_dir, asked)]
+
+
+class TestCandidates:
+    def test_without_the_flag_a_run_starts_afresh(self, tmp_path: Path) -> None:
+        write(tmp_path, 4)
+        assert steps(tmp_path, None) == []
+
+    def test_auto_takes_the_newest_by_its_number(self, tmp_path: Path) -> None:
+        for step in (9, 100, 20):
+            write(tmp_path, step)
+        assert steps(tmp_path, "auto") == [100, 20, 9]
+
+    def test_auto_passes_over_a_damaged_one_and_says_so(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        write(tmp_path, 4)
+        truncate(write(tmp_path, 8) / "model.safetensors")
+        with caplog.at_level(logging.WARNING):
+            assert steps(tmp_path, "auto") == [4]
+        (message,) = caplog.messages
+        assert message.startswith("checkpoint-8 is damaged and counts for nothing: ")
+        assert str(tmp_path / "checkpoint-8" / "model.safetensors") in message
+
+    def test_auto_starts_afresh_where_there_is_none(self, tmp_path: Path) -> None:
+        assert steps(tmp_path / "not there", "auto") == []
+        (tmp_path / "checkpoint-best").mkdir()
+        assert steps(tmp_path, "auto") == []
+
+    def test_a_named_one_is_taken_wherever_it_is(self, tmp_path: Path) -> None:
+        named = write(tmp_path / "elsewhere", 4)
+        assert resuming.candidates(tmp_path / "out", str(named)) == [named]
+
+    @pytest.mark.parametrize("name", ["checkpoint-8", "checkpoint-9"])
+    def test_a_named_folder_without_a_manifest_is_no_checkpoint(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "checkpoint-8").mkdir()
+        (tmp_path / "checkpoint-8" / "trainer_state.json").touch()
+        with pytest.raises(UserError) as raised:
+            steps(tmp_path, str(tmp_path / name))
+        assert raised.value.problems == [
+            f"--resume_from_checkpoint {tmp_path / name}: is no checkpoint (it has no manifest.json). Name a "
+            "checkpoint-<step> folder, or type auto for the newest in --output_dir."
+        ]
+
+    def test_a_named_one_that_is_damaged_is_refused(self, tmp_path: Path) -> None:
+        named = write(tmp_path, 4)
+        truncate(named / "optimizer.pt")
+        with pytest.raises(UserError, match=r"optimizer.pt has 299 bytes instead of 300. Name another, or type auto"):
+            steps(tmp_path, str(named))
+
+
+class TestTrust:
+    def test_a_checkpoint_of_the_run_itself_is_trusted(self, tmp_path: Path) -> None:
+        resuming.check_trusted(write(tmp_path, 4), tmp_path, trust_checkpoint=False)
+
+    def test_one_from_elsewhere_is_not(self, tmp_path: Path) -> None:
+        named = write(tmp_path / "elsewhere", 4)
+        with pytest.raises(UserError, match=r"is not in this run's --output_dir .*--trust_checkpoint true"):
+            resuming.check_trusted(named, tmp_path / "out", trust_checkpoint=False)
+        resuming.check_trusted(named, tmp_path / "out", trust_checkpoint=True)
+
+    def test_a_link_to_one_from_elsewhere_is_not(self, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        linked = tmp_path / "out" / "checkpoint-4"
+        linked.symlink_to(write(tmp_path / "elsewhere", 4))
+        with pytest.raises(UserError, match="is not in this run's"):
+            resuming.check_trusted(linked, tmp_path / "out", trust_checkpoint=False)
+
+    @pytest.mark.parametrize("name", ["optimizer.pt", "shards", "."])
+    def test_one_that_others_can_write_is_not(self, tmp_path: Path, name: str) -> None:
+        folder = write(tmp_path, 4)
+        (folder / name).chmod(0o777)
+        with pytest.raises(UserError, match=r"can be written by other users.*pickles"):
+            resuming.check_trusted(folder, tmp_path, trust_checkpoint=False)
+
+    def test_one_of_another_user_is_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = write(tmp_path, 4)
+        me = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: me + 1)
+        with pytest.raises(UserError, match="belongs to another user"):
+            resuming.check_trusted(folder, tmp_path, trust_checkpoint=False)
+
+
+class TestFits:
+    """What `write` makes is of DDP on 2 processes, with global batches of 8 rows."""
+
+    @pytest.mark.parametrize("launch", [Launch("ddp", 2), Launch("ddp", 4), Launch("single", 1)])
+    def test_whole_states_fit_any_number_of_processes(self, tmp_path: Path, launch: Launch) -> None:
+        resuming.check_fits(write(tmp_path, 4), launch, 8)
+
+    @pytest.mark.parametrize("launch", [Launch("fsdp2", 2), Launch("zero3", 2)])
+    def test_another_way_of_splitting_is_refused_with_the_command(self, tmp_path: Path, launch: Launch) -> None:
+        folder = write(tmp_path, 4)
+        with pytest.raises(UserError) as raised:
+            resuming.check_fits(folder, launch, 8)
+        assert raised.value.problems == [
+            f"--resume_from_checkpoint {folder}: was written by ddp on 2 process(es), and this run is "
+            f"{launch.strategy} on 2. Go on with it by `accelerate launch --config_file accelerate_configs/ddp.yaml "
+            "--num_processes 2 SCRIPT ...`."
+        ]
+
+    def test_another_global_batch_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="--global_batch_size 16: checkpoint-4 was trained with 8"):
+            resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), 16)
