@@ -41,8 +41,8 @@ class StepFlags(TrainerCallback):
     """Reads each step's flags one step later, and at once before anything is saved or evaluated.
 
     A bad number ends the run. A request to stop makes this step the last: it is saved. An evaluation that is due
-    begins, sees the request by itself, and is noted as due (`ExactTrainer._evaluate`). After the last step of an epoch that is
-    left to the epoch's own end.
+    begins, sees the request by itself, and is noted as due (`ExactTrainer._evaluate`). After the last step of an
+    epoch that is left to the epoch's own end.
 
     Args:
         nonfinite: of this rank's micro-batches.
