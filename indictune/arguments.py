@@ -287,6 +287,17 @@ class IndicTrainingArguments(TrainingArguments):
             "pickles, which can run code when they are read."
         },
     )
+    on_nonfinite: Literal["stop", "skip", "rollback"] = field(
+        default="stop",
+        metadata={
+            "help": "What a NaN or infinite loss or gradient does. stop: it ends the run. skip: the step changes "
+            "nothing. rollback: weights and states go back to the last checkpoint, rows go on. "
+            "The last two wait for the GPU at every step."
+        },
+    )
+    max_nonfinite_steps: int = field(
+        default=10, metadata={"help": "How many steps may be skipped or rolled back before the run ends."}
+    )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without a better metric."}
     )
@@ -376,6 +387,7 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
         "per_device_eval_batch_size": (planned("per_device_eval_batch_size"), 1),
         "max_tokens_per_device": (planned("max_tokens_per_device"), 1),
         "early_stopping_patience": (planned("early_stopping_patience"), 1),
+        "max_nonfinite_steps": (planned("max_nonfinite_steps"), 0),
         "learning_rate": (planned("learning_rate"), 0),
         "weight_decay": (planned("weight_decay"), 0),
         "warmup_steps": (planned("warmup_steps"), 0),

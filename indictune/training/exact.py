@@ -25,6 +25,7 @@ from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import sharding
 from indictune.strategy.communication import set_up_communication
 from indictune.training import checkpoints, saving
+from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.copies import sent_to_device
 from indictune.training.epochs import EpochShuffle
 from indictune.training.nonfinite import NonFinite
@@ -53,6 +54,7 @@ class ExactTrainer(Trainer):
     train_dataset: Dataset | None
     eval_dataset: Dataset | None
     batches: TrainingBatches
+    bad_steps: BadSteps
     _is_saving = False
 
     def __init__(
@@ -156,8 +158,18 @@ class ExactTrainer(Trainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The norm of a step's gradients, noted. A callback would see it only after the step it spoils."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
-        self.nonfinite.note(norm)
+        if not self.args.fp16:  # whose loss scaling finds its scale by infinite gradients, and leaves those steps out
+            self.nonfinite.note(norm)
+        if self.args.on_nonfinite != "stop":
+            drop_if_bad(self)
         return norm
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *args: Any, **settings: Any) -> None:
+        """Log, and forget a NaN that was logged: the Trainer (5.23) subtracts the sum from itself, which keeps it."""
+        logs = self.control.should_log
+        super()._maybe_log_save_evaluate(tr_loss, *args, **settings)
+        if logs:
+            self._tr_loss.nan_to_num_(0.0, 0.0, 0.0)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Where checkpoints are, or while one is written: where it is not yet one."""

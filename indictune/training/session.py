@@ -191,6 +191,12 @@ class Session:
         with self.checks():
             world_size = launch.world_size_of(os.environ)
             check_communication(self.launch.deepspeed or {}, planned, world_size, steps)
+        with self.checks():
+            if planned("on_nonfinite") == "skip" and self.launch.family.startswith("zero"):
+                raise UserError(
+                    "--on_nonfinite skip: DeepSpeed has changed the weights before a gradient can be seen; give "
+                    "rollback or stop."
+                )
         self.recipe.problems.raise_any()
 
     def fit_batches(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from indictune.data.batching import NO_ROW, TrainingBatches
-from indictune.training.nonfinite import NonFinite, NonFiniteLossError
+from indictune.training.bad_steps import BadSteps
+from indictune.training.nonfinite import NonFinite
 from indictune.training.stopping import StopRequest
 
 
@@ -45,28 +44,25 @@ class StepFlags(TrainerCallback):
     epoch that is left to the epoch's own end.
 
     Args:
-        nonfinite: of this rank's micro-batches.
+        nonfinite: of this rank's micro-batches; nobody else takes it, unless bad steps are left out.
         stop_request: of this rank.
-        batches: tells the rows of a step.
-        place: tells where a training row stands (`file:line`), for the message.
+        bad_steps: record and message.
     """
 
-    def __init__(
-        self, nonfinite: NonFinite, stop_request: StopRequest, batches: TrainingBatches, place: Callable[[int], str]
-    ) -> None:
+    def __init__(self, nonfinite: NonFinite, stop_request: StopRequest, bad_steps: BadSteps) -> None:
         self.nonfinite = nonfinite
         self.stop_request = stop_request
-        self.batches = batches
-        self.place = place
+        self.bad_steps = bad_steps
+        self.batches = bad_steps.batches
         self._stops = False
         self._on_their_way: deque[tuple[int, _FlagsOnTheirWay]] = deque()
         self._words: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         bad = self.nonfinite.take()
-        if bad is not None:
-            flags = torch.stack([bad.int(), self._asked(bad.device)])
-            self._on_their_way.append((state.global_step, _FlagsOnTheirWay(flags)))
+        known = self._words_on(args.device)
+        flags = torch.stack([known[0] if bad is None else bad.int(), known[self.stop_request.asked]])
+        self._on_their_way.append((state.global_step, _FlagsOnTheirWay(flags)))
         at_once = control.should_save or control.should_evaluate or control.should_training_stop
         self._read(leave=0 if at_once else 1)
         if state.global_step % self.batches.steps_per_epoch:
@@ -79,12 +75,14 @@ class StepFlags(TrainerCallback):
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._read(leave=0)
 
-    def _asked(self, device: torch.device) -> torch.Tensor:
-        """An int32 scalar that is there already: making one would wait for the device."""
+    def _words_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """0 and 1 as int32 scalars that are there already: making one would wait for the device."""
         if self._words is None:
-            self._words = (torch.zeros((), dtype=torch.int32, device=device), torch.ones((), dtype=torch.int32))
-            self._words = (self._words[0], self._words[1].to(device))
-        return self._words[self.stop_request.asked]
+            self._words = (
+                torch.zeros((), dtype=torch.int32, device=device),
+                torch.ones((), dtype=torch.int32, device=device),
+            )
+        return self._words
 
     def _stop(self, control: TrainerControl) -> None:
         control.should_save |= self._stops
@@ -95,14 +93,4 @@ class StepFlags(TrainerCallback):
             bad, asked = flags.read()
             self._stops |= asked
             if bad:
-                raise NonFiniteLossError(self._message(step))
-
-    def _message(self, step: int) -> str:
-        epoch, step_of_epoch = divmod(step - 1, self.batches.steps_per_epoch)
-        micro_batches = self.batches.micro_batches(epoch, step_of_epoch)
-        rows = [self.place(row) for micro_batch in micro_batches for row in micro_batch if row != NO_ROW]
-        return (
-            f"The loss or the gradient of step {step} is NaN or infinite; training has stopped and nothing was saved "
-            "since. Lower --learning_rate, use bf16 in place of fp16, or look at the rows of that batch: "
-            f"{', '.join(rows)}."
-        )
+                raise self.bad_steps.stop(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class TrainLog(TrainerCallback):
         entry = {"step": state.global_step, "epoch": state.epoch}
         entry |= {name: logs[name] for name in LOGGED if name in logs} | self.throughput.lap()
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+            file.write(json.dumps({name: _in_json(value) for name, value in entry.items()}) + "\n")
         logger.info(
             "step %d of %d: loss %.4f, %.0f rows/s",
             state.global_step,
@@ -56,6 +57,11 @@ class TrainLog(TrainerCallback):
             entry["loss"],
             entry["samples_per_second"],
         )
+
+
+def _in_json(value: float) -> float | str:
+    """JSON has no NaN and no infinity; as texts, `float` and pandas read them."""
+    return value if math.isfinite(value) else str(value)
 
 
 def _step_of(line: str) -> float:

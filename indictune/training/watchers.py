@@ -7,10 +7,12 @@ from pathlib import Path
 
 from transformers import EarlyStoppingCallback
 
+from indictune.training import bad_steps
 from indictune.training.continuing import GoOn
 from indictune.training.exact import ExactTrainer
 from indictune.training.ranks import Progress
 from indictune.training.session import Session
+from indictune.training.spikes import WarnOfSpikes
 from indictune.training.step_flags import StepFlags
 from indictune.training.throughput import Throughput
 from indictune.training.train_log import TrainLog
@@ -31,7 +33,10 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     trainer.stop_request = session.stop_request
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
-    trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.batches, place))
+    path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
+    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path)
+    trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps))
+    trainer.add_callback(WarnOfSpikes())
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     if session.watchdog is not None:

@@ -1,9 +1,10 @@
-"""Run a training script and let a signal hit it at a place that is always the same.
+"""Run a training script and let something hit it at a place that is always the same.
 
     python tests/faults/faulty.py SIGTERM@indictune.training.step_flags:StepFlags.on_step_end:3 SCRIPT FLAGS...
     ... SIGKILL@os:fsync:7@1 ...
 
-The signal comes just before the third call of the function; in the second example the 7th call on rank 1 alone.
+A signal comes just before the third call of the function; in the second example the 7th call on rank 1 alone. `NAN`
+spoils what the call gives, `INFINITE_GRADIENT` what a trainer's method leaves in the model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 
 def hit(event: str) -> None:
-    """Arrange for the signal."""
+    """Arrange for it."""
     name, place, *ranks = event.split("@")
     if ranks and os.environ.get("RANK", "0") != ranks[0]:
         return
@@ -31,9 +32,15 @@ def hit(event: str) -> None:
     def counted(*args: Any, **settings: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == int(count):
-            os.kill(os.getpid(), getattr(signal, name))
-        return original(*args, **settings)
+        now = calls == int(count)
+        if now and name in signal.Signals.__members__:
+            os.kill(os.getpid(), signal.Signals[name])
+        result = original(*args, **settings)
+        if now and name == "NAN":
+            return result * float("nan")
+        if now and name == "INFINITE_GRADIENT":
+            next(each.grad for each in args[0].model.parameters() if each.grad is not None).fill_(float("inf"))
+        return result
 
     setattr(owner, function, counted)
 

@@ -10,6 +10,7 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
+from indictune.training.bad_steps import BadSteps
 from indictune.training.nonfinite import NonFinite, NonFiniteLossError
 from indictune.training.step_flags import StepFlags
 from indictune.training.stopping import StopRequest
@@ -25,7 +26,8 @@ class Driver:
         # 5 rows: 3 steps an epoch, the last of one row for two micro-batches.
         self.batches = TrainingBatches([1] * 5, 2, 2, rank=0, world_size=1, seed=3)
         self.stop_request = StopRequest()
-        self.callback = StepFlags(self.nonfinite, self.stop_request, self.batches, lambda row: f"t.csv:{row + 2}")
+        bad_steps = BadSteps(self.batches, lambda row: f"t.csv:{row + 2}", None)
+        self.callback = StepFlags(self.nonfinite, self.stop_request, bad_steps)
         self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
         self.state = TrainerState()
 
@@ -90,9 +92,9 @@ def test_the_message_lists_the_rows_of_that_step(driver: Driver, bad_step: int) 
     assert len(rows) == (1 if bad_step % 3 == 0 else 2)
     places = ", ".join(f"t.csv:{row + 2}" for row in rows)
     assert str(raised.value) == (
-        f"The loss or the gradient of step {bad_step} is NaN or infinite; training has stopped and nothing was "
-        "saved since. Lower --learning_rate, use bf16 in place of fp16, or look at the rows of that batch: "
-        f"{places}."
+        f"The loss or the gradient of step {bad_step} is NaN or infinite; training has stopped and nothing was saved "
+        "since. Lower --learning_rate, use bf16 in place of fp16, look at the rows of that batch, or leave such steps "
+        f"out (--on_nonfinite skip): {places}."
     )
 
 

@@ -1,0 +1,107 @@
+"""A NaN or infinite loss or gradient is never saved, and does what the user has chosen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indictune.training import checkpoints
+from tests.conftest import FinishedRun
+from tests.distributed.launching import accelerate
+from tests.faults.runs import Job
+
+# Two micro-batches a step: the fifth is of the third step.
+LOSS = "NAN@indictune.training.loss:ExactLoss.__call__:5"
+GRADIENT = "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:6"
+STEP_BY_STEP = ("--save_steps", "1", "--eval_steps", "1", "--logging_steps", "1", "--save_total_limit", "20")
+
+
+def noted(job: Job) -> list[dict[str, Any]]:
+    lines = (job.folder / "nonfinite.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def weights(job: Job, step: int) -> str:
+    return hashlib.sha256((job.folder / f"checkpoint-{step}" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("event", [LOSS, GRADIENT])
+def test_it_stops_the_run_and_names_the_rows(finished_run: FinishedRun, tmp_path: Path, event: str) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out")
+    result = job.start(event)
+    assert result.returncode == 1
+    assert job.status["state"] == "failed"
+    message = job.status["message"]
+    assert message.startswith("The loss or the gradient of step 3 is NaN or infinite; training has stopped")
+    assert [checkpoints.step_of(path) for path in checkpoints.listed(job.folder)] == [2]
+    assert checkpoints.damage(job.folder / "checkpoint-2") == []
+    (entry,) = noted(job)
+    assert (entry["step"], entry["action"], len(entry["rows"])) == (3, "stop", 8)
+    assert message.endswith(f"{', '.join(entry['places'])}.")
+    assert all(place.rpartition(":")[0].endswith("train.jsonl") for place in entry["places"])
+
+
+@pytest.mark.parametrize("event", [LOSS, GRADIENT])
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_a_step_that_is_left_out_changes_no_weight(
+    finished_run: FinishedRun, tmp_path: Path, action: str, event: str
+) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", flags=(*STEP_BY_STEP, "--on_nonfinite", action))
+    result = job.start(event)
+    assert result.returncode == 0, result.stderr
+    assert weights(job, 3) == weights(job, 2)
+    assert len({weights(job, step) for step in (1, 2, 4, 5, 6, 7, 8)}) == 7
+    (entry,) = noted(job)
+    assert (entry["step"], entry["action"]) == (3, action)
+    assert f"warning: the loss or the gradient of step 3 is NaN or infinite: {action}; its rows: " in result.stderr
+    lines = (job.folder / "train_log.jsonl").read_text(encoding="utf-8").splitlines()
+    losses = [json.loads(line, parse_constant=pytest.fail)["loss"] for line in lines]
+    assert [isinstance(loss, float) for loss in losses] == [step != 3 or event == GRADIENT for step in range(1, 9)]
+    assert losses[2] == "nan" or event == GRADIENT
+
+
+def test_more_than_the_limit_ends_the_run(finished_run: FinishedRun, tmp_path: Path) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--on_nonfinite", "skip", "--max_nonfinite_steps", "0"))
+    assert job.start(LOSS).returncode == 1
+    assert "step 3 is NaN or infinite; training has stopped" in job.status["message"]
+
+
+def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(finished_run: FinishedRun, tmp_path: Path) -> None:
+    flags = ("--on_nonfinite", "rollback", "--save_steps", "4", "--eval_steps", "4")
+    job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
+    assert job.start(LOSS).returncode == 1
+    assert "step 3 is NaN or infinite; training has stopped" in job.status["message"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "action"),
+    [
+        ("fsdp2", "rollback"),
+        pytest.param("fsdp2", "skip", marks=pytest.mark.slow),
+        pytest.param("ddp", "rollback", marks=pytest.mark.slow),
+        pytest.param("zero2", "rollback", marks=pytest.mark.slow),
+        pytest.param("zero3", "rollback", marks=pytest.mark.slow),
+    ],
+)
+def test_all_ranks_leave_a_step_out_that_one_has_seen(
+    finished_run: FinishedRun, tmp_path: Path, strategy: str, action: str
+) -> None:
+    flags = ("--on_nonfinite", action)
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)), flags)
+    result = job.start("NAN@indictune.training.loss:ExactLoss.__call__:3@1")
+    assert result.returncode == 0, result.stderr
+    (entry,) = noted(job)
+    assert (entry["step"], entry["action"]) == (3, action)
+
+
+def test_deepspeed_cannot_skip(finished_run: FinishedRun, tmp_path: Path) -> None:
+    flags = ("--on_nonfinite", "skip")
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero2", 1)), flags)
+    assert job.start().returncode != 0
+    assert job.status["message"] == (
+        "--on_nonfinite skip: DeepSpeed has changed the weights before a gradient can be seen; give rollback or stop."
+    )
