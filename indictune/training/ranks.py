@@ -30,14 +30,21 @@ class Ranks:
         logs: the run's folder of logs, which all ranks of a machine see.
         rank: of this process.
         world_size: of the run.
+        attempt: told apart from others by this; what ranks of another have left counts for nothing.
     """
 
-    def __init__(self, logs: Path, rank: int, world_size: int) -> None:
+    def __init__(self, logs: Path, rank: int, world_size: int, attempt: str) -> None:
         self.folder = logs / ".ranks"
         self.rank = rank
         self.world_size = world_size
         self.started = time.time()
-        self._mine: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "step": 0, "end": None}
+        self._mine: dict[str, Any] = {
+            "attempt": attempt,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "step": 0,
+            "end": None,
+        }
         self._tell()
 
     def at_step(self, step: int) -> None:
@@ -80,12 +87,13 @@ class Ranks:
     def _others(self) -> dict[int, dict[str, Any]]:
         """What the other ranks tell; those that have told nothing are left out."""
         found = {}
-        for rank in range(self.world_size):
+        for rank in set(range(self.world_size)) - {self.rank}:
             try:
-                if rank != self.rank:
-                    found[rank] = json.loads((self.folder / f"{rank}.json").read_text(encoding="utf-8"))
+                told = json.loads((self.folder / f"{rank}.json").read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 continue
+            if told["attempt"] == self._mine["attempt"]:
+                found[rank] = told
         return found
 
     def _tell(self) -> None:

@@ -23,7 +23,7 @@ from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fi
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.models.loading import check_max_length, stored_quantisation
-from indictune.strategy import batch, check, launch, sharding, standin
+from indictune.strategy import batch, check, launch, restart, sharding, standin
 from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.weights import check_weights, default_optimizer
@@ -94,7 +94,8 @@ class Session:
             if self.rank == 0:
                 output.forget_status(self.output_dir)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
-            self.ranks = Ranks(self._log.path.parent, self.rank, launch.world_size_of(os.environ))
+            attempt = f"{os.environ.get('MASTER_PORT')}-{restart.count(os.environ)}"
+            self.ranks = Ranks(self._log.path.parent, self.rank, launch.world_size_of(os.environ), attempt)
         except OSError as error:
             raise UserError(
                 f"--output_dir {self.output_dir}: cannot be written to ({error.strerror}); name another folder."
@@ -323,8 +324,10 @@ class Session:
 
     def _bring_up(self, arguments: type[Training]) -> Training:
         """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""
+        timeout_s = self.recipe.planned(arguments, "ddp_timeout")
+        restart.join(os.environ, "gloo" if standin.is_needed() else None, timeout_s)
         if standin.is_needed():
-            self._decided |= standin.start(self.launch, self.recipe.planned(arguments, "ddp_timeout"))
+            self._decided |= standin.start(self.launch, timeout_s)
             self.warn(standin.limits(self.launch))
         args = self.build(arguments, **self._decided)
         check.check_came_up(self.launch, args)

@@ -1,0 +1,39 @@
+"""The process group of a run that torchrun has started again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+from torch.distributed import PrefixStore, rendezvous
+
+
+def count(environ: Mapping[str, str]) -> int:
+    """How often torchrun has started this run again (`--max-restarts`)."""
+    return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> None:
+    """Bring the process group up after a restart on one node; else leave that to whoever does it first.
+
+    torchrun (torch 2.13) keeps one store through all restarts, in which ranks find the addresses of processes that are
+    dead ("Gloo connectFullMesh failed ... Connection refused"; pytorch issue 135712). Keys of each start get a prefix
+    of their own. On several nodes the counts of restarts may differ, and there is nothing to agree by.
+
+    Args:
+        environ: of the process.
+        backend: as for `init_process_group`.
+        timeout_s: of a collective, in seconds.
+    """
+    restarts = count(environ)
+    if restarts == 0 or environ.get("LOCAL_WORLD_SIZE") != environ.get("WORLD_SIZE"):
+        return
+    store, rank, world_size = next(rendezvous("env://"))
+    torch.distributed.init_process_group(
+        backend,
+        store=PrefixStore(f"restart-{restarts}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )

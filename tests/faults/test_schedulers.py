@@ -1,0 +1,95 @@
+"""Schedulers and launchers that start a run again: nobody has to lend a hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import FinishedRun
+from tests.distributed.launching import BIN, ROOT, SCRIPT, free_port, torchrun
+from tests.faults.runs import STEP, Job
+from tests.faults.test_ranks import environment, wait_for
+
+# What SLURM's commands do on one node.
+SRUN = """#!/bin/bash
+while [ "${1#--}" != "$1" ]; do shift; done
+SLURM_NODEID=0 exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$CALLS"; fi
+"""
+
+
+def test_a_slurm_job_saves_is_queued_again_and_goes_on(finished_run: FinishedRun, tmp_path: Path) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (commands / name).write_text(text, encoding="utf-8")
+        (commands / name).chmod(0o755)
+    out, calls = tmp_path / "out", tmp_path / "calls"
+    variables = {
+        **environment(),
+        "PATH": f"{commands}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}",
+        "CALLS": str(calls),
+        "SLURM_JOB_NODELIST": "here",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NNODES": "1",
+        "PROCESSES_PER_NODE": "2",
+        "MAIN_PROCESS_PORT": str(free_port()),
+    }
+    flags = ["--config", str(finished_run.recipe), "--output_dir", str(out), "--num_train_epochs"]
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT, *flags]
+    with subprocess.Popen([*job, "100"], cwd=ROOT, env=variables) as started:
+        wait_for(lambda: (out / "train_log.jsonl").exists(), 180)
+        started.send_signal(signal.SIGUSR1)
+        assert started.wait(90) == 0
+    assert calls.read_text(encoding="utf-8") == "requeue 7\n"
+    assert '"state": "resumable"' in (out / "status.json").read_text(encoding="utf-8")
+
+    # Queued again, it trains to its end, which comes soon.
+    again = subprocess.run([*job, "2"], cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "Going on from " in again.stderr
+    assert (out / "metrics.json").exists()
+    assert calls.read_text(encoding="utf-8") == "requeue 7\n"
+
+
+def test_a_slurm_job_without_an_output_dir_is_refused() -> None:
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT, "--config", "r.yaml"]
+    refused = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stderr) == (2, "train.sbatch: --output_dir is missing\n")
+
+
+STALE = """
+import os, torch
+store, rank, _ = next(torch.distributed.rendezvous("env://"))
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    store.set("address", "of a dead process")
+    raise SystemExit(1)
+print("found", store.check(["address"]))
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_still_keeps_what_dead_processes_told(tmp_path: Path) -> None:
+    """When this fails, `strategy/restart.py` is needed no more."""
+    (tmp_path / "stale.py").write_text(STALE, encoding="utf-8")
+    command = [str(BIN / "torchrun"), "--standalone", "--max-restarts", "1", str(tmp_path / "stale.py")]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    assert "found True" in result.stdout
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_run_whose_rank_was_killed(finished_run: FinishedRun, tmp_path: Path) -> None:
+    unbroken = Job(finished_run.recipe, tmp_path / "unbroken", tuple(torchrun(2)))
+    assert unbroken.start().returncode == 0
+    launcher = (*torchrun(2), "--max-restarts", "1")
+    job = Job(finished_run.recipe, tmp_path / "out", launcher)
+    # The restarted rank has three steps to go, and none of them is a sixth.
+    result = job.start(f"SIGKILL@{STEP}:6@1")
+    assert result.returncode == 0, result.stderr
+    assert job.outcome() == unbroken.outcome()
