@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 import torch
-from torch.distributed import PrefixStore, rendezvous
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 
 def count(environ: Mapping[str, str]) -> int:
