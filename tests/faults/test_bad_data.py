@@ -5,18 +5,23 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import AutoTokenizer
 
 from indictune.arguments import DataArguments
+from indictune.cli import main
 from indictune.data.loading import load_splits
 from indictune.data.reading import read_table
 from indictune.data.rejects import REJECTED, keep_rejected
 from indictune.errors import UserError
+from indictune.models import builtin
+from tests.distributed.launching import SCRIPT, python, start
 
 COLUMNS = {"text": "text", "label": "label"}
 HEAD = b"text,label\n"
@@ -115,7 +120,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a broken header": ("f.csv", b'"text"x,label\na,x\n', ":1: the row that begins here cannot be read"),
     "a quote that is never closed": ("f.csv", TABLE + b'"c,x\n' + GOOD, ":4: the row that begins here cannot be read"),
     "a stray quote over lines": ("f.csv", TABLE + b'"c,x\n"d,y",x\n', ":4: the row that begins here cannot be read"),
-    "a quote left open in a line": ("f.csv", TABLE + b'"c"" ,"d" "\n', ":4: the row that begins here cannot be read"),
+    "a quote left open in a line": ("f.csv", TABLE + b'"c"" ,"d"\n', ":4: the row that begins here cannot be read"),
     "a list cut short": ("f.json", LISTED[:-1], ":2: no valid JSON"),
     "a list without a comma": ("f.json", LISTED.replace(b"},", b"}"), ":2: no valid JSON"),
     "a comma too many": ("f.json", LISTED[:-1] + b",]", ":2: no valid JSON"),
@@ -127,14 +132,22 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "parquet cut short": ("f.parquet", parquet(text=["a"], label=["x"])[:-9], ": cannot be read as parquet"),
     "parquet of lists": ("f.parquet", parquet(text=[["a"]], label=["x"]), ": column text holds list<"),
     "parquet of bytes": ("f.parquet", parquet(text=[b"a"], label=["x"]), ": column text holds binary"),
-    "parquet of fixed bytes": ("f.parquet", parquet(text=["a"], label=pa.array([b"xy"], pa.binary(2))), ": column label holds"),
+    "parquet of fixed bytes": (
+        "f.parquet",
+        parquet(text=["a"], label=pa.array([b"xy"], pa.binary(2))),
+        ": column label holds fixed_size_binary",
+    ),
     "parquet without a column": ("f.parquet", parquet(text=["a"]), ": no column label"),
     "parquet without rows": (
         "f.parquet",
         parquet(text=pa.array([], pa.string()), label=pa.array([], pa.string())),
         ": the file holds no rows.",
     ),
-    "parquet with bytes that are no text": ("f.parquet", parquet(text=not_text(), label=["x", "y"]), ": column text holds"),
+    "parquet with bytes that are no text": (
+        "f.parquet",
+        parquet(text=not_text(), label=["x", "y"]),
+        ": column text holds string that cannot be read as text (Invalid UTF8",
+    ),
 }  # fmt: skip
 
 # Files with good rows a, b and bad ones: the bytes, and line and reason of each bad one.
@@ -144,11 +157,15 @@ LEFT_OUT: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
     "one field too many in the first row": ("f.csv", HEAD + b"1,c,x\n" + GOOD, [(2, "3 fields")]),
     "a ragged row of several lines": ("f.csv", HEAD + b'"c\nd",x,y\n' + GOOD, [(2, "3 fields")]),
     "a line of spaces": ("f.csv", HEAD + b"  \n" + GOOD, [(2, "1 field")]),
-    "a stray quote in one line": ("f.csv", HEAD + b'"c" d,x\n' + GOOD, [(2, "the row that begins here cannot be read")]),
+    "a stray quote in one line": (
+        "f.csv",
+        HEAD + b'"c" d,x\n' + GOOD,
+        [(2, "the row that begins here cannot be read")],
+    ),
     "lone carriage returns": ("f.csv", HEAD + b"c\rd,x\n" + GOOD, [(2, "the row that begins here cannot be read")]),
     "tsv too few": ("f.tsv", (TABLE + b"c\n").replace(b",", b"\t"), [(4, "1 field where the header has 2")]),
     "latin-1": ("f.csv", HEAD + "naïve,x\n".encode("latin-1") + GOOD, [(2, "byte 0xef is no UTF-8")]),
-    "a letter cut in two": ("f.csv", HEAD + "कख,x\n".encode()[2:] + GOOD, [(2, "byte 0xa")]),
+    "a letter cut in two": ("f.csv", HEAD + "कख,x\n".encode()[2:] + GOOD, [(2, "byte 0x95 is no UTF-8")]),
     "a surrogate in UTF-8": ("f.csv", HEAD + b"\xed\xa0\xbd,x\n" + GOOD, [(2, "byte 0xed is no UTF-8")]),
     "bytes in the second line of a row": ("f.csv", HEAD + b'"c\n\xff",x\n' + GOOD, [(3, "byte 0xff is no UTF-8")]),
     "bytes in jsonl": ("f.jsonl", b'{"text": "\xff", "label": "x"}\n' + ROWS, [(1, "byte 0xff is no UTF-8")]),
@@ -195,13 +212,14 @@ LABELS: dict[str, tuple[str, bytes, list[str]]] = {
     "the word nan": ("f.csv", HEAD + b"a,nan\nb,NA\n", ["NA", "nan"]),
     "booleans": ("f.jsonl", b'{"text": "a", "label": true}\n{"text": "b", "label": "False"}', ["false", "true"]),
     "floats": ("f.jsonl", b'{"text": "a", "label": 1.0}\n{"text": "b", "label": 0}', ["0", "1"]),
-    "leading zeros": ("f.csv", HEAD + b"a,01\nb,1\n", ["1", "01"]),
+    "leading zeros": ("f.csv", HEAD + b"a,01\nb,1\n", ["01", "1"]),
     "two cases of a word": ("f.csv", HEAD + b"a,Pos\nb,pos\n", ["Pos", "pos"]),
 }
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files have short names."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -284,8 +302,8 @@ def test_more_bad_rows_than_the_fraction_stop_the_run(name: str) -> None:
         f"--train_file {name}:{line}" for line in range(first, first + 5)
     ]
     assert problems[5:] == [
-        f"--train_file {name}: 10 of 100 rows (10.00%) cannot be used, which is more than --max_bad_fraction 0.09; the "
-        "first are above. Mend the file, or allow more."
+        f"--train_file {name}: 10 of 100 rows (10.00%) cannot be used, which is more than --max_bad_fraction 0.09; "
+        "the first are above. Mend the file, or allow more."
     ]
     allowed = DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.1)
     assert len(load_splits(allowed).train) == 90
@@ -343,3 +361,51 @@ def problems_of_arguments(**arguments: Any) -> list[str]:
     with pytest.raises(UserError) as raised:
         DataArguments(train_file="f.csv", **arguments)
     return raised.value.problems
+
+
+def run(folder: Path, *flags: str) -> tuple[int, str]:
+    """Exit code and messages of a run of one step."""
+    more = ["--global_batch_size", "4", "--per_device_train_batch_size", "4", "--max_steps", "1"]
+    job = start([*python(), SCRIPT, "--output_dir", str(folder / "out"), *more, *flags])
+    return job.returncode, job.stderr
+
+
+def test_a_run_leaves_the_rejects_beside_its_model(tmp_path: Path) -> None:
+    train = tmp_path / "t.csv"
+    train.write_bytes(TABLE + b"c,x,1\n" + "घ,x\n".encode())
+    quarantine = ["--train_file", str(train), "--bad_rows", "quarantine"]
+    code, told = run(tmp_path, *quarantine)
+    assert code == 2
+    assert f"{train}:4: 3 fields where the header has 2" in told
+    assert "1 of 4 rows (25.00%) cannot be used, which is more than --max_bad_fraction 0.01" in told
+    assert not (tmp_path / "out" / REJECTED).exists()
+    code, told = run(tmp_path, *quarantine, "--max_bad_fraction", "0.3")
+    assert code == 0, told
+    assert f"--train_file {train}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in told
+    (entry,) = (tmp_path / "out" / REJECTED).read_text(encoding="utf-8").splitlines()
+    assert json.loads(entry)["read"] == "c,x,1\n"
+
+
+def test_token_ids_beyond_the_embedding_are_told_before_the_first_step(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin.resolve("builtin:tiny-indic-bert"), folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["क्रिकेटर"])
+    tokenizer.save_pretrained(folder)
+    (tmp_path / "t.csv").write_bytes(TABLE + "क्रिकेटर,x\n".encode())
+    code, told = run(tmp_path, "--train_file", str(tmp_path / "t.csv"), "--model_name_or_path", str(folder))
+    assert code == 2
+    assert f"the tokenizer has {rows + 1} tokens, the model's embedding {rows} rows" in told
+    assert not (tmp_path / "out" / "train_log.jsonl").exists()
+
+
+def test_preparing_names_the_file_of_the_rejects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_bytes(TABLE + b"c\n")
+    flags = ["--train_file", str(tmp_path / "t.csv"), "--bad_rows", "quarantine", "--max_bad_fraction", "0.5"]
+    assert main(["prepare", *flags]) == 0
+    shown = capsys.readouterr()
+    (line,) = (line for line in shown.out.splitlines() if line.startswith("Rows that were left out, with reasons: "))
+    (entry,) = Path(line.partition(": ")[2]).read_bytes().splitlines()
+    assert json.loads(entry)["line"] == 4
+    assert "1 bad rows were left out" in shown.err
