@@ -7,9 +7,12 @@ import shutil
 import tempfile
 from array import array
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from indictune.arguments import SourceArguments
 from indictune.errors import Problems
+
+if TYPE_CHECKING:
+    from indictune.arguments import SourceArguments  # which is slow to import
 
 TEXT_EXTENSIONS = (".csv", ".tsv", ".json", ".jsonl")
 REJECTED = "rejected.jsonl"
