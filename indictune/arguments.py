@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from indictune.errors import Problems, UserError
 
 Method = Literal["full", "lora", "qlora"]
+MAX_BAD_FRACTION = 0.01
 
 
 @dataclass
@@ -113,7 +114,7 @@ class SourceArguments:
     """Where the rows of a run come from.
 
     Raises:
-        UserError: no training rows are named, or they are named twice.
+        UserError: no training rows are named, or they are named twice, or a value is out of its range.
     """
 
     dataset_name: str | None = field(
@@ -129,9 +130,29 @@ class SourceArguments:
     )
     validation_file: str | None = field(default=None, metadata={"help": "Rows for the evaluations of a run."})
     test_file: str | None = field(default=None, metadata={"help": "Rows evaluated once, at the end of the run."})
+    bad_rows: Literal["stop", "quarantine"] = field(
+        default="stop",
+        metadata={
+            "help": "What rows that cannot be used do: `stop` the run, or be left out and written with the reason to "
+            "rejected.jsonl in --output_dir (`quarantine`)."
+        },
+    )
+    max_bad_fraction: float = field(
+        default=MAX_BAD_FRACTION,
+        metadata={"help": "With --bad_rows quarantine, stop if more than this share of a file's rows is bad."},
+    )
 
     def __post_init__(self) -> None:
         problems = Problems()
+        if not 0.0 <= self.max_bad_fraction < 1.0:
+            problems.append(
+                f"--max_bad_fraction {self.max_bad_fraction}: expected a share from 0 up to, not including, 1."
+            )
+        if self.bad_rows == "stop" and self.max_bad_fraction != MAX_BAD_FRACTION:
+            problems.append(
+                f"--max_bad_fraction {self.max_bad_fraction}: has no effect with --bad_rows stop; "
+                "give --bad_rows quarantine."
+            )
         if self.dataset_name is not None and self.train_file is not None:
             problems.append(
                 f"--dataset_name {self.dataset_name} and --train_file {self.train_file}: rows come from one of them; "

@@ -16,6 +16,7 @@ from indictune.data.chat_tokens import answer_ends
 from indictune.data.chats import set_template, tokenise_splits
 from indictune.data.collation import lengths_of
 from indictune.data.conversations import load_conversations
+from indictune.data.rejects import keep_rejected
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models.causal import check_packing, load_causal, load_causal_config
 from indictune.models.loading import load_tokenizer
@@ -45,6 +46,7 @@ def main(session: Session) -> None:
         template = set_template(tokenizer, splits, data_args)
     session.decide(LlamaTrainingArguments)
 
+    keep_rejected(splits.folder, session.output_dir, session.rank)
     chats = tokenise_splits(splits, tokenizer, template, data_args)
     padded = not (data_args.packing or reads_unpadded(config, model_args.attn_implementation))
     session.fit_batches(LlamaTrainingArguments, lengths_of(chats.train), chats.place, padded)

@@ -13,6 +13,12 @@ import pyarrow.compute as pc
 from indictune.errors import Problems, UserError
 
 _MAX_SHOWN = 30
+_BYTES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
 _DECIMAL = re.compile(r"(-?\d+)\.(\d*)")
 
 
@@ -88,12 +94,17 @@ def _as_text(column: pa.Array, where: str) -> pa.Array:
         UserError: the column holds something else; the message begins with `where`.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if pa.types.is_nested(kind) or any(is_bytes(kind) for is_bytes in _BYTES):
         raise UserError(f"{where} holds {kind}, expected text, numbers or booleans.")
-    column = column.cast(kind)
-    if pa.types.is_floating(kind):
-        column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
-    return column.cast(pa.string())
+    try:
+        column = column.cast(kind)
+        if pa.types.is_floating(kind):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+        text = column.cast(pa.string())
+        text.validate(full=True)
+    except pa.ArrowException as error:
+        raise UserError(f"{where} holds {kind} that cannot be read as text ({str(error).splitlines()[0]}).") from error
+    return text
 
 
 def shortened(name: str) -> str:

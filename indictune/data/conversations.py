@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +11,7 @@ from importlib import resources
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,11 +21,15 @@ from indictune.data.hub import fingerprint_of, hub_records, load_hub_dataset
 from indictune.data.languages import language_of
 from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
 from indictune.data.progress import shown
-from indictune.data.reading import Record, place, read_records, without_halves
+from indictune.data.reading import Record, read_records, without_halves
+from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
 from indictune.data.sources import BUILTIN_PREFIX, SPLITS
 from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
 from indictune.llama_arguments import ChatDataArguments
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 BUILTIN_CHATS = "builtin:chats"
 
@@ -32,7 +38,6 @@ _FACTS = "facts.json"
 _CHUNK_ROWS = 2_000
 # Compared with the held-out rows at a time, whose texts are gathered anew each time.
 _LEAK_BATCHES = 20
-_MAX_LISTED = 5
 _SCHEMA = pa.schema(
     [
         ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
@@ -77,7 +82,7 @@ class ConversationSplits:
         validation: rows for the evaluations of a run, or None.
         test: rows to evaluate once at the end, or None.
         folder: holds the tables as `<split>.arrow`; its name changes with anything that the rows are made from.
-        notes: sentences to tell the user: rows in more than one split.
+        notes: sentences to tell the user: bad rows that were left out, rows in more than one split.
     """
 
     train: Conversations
@@ -93,7 +98,7 @@ class _Source:
 
     name: str
     origin: str
-    read: Callable[[], Iterator[Record]]
+    read: Callable[[BadRows], Iterator[Record]]
     fingerprint: str
 
 
@@ -110,8 +115,9 @@ def load_conversations(args: ChatDataArguments) -> ConversationSplits:
     problems = Problems()
     sources = _sources(args, problems)
     made_from = [[split, src.name, src.origin, src.fingerprint] for split, src in sources.items()]
-    parts = [list(problems), made_from]
-    folder = made_once("conversations", parts, "The conversations", lambda folder: _prepare(folder, sources, problems))
+    parts = [list(problems), made_from, args.bad_rows, args.max_bad_fraction]
+    make = partial(_prepare, sources, args, problems)
+    folder = made_once("conversations", parts, "The conversations", make)
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     loaded = {
         split: Conversations(map_table(folder / f"{split}.arrow"), *described)
@@ -131,29 +137,34 @@ def load_test_conversations(path: str, origin: str = "--test_file") -> Conversat
         UserError: all problems of the file at once.
     """
     with TemporaryDirectory() as folder:  # which the mapped table outlives
-        return _load(_file_source(path, origin), Path(folder) / "test.arrow")
+        return _load(_file_source(path, origin), Path(folder) / "test.arrow", BadRows(path))
 
 
-def _prepare(folder: Path, sources: dict[str, _Source], problems: Problems) -> None:
+def _prepare(sources: dict[str, _Source], args: ChatDataArguments, problems: Problems, folder: Path) -> None:
     """Write the rows of all splits, and what there is to know of them.
 
     Args:
-        folder: gets `<split>.arrow` and `facts.json`.
         sources: by split.
+        args: say what becomes of bad rows.
         problems: found so far.
+        folder: gets `<split>.arrow`, `facts.json` and the bad rows.
 
     Raises:
         UserError: all problems of all files at once.
     """
     loaded: dict[str, Conversations] = {}
+    notes: list[str] = []
     for split, source in sources.items():
+        bad = bad_rows(source.name, args, folder)
         with problems.collecting():
-            loaded[split] = _load(source, folder / f"{split}.arrow")
+            loaded[split] = _load(source, folder / f"{split}.arrow", bad)
+        if isinstance(bad, Quarantine):
+            notes += [f"{source.origin} {note}" for note in bad.note()]
     held_out = [loaded[split] for split in SPLITS[1:] if split in loaded]
     if "train" in loaded:
         problems.extend(_differently_written(loaded["train"], held_out))
     problems.raise_any()
-    notes = [note for rows in held_out if (note := _leaked(loaded["train"], folder / "train.arrow", rows))]
+    notes += [note for rows in held_out if (note := _leaked(loaded["train"], folder / "train.arrow", rows))]
     described = {split: (rows.source, rows.origin, rows.as_written) for split, rows in loaded.items()}
     (folder / _FACTS).write_text(json.dumps({"splits": described, "notes": notes}), encoding="utf-8")
 
@@ -184,77 +195,74 @@ def _dataset_sources(name: str, config: str | None) -> dict[str, _Source]:
         raise UserError(f"{origin}: there are no such built-in conversations; expected {BUILTIN_CHATS}.")
     found = load_hub_dataset(name, config)
     return {
-        split: _Source(f"{name}/{split}", origin, partial(hub_records, found[split]), fingerprint_of(found[split]))
+        split: _Source(f"{name}/{split}", origin, _reader(found[split]), fingerprint_of(found[split]))
         for split in SPLITS
         if split in found
     }
 
 
-def _load(source: _Source, path: Path) -> Conversations:
+def _reader(rows: Dataset) -> Callable[[BadRows], Iterator[Record]]:
+    """Reads a split. Its rows can all be read: a dataset has types."""
+    return lambda _: hub_records(rows)
+
+
+def _load(source: _Source, path: Path, bad: BadRows) -> Conversations:
     """Read and check the rows of one split; `path` gets the table.
 
     Raises:
         UserError: all problems of the rows at once.
     """
-    found = _Findings(source.name)
-    problems = Problems()
-    with problems.collecting():
-        write_table(path, _SCHEMA, shown(_batches(source.read(), found), f"reading {source.name}"))
-    problems.extend(found.problems())
-    if problems:
-        raise UserError([f"{source.origin} {problem}" for problem in problems])
-    return Conversations(map_table(path), source.name, source.origin, PROMPT_TEXTS in found.forms)
+    forms = _Forms()
+    with bad.problems.collecting():
+        write_table(path, _SCHEMA, shown(_batches(source.read(bad), forms, bad), f"reading {source.name}"))
+    bad.problems += forms.problems(source.name)
+    try:
+        bad.finish(map_table(path).num_rows if not bad.problems else 0)
+    except UserError as error:
+        raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
+    return Conversations(map_table(path), source.name, source.origin, PROMPT_TEXTS in forms.first)
 
 
-class _Findings:
-    """The forms of a file's rows, and its bad rows; both are counted, and the first few kept."""
+class _Forms:
+    """The forms of a file's rows: line of the first row, number of rows."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.forms: dict[str, list[int]] = {}  # form -> line of the first row, number of rows
-        self.bad: dict[str, list[str]] = {}
-        self.more: dict[str, int] = {}
+    def __init__(self) -> None:
+        self.first: dict[str, int] = {}
+        self.count: Counter[str] = Counter()
 
-    def add_form(self, form: str, line: int) -> None:
-        self.forms.setdefault(form, [line, 0])[1] += 1
+    def add(self, form: str, line: int) -> None:
+        self.first.setdefault(form, line)
+        self.count[form] += 1
 
-    def add_bad(self, line: int, row: RowError) -> None:
-        listed = self.bad.setdefault(row.kind, [])
-        if len(listed) < _MAX_LISTED:
-            listed.append(f"{place(self.source, line)}: {row}")
-        else:
-            self.more[row.kind] = self.more.get(row.kind, 0) + 1
-
-    def problems(self) -> Iterator[str]:
-        if len(self.forms) > 1:
+    def problems(self, source: str) -> Iterator[str]:
+        if len(self.first) > 1:
             forms = [
-                f"{form} ({count}, the first at {place(self.source, line)})"
-                for form, (line, count) in self.forms.items()
+                f"{form} ({self.count[form]}, the first at {place(source, line)})" for form, line in self.first.items()
             ]
-            yield f"{self.source}: rows of {len(forms)} forms: {', '.join(forms)}; give a file of one form."
-        for kind, listed in self.bad.items():
-            yield from listed
-            if kind in self.more:
-                yield f"{self.source}: {self.more[kind]} more with {kind}."
+            yield f"{source}: rows of {len(forms)} forms: {', '.join(forms)}; give a file of one form."
 
 
-def _batches(records: Iterator[Record], found: _Findings) -> Iterator[pa.RecordBatch]:
-    rows = _rows(records, found)
+def _batches(records: Iterator[Record], forms: _Forms, bad: BadRows) -> Iterator[pa.RecordBatch]:
+    rows = _rows(records, forms, bad)
     while chunk := list(islice(rows, _CHUNK_ROWS)):
         yield pa.RecordBatch.from_pylist(chunk, _SCHEMA)
 
 
-def _rows(records: Iterator[Record], found: _Findings) -> Iterator[dict[str, object]]:
-    """Rows of the table; those that cannot be used become findings."""
+def _rows(records: Iterator[Record], forms: _Forms, bad: BadRows) -> Iterator[dict[str, object]]:
+    """Rows of the table. The form of a bad row counts where it stops the run, not where it is left out."""
     for line, record in records:
+        form = None
         try:
             form = form_of(record)
-            found.add_form(form, line)
             messages = messages_of(record, form)
         except RowError as error:
-            found.add_bad(line, error)
+            bad.add(line, str(error), record, error.kind)
+            if isinstance(bad, Quarantine):
+                continue
         else:
             yield {"messages": messages, "language": _language(record, messages), "line": line}
+        if form is not None:
+            forms.add(form, line)
 
 
 def _language(record: dict[str, object], messages: list[dict[str, str]]) -> str:

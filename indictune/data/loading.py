@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,7 +19,7 @@ from indictune.data.cache import made_once
 from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.columns import shortened
 from indictune.data.progress import shown
-from indictune.data.reading import place
+from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
 from indictune.data.sources import SPLITS, Source, columns_of, file_source, sources_of
 from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
@@ -96,7 +96,7 @@ def load_splits(args: DataArguments) -> Splits:
     problems = Problems()
     sources = sources_of(args, problems)
     made_from = [[split, src.name, src.origin, src.fingerprint] for split, src in sources.items()]
-    parts = [list(problems), made_from, columns_of(args), args.drop_leaked_rows]
+    parts = [list(problems), made_from, columns_of(args), args.drop_leaked_rows, args.bad_rows, args.max_bad_fraction]
     folder = made_once("rows", parts, "The rows", lambda folder: _prepare(folder, sources, args, problems))
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     loaded = {
@@ -124,7 +124,8 @@ def _prepare(folder: Path, sources: dict[str, Source], args: DataArguments, prob
     loaded: dict[str, Rows] = {}
     for split, source in sources.items():
         with problems.collecting():
-            rows = _cleaned(source, args, notes, folder / f"{split}.arrow")
+            bad = bad_rows(source.name, args, folder)
+            rows = _cleaned(source, args, notes, folder / f"{split}.arrow", bad)
             if rows is not None:
                 loaded[split] = rows
     if "train" in loaded:
@@ -156,7 +157,8 @@ def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None)
     """
     notes: list[str] = []
     with TemporaryDirectory() as folder:  # which the mapped table outlives
-        rows = _cleaned(file_source(path, "--test_file", args), args, notes, Path(folder) / "test.arrow")
+        source = file_source(path, "--test_file", args)
+        rows = _cleaned(source, args, notes, Path(folder) / "test.arrow", BadRows(path))
     assert rows is not None  # only a dataset's own test rows may lack labels
     problems = [] if labels is None else _unseen_labels(rows, dict.fromkeys(labels, 0))
     if problems:
@@ -164,7 +166,7 @@ def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None)
     return rows, notes
 
 
-def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path) -> Rows | None:
+def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path, bad: BadRows) -> Rows | None:
     """Read, clean and check the rows of one split; None where it may lack labels and does.
 
     Args:
@@ -172,20 +174,20 @@ def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path) 
         args: how they are read.
         notes: get what the user should know.
         path: gets the table.
+        bad: gets the rows that cannot be used; rows without text are no bad rows unless these are left out.
     """
     empty: list[pa.Array] = []
-
-    def with_text() -> Iterator[pa.RecordBatch]:
-        for batch in cleaned(source.read()):
-            full = pc.not_equal(batch["text"], "")
-            empty.append(batch["line"].filter(pc.invert(full)))
-            yield batch.filter(full)
-
+    left_out = isinstance(bad, Quarantine)
     try:
-        write_table(path, SCHEMA, shown(with_text(), f"reading {source.name}"))
+        batches = _usable(source, bad, args) if left_out else _with_text(cleaned(source.read(bad)), empty)
+        write_table(path, SCHEMA, shown(batches, f"reading {source.name}"))
+        table = map_table(path)
+        bad.finish(table.num_rows)
     except UserError as error:
         raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
-    table, empty_lines = map_table(path), pa.chunked_array(empty)
+    if isinstance(bad, Quarantine):
+        notes += [f"{source.origin} {note}" for note in bad.note()]
+    empty_lines = pa.chunked_array(empty, pa.int32())
     if table.num_rows == 0:
         raise UserError(
             f"{source.origin} {source.name}: all {len(empty_lines)} rows are empty in column {args.text_column} "
@@ -206,6 +208,26 @@ def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path) 
             f"(--label_column): {_places(source.name, unlabelled)}."
         )
     return Rows(table, source.name, source.origin)
+
+
+def _with_text(batches: Iterator[pa.RecordBatch], empty: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+    """The cleaned rows that have a text; `empty` gets the lines of the others."""
+    for batch in batches:
+        full = pc.not_equal(batch["text"], "")
+        empty.append(batch["line"].filter(pc.invert(full)))
+        yield batch.filter(full)
+
+
+def _usable(source: Source, bad: BadRows, args: TextArguments) -> Iterator[pa.RecordBatch]:
+    """The cleaned rows that have a text and a label; `bad` gets the others as they were read."""
+    to_clean, as_read = tee(source.read(bad))
+    for batch, read in zip(cleaned(to_clean), as_read, strict=True):
+        full = pc.not_equal(batch["text"], "")
+        good = full if source.may_lack_labels else pc.and_(full, pc.is_valid(batch["label"]))
+        for row, has_text in zip(read.filter(pc.invert(good)).to_pylist(), full.filter(pc.invert(good)), strict=True):
+            column, kind = (args.label_column, "no label") if has_text.as_py() else (args.text_column, "no text")
+            bad.add(row.pop("line"), f"{kind} in column {column}.", row, kind)
+        yield batch.filter(good)
 
 
 def _places(source: str, lines: pa.ChunkedArray) -> str:

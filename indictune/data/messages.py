@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from indictune.data.columns import shortened
-from indictune.data.reading import kind_of, without_halves
+from indictune.data.json_rows import kind_of
+from indictune.data.reading import without_halves
 
 MESSAGES = "messages"
 CONVERSATIONS = "conversations"

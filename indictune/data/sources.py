@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,7 +14,11 @@ from indictune.arguments import DataArguments, TextArguments
 from indictune.data.cache import file_digest
 from indictune.data.hub import fingerprint_of, hub_batches, load_hub_dataset
 from indictune.data.reading import read_batches
+from indictune.data.rejects import BadRows
 from indictune.errors import Problems, UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_DATASETS = {"builtin:tweets": "samples"}
@@ -27,14 +32,14 @@ class Source:
     Attributes:
         name: as messages name it.
         origin: the flag and value that named it.
-        read: its rows.
+        read: its rows; those that cannot be read go to the bad ones.
         fingerprint: of the rows as they are stored.
         may_lack_labels: a dataset's own test rows; without labels they are left out.
     """
 
     name: str
     origin: str
-    read: Callable[[], Iterator[pa.RecordBatch]]
+    read: Callable[[BadRows], Iterator[pa.RecordBatch]]
     fingerprint: str
     may_lack_labels: bool = False
 
@@ -82,10 +87,15 @@ def _hub_sources(args: DataArguments) -> dict[str, Source]:
         split: Source(
             f"{name}/{split}",
             origin,
-            partial(hub_batches, found[split], *columns_of(args)),
+            _reader(found[split], args),
             fingerprint_of(found[split]),
             split == "test",
         )
         for split in SPLITS
         if split in found
     }
+
+
+def _reader(rows: Dataset, args: TextArguments) -> Callable[[BadRows], Iterator[pa.RecordBatch]]:
+    """Reads a split. Its rows can all be read: a dataset has types."""
+    return lambda _: hub_batches(rows, *columns_of(args))

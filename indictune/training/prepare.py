@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
@@ -15,6 +16,7 @@ from indictune.arguments import DataArguments, ModelArguments, SentimentTraining
 from indictune.config import Recipe, read_recipe
 from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
+from indictune.data.rejects import REJECTED
 from indictune.data.sources import SPLITS
 from indictune.errors import UserError
 from indictune.folders import cache_folder
@@ -33,11 +35,13 @@ class Prepared:
         datasets: by split, with a column `length` (tokens) among others; packs where rows are packed.
         max_length: tokens that a row keeps.
         notes: sentences to tell the user.
+        folder: of the rows before tokens, and of those that were left out.
     """
 
     datasets: dict[str, Dataset | None]
     max_length: int
     notes: list[str]
+    folder: Path
 
 
 def prepare_command(argv: Sequence[str]) -> int:
@@ -65,6 +69,8 @@ def prepare_command(argv: Sequence[str]) -> int:
     for note in prepared.notes:
         print(f"warning: {note}", file=sys.stderr)
     print(lengths_table(prepared))
+    if (prepared.folder / REJECTED).exists():
+        print(f"Rows that were left out, with reasons: {prepared.folder / REJECTED}")
     print(f"Prepared in {time.monotonic() - started:.1f} s; kept in {cache_folder() / 'prepared'}")
     return 0
 
@@ -85,7 +91,7 @@ def _prepare_classes(recipe: Recipe) -> Prepared:
     recipe.problems.raise_any()
     tokenizer, labels = load_tokenizer(model_args), label_order(config, splits.labels)
     datasets = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
-    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, splits.notes)
+    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, splits.notes, splits.folder)
 
 
 def _prepare_chats(recipe: Recipe) -> Prepared:
@@ -115,7 +121,8 @@ def _prepare_chats(recipe: Recipe) -> Prepared:
     chats = tokenise_splits(splits, tokenizer, template, data_args)
     print(f"{chats.summary}\n")
     datasets = (chats.train, chats.validation, chats.test)
-    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, [*splits.notes, *chats.notes])
+    notes = [*splits.notes, *chats.notes]
+    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, notes, splits.folder)
 
 
 def lengths_table(prepared: Prepared) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from indictune.data import conversations, hub, reading
 from indictune.data.conversations import Conversations, load_conversations, load_test_conversations
+from indictune.data.rejects import REJECTED
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatDataArguments
 
@@ -386,3 +387,37 @@ def test_a_real_file_of_another_form_is_refused_without_its_words() -> None:
     assert len(raised.value.problems) == 6
     assert raised.value.problems[0].startswith(f"--test_file {path}:1: there is no output (it has the keys id, inst")
     assert raised.value.problems[5] == f"--test_file {path}: 170 more with no answer."
+
+
+def test_bad_conversations_are_left_out_and_written_down(write: Write) -> None:
+    rows = [chat("a", "b"), chat("a", ""), {"text": "क"}, {"instruction": "a", "output": ""}, chat("c", "d")]
+    train = write("train.jsonl", rows)
+    with open(train, "a") as file:
+        file.write("[1]\n{")
+    args = ChatDataArguments(train_file=train, bad_rows="quarantine", max_bad_fraction=0.8)
+    for _ in range(2):  # the second time from the cache
+        splits = load_conversations(args)
+        assert texts_of(splits.train) == [["a", "b"], ["c", "d"]]
+        assert splits.notes == [
+            "--train_file train.jsonl: 5 bad rows were left out; rejected.jsonl has them, with reasons."
+        ]
+        rejected = [json.loads(line) for line in (splits.folder / REJECTED).read_bytes().splitlines()]
+        assert [(row["file"], row["line"]) for row in rejected] == [(train, line) for line in (2, 3, 4, 6, 7)]
+        assert [row["read"] for row in rejected] == [*rows[1:4], ["1"], "{"]
+        assert rejected[2]["reason"].startswith("output is empty; ")
+
+
+def test_too_many_bad_conversations_stop_the_run(write: Write) -> None:
+    train = write("train.jsonl", [chat("a", "b")] * 8 + [chat("a", "")] * 2)
+    problems = problems_of(train_file=train, bad_rows="quarantine", max_bad_fraction=0.1)
+    assert [problem.split(";")[0] for problem in problems] == [
+        "--train_file train.jsonl:9: message 2, of assistant, is empty",
+        "--train_file train.jsonl:10: message 2, of assistant, is empty",
+        "--train_file train.jsonl: 2 of 10 rows (20.00%) cannot be used, which is more than --max_bad_fraction 0.1",
+    ]
+
+
+def test_rows_of_two_forms_stop_the_run_in_any_case(write: Write) -> None:
+    train = write("train.jsonl", [chat("a", "b"), {"instruction": "a", "output": "b"}])
+    (problem,) = problems_of(train_file=train, bad_rows="quarantine", max_bad_fraction=0.9)
+    assert "rows of 2 forms" in problem

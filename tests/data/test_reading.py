@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +12,8 @@ import pytest
 
 from indictune.data import reading
 from indictune.data.columns import normalise_label, text_batch
-from indictune.data.reading import place, read_records, read_table
+from indictune.data.reading import Record, read_table
+from indictune.data.rejects import BadRows, place
 from indictune.errors import UserError
 
 COLUMNS = {"text": "text", "label": "label"}
@@ -31,6 +32,10 @@ def write(tmp_path: Path) -> Write:
 
 def rows_of(path: str, optional: dict[str, str] | None = None) -> list[tuple[object, ...]]:
     return [tuple(row.values()) for row in read_table(path, COLUMNS, optional or {}).to_pylist()]
+
+
+def read_records(path: str) -> Iterator[Record]:
+    return reading.read_records(path, BadRows(path))
 
 
 def problems_of(path: str, columns: dict[str, str] | None = None) -> list[str]:

@@ -1,0 +1,171 @@
+"""Rows that cannot be used: they stop the run, or are left out and written down with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indictune.errors import Problems
+
+if TYPE_CHECKING:
+    from indictune.arguments import SourceArguments  # which is slow to import
+
+TEXT_EXTENSIONS = (".csv", ".tsv", ".json", ".jsonl")
+REJECTED = "rejected.jsonl"
+
+_MAX_LISTED = 5
+_BROKEN = "broken lines"
+
+
+def place(source: str, line: int) -> str:
+    """Where a row stands: `path:line`, as editors open it, or `source row line` for what has no lines to open."""
+    return f"{source}:{line}" if Path(source).suffix.lower() in TEXT_EXTENSIONS else f"{source} row {line}"
+
+
+class BadRows:
+    """The bad rows of one file or split, any of which stops the run: counted, and the first few kept.
+
+    Attributes:
+        source: as messages name it.
+        problems: of the file as a whole, and its broken lines. What is in it stops the run in any case.
+        count: of the bad rows.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.problems = Problems()
+        self.count = 0
+        self._listed: dict[str, list[str]] = {}
+        self._more: dict[str, int] = {}
+
+    def add_broken(self, line: int, reason: str, read: object) -> None:
+        """A row that cannot be read.
+
+        Args:
+            line: on which it begins, from 1; for parquet and datasets the number of the row.
+            reason: what is wrong, and what to do.
+            read: what stands there, as json can hold it.
+
+        Raises:
+            UserError: it is the fifth: a file of another kind would have millions.
+        """
+        self.count += 1
+        self.cannot_read(line, reason)
+
+    def add(self, line: int, reason: str, read: object, kind: str) -> None:
+        """A row that was read and cannot be used: as `add_broken`, with `kind` as in "3 more with <kind>"."""
+        self.count += 1
+        listed = self._listed.setdefault(kind, [])
+        if len(listed) < _MAX_LISTED:
+            listed.append(f"{place(self.source, line)}: {reason}")
+        else:
+            self._more[kind] = self._more.get(kind, 0) + 1
+
+    def cannot_read(self, line: int, reason: str) -> None:
+        """The file is broken here in a way that leaves open where the next row begins, or how much is lost.
+
+        Raises:
+            UserError: it is the fifth such place.
+        """
+        self.problems.append(f"{place(self.source, line)}: {reason}")
+        if len(self.problems) == _MAX_LISTED:
+            self.problems.append(f"{self.source}: {_MAX_LISTED} {_BROKEN} found; the lines after them were not read.")
+            self.problems.raise_any()
+
+    def finish(self, good: int) -> None:
+        """All rows were read, of which `good` can be used.
+
+        Raises:
+            UserError: all problems.
+        """
+        for kind, listed in self._listed.items():
+            self.problems += listed
+            if kind in self._more:
+                self.problems.append(f"{self.source}: {self._more[kind]} more with {kind}.")
+        self.problems.raise_any()
+
+
+class Quarantine(BadRows):
+    """The bad rows of one file or split, which are left out as long as they are few.
+
+    Args:
+        source: as messages name it.
+        max_fraction: of all rows that may be bad, from 0 up to, not including, 1.
+        folder: gets them; they are on disk at once, because a file may have millions.
+    """
+
+    def __init__(self, source: str, max_fraction: float, folder: Path) -> None:
+        super().__init__(source)
+        self.max_fraction = max_fraction
+        self._path = folder / REJECTED
+        self._entries = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (goes with this object)
+        self._lines = array("q")
+        self._first: list[str] = []
+
+    def add_broken(self, line: int, reason: str, read: object) -> None:
+        self.add(line, reason, read, _BROKEN)
+
+    def add(self, line: int, reason: str, read: object, kind: str) -> None:
+        self.count += 1
+        if len(self._first) < _MAX_LISTED:
+            self._first.append(f"{place(self.source, line)}: {reason}")
+        self._lines.append(line)
+        self._entries.write(_entry({"file": self.source, "line": line, "reason": reason, "read": read}))
+
+    def finish(self, good: int) -> None:
+        self.problems.raise_any()
+        rows = good + self.count
+        if self.count > self.max_fraction * rows:
+            self.problems += self._first
+            self.problems.append(
+                f"{self.source}: {self.count:,} of {rows:,} rows ({self.count / rows:.2%}) cannot be used, which is "
+                f"more than --max_bad_fraction {self.max_fraction}; the first are above. Mend the file, or allow more."
+            )
+            self.problems.raise_any()
+        self._entries.seek(0)
+        entries = sorted(zip(self._lines, self._entries, strict=True), key=lambda pair: pair[0])
+        if entries:
+            with self._path.open("ab") as file:
+                file.writelines(entry for _, entry in entries)
+
+    def note(self) -> list[str]:
+        """What the user should know, in at most one sentence."""
+        if not self.count:
+            return []
+        return [f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."]
+
+
+def bad_rows(source: str, args: SourceArguments, folder: Path) -> BadRows:
+    """What becomes of the bad rows of a source, as `--bad_rows` says; `folder` gets those that are left out."""
+    if args.bad_rows == "quarantine":
+        return Quarantine(source, args.max_bad_fraction, folder)
+    return BadRows(source)
+
+
+def keep_rejected(prepared: Path, output_dir: Path, rank: int) -> None:
+    """Put the rows that were left out beside the model, on rank 0. A file of an earlier run goes away.
+
+    Args:
+        prepared: folder of the prepared rows.
+        output_dir: of the run.
+        rank: of this process.
+    """
+    if rank != 0:
+        return
+    if (prepared / REJECTED).exists():
+        output_dir.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(prepared / REJECTED, output_dir / REJECTED)
+    else:
+        (output_dir / REJECTED).unlink(missing_ok=True)
+
+
+def _entry(entry: dict[str, object]) -> bytes:
+    """A line of json. Half of a surrogate pair, or a byte that is no UTF-8, stays what it is as an escape."""
+    try:
+        return f"{json.dumps(entry, ensure_ascii=False, default=str)}\n".encode()
+    except UnicodeEncodeError:
+        return f"{json.dumps(entry, default=str)}\n".encode()

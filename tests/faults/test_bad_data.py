@@ -1,0 +1,411 @@
+"""Bad data files: refused with file and line, left out and written down, or read exactly; never changed in silence."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from indictune.arguments import DataArguments
+from indictune.cli import main
+from indictune.data.loading import load_splits
+from indictune.data.reading import read_table
+from indictune.data.rejects import REJECTED, keep_rejected
+from indictune.errors import UserError
+from indictune.models import builtin
+from tests.distributed.launching import SCRIPT, python, start
+
+COLUMNS = {"text": "text", "label": "label"}
+HEAD = b"text,label\n"
+GOOD = b"a,x\nb,y\n"
+TABLE = HEAD + GOOD
+ROWS = b'{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n'
+LISTED = b'[{"text": "a", "label": "x"},\n{"text": "b", "label": "y"}]'
+
+
+def parquet(**columns: Any) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def not_text() -> pa.Array:
+    """A column of strings of which one is no UTF-8, as faulty writers leave it."""
+    return pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"], pa.binary()).buffers())
+
+
+# Name of the file, its bytes, and all texts and labels in it.
+READ_EXACTLY: dict[str, tuple[str, bytes, list[tuple[str | None, str | None]]]] = {
+    "NA": ("f.csv", HEAD + b"NA,x\n", [("NA", "x")]),
+    "null": ("f.csv", HEAD + b"null,None\n", [("null", "None")]),
+    "a number": ("f.csv", HEAD + b"1e5,007\n", [("1e5", "007")]),
+    "a boolean in csv": ("f.csv", HEAD + b"True,False\n", [("True", "False")]),
+    "spaces": ("f.csv", HEAD + b" a , x \n", [(" a ", " x ")]),
+    "a byte order mark": ("f.csv", b"\xef\xbb\xbf" + TABLE, [("a", "x"), ("b", "y")]),
+    "a quoted header after a mark": ("f.csv", b'\xef\xbb\xbf"text","label"\na,x\n', [("a", "x")]),
+    "lines of Windows": ("f.csv", TABLE.replace(b"\n", b"\r\n"), [("a", "x"), ("b", "y")]),
+    "no last line end": ("f.csv", TABLE[:-1], [("a", "x"), ("b", "y")]),
+    "quoted line breaks": ("f.csv", HEAD + b'"a\r\n\nb",x\n', [("a\r\n\nb", "x")]),
+    "doubled quotes": ("f.csv", HEAD + b'"""a"", b",x\n', [('"a", b', "x")]),
+    "a quote inside a field": ("f.csv", HEAD + b'5" x 3",x\n', [('5" x 3"', "x")]),
+    "a backslash": ("f.csv", HEAD + b"a\\n\\,x\n", [("a\\n\\", "x")]),
+    "a formula": ("f.csv", HEAD + b'"=1+1",x\n', [("=1+1", "x")]),
+    "NUL": ("f.csv", HEAD + b"a\x00b,x\n", [("a\x00b", "x")]),
+    "a line separator": ("f.csv", HEAD + "a\u2028b\x85c,x\n".encode(), [("a\u2028b\x85c", "x")]),
+    "a long field": ("f.csv", HEAD + b"a" * 300_000 + b",x\n", [("a" * 300_000, "x")]),
+    "another column there twice": ("f.csv", b"id,text,label,id\n1,a,x,2\n", [("a", "x")]),
+    "commas in tsv": ("f.tsv", b"text\tlabel\na,b\tx\n", [("a,b", "x")]),
+    "a quoted tab": ("f.tsv", b'text\tlabel\n"a\tb"\tx\n', [("a\tb", "x")]),
+    "numbers in jsonl": ("f.jsonl", b'{"text": 1e5, "label": 1.50}', [("1e5", "1.50")]),
+    "a huge number": ("f.jsonl", b'{"text": ' + b"9" * 5000 + b', "label": 0}', [("9" * 5000, "0")]),
+    "text of NaN": ("f.jsonl", b'{"text": "NaN", "label": "nan"}', [("NaN", "nan")]),
+    "a line break in a text": ("f.jsonl", b'{"text": "a\\nb", "label": "x"}', [("a\nb", "x")]),
+    "an emoji of two escapes": ("f.jsonl", b'{"text": "\\ud83d\\ude02", "label": "x"}', [("\U0001f602", "x")]),
+    "half an emoji": ("f.jsonl", b'{"text": "a\\ud83d", "label": "x"}', [("a\ufffd", "x")]),
+    "blank lines": ("f.jsonl", b'\n{"text": "a", "label": "x"}\n \n', [("a", "x")]),
+    "a list in one line": ("f.json", LISTED.replace(b"\n", b""), [("a", "x"), ("b", "y")]),
+    "braces in a text": ("f.json", b'[{"text": "}],[{", "label": "x"}]', [("}],[{", "x")]),
+    "large strings": (
+        "f.parquet",
+        parquet(text=pa.array(["NA"], pa.large_string()), label=pa.array([1], pa.int8())),
+        [("NA", "1")],
+    ),
+    "string views": ("f.parquet", parquet(text=pa.array(["a"], pa.string_view()), label=[True]), [("a", "true")]),
+    "a dictionary": ("f.parquet", parquet(text=pa.array(["a", "a"]).dictionary_encode(), label=["x", None]), [
+        ("a", "x"),
+        ("a", None),
+    ]),
+    "decimals and dates": (
+        "f.parquet",
+        parquet(text=pa.array([0], pa.date32()), label=pa.array([1], pa.decimal128(5, 2))),
+        [("1970-01-01", "1.00")],
+    ),
+    "nothing but nulls": ("f.parquet", parquet(text=pa.nulls(1), label=["x"]), [(None, "x")]),
+}  # fmt: skip
+
+# Files of which nothing is taken, whatever --bad_rows says: the bytes, and how the message goes on after the path.
+REFUSED: dict[str, tuple[str, bytes, str]] = {
+    "empty": ("f.csv", b"", ": the file is empty."),
+    "empty jsonl": ("f.jsonl", b"", ": the file is empty."),
+    "a mark alone": ("f.csv", b"\xef\xbb\xbf", ": the file holds no rows."),
+    "a header alone": ("f.csv", HEAD, ": the file holds no rows."),
+    "blank lines alone": ("f.jsonl", b"\n \n", ": the file holds no rows."),
+    "an empty list": ("f.json", b"[]", ": the file holds no rows."),
+    "UTF-16": ("f.csv", TABLE.decode().encode("utf-16"), ":1: this is UTF-16"),
+    "UTF-16 without a mark": ("f.csv", TABLE.decode().encode("utf-16-le"), ": no column text"),
+    "UTF-32": ("f.csv", TABLE.decode().encode("utf-32"), ":1: this is UTF-16"),
+    "gzip named csv": ("f.csv", gzip.compress(TABLE), ": this is a gzip file"),
+    "zip named jsonl": ("f.jsonl", b"PK\x03\x04" + bytes(60), ": this is a zip or Excel file"),
+    "parquet named csv": ("f.csv", parquet(text=["a"], label=["x"]), ": this is a parquet file"),
+    "csv named parquet": ("f.parquet", TABLE, ": cannot be read as parquet"),
+    "csv named json": ("f.json", TABLE, ": expected a list of objects"),
+    "jsonl named csv": ("f.csv", ROWS, ": no column text"),
+    "jsonl named json": ("f.json", ROWS, ": expected a list of objects"),
+    "an unknown extension": ("f.txt", TABLE, ": files of this kind are not read"),
+    "csv.gz": ("f.csv.gz", gzip.compress(TABLE), ": files of this kind are not read"),
+    "semicolons": ("f.csv", TABLE.replace(b",", b";"), ": no column text (--text_column); it has text;label."),
+    "tabs in csv": ("f.csv", TABLE.replace(b",", b"\t"), ": no column text"),
+    "no header": ("f.csv", GOOD, ": no column text (--text_column); it has a, x."),
+    "a header of other case": ("f.csv", b"Text,Label\na,x\n", ": no column text (--text_column); it has Text, Label."),
+    "a column there twice": ("f.csv", b"text,label,text\na,x,b\n", ": 2 columns are called text"),
+    "a header that is no text": ("f.csv", b"text,label,\xe9\na,x,1\n", ":1: byte 0xe9 is no UTF-8"),
+    "a broken header": ("f.csv", b'"text"x,label\na,x\n', ":1: the row that begins here cannot be read"),
+    "a quote that is never closed": ("f.csv", TABLE + b'"c,x\n' + GOOD, ":4: the row that begins here cannot be read"),
+    "a stray quote over lines": ("f.csv", TABLE + b'"c,x\n"d,y",x\n', ":4: the row that begins here cannot be read"),
+    "a quote left open in a line": ("f.csv", TABLE + b'"c"" ,"d"\n', ":4: the row that begins here cannot be read"),
+    "a list cut short": ("f.json", LISTED[:-1], ":2: no valid JSON"),
+    "a list without a comma": ("f.json", LISTED.replace(b"},", b"}"), ":2: no valid JSON"),
+    "a comma too many": ("f.json", LISTED[:-1] + b",]", ":2: no valid JSON"),
+    "text after the list": ("f.json", LISTED + b"x", ":2: no valid JSON"),
+    "a list nested too deeply": ("f.json", b"[" * 100_000, ":1: no valid JSON: nested too deeply."),
+    "bytes outside the list": ("f.json", b'{"a": "\xff", "data": ' + LISTED + b"}", ":1: byte 0xff is no UTF-8"),
+    "two data": ("f.json", b'{"data": [], "data": []}', ":1: "),
+    "no column of that name": ("f.jsonl", ROWS.replace(b'"label"', b'"mood"'), ": no column label"),
+    "parquet cut short": ("f.parquet", parquet(text=["a"], label=["x"])[:-9], ": cannot be read as parquet"),
+    "parquet of lists": ("f.parquet", parquet(text=[["a"]], label=["x"]), ": column text holds list<"),
+    "parquet of bytes": ("f.parquet", parquet(text=[b"a"], label=["x"]), ": column text holds binary"),
+    "parquet of fixed bytes": (
+        "f.parquet",
+        parquet(text=["a"], label=pa.array([b"xy"], pa.binary(2))),
+        ": column label holds fixed_size_binary",
+    ),
+    "parquet without a column": ("f.parquet", parquet(text=["a"]), ": no column label"),
+    "parquet without rows": (
+        "f.parquet",
+        parquet(text=pa.array([], pa.string()), label=pa.array([], pa.string())),
+        ": the file holds no rows.",
+    ),
+    "parquet with bytes that are no text": (
+        "f.parquet",
+        parquet(text=not_text(), label=["x", "y"]),
+        ": column text holds string that cannot be read as text (Invalid UTF8",
+    ),
+}  # fmt: skip
+
+# Files with good rows a, b and bad ones: the bytes, and line and reason of each bad one.
+LEFT_OUT: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
+    "too many fields": ("f.csv", TABLE + b"c,x,1\n", [(4, "3 fields where the header has 2")]),
+    "too few fields": ("f.csv", HEAD + b"c\n" + GOOD, [(2, "1 field where the header has 2")]),
+    "one field too many in the first row": ("f.csv", HEAD + b"1,c,x\n" + GOOD, [(2, "3 fields")]),
+    "a ragged row of several lines": ("f.csv", HEAD + b'"c\nd",x,y\n' + GOOD, [(2, "3 fields")]),
+    "a line of spaces": ("f.csv", HEAD + b"  \n" + GOOD, [(2, "1 field")]),
+    "a stray quote in one line": (
+        "f.csv",
+        HEAD + b'"c" d,x\n' + GOOD,
+        [(2, "the row that begins here cannot be read")],
+    ),
+    "lone carriage returns": ("f.csv", HEAD + b"c\rd,x\n" + GOOD, [(2, "the row that begins here cannot be read")]),
+    "tsv too few": ("f.tsv", (TABLE + b"c\n").replace(b",", b"\t"), [(4, "1 field where the header has 2")]),
+    "latin-1": ("f.csv", HEAD + "naïve,x\n".encode("latin-1") + GOOD, [(2, "byte 0xef is no UTF-8")]),
+    "a letter cut in two": ("f.csv", HEAD + "कख,x\n".encode()[2:] + GOOD, [(2, "byte 0x95 is no UTF-8")]),
+    "a surrogate in UTF-8": ("f.csv", HEAD + b"\xed\xa0\xbd,x\n" + GOOD, [(2, "byte 0xed is no UTF-8")]),
+    "bytes in the second line of a row": ("f.csv", HEAD + b'"c\n\xff",x\n' + GOOD, [(3, "byte 0xff is no UTF-8")]),
+    "bytes in jsonl": ("f.jsonl", b'{"text": "\xff", "label": "x"}\n' + ROWS, [(1, "byte 0xff is no UTF-8")]),
+    "bytes in a list": (
+        "f.json",
+        b'[{"text": "\xff",\n"label": "x"},' + LISTED[1:],
+        [(1, "byte 0xff is no UTF-8")],
+    ),
+    "a broken object": ("f.jsonl", ROWS + b'{"text": "c", \n', [(3, "no valid JSON")]),
+    "an object over two lines": ("f.jsonl", b'{"text":\n"c"}\n' + ROWS, [(1, "no valid JSON"), (2, "no valid JSON")]),
+    "two objects in a line": ("f.jsonl", ROWS + b"{} {}\n", [(3, "no valid JSON: Extra data")]),
+    "single quotes": ("f.jsonl", ROWS + b"{'text': 'c'}\n", [(3, "no valid JSON")]),
+    "a line nested too deeply": ("f.jsonl", ROWS + b"[" * 100_000, [(3, "no valid JSON: nested too deeply.")]),
+    "a list in a line": ("f.jsonl", ROWS + b'["c", "x"]', [(3, "holds a list")]),
+    "a number in a line": ("f.jsonl", ROWS + b"3", [(3, "holds a text or a number")]),
+    "a text that is a list": ("f.jsonl", ROWS + b'{"text": ["c"], "label": "x"}', [(3, "text holds a list")]),
+    "a label that is an object": ("f.jsonl", ROWS + b'{"text": "c", "label": {}}', [(3, "label holds an object")]),
+    "a key there twice": (
+        "f.jsonl",
+        ROWS + b'{"text": "c", "text": "d", "label": "x"}',
+        [(3, "an object has the key 'text' twice")],
+    ),
+    "a key there twice in a list": (
+        "f.json",
+        b'[{"text": "c", "text": "d", "label": "x"},' + LISTED[1:],
+        [(1, "an object has the key 'text' twice")],
+    ),
+    "null in a list": ("f.json", LISTED[:-1] + b",\nnull]", [(3, "holds null")]),
+}  # fmt: skip
+
+# As above, for rows that can be read: labels, first, and texts.
+UNUSABLE: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
+    "no label": ("f.csv", TABLE + b"c,\n", [(4, "no label in column label.")]),
+    "a label of spaces": ("f.csv", TABLE + b'c," "\n', [(4, "no label")]),
+    "a label that is null": ("f.jsonl", ROWS + b'{"text": "c", "label": null}', [(3, "no label")]),
+    "a label that is NaN": ("f.jsonl", ROWS + b'{"text": "c", "label": NaN}', [(3, "no label")]),
+    "a row without the key": ("f.jsonl", ROWS + b'{"text": "c"}', [(3, "no label")]),
+    "NaN in parquet": ("f.parquet", parquet(text=["a", "b", "c"], label=[0.0, 1.0, float("nan")]), [(3, "no label")]),
+}
+
+# The label as it stands in csv or jsonl, and the class that it becomes.
+LABELS: dict[str, tuple[str, bytes, list[str]]] = {
+    "-1 and 3": ("f.csv", HEAD + b"a,-1\nb,3\n", ["-1", "3"]),
+    "the word nan": ("f.csv", HEAD + b"a,nan\nb,NA\n", ["NA", "nan"]),
+    "booleans": ("f.jsonl", b'{"text": "a", "label": true}\n{"text": "b", "label": "False"}', ["false", "true"]),
+    "floats": ("f.jsonl", b'{"text": "a", "label": 1.0}\n{"text": "b", "label": 0}', ["0", "1"]),
+    "leading zeros": ("f.csv", HEAD + b"a,01\nb,1\n", ["01", "1"]),
+    "two cases of a word": ("f.csv", HEAD + b"a,Pos\nb,pos\n", ["Pos", "pos"]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files have short names."""
+    monkeypatch.chdir(tmp_path)
+
+
+def problems_of(**arguments: Any) -> list[str]:
+    with pytest.raises(UserError) as raised:
+        load_splits(DataArguments(**arguments))
+    return raised.value.problems
+
+
+def test_the_table_is_as_long_as_promised() -> None:
+    assert len(READ_EXACTLY) + len(REFUSED) + len(LEFT_OUT) >= 60
+    assert len(UNUSABLE) + len(LABELS) >= 12
+
+
+@pytest.mark.parametrize(("name", "content", "rows"), READ_EXACTLY.values(), ids=READ_EXACTLY.keys())
+def test_a_file_is_read_exactly(name: str, content: bytes, rows: list[tuple[str | None, str | None]]) -> None:
+    Path(name).write_bytes(content)
+    read = read_table(name, COLUMNS)
+    assert list(zip(read["text"].to_pylist(), read["label"].to_pylist(), strict=True)) == rows
+
+
+@pytest.mark.parametrize(("name", "content", "told"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_file_is_refused(name: str, content: bytes, told: str) -> None:
+    Path(name).write_bytes(content)
+    for more in ({}, {"bad_rows": "quarantine", "max_bad_fraction": 0.9}):
+        assert problems_of(train_file=name, **more)[0].startswith(f"--train_file {name}{told}")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "bad"), [*LEFT_OUT.values(), *UNUSABLE.values()], ids=[*LEFT_OUT, *UNUSABLE]
+)
+def test_a_bad_row_stops_the_run_or_is_left_out_and_written_down(
+    name: str, content: bytes, bad: list[tuple[int, str]]
+) -> None:
+    Path(name).write_bytes(content)
+    (told, *_) = problems_of(train_file=name)
+    line, reason = bad[0]
+    place = f"{name} row {line}" if name.endswith("parquet") else f"{name}:{line}"
+    assert place in told
+    assert reason.removesuffix(" in column label.") in told
+    for _ in range(2):  # the second time from the cache
+        splits = load_splits(DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.5))
+        assert splits.train.table["text"].to_pylist() == ["a", "b"]
+        keep_rejected(splits.folder, Path("out"), rank=0)
+        rejected = [json.loads(entry) for entry in (Path("out") / REJECTED).read_text(encoding="utf-8").splitlines()]
+        assert [(row["file"], row["line"]) for row in rejected] == [(name, line) for line, _ in bad]
+        assert all(row["reason"].startswith(reason) for row, (_, reason) in zip(rejected, bad, strict=True))
+        assert all(row.keys() == {"file", "line", "reason", "read"} for row in rejected)
+        assert splits.notes == [
+            f"--train_file {name}: {len(bad)} bad rows were left out; rejected.jsonl has them, with reasons."
+        ]
+
+
+@pytest.mark.parametrize(("name", "content", "labels"), LABELS.values(), ids=LABELS.keys())
+def test_a_label_keeps_its_name(name: str, content: bytes, labels: list[str]) -> None:
+    Path(name).write_bytes(content)
+    assert load_splits(DataArguments(train_file=name)).labels == labels
+
+
+def test_what_was_read_is_written_down_with_its_bytes() -> None:
+    Path("f.csv").write_bytes(HEAD + 'c,"ल\n",x\n'.encode() + b"\xff,y\n, z\n" + GOOD)
+    splits = load_splits(DataArguments(train_file="f.csv", bad_rows="quarantine", max_bad_fraction=0.7))
+    raw = (splits.folder / REJECTED).read_bytes()
+    rejected = [json.loads(line) for line in raw.splitlines()]
+    assert [row["line"] for row in rejected] == [2, 4, 5]
+    assert rejected[0]["read"] == 'c,"ल\n",x\n'
+    assert "ल".encode() in raw
+    assert rejected[1]["read"].encode(errors="surrogateescape") == b"\xff,y\n"
+    assert rejected[2]["read"] == {"text": "", "label": " z", "language": None}
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.jsonl"])
+def test_more_bad_rows_than_the_fraction_stop_the_run(name: str) -> None:
+    good = GOOD if name == "f.csv" else ROWS
+    bad = b"c\n" if name == "f.csv" else b"[]\n"
+    Path(name).write_bytes((HEAD if name == "f.csv" else b"") + good * 45 + bad * 10)
+    first = 92 if name == "f.csv" else 91
+    problems = problems_of(train_file=name, bad_rows="quarantine", max_bad_fraction=0.09)
+    assert [problem.partition(": ")[0] for problem in problems[:5]] == [
+        f"--train_file {name}:{line}" for line in range(first, first + 5)
+    ]
+    assert problems[5:] == [
+        f"--train_file {name}: 10 of 100 rows (10.00%) cannot be used, which is more than --max_bad_fraction 0.09; "
+        "the first are above. Mend the file, or allow more."
+    ]
+    allowed = DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.1)
+    assert len(load_splits(allowed).train) == 90
+
+
+def test_every_file_has_a_share_of_its_own_and_all_rejects_come_in_order() -> None:
+    Path("t.csv").write_bytes(HEAD + GOOD * 60 + b"c,\nd\n" + GOOD)
+    Path("v.csv").write_bytes(HEAD + b"c\n" + b"e,x\nf,y\n" * 60)
+    splits = load_splits(
+        DataArguments(train_file="t.csv", validation_file="v.csv", bad_rows="quarantine", max_bad_fraction=0.02)
+    )
+    rejected = [json.loads(line) for line in (splits.folder / REJECTED).read_bytes().splitlines()]
+    assert [(row["file"], row["line"]) for row in rejected] == [("t.csv", 122), ("t.csv", 123), ("v.csv", 2)]
+
+
+def test_empty_texts_are_dropped_with_a_note_or_left_out_as_bad_rows() -> None:
+    Path("f.jsonl").write_bytes(ROWS + b'{"text": " \\u200b", "label": "x"}\n')
+    dropped = load_splits(DataArguments(train_file="f.jsonl"))
+    assert dropped.notes == ["--train_file f.jsonl: 1 rows without text were dropped: f.jsonl:3."]
+    assert not (dropped.folder / REJECTED).exists()
+    left_out = load_splits(DataArguments(train_file="f.jsonl", bad_rows="quarantine", max_bad_fraction=0.5))
+    assert left_out.train.table.equals(dropped.train.table)
+    (entry,) = (left_out.folder / REJECTED).read_bytes().splitlines()
+    assert json.loads(entry) == {
+        "file": "f.jsonl",
+        "line": 3,
+        "reason": "no text in column text.",
+        "read": {"text": " \u200b", "label": "x", "language": None},
+    }
+    assert problems_of(train_file="f.jsonl", bad_rows="quarantine")[1].startswith("--train_file f.jsonl: 1 of 3 rows")
+
+
+def test_rank_0_alone_keeps_the_rejects_and_an_earlier_runs_go_away(tmp_path: Path) -> None:
+    Path(REJECTED).write_text("new")
+    out = tmp_path / "out"
+    keep_rejected(tmp_path, out, rank=1)
+    assert not out.exists()
+    keep_rejected(tmp_path, out, rank=0)
+    assert (out / REJECTED).read_text() == "new"
+    Path(REJECTED).unlink()
+    keep_rejected(tmp_path, out, rank=0)
+    assert list(out.iterdir()) == []
+
+
+def test_flags_of_bad_rows_are_checked() -> None:
+    assert problems_of_arguments(bad_rows="quarantine", max_bad_fraction=1.0) == [
+        "--max_bad_fraction 1.0: expected a share from 0 up to, not including, 1."
+    ]
+    assert problems_of_arguments(max_bad_fraction=0.2) == [
+        "--max_bad_fraction 0.2: has no effect with --bad_rows stop; give --bad_rows quarantine."
+    ]
+
+
+def problems_of_arguments(**arguments: Any) -> list[str]:
+    with pytest.raises(UserError) as raised:
+        DataArguments(train_file="f.csv", **arguments)
+    return raised.value.problems
+
+
+def run(folder: Path, *flags: str) -> tuple[int, str]:
+    """Exit code and messages of a run of one step."""
+    more = ["--global_batch_size", "4", "--per_device_train_batch_size", "4", "--max_steps", "1"]
+    job = start([*python(), SCRIPT, "--output_dir", str(folder / "out"), *more, *flags])
+    return job.returncode, job.stderr
+
+
+def test_a_run_leaves_the_rejects_beside_its_model(tmp_path: Path) -> None:
+    train = tmp_path / "t.csv"
+    train.write_bytes(TABLE + b"c,x,1\n" + "घ,x\n".encode())
+    quarantine = ["--train_file", str(train), "--bad_rows", "quarantine"]
+    code, told = run(tmp_path, *quarantine)
+    assert code == 2
+    assert f"{train}:4: 3 fields where the header has 2" in told
+    assert "1 of 4 rows (25.00%) cannot be used, which is more than --max_bad_fraction 0.01" in told
+    assert not (tmp_path / "out" / REJECTED).exists()
+    code, told = run(tmp_path, *quarantine, "--max_bad_fraction", "0.3")
+    assert code == 0, told
+    assert f"--train_file {train}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in told
+    (entry,) = (tmp_path / "out" / REJECTED).read_text(encoding="utf-8").splitlines()
+    assert json.loads(entry)["read"] == "c,x,1\n"
+
+
+def test_token_ids_beyond_the_embedding_are_told_before_the_first_step(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin.resolve("builtin:tiny-indic-bert"), folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["क्रिकेटर"])
+    tokenizer.save_pretrained(folder)
+    (tmp_path / "t.csv").write_bytes(TABLE + "क्रिकेटर,x\n".encode())
+    code, told = run(tmp_path, "--train_file", str(tmp_path / "t.csv"), "--model_name_or_path", str(folder))
+    assert code == 2
+    assert f"the tokenizer has {rows + 1} tokens, the model's embedding {rows} rows" in told
+    assert not (tmp_path / "out" / "train_log.jsonl").exists()
+
+
+def test_preparing_names_the_file_of_the_rejects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_bytes(TABLE + b"c\n")
+    flags = ["--train_file", str(tmp_path / "t.csv"), "--bad_rows", "quarantine", "--max_bad_fraction", "0.5"]
+    assert main(["prepare", *flags]) == 0
+    shown = capsys.readouterr()
+    (line,) = (line for line in shown.out.splitlines() if line.startswith("Rows that were left out, with reasons: "))
+    (entry,) = Path(line.partition(": ")[2]).read_bytes().splitlines()
+    assert json.loads(entry)["line"] == 4
+    assert "1 bad rows were left out" in shown.err
