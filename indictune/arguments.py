@@ -30,6 +30,13 @@ class ModelArguments:
     trust_remote_code: bool = field(
         default=False, metadata={"help": "Run Python code that comes with the model. Only for authors you trust."}
     )
+    trust_checkpoint: bool = field(
+        default=False,
+        metadata={
+            "help": "Read pickles, which can run code when they are read: weights without a safetensors file, or a "
+            "checkpoint that is not this run's own or that others could have written."
+        },
+    )
     method: Method = field(
         default="full",
         metadata={"help": "`full` trains all weights, `lora` an adapter, `qlora` an adapter on a base in NF4."},
@@ -280,13 +287,6 @@ class IndicTrainingArguments(TrainingArguments):
         default=True, metadata={"help": "Must stay on: early stopping goes on counting where it was."}
     )
     hub_strategy: str = field(default="end", metadata={"help": "Must stay `end`: the finished model is pushed once."})
-    trust_checkpoint: bool = field(
-        default=False,
-        metadata={
-            "help": "Go on from a checkpoint that is not this run's own, or that others could have written. It holds "
-            "pickles, which can run code when they are read."
-        },
-    )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without a better metric."}
     )
