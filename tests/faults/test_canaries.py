@@ -41,8 +41,13 @@ def canary(tmp_path: Path) -> Canary:
 
 @pytest.fixture(autouse=True)
 def _nothing_asks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    asked: list[object] = []
-    monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "y")
+    asked: list[str] = []
+
+    def answer(prompt: str = "") -> str:
+        asked.append(prompt)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", answer)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     yield
     assert asked == []
