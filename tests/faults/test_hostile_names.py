@@ -116,10 +116,11 @@ class TestAState:
         best = write(tmp_path, 4)
         assert self.best(tmp_path, best_model_checkpoint=named, best_global_step=4).best_model_checkpoint == str(best)
 
-    @pytest.mark.parametrize("step", ["../../outside/checkpoint-4", -4, 4.5, True, ["4"], 9])
+    @pytest.mark.parametrize("step", ["x/../../outside/checkpoint-4", -4, 4.5, True, ["4"], 9])
     def test_of_another_step_has_none(self, tmp_path: Path, step: Any) -> None:
         outside = write(tmp_path / "outside", 4)
         write(tmp_path / "out", 4)
+        (tmp_path / "out" / "checkpoint-x").mkdir()
         state = self.best(tmp_path / "out", best_model_checkpoint=str(outside), best_global_step=step)
         assert state.best_model_checkpoint is None
 
