@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from transformers import HfArgumentParser
 
+from indictune.credentials import FIELD, WAY_OUT, holds_token
 from indictune.errors import Problems, UserError
 
 Arguments = TypeVar("Arguments")
@@ -77,6 +78,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
     problems = Problems()
     parser = _FlagParser(list(argument_types), allow_abbrev=False)  # type: ignore[arg-type]
     flags = dict(_split_flags(argv, problems))
+    _drop_tokens("--", flags, problems)
     if "help" in flags:
         parser.print_help()
         raise SystemExit(0)
@@ -87,6 +89,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
         path = Path(" ".join(flags.pop("config")) or "(no file named)")
         with problems.collecting():
             in_file = _read_file(path)
+        _drop_tokens(f"{path}: ", in_file, problems)
     if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
         in_file = {name: words for name, words in in_file.items() if name not in DATA_SOURCE_FIELDS}
 
@@ -121,11 +124,21 @@ def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str,
             name, equals, value = token[2:].partition("=")
             name, words = name.replace("-", "_"), [value] if equals else []
         elif name is None:
-            problems.append(f"`{token}`: expected a flag such as --output_dir, got a bare word.")
+            shown = "(a token)" if holds_token(token) else token
+            problems.append(f"`{shown}`: expected a flag such as --output_dir, got a bare word.")
         else:
             words.append(token)
     if name is not None:
         yield name, words
+
+
+def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems) -> None:
+    """Take every entry that holds a token away, so that no message and no file repeats it."""
+    for name, words in list(entries.items()):
+        if any(map(holds_token, (name, *words))) or (name == FIELD and words):
+            del entries[name]
+            shown = "(a token)" if holds_token(name) else name
+            problems.append(f"{prefix}{shown}: {WAY_OUT}")
 
 
 def _read_file(path: Path) -> dict[str, list[str]]:

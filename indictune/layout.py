@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 
 COLUMN_GAP = "  "
+
+# What a terminal obeys instead of showing it, and what turns the direction of writing around.
+_ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence[str] | None = None) -> str:
@@ -14,13 +18,18 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence
     Returns:
         Lines of equal display width, without a line break at the end.
     """
-    lines = [header, *body, *([footer] if footer else [])]
+    lines = [[_in_one_line(cell) for cell in line] for line in (header, *body, *([footer] if footer else []))]
     widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
     texts = [_aligned(line, widths) for line in lines]
     rule = "-" * display_width(texts[0])
     if footer:
         texts.insert(-1, rule)
     return "\n".join([texts[0], rule, *texts[1:]])
+
+
+def printable(text: str) -> str:
+    """A text from anywhere as a terminal may get it: what it would obey is written out, as in `\\x1b`."""
+    return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def display_width(text: str) -> int:
@@ -32,6 +41,10 @@ def display_width(text: str) -> int:
     that do not know the picture show them.
     """
     return sum(_character_width(character) for character in text)
+
+
+def _in_one_line(cell: str) -> str:
+    return printable(cell.replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def _character_width(character: str) -> int:

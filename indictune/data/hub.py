@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset]:
 
     origin = f"--dataset_name {name}"
     try:
+        _check_files(name, datasets.load_dataset_builder(name, config).config.data_files or {})
         found = datasets.load_dataset(name, config)
     except datasets.exceptions.DatasetNotFoundError as error:
         raise UserError(
@@ -48,6 +50,30 @@ def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset]:
     if "train" not in found:
         raise UserError(f"{origin}: no split called train; it has {', '.join(map(str, found))}.")
     return dict(found)
+
+
+def _check_files(name: str, files: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a dataset whose README.md names files outside it, which `datasets` 5 reads: on this machine or anywhere.
+
+    Args:
+        name: of the dataset, or its folder.
+        files: of each split: paths, or `hf://datasets/OWNER/NAME@COMMIT/PATH`.
+    """
+    folder = Path(name).resolve()
+    outside = [
+        file
+        for file in dict.fromkeys(file for of_split in files.values() for file in of_split)
+        if not (Path(file).resolve().is_relative_to(folder) if folder.is_dir() else _is_of_hub(file, name))
+    ]
+    if outside:
+        raise UserError(
+            f"--dataset_name {name}: its README.md names {', '.join(map(repr, outside[:3]))}, outside the dataset. Do "
+            "not use it, or give the files that you want by --train_file."
+        )
+
+
+def _is_of_hub(file: str, name: str) -> bool:
+    return file.startswith(f"hf://datasets/{name}@") and ".." not in PurePosixPath(file).parts
 
 
 def fingerprint_of(rows: Dataset) -> str:

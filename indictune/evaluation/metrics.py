@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 from datasets import Features, Value
 from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
+
+_MARKUP = re.compile(r"[\x00-\x1f\x7f<>&|`\[\]()\\:\"'!*#]")
 
 INPUTS_DESCRIPTION = """
 Args:
@@ -138,9 +141,11 @@ def flatten_for_trainer(metrics: Mapping[str, Any]) -> dict[str, float]:
 
     Returns:
         `loss`, `accuracy`, `macro_f1`, `worst_language_macro_f1`, and `macro_f1_<language>` for each language.
+        The Trainer writes these names into its model card and its log: what they would take for markup becomes `_`.
     """
     overall = {name: metrics[name] for name in ("loss", "accuracy", "macro_f1", "worst_language_macro_f1")}
-    return overall | {f"macro_f1_{language}": row["macro_f1"] for language, row in metrics["per_language"].items()}
+    per_language = metrics["per_language"].items()
+    return overall | {f"macro_f1_{_MARKUP.sub('_', language)}": row["macro_f1"] for language, row in per_language}
 
 
 def _accuracy_and_macro_f1(y_true: NDArray[np.int64], y_pred: NDArray[np.int64]) -> dict[str, float]:

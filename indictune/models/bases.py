@@ -66,13 +66,21 @@ def base_of(adapter_folder: str | Path) -> Base:
     """The base that an adapter was trained on; by `adapter_config.json` alone where other tools made it.
 
     Raises:
-        UserError: the adapter does not name its base.
+        UserError: the file that names its base cannot be read.
     """
     record = Path(adapter_folder) / RECORD
-    if record.is_file():
-        return Base(**json.loads(record.read_text(encoding="utf-8")))
-    config = json.loads((Path(adapter_folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    return Base(config.get("base_model_name_or_path") or "", config.get("revision") or "main")
+    own = Path(adapter_folder) / "adapter_config.json"
+    path = record if record.is_file() else own
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        if path == own:
+            noted = {"name": noted.get("base_model_name_or_path") or "", "revision": noted.get("revision") or "main"}
+        base = Base(**noted)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: does not tell the adapter's base ({error!r}).") from error
+    if not isinstance(base.name, str) or "\0" in base.name or not isinstance(base.revision, str):
+        raise UserError(f"{path}: names no base of an adapter: {base.name!r}, revision {base.revision!r}.")
+    return base
 
 
 def check_base(adapter_folder: str | Path, base_name_or_path: str, revision: str | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
@@ -16,6 +16,7 @@ from indictune.errors import UserError
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"
 
 # bitsandbytes stores these beside a weight in 4 bit, each after the weight's name.
 PARTS_4BIT = (
@@ -98,10 +99,11 @@ def weights_files(folder: Path, flag: str) -> list[Path]:
         flag: how a message names it.
 
     Raises:
-        UserError: there are none, or one that the index names is missing.
+        UserError: there are none, or one that the index names is missing or stands elsewhere.
     """
     names = [WHOLE]
     if (folder / INDEX).is_file():
+        check_indexes(folder, flag)
         names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing == [WHOLE]:
@@ -114,6 +116,53 @@ def weights_files(folder: Path, flag: str) -> list[Path]:
     if missing:
         raise UserError(f"{flag}: {INDEX} names {', '.join(missing[:3])}, which is not there; fetch the model again.")
     return [folder / name for name in names]
+
+
+def check_adapter_weights(folder: Path, flag: str) -> None:
+    """Refuse an adapter whose weights are a pickle, which peft would read where there are no others.
+
+    Raises:
+        UserError: it has no safetensors file.
+    """
+    if not (folder / ADAPTER).is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        found = ", only adapter_model.bin, a pickle, which can run code when it is read" if pickled else ""
+        raise UserError(
+            f"{flag}: has no {ADAPTER}{found}. Load the adapter with peft where it was made, and save it again."
+        )
+
+
+def check_indexes(folder: Path, flag: str) -> None:
+    """Refuse an index of weights that names a file outside its folder: transformers 5.23 would read it.
+
+    Args:
+        folder: of a model.
+        flag: how a message names it.
+
+    Raises:
+        UserError: with all such names, or an index cannot be read.
+    """
+    problems = []
+    for index in sorted(folder.glob("*.index.json")):
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            outside = sorted(name for name in names if not is_inside(name))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(f"{flag}: {index.name} cannot be read as an index of weights ({error!r}).")
+            continue
+        if outside:
+            problems.append(
+                f"{flag}: {index.name} names {', '.join(map(repr, outside[:3]))}, outside the model's folder. Do not "
+                "use this model, or fetch it again from where you trust it."
+            )
+    if problems:
+        raise UserError(problems)
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name that was read from a file stays below the folder that the file is in."""
+    path = PurePath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def write_shards(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,7 @@ from indictune.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.bases import base_of, check_base
+from indictune.models.checkpoints import check_adapter_weights, check_indexes
 from indictune.models.marks import lost_marks
 from indictune.models.sources import MODEL_FLAG, explained
 
@@ -158,9 +160,13 @@ def read_weights(
         flag: what the user typed in front of the model's name.
 
     Raises:
-        UserError: the weights cannot be read, or do not fit the configuration.
+        UserError: the weights cannot be read, are pickles that nobody has vouched for, or do not fit the
+            configuration.
     """
-    with explained(args, OSError, SafetensorError, flag=flag):
+    path = Path(builtin.resolve(args.model_name_or_path))
+    if path.is_dir():
+        check_indexes(path, f"{flag} {args.model_name_or_path}")
+    with explained(args, OSError, SafetensorError, UnpicklingError, flag=flag):
         model, info = kind.from_pretrained(
             builtin.resolve(args.model_name_or_path),
             config=config,
@@ -170,6 +176,7 @@ def read_weights(
             device_map=args.device_map,
             attn_implementation=args.attn_implementation,
             quantization_config=quantisation,
+            use_safetensors=None if args.trust_checkpoint else True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
@@ -205,8 +212,9 @@ def read_base_of(
         What the user typed in front of the base's name, and how the base is quantised as it is read.
 
     Raises:
-        UserError: the base is not the one of the training, or cannot be read.
+        UserError: the adapter's weights are a pickle; its base is not the one of the training, or cannot be read.
     """
+    check_adapter_weights(Path(folder), f"--model {folder}")
     trained_on = base_of(folder)
     check_base(folder, trained_on.name)
     args.model_name_or_path, args.model_revision = trained_on.name, trained_on.commit_hash or trained_on.revision

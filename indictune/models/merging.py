@@ -122,9 +122,14 @@ def _copy_beside(merger: Merger, base_folder: Path, folder: Path) -> None:
 
 
 def _copy(source: Path, patterns: Sequence[str], folder: Path) -> None:
+    """Copy a folder's files that have such names. Where one is a link that leads out, it is left: nobody could tell
+    what it brings into a model that is given away."""
+    root = source.resolve()
+    if root.parent.name == "snapshots":  # of the Hub's cache, whose files are links to `blobs` beside it
+        root = root.parents[1]
     for pattern in patterns:
         for path in source.glob(pattern):
-            if path.is_file():
+            if path.is_file() and path.resolve().is_relative_to(root):
                 shutil.copyfile(path, folder / path.name)
 
 

@@ -12,8 +12,14 @@ from indictune.arguments import ModelArguments
 from indictune.errors import UserError
 
 MODEL_FLAG = "--model_name_or_path"
+SAFE = "model*.safetensors"
 LOG_IN = "set HF_TOKEN or run `hf auth login`"
 BRINGS_CODE = "the model brings its own Python code. If you trust its authors, give --trust_remote_code true."
+
+IS_PICKLE = (
+    "its weights are a pickle, which can run code when it is read. If you trust whoever wrote it, give "
+    "--trust_checkpoint true; or take a copy with model.safetensors."
+)
 
 
 @contextmanager
@@ -49,6 +55,8 @@ def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FL
         return f"{flag}: neither a folder nor a model on the Hub. Check the spelling; for a private model {LOG_IN}."
     if "trust_remote_code" in str(error):
         return f"{flag}: {BRINGS_CODE}"
+    if "Please do not set `use_safetensors=True`" in str(error):
+        return f"{flag}: {IS_PICKLE}"
     if isinstance(error, OSError):
         return (
             f"{flag}: not a folder here, not in the local Hub cache, and the Hub cannot be reached (or has no such "
@@ -70,6 +78,8 @@ def _folder_explanation(flag: str, folder: Path, error: BaseException) -> str:
         )
     if "trust_remote_code" in str(error):
         return f"{flag}: {BRINGS_CODE}"
+    if isinstance(error, OSError) and any(folder.glob("pytorch_model*.bin")) and not any(folder.glob(SAFE)):
+        return f"{flag}: {IS_PICKLE}"
     return f"{flag}: the folder's files cannot be read as a model. ({_first_line(error)})"
 
 

@@ -16,9 +16,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from indictune.errors import Problems, UserError
-from indictune.models.checkpoints import Checkpoint
+from indictune.models.checkpoints import ADAPTER, Checkpoint, check_adapter_weights
 
-WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 PARTS = re.compile(r"(.+)\.(?:lora_(?:embedding_)?(A|B)|lora_magnitude_(vector))(?:\.weight)?")
 # With `bias`, peft writes the biases of whole modules three times: also as they were, and under its own name.
@@ -90,16 +89,11 @@ def read_adapter(folder: Path) -> Adapter:
         UserError: the folder holds no adapter, or one that cannot be merged; with all that is wrong with its tensors.
     """
     config = _read_config(folder)
-    if not (folder / WEIGHTS).is_file():
-        pickled = (folder / "adapter_model.bin").is_file()
-        found = ", only adapter_model.bin, a pickle, which can run code when it is read" if pickled else ""
-        raise UserError(
-            f"{folder}: has no {WEIGHTS}{found}. Load the adapter with peft where it was made, and save it again."
-        )
+    check_adapter_weights(folder, str(folder))
     try:
-        tensors = Checkpoint([folder / WEIGHTS])
+        tensors = Checkpoint([folder / ADAPTER])
     except SafetensorError as error:
-        raise UserError(f"{folder / WEIGHTS}: is no safetensors file, or not all of one ({error}).") from error
+        raise UserError(f"{folder / ADAPTER}: is no safetensors file, or not all of one ({error}).") from error
     whole: dict[str, str] = {}
     matrices: dict[str, dict[str, str]] = {}
     for name in tensors.shapes:
@@ -150,17 +144,17 @@ def _check_tensors(adapter: Adapter) -> None:
     empty = [name for name, shape in shapes.items() if 0 in shape]
     if empty:
         problems.append(
-            f"{adapter.folder / WEIGHTS}: {len(empty)} tensors were saved empty, {empty[0]} for one: the process that "
+            f"{adapter.folder / ADAPTER}: {len(empty)} tensors were saved empty, {empty[0]} for one: the process that "
             "saved them held only its share. Save the adapter again from the training's checkpoint."
         )
     for module, parts in adapter.matrices.items():
         wanted = {"A", "B", "vector"} if adapter.config.use_dora else {"A", "B"}
         if set(parts) != wanted:
             lacking, extra = sorted(wanted - set(parts)), sorted(set(parts) - wanted)
-            problems.append(f"{adapter.folder / WEIGHTS}: {module} lacks {lacking} of LoRA, and has {extra} too many.")
+            problems.append(f"{adapter.folder / ADAPTER}: {module} lacks {lacking} of LoRA, and has {extra} too many.")
         elif not empty and not _fit(adapter, module):
             found = ", ".join(f"{part} {list(shapes[name])}" for part, name in sorted(parts.items()))
-            problems.append(f"{adapter.folder / WEIGHTS}: the matrices of {module} do not fit together: {found}.")
+            problems.append(f"{adapter.folder / ADAPTER}: the matrices of {module} do not fit together: {found}.")
     if not problems and not _is_trained(adapter):
         problems.append(
             f"{adapter.folder}: the adapter was never trained: all of its B matrices are zero or missing, so merging "

@@ -79,7 +79,8 @@ class Manifest:
         content.pop("sha256")
         files = {name: FileDigest(**entry) for name, entry in content.pop("files").items()}
         found = cls(**content, files=files)
-        if found.to_json() != text:
+        numbers = (found.step, found.rows_of_epoch, found.world_size, found.global_batch_size)
+        if found.to_json() != text or any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError("it is not as it was written")
         return found
 

@@ -10,7 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import TrainOutput
 
 from indictune.errors import UserError
-from indictune.training import checkpoints
+from indictune.training import checkpoints, resuming
 from indictune.training.exact import ExactTrainer
 from indictune.training.saving import UNLOGGED, data_digest
 from indictune.training.session import Session
@@ -61,19 +61,19 @@ class GoOn(TrainerCallback):
     Args:
         trainer: of the run.
         checkpoint: that it goes on from.
+        trusts_checkpoint: the user vouches for pickles.
     """
 
-    def __init__(self, trainer: ExactTrainer, checkpoint: Path) -> None:
+    def __init__(self, trainer: ExactTrainer, checkpoint: Path, trusts_checkpoint: bool) -> None:
         self.trainer = trainer
         self.checkpoint = checkpoint
+        self.trusts_checkpoint = trusts_checkpoint
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
         manifest = checkpoints.read_manifest(self.checkpoint)
         assert manifest is not None
-        if state.best_global_step and state.best_model_checkpoint is not None:  # the folder may have been moved
-            best = checkpoints.path_of(Path(str(args.output_dir)), state.best_global_step)
-            state.best_model_checkpoint = str(best) if best.is_dir() else state.best_model_checkpoint
+        self._find_best(state, Path(str(args.output_dir)))
         loss, since_step = unlogged(self.checkpoint, manifest.world_size, args)
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
@@ -84,3 +84,23 @@ class GoOn(TrainerCallback):
             trainer._load_rng_state(str(self.checkpoint))
             trainer.stop_request.evaluation_due = False
             trainer._save_checkpoint(trainer.model_wrapped, None)
+
+    def _find_best(self, state: TrainerState, output_dir: Path) -> None:
+        """Look for the best checkpoint beside the one gone on from, wherever the state says that it is.
+
+        The folder may have been moved; and the state is a file, by which no other folder may come to be read.
+
+        Raises:
+            UserError: others may have written it.
+        """
+        state.best_model_checkpoint = None
+        step = state.best_global_step
+        if type(step) is not int or step < 1:
+            state.best_global_step = None
+            return
+        for folder in dict.fromkeys((output_dir, self.checkpoint.parent)):
+            best = checkpoints.path_of(folder, step)
+            if best.is_dir():
+                resuming.check_trusted(best, output_dir, self.trusts_checkpoint)
+                state.best_model_checkpoint = str(best)
+                return

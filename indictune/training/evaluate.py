@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from transformers import AutoConfig
@@ -28,10 +28,11 @@ from indictune.training.trainer import IndicTrainer
 
 ANSWER_LENGTH = 2048  # a chat is longer than a tweet; the default of training
 
-# What must be as it was in training, unless the command says otherwise, for the numbers to be the same.
+# What must be as it was in training, unless the command says otherwise, for the numbers to be the same. Whether the
+# model's code is trusted is not among them: the folder would vouch for itself.
 FROM_TRAINING = (
     *("text_column", "label_column", "language_column", "max_length", "chat_template", "train_on_prompts"),
-    *("per_device_eval_batch_size", "bf16", "fp16", "trust_remote_code"),
+    *("per_device_eval_batch_size", "bf16", "fp16"),
 )
 
 
@@ -64,13 +65,20 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
     if not config_file(model).is_file():
         raise UserError(f"--model {model}: holds no model (no config.json). Name the --output_dir of a finished run.")
     trained = model / "recipe.yaml"
-    configuration: dict[str, Any] = yaml.safe_load(trained.read_text(encoding="utf-8")) if trained.exists() else {}
+    configuration: Any = {}
+    try:
+        if trained.exists():
+            configuration = yaml.safe_load(trained.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--model {model}: its recipe.yaml cannot be read: {' '.join(str(error).split())}.") from error
+    types = get_type_hints(EvaluateArguments)
     for name in FROM_TRAINING:
-        if configuration.get(name) is not None:
-            recipe.values.setdefault(name, configuration[name])
+        value = configuration.get(name) if isinstance(configuration, dict) else None
+        if value is not None and isinstance(value, types[name]):
+            recipe.values.setdefault(name, value)
 
 
-def _labels(model: str) -> list[str] | None:
+def _labels(model: str, trust_remote_code: bool) -> list[str] | None:
     """The model's labels; None where there is no model, which `_as_in_training` has told.
 
     Raises:
@@ -79,7 +87,7 @@ def _labels(model: str) -> list[str] | None:
     if not config_file(model).is_file():
         return None
     with explained(ModelArguments(model_name_or_path=model), OSError, ValueError, KeyError, flag="--model"):
-        return class_names(AutoConfig.from_pretrained(model))
+        return class_names(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
 
 
 def _continues_texts(model: Path) -> bool:
@@ -100,7 +108,7 @@ def _evaluate_classes(session: Session) -> None:
     with session.checks():
         asked = session.build(EvaluateArguments)
         with session.checks():
-            labels = _labels(asked.model)
+            labels = _labels(asked.model, asked.trust_remote_code)
         if asked.test_file:  # else that has been told too
             rows, notes = load_test_rows(asked.test_file, asked, labels)
     args = session.start_evaluation(SentimentTrainingArguments)

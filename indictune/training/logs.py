@@ -14,6 +14,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from indictune.layout import printable
+
 PACKAGE = "indictune"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -36,7 +38,7 @@ class ConsoleHandler(logging.Handler):
         self.told = told
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
+        message = printable(record.getMessage())
         if record.levelno >= logging.WARNING:
             if not self._is_first(message) and self.rank != 0:
                 return

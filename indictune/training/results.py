@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from huggingface_hub import HfApi
 from transformers.trainer_utils import TrainOutput
 
 from indictune.strategy import sharding
@@ -19,6 +20,14 @@ from indictune.training.throughput import Throughput
 from indictune.training.verification import verify_saved
 
 logger = logging.getLogger(__name__)
+
+# What a model needs to be used, its card, and how good it is.
+PUBLISHED = (
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "*.py"),
+    *("adapter_config.json", "base_config.json", "base_model.json"),
+    *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *("spiece.model", "sentencepiece.bpe.model", "*.jinja", "README.md", "metrics.json"),
+)
 
 
 def save(trainer: ExactTrainer, session: Session) -> None:
@@ -66,18 +75,40 @@ def _best(trainer: ExactTrainer) -> tuple[str, str]:
 
 
 def push(trainer: ExactTrainer) -> None:
-    """Upload the finished run.
+    """Upload the finished run: its model, its card and its metrics, and nothing else. All ranks must call it.
+
+    Not by the Trainer's own `push_to_hub`, which uploads the whole folder but for checkpoints (5.23): logs, the recipe
+    with this machine's paths, and `training_args.bin`, a pickle.
 
     Raises:
         RuntimeError: the Hub refused, or could not be reached; it says how to try again.
     """
+    if not trainer.is_world_process_zero():
+        return
+    folder = Path(str(trainer.args.output_dir))
+    assert trainer.hub_model_id is not None  # the Trainer has made the repository when it began
+    trainer.create_model_card(model_name=trainer.hub_model_id.rpartition("/")[2])
+    names = published(folder)
     try:
-        trainer.push_to_hub()
+        HfApi().upload_folder(
+            repo_id=trainer.hub_model_id,
+            folder_path=folder,
+            commit_message="End of training",
+            allow_patterns=names,
+            revision=trainer.args.hub_revision,
+        )
     except Exception as error:
-        folder, name = trainer.args.output_dir, trainer.args.hub_model_id or "NAME"
+        name = trainer.args.hub_model_id or "NAME"
+        includes = " ".join(f"--include '{name}'" for name in names)
         raise RuntimeError(
-            f"The model is whole in {folder}; the push failed: {error} Try `hf upload {name} {folder}`."
+            f"The model is whole in {folder}; the push failed: {error} Try `hf upload {name} {folder} {includes}`."
         ) from error
+
+
+def published(folder: Path) -> list[str]:
+    """The files of a finished run that a push uploads. Links are left out: they may lead anywhere."""
+    found = {path.name for pattern in PUBLISHED for path in folder.glob(pattern)}
+    return sorted(name for name in found if (folder / name).is_file() and not (folder / name).is_symlink())
 
 
 def evaluate(trainer: ExactTrainer, session: Session, dataset: Dataset, name: str) -> dict[str, Any]:

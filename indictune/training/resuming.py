@@ -72,27 +72,32 @@ def check_trusted(checkpoint: Path, output_dir: Path, trust_checkpoint: bool) ->
         trust_checkpoint: the user vouches for it.
 
     Raises:
-        UserError: it stands elsewhere, or a file of it belongs to, or can be written by, somebody else.
+        UserError: it stands elsewhere, or a file of it, or `output_dir`, belongs to or can be written by somebody
+            else.
     """
     if trust_checkpoint:
         return
-    why = None
-    if checkpoint.resolve().parent != output_dir.resolve() or checkpoint.is_symlink():
-        why = f"it is not in this run's --output_dir {output_dir}"
-    else:
-        for path in (checkpoint, *sorted(checkpoint.rglob("*"))):
-            found = path.lstat()
-            if found.st_uid != os.getuid():
-                why = f"{path} belongs to another user"
-            elif found.st_mode & 0o022 and not path.is_symlink():
-                why = f"{path} can be written by other users"
-            if why:
-                break
-    if why:
+    why = _why_not_own(checkpoint, output_dir)
+    if why is not None:
         raise UserError(
             f"--resume_from_checkpoint {checkpoint}: {why}, and it holds pickles, which can run code when they are "
             "read. If you trust whoever wrote it, add --trust_checkpoint true."
         )
+
+
+def _why_not_own(checkpoint: Path, output_dir: Path) -> str | None:
+    """Why others may have written a checkpoint; None where only this user can, by this run."""
+    if checkpoint.resolve().parent != output_dir.resolve() or checkpoint.is_symlink():
+        return f"it is not in this run's --output_dir {output_dir}"
+    for path in (output_dir.resolve(), checkpoint, *sorted(checkpoint.rglob("*"))):
+        found = path.lstat()
+        if found.st_uid != os.getuid():
+            return f"{path} belongs to another user"
+        if path.is_symlink():
+            return f"{path} is a link"
+        if found.st_mode & 0o022:
+            return f"{path} can be written by other users (`chmod go-w {path}` ends that)"
+    return None
 
 
 def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int) -> None:

@@ -22,6 +22,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed, check_values
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
+from indictune.layout import printable
 from indictune.models.loading import check_max_length, stored_quantisation
 from indictune.strategy import batch, check, launch, restart, sharding, standin
 from indictune.strategy.communication import check_communication
@@ -91,6 +92,7 @@ class Session:
         if self.recipe.problems:
             return
         try:
+            self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes
             if self.rank == 0:
                 output.forget_status(self.output_dir)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
@@ -108,7 +110,7 @@ class Session:
 
     def tell(self, text: str) -> None:
         """Print to standard error, whichever rank this is."""
-        print(text, file=self._log.console if self._log else sys.stderr, flush=True)
+        print(printable(text), file=self._log.console if self._log else sys.stderr, flush=True)
 
     def warn(self, notes: Iterable[str]) -> None:
         """Tell what the user should know, on the console and in the log."""
@@ -122,6 +124,11 @@ class Session:
     def planned(self, arguments: type[Any], name: str) -> Any:
         """The value that a field will have: the given one, or its default. For checks that come before `build`."""
         return self.recipe.planned(arguments, name)
+
+    @property
+    def trusts_checkpoint(self) -> bool:
+        """`--trust_checkpoint`: the user vouches for pickles."""
+        return bool(self.planned(ModelArguments, "trust_checkpoint"))
 
     @cached_property
     def launch(self) -> launch.Launch:
@@ -163,10 +170,10 @@ class Session:
         with self.checks():
             self._found = resuming.candidates(self.output_dir, planned("resume_from_checkpoint"))
             for checkpoint in self._found[:1]:
-                resuming.check_trusted(checkpoint, self.output_dir, planned("trust_checkpoint"))
+                resuming.check_trusted(checkpoint, self.output_dir, self.trusts_checkpoint)
                 resuming.check_fits(checkpoint, self.launch, planned("global_batch_size"))
         with self.checks():
-            check_hub_token(planned("push_to_hub"), planned("hub_token"))
+            check_hub_token(planned("push_to_hub"))
         with self.checks():
             check_fixed(planned)
         with self.checks():
@@ -285,7 +292,7 @@ class Session:
         asked = self.recipe.values.get("resume_from_checkpoint")
         chosen = resuming.newest_whole(self._found, asked, args)
         if chosen is not None and chosen != self._found[0]:
-            resuming.check_trusted(chosen, self.output_dir, self.planned(IndicTrainingArguments, "trust_checkpoint"))
+            resuming.check_trusted(chosen, self.output_dir, self.trusts_checkpoint)
             resuming.check_fits(chosen, self.launch, args.global_batch_size)
         self.checkpoint = None if chosen is None else str(chosen)
 
@@ -333,19 +340,16 @@ class Session:
         check.check_came_up(self.launch, args)
         self.warn(check.use_one_gpu(args))
         set_seed(args.seed)
-        if args.hub_token is not None:
-            # The Trainer saves its arguments with every model, and would save the token in clear.
-            os.environ["HF_TOKEN"], args.hub_token = args.hub_token, None
         return args
 
 
-def check_hub_token(push_to_hub: bool, hub_token: str | None) -> None:
+def check_hub_token(push_to_hub: bool) -> None:
     """Refuse to train for hours towards a push that cannot be.
 
     Raises:
         UserError: a push was asked for, and there is no token.
     """
-    if push_to_hub and hub_token is None and get_token() is None:
+    if push_to_hub and get_token() is None:
         raise UserError("--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once.")
 
 

@@ -360,7 +360,7 @@ def test_what_the_hub_says_becomes_one_sentence(monkeypatch: pytest.MonkeyPatch,
     def refuse(*_: object) -> None:
         raise getattr(datasets.exceptions, error, ValueError)("Config name is missing.\nPlease pick one")
 
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
     (problem,) = problems_of(dataset_name="someone/tweets")
     assert problem.startswith(f"--dataset_name someone/tweets: {message}")
     assert "\n" not in problem

@@ -172,21 +172,20 @@ class TestDecide:
 
 class TestHubToken:
     def test_nothing_is_pushed_without_asking(self) -> None:
-        check_hub_token(push_to_hub=False, hub_token=None)
+        check_hub_token(push_to_hub=False)
 
     def test_a_push_without_a_token_is_refused_with_the_ways_to_give_one(self) -> None:
         with pytest.raises(UserError) as raised:
-            check_hub_token(push_to_hub=True, hub_token=None)
+            check_hub_token(push_to_hub=True)
         assert raised.value.problems == [
             "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once."
         ]
 
-    def test_a_token_comes_from_the_flag_the_environment_or_the_login(
+    def test_a_token_comes_from_the_environment_or_the_login(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        check_hub_token(push_to_hub=True, hub_token="hf_flag")
         (tmp_path / "no token").write_text("hf_login")
-        check_hub_token(push_to_hub=True, hub_token=None)
+        check_hub_token(push_to_hub=True)
         (tmp_path / "no token").unlink()
         monkeypatch.setenv("HF_TOKEN", "hf_environment")
-        check_hub_token(push_to_hub=True, hub_token=None)
+        check_hub_token(push_to_hub=True)

@@ -1,0 +1,381 @@
+"""A payload in every file that is read: none runs without a flag that trusts it, and nothing asks at a prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from indictune.arguments import DataArguments, MergeArguments, ModelArguments
+from indictune.data.loading import load_splits
+from indictune.errors import UserError
+from indictune.models.causal import load_trained_causal
+from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
+from indictune.models.loading import load_tokenizer
+from indictune.models.merging import merge
+from indictune.training import checkpoints
+from indictune.training.checkpoints import MANIFEST
+from indictune.training.prepare import prepare_command
+from tests.conftest import FinishedRun
+from tests.distributed.launching import BIN, SCRIPT, python, start
+from tests.faults.canaries import PICKLES, Canary, model_in
+from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
+
+Tamper = Callable[[Path, Canary], None]
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Canary:
+    return Canary(tmp_path / "ran")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_asks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    asked: list[str] = []
+
+    def answer(prompt: str = "") -> str:
+        asked.append(prompt)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    yield
+    assert asked == []
+
+
+def test_a_canary_runs_where_a_pickle_is_read(canary: Canary, tmp_path: Path) -> None:
+    for write, read in ((canary.pickled, unpickle), (canary.saved, unpickle_with_torch)):
+        write(tmp_path / "file")
+        read(tmp_path / "file")
+        assert canary.ran.exists()
+        canary.ran.unlink()
+
+
+def unpickle(path: Path) -> None:
+    pickle.loads(path.read_bytes())
+
+
+def unpickle_with_torch(path: Path) -> None:
+    torch.load(path, weights_only=False)
+
+
+def edited(path: Path, **changes: object) -> None:
+    """Change some keys of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}), encoding="utf-8")
+
+
+def only_a_bin(folder: Path, canary: Canary) -> None:
+    (folder / "model.safetensors").unlink()
+    canary.saved(folder / "pytorch_model.bin")
+
+
+def only_bins_in_shards(folder: Path, canary: Canary) -> None:
+    (folder / "model.safetensors").unlink()
+    canary.saved(folder / "pytorch_model-00001-of-00001.bin")
+    index = {"metadata": {}, "weight_map": {"classifier.weight": "pytorch_model-00001-of-00001.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def weights_that_are_a_pickle(folder: Path, canary: Canary) -> None:
+    canary.saved(folder / "model.safetensors")
+
+
+def pickles_beside(folder: Path, canary: Canary) -> None:
+    for name in PICKLES:
+        canary.saved(folder / name)
+
+
+def code_of_an_unknown_type(folder: Path, canary: Canary) -> None:
+    (folder / "evil.py").write_text(canary.python + "class Config: pass\n")
+    edited(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config"})
+
+
+def code_of_a_known_type(folder: Path, canary: Canary) -> None:
+    (folder / "evil.py").write_text(canary.python + "class Evil: pass\n")
+    classes = ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification", "AutoTokenizer")
+    edited(folder / "config.json", auto_map=dict.fromkeys(classes, "evil.Evil"))
+
+
+def code_of_a_tokenizer(folder: Path, canary: Canary) -> None:
+    (folder / "evil.py").write_text(canary.python + "class Evil: pass\n")
+    edited(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]})
+
+
+def code_of_a_tokenizer_that_is_unknown(folder: Path, canary: Canary) -> None:
+    code_of_a_tokenizer(folder, canary)
+    edited(folder / "tokenizer_config.json", tokenizer_class="Evil")
+    (folder / "tokenizer.json").unlink()
+
+
+def a_tokenizer_that_is_a_pickle(folder: Path, canary: Canary) -> None:
+    for name in ("tokenizer.json", "vocab.txt", "tokenizer.model", "added_tokens.json", "special_tokens_map.json"):
+        canary.pickled(folder / name)
+
+
+def a_configuration_that_is_a_pickle(folder: Path, canary: Canary) -> None:
+    canary.pickled(folder / "config.json")
+
+
+class TestAForeignModel:
+    @pytest.mark.parametrize(
+        ("tamper", "problem"),
+        [
+            (only_a_bin, "its weights are a pickle.*--trust_checkpoint true"),
+            (only_bins_in_shards, "its weights are a pickle.*--trust_checkpoint true"),
+            (weights_that_are_a_pickle, "cannot be read as a model"),
+            (pickles_beside, None),
+            (code_of_an_unknown_type, "brings its own Python code.*--trust_remote_code true"),
+            (code_of_a_known_type, None),
+            (code_of_a_tokenizer, None),
+            (code_of_a_tokenizer_that_is_unknown, "cannot be read as a model|--trust_remote_code true"),
+            (a_tokenizer_that_is_a_pickle, "cannot be read as a model"),
+            (a_configuration_that_is_a_pickle, "cannot be read as a model"),
+        ],
+    )
+    def test_is_read_without_its_code_or_refused(
+        self, tmp_path: Path, canary: Canary, tamper: Tamper, problem: str | None
+    ) -> None:
+        folder = model_in(tmp_path / "model")
+        tamper(folder, canary)
+        args = ModelArguments(str(folder))
+        try:
+            load_classifier_config(args)
+            load_classifier(args, ["no", "yes"], load_tokenizer(args))
+        except UserError as error:
+            (told,) = error.problems
+            assert problem is not None, told
+            assert re.search(problem, told)
+        else:
+            assert problem is None
+        assert not canary.ran.exists()
+
+    def test_runs_its_code_where_it_is_trusted(self, tmp_path: Path, canary: Canary) -> None:
+        folder = model_in(tmp_path / "model")
+        code_of_an_unknown_type(folder, canary)
+        with pytest.raises(Exception):  # noqa: B017, PT011  (its class is none)
+            load_classifier_config(ModelArguments(str(folder), trust_remote_code=True))
+        assert canary.ran.exists()
+
+    def test_of_tensors_in_a_bin_is_read_where_it_is_trusted(self, tmp_path: Path) -> None:
+        folder = model_in(tmp_path / "model")
+        args = ModelArguments(str(folder))
+        model = load_classifier(args, ["no", "yes"], load_tokenizer(args))
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(UserError, match="--trust_checkpoint true"):
+            load_classifier(args, ["no", "yes"], load_tokenizer(args))
+        args = replace(args, trust_checkpoint=True)
+        found = load_classifier(args, ["no", "yes"], load_tokenizer(args)).state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+
+    @pytest.mark.parametrize("tamper", [only_a_bin, code_of_an_unknown_type])
+    def test_ends_the_script_with_one_message(
+        self, finished_run: FinishedRun, tmp_path: Path, canary: Canary, tamper: Tamper
+    ) -> None:
+        folder = model_in(tmp_path / "model")
+        tamper(folder, canary)
+        flags = ["--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "out")]
+        result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), *flags])
+        assert result.returncode == 2, result.stderr
+        (told,) = [line for line in result.stderr.splitlines() if line.startswith("indictune:")]
+        assert f"--model_name_or_path {folder}: " in told
+        assert "Traceback" not in result.stderr
+        assert not canary.ran.exists()
+
+    def test_is_refused_by_prepare(
+        self, finished_run: FinishedRun, tmp_path: Path, canary: Canary, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder = model_in(tmp_path / "model")
+        code_of_an_unknown_type(folder, canary)
+        assert prepare_command(["--config", str(finished_run.recipe), "--model_name_or_path", str(folder)]) == 2
+        assert "--trust_remote_code true" in capsys.readouterr().err
+        assert not canary.ran.exists()
+
+
+class TestAFinishedModel:
+    def test_whose_own_recipe_trusts_its_code_does_not_run_it(
+        self, finished_run: FinishedRun, tmp_path: Path, canary: Canary
+    ) -> None:
+        folder = tmp_path / "model"
+        shutil.copytree(finished_run.folder, folder)
+        (folder / "evil.py").write_text(canary.python + "class Config: pass\n")
+        edited(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config"})
+        recipe = folder / "recipe.yaml"
+        recipe.write_text(recipe.read_text().replace("trust_remote_code: false", "trust_remote_code: true"))
+        assert "trust_remote_code: true" in recipe.read_text()
+        test_file = finished_run.recipe.parent / "test.jsonl"
+        flags = ["--model", str(folder), "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")]
+        result = subprocess_of("evaluate", *flags)
+        assert result.returncode == 2, result.stderr
+        assert "--trust_remote_code true" in result.stderr
+        assert "Traceback" not in result.stderr
+        assert not canary.ran.exists()
+
+    @pytest.mark.parametrize("load", [load_trained, lambda folder: load_trained_causal(folder, torch.float32)])
+    def test_that_is_an_adapter_in_a_bin_is_refused(
+        self, finished_run: FinishedRun, tmp_path: Path, canary: Canary, load: Callable[[Path], object]
+    ) -> None:
+        adapter = adapter_in(tmp_path / "adapter", finished_run.folder, canary)
+        with pytest.raises(UserError, match=r"only adapter_model\.bin, a pickle, which can run code"):
+            load(adapter)
+        assert not canary.ran.exists()
+
+    def test_that_is_an_adapter_in_a_bin_is_not_merged(
+        self, finished_run: FinishedRun, tmp_path: Path, canary: Canary
+    ) -> None:
+        adapter = adapter_in(tmp_path / "adapter", finished_run.folder, canary)
+        with pytest.raises(UserError, match=r"only adapter_model\.bin, a pickle, which can run code"):
+            merge(MergeArguments(adapter=str(adapter), output_dir=str(tmp_path / "out")))
+        assert not canary.ran.exists()
+
+
+def subprocess_of(*words: str) -> subprocess.CompletedProcess[str]:
+    return start([str(BIN / "python"), "-m", "indictune", *words])
+
+
+def adapter_in(folder: Path, base: Path, canary: Canary) -> Path:
+    """An adapter whose weights are a canary."""
+    folder.mkdir()
+    shutil.copy(base / "config.json", folder)
+    config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": str(base)}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    canary.saved(folder / "adapter_model.bin")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A run that was stopped after step 4; its folder is to be copied."""
+    job = Job(finished_run.recipe, tmp_path_factory.mktemp("stopped") / "out")
+    result = job.start(f"SIGTERM@{STEP}:3")
+    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
+    return job
+
+
+class TestACheckpoint:
+    @pytest.fixture
+    def job(self, stopped: Job, tmp_path: Path) -> Job:
+        shutil.copytree(stopped.folder, tmp_path / "out")
+        return replace(stopped, folder=tmp_path / "out")
+
+    def poison(self, checkpoint: Path, canary: Canary) -> None:
+        """Put canaries in place of all pickles, and make a manifest that fits."""
+        for name in PICKLES:
+            canary.saved(checkpoint / name)
+        manifest = checkpoints.read_manifest(checkpoint)
+        assert manifest is not None
+        digests = checkpoints.settle(checkpoint, checkpoints.files_in(checkpoint))
+        (checkpoint / MANIFEST).write_text(replace(manifest, files=digests).to_json())
+
+    def refused(self, job: Job, *flags: str) -> str:
+        result = replace(job, flags=flags).start()
+        assert result.returncode == 2, result.stderr
+        assert "Traceback" not in result.stderr
+        return str(job.status["message"])
+
+    def test_of_ones_own_that_was_changed_is_passed_over(self, job: Job, canary: Canary) -> None:
+        for name in PICKLES:
+            canary.saved(job.folder / "checkpoint-4" / name)
+        result = job.start()
+        assert result.returncode == 0, result.stderr
+        assert "checkpoint-4 is damaged and counts for nothing" in result.stderr
+        assert not canary.ran.exists()
+
+    def test_that_others_could_write_is_refused(self, job: Job, canary: Canary) -> None:
+        self.poison(job.folder / "checkpoint-4", canary)
+        (job.folder / "checkpoint-4" / "optimizer.pt").chmod(0o666)
+        assert "optimizer.pt can be written by other users" in (told := self.refused(job))
+        assert "pickles, which can run code" in told
+        assert "--trust_checkpoint true" in told
+        assert not canary.ran.exists()
+
+    def test_in_a_folder_that_others_could_write_is_refused(self, job: Job, canary: Canary) -> None:
+        self.poison(job.folder / "checkpoint-4", canary)
+        job.folder.chmod(0o777)
+        assert f"{job.folder} can be written by other users" in self.refused(job)
+        assert not canary.ran.exists()
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+    def test_of_another_user_is_refused(self, job: Job, canary: Canary) -> None:
+        self.poison(job.folder / "checkpoint-4", canary)
+        os.chown(job.folder / "checkpoint-4" / "scheduler.pt", 12345, -1)
+        assert "scheduler.pt belongs to another user" in self.refused(job)
+        assert not canary.ran.exists()
+
+    def test_from_elsewhere_is_refused(self, job: Job, canary: Canary, tmp_path: Path) -> None:
+        elsewhere = job.folder.rename(tmp_path / "elsewhere") / "checkpoint-4"
+        self.poison(elsewhere, canary)
+        told = self.refused(job, "--resume_from_checkpoint", str(elsewhere))
+        assert f"it is not in this run's --output_dir {job.folder}" in told
+        assert not canary.ran.exists()
+
+    def test_from_elsewhere_is_gone_on_from_where_it_is_trusted(self, job: Job, tmp_path: Path) -> None:
+        elsewhere = job.folder.rename(tmp_path / "elsewhere") / "checkpoint-4"
+        flags = ("--resume_from_checkpoint", str(elsewhere), "--trust_checkpoint", "true")
+        result = replace(job, flags=flags).start()
+        assert result.returncode == 0, result.stderr
+
+    def test_whose_best_one_others_could_write_is_refused(self, job: Job, canary: Canary) -> None:
+        state = json.loads((job.folder / "checkpoint-4" / "trainer_state.json").read_text())
+        best = job.folder / f"checkpoint-{state['best_global_step']}"
+        assert best.is_dir()
+        if best.name == "checkpoint-4":
+            pytest.skip("the best one is the last")
+        best.chmod(0o777)
+        assert f"{best} can be written by other users" in self.refused(job)
+
+
+class TestADataset:
+    def problem(self, folder: Path) -> str:
+        with pytest.raises(UserError) as caught:
+            load_splits(DataArguments(dataset_name=str(folder)))
+        return caught.value.message
+
+    def test_with_a_script_is_refused(self, tmp_path: Path, canary: Canary) -> None:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        (folder / "data.py").write_text(canary.python)
+        (folder / "train.jsonl").write_text('{"text": "ok", "label": "a"}\n{"text": "no", "label": "b"}\n')
+        assert "Dataset scripts are no longer supported" in self.problem(folder)
+        assert not canary.ran.exists()
+
+    @pytest.mark.parametrize("name", ["train.pkl", "train.parquet", "train.arrow", "train.jsonl", "train.csv"])
+    def test_that_is_a_pickle_is_refused(self, tmp_path: Path, canary: Canary, name: str) -> None:
+        canary.pickled(tmp_path / "data" / name)
+        assert self.problem(tmp_path / "data").count("--dataset_name")
+        assert not canary.ran.exists()
+
+    @pytest.mark.parametrize("name", ["train.pkl", "train.parquet", "train.jsonl", "train.csv", "train.json"])
+    def test_in_a_file_that_is_a_pickle_is_refused(self, tmp_path: Path, canary: Canary, name: str) -> None:
+        canary.pickled(tmp_path / name)
+        with pytest.raises(UserError, match="--train_file"):
+            load_splits(DataArguments(train_file=str(tmp_path / name)))
+        assert not canary.ran.exists()
+
+
+def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path, canary: Canary) -> None:
+    from indictune.data.chat_tokens import choose_template
+
+    tokenizer: Any = load_tokenizer(ModelArguments("builtin:tiny-indic-llama"))
+    (tmp_path / "other.jinja").write_text("secret")
+    for body in (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('touch " + str(canary.ran) + "') }}",
+        "{{ lipsum.__globals__['os'].popen('touch " + str(canary.ran) + "').read() }}",
+        "{% include '" + str(tmp_path / "other.jinja") + "' %}",
+    ):
+        (tmp_path / "t.jinja").write_text("{% generation %}" + body + "{% endgeneration %}")
+        with pytest.raises(UserError, match="--chat_template"):
+            choose_template(tokenizer, str(tmp_path / "t.jinja"), False, False)
+    assert not canary.ran.exists()

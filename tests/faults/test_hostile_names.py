@@ -1,0 +1,259 @@
+"""Names that come from files stay inside their root, and what a terminal or a card would obey is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from transformers import TrainerState
+
+from indictune.arguments import DataArguments, ModelArguments
+from indictune.data import hub
+from indictune.data.loading import load_splits
+from indictune.errors import UserError
+from indictune.evaluation.metrics import flatten_for_trainer
+from indictune.layout import printable, table
+from indictune.models import builtin
+from indictune.models.bases import base_of
+from indictune.models.checkpoints import INDEX, is_inside, weights_files
+from indictune.models.classifier import load_classifier, load_classifier_config
+from indictune.models.loading import load_tokenizer
+from indictune.models.merging import TOKENIZER_FILES, _copy
+from indictune.training import checkpoints
+from indictune.training.checkpoints import MANIFEST, FileDigest
+from indictune.training.continuing import GoOn
+from tests.faults.canaries import model_in
+from tests.training.test_checkpoints import write
+
+ROWS = '{"text": "ok", "label": "a"}\n{"text": "no", "label": "b"}\n'
+
+
+class TestAnIndexOfWeights:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "../outside.safetensors",
+            "/etc/hostname",
+            "a/../../outside.safetensors",
+            "..",
+            "",
+            ".",
+            "a\0b",
+            7,
+            None,
+            ["x"],
+        ],
+    )
+    def test_that_names_a_file_elsewhere_is_refused(self, tmp_path: Path, name: object) -> None:
+        folder = model_in(tmp_path / "model")
+        (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+        index = {"metadata": {}, "weight_map": {"bert.pooler.dense.weight": name}}
+        (folder / INDEX).write_text(json.dumps(index))
+        with pytest.raises(UserError, match=r"outside the model's folder|cannot be read as an index"):
+            weights_files(folder, "The base")
+        args = ModelArguments(str(folder))
+        with pytest.raises(UserError, match=r"outside the model's folder|cannot be read as an index"):
+            load_classifier(args, ["no", "yes"], load_tokenizer(args))
+
+    def test_may_name_files_below_it(self) -> None:
+        assert all(map(is_inside, ["model-00001-of-00002.safetensors", "shards/model..1.safetensors"]))
+
+
+class TestATokenizer:
+    @pytest.mark.parametrize("setting", ["vocab_file", "tokenizer_file", "fast_tokenizer_files", "chat_template_file"])
+    def test_reads_no_file_elsewhere(self, tmp_path: Path, setting: str) -> None:
+        folder = model_in(tmp_path / "model")
+        outside = tmp_path / "outside.txt"
+        outside.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nsecret\n")
+        path = folder / "tokenizer_config.json"
+        named: object = [str(outside)] if setting == "fast_tokenizer_files" else str(outside)
+        settings = json.loads(path.read_text()) | {setting: named, "tokenizer_class": "BertTokenizer"}
+        path.write_text(json.dumps(settings))
+        tokenizer = load_tokenizer(ModelArguments(str(folder)))
+        assert "secret" not in tokenizer.get_vocab()
+        (folder / "tokenizer.json").unlink()
+        with suppress(UserError):  # or it is read without them
+            assert "secret" not in load_tokenizer(ModelArguments(str(folder))).get_vocab()
+
+
+class TestAManifest:
+    @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "a/../../outside", "\0", ""])
+    def test_that_names_a_file_elsewhere_is_damage(self, tmp_path: Path, name: str) -> None:
+        folder = write(tmp_path / "out", 4)
+        (tmp_path / "outside").write_text("")
+        manifest = checkpoints.read_manifest(folder)
+        assert manifest is not None
+        files = {**manifest.files, name: FileDigest(0, checkpoints.digest(tmp_path / "outside").sha256)}
+        (folder / MANIFEST).write_text(replace(manifest, files=files).to_json())
+        assert checkpoints.damage(folder) == [f"{folder / name} is missing"]
+
+    @pytest.mark.parametrize("step", ["x/../../../escaped", -1, "4", 4.0, True, None])
+    def test_whose_step_is_no_number_counts_for_nothing(self, tmp_path: Path, step: object) -> None:
+        out = tmp_path / "a" / "out"
+        replaced = write(out, 4).rename(out / ".replaced-checkpoint")
+        manifest = checkpoints.read_manifest(replaced)
+        assert manifest is not None
+        (replaced / MANIFEST).write_text(replace(manifest, step=cast(int, step)).to_json())
+        assert checkpoints.read_manifest(replaced) is None
+        (out / "checkpoint-x").mkdir()
+        checkpoints.remove_leftovers(out)
+        assert sorted(tmp_path.rglob("*")) == [tmp_path / "a", out, out / "checkpoint-x"]
+
+
+class TestAState:
+    def best(self, out: Path, **fields: Any) -> TrainerState:
+        state = TrainerState(**fields)
+        GoOn(cast(Any, None), out / "checkpoint-8", trusts_checkpoint=False)._find_best(state, out)
+        return state
+
+    @pytest.mark.parametrize("named", ["/somewhere/checkpoint-4", "../outside/checkpoint-4", None])
+    def test_has_its_best_checkpoint_in_the_run_wherever_it_says(self, tmp_path: Path, named: str | None) -> None:
+        best = write(tmp_path, 4)
+        assert self.best(tmp_path, best_model_checkpoint=named, best_global_step=4).best_model_checkpoint == str(best)
+
+    @pytest.mark.parametrize("step", ["x/../../outside/checkpoint-4", -4, 4.5, True, ["4"], 9])
+    def test_of_another_step_has_none(self, tmp_path: Path, step: Any) -> None:
+        outside = write(tmp_path / "outside", 4)
+        write(tmp_path / "out", 4)
+        (tmp_path / "out" / "checkpoint-x").mkdir()
+        state = self.best(tmp_path / "out", best_model_checkpoint=str(outside), best_global_step=step)
+        assert state.best_model_checkpoint is None
+
+    def test_whose_best_checkpoint_is_a_link_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "checkpoint-4").symlink_to(write(tmp_path / "outside", 4))
+        with pytest.raises(UserError, match="is not in this run's"):
+            self.best(tmp_path / "out", best_global_step=4)
+
+
+class TestADataset:
+    @pytest.mark.parametrize(
+        "name", ["../outside.jsonl", "{root}/outside.jsonl", "x/../../outside.jsonl", "../*.jsonl"]
+    )
+    def test_that_names_files_elsewhere_is_refused(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "outside.jsonl").write_text(ROWS)
+        folder = tmp_path / "data"
+        (folder / "x").mkdir(parents=True)
+        files = name.format(root=tmp_path)
+        (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {files!r}\n---\n")
+        with pytest.raises(UserError, match=r"its README\.md names .*outside"):
+            load_splits(DataArguments(dataset_name=str(folder)))
+
+    def test_that_names_a_file_of_its_own_is_read(self, tmp_path: Path) -> None:
+        (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: a/t.jsonl\n---\n")
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "t.jsonl").write_text(ROWS)
+        assert load_splits(DataArguments(dataset_name=str(tmp_path))).labels == ["a", "b"]
+
+    @pytest.mark.parametrize(
+        "file",
+        [
+            *(
+                "https://example.org/t.csv",
+                "hf://datasets/other/tweets@0f/t.csv",
+                "hf://datasets/me/tweets@0f/../t.csv",
+            ),
+            *("/etc/hostname", "hf://datasets/me/tweets2@0f/t.csv"),
+        ],
+    )
+    def test_on_the_hub_that_names_files_elsewhere_is_refused(self, file: str) -> None:
+        hub._check_files("me/tweets", {"train": ["hf://datasets/me/tweets@0f/data/t.csv"]})
+        with pytest.raises(UserError, match="outside the dataset"):
+            hub._check_files("me/tweets", {"train": [file]})
+
+
+class TestAnAdapter:
+    @pytest.mark.parametrize("name", ["a\0b", 7, ["x"], {"a": 1}])
+    @pytest.mark.parametrize("file", ["base_model.json", "adapter_config.json"])
+    def test_whose_base_is_no_name_is_refused(self, tmp_path: Path, file: str, name: object) -> None:
+        key = "name" if file == "base_model.json" else "base_model_name_or_path"
+        (tmp_path / file).write_text(json.dumps({key: name, "revision": "main"}))
+        with pytest.raises(UserError, match="names no base of an adapter"):
+            base_of(tmp_path)
+
+    @pytest.mark.parametrize("text", ["[]", "{", '{"name": "x", "revision": "main", "__class__": 1}', "null"])
+    def test_whose_record_is_broken_is_refused(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "base_model.json").write_text(text)
+        with pytest.raises(UserError, match="does not tell the adapter's base"):
+            base_of(tmp_path)
+
+
+class TestLinks:
+    @pytest.fixture
+    def target(self, tmp_path: Path) -> Iterator[Path]:
+        (tmp_path / "target").mkdir()
+        yield tmp_path / "target"
+        assert not any("secret" in path.read_text() for path in (tmp_path / "target").iterdir())
+
+    def test_out_of_an_adapter_are_not_copied_into_a_merged_model(self, tmp_path: Path, target: Path) -> None:
+        (tmp_path / "secret").write_text("secret")
+        (tmp_path / "adapter").mkdir()
+        (tmp_path / "adapter" / "tokenizer.json").symlink_to("../secret")
+        (tmp_path / "adapter" / "vocab.txt").write_text("words")
+        _copy(tmp_path / "adapter", TOKENIZER_FILES, target)
+        assert [path.name for path in target.iterdir()] == ["vocab.txt"]
+
+    def test_of_the_hubs_cache_are(self, tmp_path: Path, target: Path) -> None:
+        (tmp_path / "blobs").mkdir()
+        (tmp_path / "blobs" / "0f").write_text("words")
+        snapshot = tmp_path / "snapshots" / "commit"
+        snapshot.mkdir(parents=True)
+        (snapshot / "vocab.txt").symlink_to("../../blobs/0f")
+        _copy(snapshot, TOKENIZER_FILES, target)
+        assert (target / "vocab.txt").read_text() == "words"
+
+
+@pytest.mark.parametrize("name", ["builtin:../../etc", "builtin:", "builtin:/etc", "builtin:tiny-indic-bert/../x"])
+def test_a_built_in_name_is_one_of_the_list(name: str) -> None:
+    with pytest.raises(UserError, match="no such built-in model"):
+        builtin.resolve(name)
+    with pytest.raises(UserError, match="no such built-in dataset"):
+        load_splits(DataArguments(dataset_name=name))
+
+
+@pytest.mark.parametrize("name", ["../../x", "a\0b", "/nowhere", "-", "https://example.org/model"])
+def test_a_model_by_any_name_is_told_in_one_message(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_classifier_config(ModelArguments(name))
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J", "\\x1b[2J"),
+        ("a\x00b\x07", "a\\x00b\\x07"),
+        ("a\rb", "a\\rb"),
+        ("\u202eevil", "\\u202eevil"),
+        ("\x9b31m", "\\x9b31m"),
+        ("क्‍ष, రు\u200cప, 😍", "क्‍ष, రు\u200cప, 😍"),
+    ],
+)
+def test_a_terminal_gets_no_orders_from_texts(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert shown in table(["label"], [[text]])
+
+
+def test_a_label_of_two_lines_is_one_row_of_a_table() -> None:
+    assert len(table(["label"], [["a\nb\tc"]]).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "language", ["<img src=x>", "[a](javascript:b)", "| a |", "`a`", "a\n---\n# b", "a\0b", "a: [b"]
+)
+def test_a_language_is_no_markup_in_what_the_trainer_writes(language: str) -> None:
+    overall = dict.fromkeys(("loss", "accuracy", "macro_f1", "worst_language_macro_f1"), 0.5)
+    (name,) = flatten_for_trainer({**overall, "per_language": {language: {"macro_f1": 0.5}}}).keys() - overall.keys()
+    assert not set(name) & set("<>[]()|`\n\0:#")
+
+
+def test_ordinary_languages_keep_their_names() -> None:
+    overall = dict.fromkeys(("loss", "accuracy", "macro_f1", "worst_language_macro_f1"), 0.5)
+    languages = ("hi", "te-Telu", "हिन्दी", "und", "zh_CN.a")
+    flat = flatten_for_trainer({**overall, "per_language": {key: {"macro_f1": 0.5} for key in languages}})
+    assert flat.keys() - overall.keys() == {f"macro_f1_{language}" for language in languages}

@@ -1,0 +1,179 @@
+"""A token reaches the Hub, and nothing else: no file, no console, no argument of a process, no upload."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config import read_recipe
+from indictune.training.results import published
+from tests.conftest import FinishedRun
+from tests.distributed.launching import BIN, ROOT, SCRIPT, python, start
+from tests.faults.hub import hub
+
+TOKEN = "hf_CanaryCanaryCanaryCanaryCanary1234"
+URL = f"https://user:{TOKEN}@huggingface.co/datasets/me/tweets"
+
+# What a file of labels may hold; a path, markup, an order to a terminal.
+HOSTILE = ["../../escaped", "<script>alert(1)</script>", "[x](javascript:alert(1))", "\x1b[2Jcleared", "| a |\n# b"]
+
+
+def holding_the_token(folder: Path) -> list[Path]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if TOKEN.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hub_token", TOKEN],
+        [f"--hub_token={TOKEN}"],
+        ["--hub-token", "anything at all"],
+        ["--hub_tokn", TOKEN],
+        ["--dataset_name", URL],
+        ["--train_file", f"https://huggingface.co/datasets/x/resolve/main/t.csv?token={TOKEN}"],
+        ["--model_name_or_path", f"https://me:{'x' * 8}@huggingface.co/me/model"],
+        ["--run_name", f"my {TOKEN} run"],
+        [f"--{TOKEN}"],
+        [TOKEN],
+        ["--max_length", TOKEN],
+    ],
+)
+def test_a_token_in_a_flag_is_refused_without_repeating_it(words: list[str]) -> None:
+    recipe = read_recipe(words, (ModelArguments, DataArguments, SentimentTrainingArguments))
+    assert recipe.values == {}
+    (problem,) = recipe.problems
+    assert not any(part in problem for part in (TOKEN, "anything", "x" * 8))
+
+
+def test_the_token_that_is_set_here_is_known_whatever_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "plain-words")
+    types = (ModelArguments, DataArguments, SentimentTrainingArguments)
+    assert read_recipe(["--output_dir", "out-plain-words"], types).values == {}
+    monkeypatch.delenv("HF_TOKEN")
+    assert read_recipe(["--output_dir", "out-plain-words"], types).values == {"output_dir": "out-plain-words"}
+
+
+def test_tokens_in_flags_and_recipe_end_the_run_and_are_written_nowhere(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe" / "r.yaml"
+    recipe.parent.mkdir()
+    recipe.write_text(f"{finished_run.recipe.read_text()}hub_token: {TOKEN}\n")
+    out = tmp_path / "out"
+    flags = ["--config", str(recipe), "--output_dir", str(out), "--hub_token", TOKEN, "--dataset_name", URL]
+    result = start([*python(), SCRIPT, *flags])
+    assert result.returncode == 2
+    for told in ("--hub_token: ", "r.yaml: hub_token: ", "--dataset_name: "):
+        assert f"{told}a token in a command or a file can be read by others" in result.stderr
+    assert "set HF_TOKEN or type `hf auth login`" in result.stderr
+    assert TOKEN not in result.stdout + result.stderr
+    assert json.loads((out / "status.json").read_text())["state"] == "user_error"
+    assert holding_the_token(out) == []
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> list[str]:
+    """Flags of a short run whose labels and languages are hostile."""
+    for split, number in (("train", 10), ("validation", 5)):
+        rows = [
+            {"text": f"{split} फिल्म {index}", "label": HOSTILE[index % 5], "language": HOSTILE[-index % 5]}
+            for index in range(number)
+        ]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return [
+        *("--train_file", str(tmp_path / "train.jsonl"), "--validation_file", str(tmp_path / "validation.jsonl")),
+        *("--output_dir", str(tmp_path / "out"), "--num_train_epochs", "1", "--push_to_hub", "true"),
+        *("--hub_model_id", "me/out", "--dataloader_num_workers", "1"),
+    ]
+
+
+def pushed(recipe: Path, flags: list[str], endpoint: str) -> tuple[int, str, list[list[str]]]:
+    """Exit code, what it said, and the arguments of all processes that it started."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": endpoint,
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_OFFLINE": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [str(BIN / "python"), SCRIPT, "--config", str(recipe), *flags]
+    seen: dict[int, list[str]] = {}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        parent = psutil.Process(process.pid)
+        while process.poll() is None:
+            try:
+                seen |= {each.pid: each.cmdline() for each in (parent, *parent.children(recursive=True))}
+            except psutil.NoSuchProcess:
+                continue
+            try:
+                process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        assert process.stdout is not None
+        said = process.stdout.read().decode()
+    return process.returncode, said, list(seen.values())
+
+
+def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else(
+    finished_run: FinishedRun, hostile: list[str], tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    with hub() as kept:
+        code, said, arguments = pushed(finished_run.recipe, hostile, kept.url)
+    assert code == 0, said
+    out = tmp_path / "out"
+    assert kept.tokens == {f"Bearer {TOKEN}", ""}  # the card is checked without
+    assert set(kept.files) == {
+        *("README.md", "config.json", "metrics.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    }
+    assert (out / "training_args.bin").exists()
+    assert not any(TOKEN.encode() in body for body in kept.sent)
+    assert not any(str(tmp_path).encode() in content for content in kept.files.values())
+    assert len(arguments) > 1
+    assert not any(TOKEN in word for words in arguments for word in words)
+    assert TOKEN not in said
+    assert holding_the_token(out) == []
+    # Labels and languages are data.
+    assert "\x1b" not in said
+    assert sorted(tmp_path.iterdir()) == [out, *before]
+    assert list(json.loads(kept.files["config.json"])["label2id"]) == sorted(HOSTILE)
+    card = kept.files["README.md"].decode()
+    assert "escaped" in card
+    for markup in ("<script>", "](javascript", "\x1b", "\n# b"):
+        assert markup not in card
+
+
+def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
+    finished_run: FinishedRun, hostile: list[str], tmp_path: Path
+) -> None:
+    with hub() as kept:
+        kept.refuses = True
+        code, said, _ = pushed(finished_run.recipe, hostile, kept.url)
+    assert code == 1, said
+    assert f"The model is whole in {tmp_path / 'out'}; the push failed" in said
+    assert "--include 'model.safetensors'" in said
+    assert TOKEN not in said
+    assert holding_the_token(tmp_path / "out") == []
+
+
+def test_links_and_what_is_no_part_of_a_model_are_not_pushed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    out = tmp_path / "out"
+    for name in ("model.safetensors", "training_args.bin", "recipe.yaml", "status.json", "logs/rank-0.log", ".env"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).touch()
+    for name in ("checkpoint-4/model.safetensors", "evaluation/metrics.json"):
+        (out / name).parent.mkdir()
+        (out / name).touch()
+    (out / "tokenizer.json").symlink_to(tmp_path / "secret")
+    assert published(out) == ["model.safetensors"]
