@@ -188,7 +188,7 @@ def run_script(
         callback: makes the callback from the trainer and its throughput.
     """
     from indictune.config import read_recipe
-    from indictune.training.session import run
+    from indictune.training.running import run
 
     watch = vars(script)["watch"]
 

@@ -20,7 +20,7 @@ from indictune.arguments import DataArguments, ModelArguments, SentimentTraining
 from indictune.config import read_recipe
 from indictune.strategy.sharding import repeated_blocks, whole_shapes
 from indictune.training import exact
-from indictune.training.session import run
+from indictune.training.running import run
 from scripts import train_sentiment
 
 

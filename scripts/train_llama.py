@@ -25,8 +25,9 @@ from indictune.strategy.sharding import reading_weights
 from indictune.training.continuing import train
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from indictune.training.results import finish, save
+from indictune.training.running import run
 from indictune.training.samples import write_samples
-from indictune.training.session import Session, run
+from indictune.training.session import Session
 from indictune.training.watchers import watch
 
 

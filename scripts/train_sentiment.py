@@ -28,7 +28,8 @@ from indictune.training.class_weights import as_tensor, class_weights
 from indictune.training.continuing import train
 from indictune.training.loss import ExactLoss
 from indictune.training.results import finish, save
-from indictune.training.session import Session, run
+from indictune.training.running import run
+from indictune.training.session import Session
 from indictune.training.trainer import IndicTrainer
 from indictune.training.watchers import watch
 

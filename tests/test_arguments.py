@@ -11,7 +11,6 @@ import pytest
 from indictune.arguments import (
     FIXED,
     DataArguments,
-    EvaluateArguments,
     IndicTrainingArguments,
     ModelArguments,
     SentimentTrainingArguments,
@@ -19,6 +18,7 @@ from indictune.arguments import (
     check_fixed,
     check_values,
 )
+from indictune.command_arguments import EvaluateArguments
 from indictune.errors import UserError
 
 

@@ -14,7 +14,7 @@ import pytest
 from indictune.config import read_recipe
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models import builtin
-from indictune.training.session import run
+from indictune.training.running import run
 from tests.distributed.launching import ROOT, accelerate, start
 
 SCRIPT = ROOT / "scripts" / "train_llama.py"

@@ -9,13 +9,8 @@ from typing import Any
 
 import pytest
 
-from indictune.arguments import (
-    DataArguments,
-    EvaluateArguments,
-    MergeArguments,
-    ModelArguments,
-    SentimentTrainingArguments,
-)
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.command_arguments import EvaluateArguments, MergeArguments
 from indictune.config import read_recipe
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.strategy.launch import read_deepspeed

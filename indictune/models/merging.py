@@ -11,7 +11,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from indictune.arguments import MergeArguments, ModelArguments
+from indictune.arguments import ModelArguments
+from indictune.command_arguments import MergeArguments
 from indictune.config import read_recipe
 from indictune.errors import Problems, UserError
 from indictune.models.adapters import nf4_config

@@ -21,7 +21,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
-from indictune.arguments import MergeArguments
+from indictune.command_arguments import MergeArguments
 from indictune.errors import Problems, UserError
 from indictune.models.bases import config_file
 from indictune.models.checkpoints import Checkpoint

@@ -11,7 +11,8 @@ from typing import Any, get_type_hints
 import yaml
 from transformers import AutoConfig
 
-from indictune.arguments import EvaluateArguments, ModelArguments, SentimentTrainingArguments
+from indictune.arguments import ModelArguments, SentimentTrainingArguments
+from indictune.command_arguments import EvaluateArguments
 from indictune.config import Recipe, read_recipe
 from indictune.data.loading import load_test_rows
 from indictune.data.preparation import tokenise
@@ -23,7 +24,8 @@ from indictune.models.sources import explained
 from indictune.strategy import sharding
 from indictune.training.loss import ExactLoss
 from indictune.training.results import evaluate, run_metrics, write_metrics
-from indictune.training.session import Session, run
+from indictune.training.running import run
+from indictune.training.session import Session
 from indictune.training.trainer import IndicTrainer
 
 ANSWER_LENGTH = 2048  # a chat is longer than a tweet; the default of training

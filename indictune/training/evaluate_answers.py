@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from indictune.arguments import EvaluateArguments, ModelArguments
+from indictune.arguments import ModelArguments
+from indictune.command_arguments import EvaluateArguments
 from indictune.data.chat_tokens import choose_template, tokenise_chats, truncation_notes
 from indictune.data.conversations import load_test_conversations
 from indictune.llama_arguments import LlamaTrainingArguments

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from indictune.arguments import DataArguments, MergeArguments, ModelArguments
+from indictune.arguments import DataArguments, ModelArguments
+from indictune.command_arguments import MergeArguments
 from indictune.data.loading import load_splits
 from indictune.errors import UserError
 from indictune.models.causal import load_trained_causal

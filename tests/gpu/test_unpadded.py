@@ -12,7 +12,7 @@ import torch
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.models.unpadded import CAUSAL, CLASSIFIERS, classify_unpadded, read_unpadded
-from indictune.training.session import run
+from indictune.training.running import run
 from tests.distributed.launching import ROOT
 from tests.models.test_unpadded import batches, causal, classifier, gradients, joined_documents
 

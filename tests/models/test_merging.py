@@ -28,8 +28,9 @@ from transformers import (
     pipeline,
 )
 
-from indictune.arguments import MergeArguments, Method, ModelArguments
+from indictune.arguments import Method, ModelArguments
 from indictune.cli import main
+from indictune.command_arguments import MergeArguments
 from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, save_adapter_extras
 from indictune.models.bases import record_base

@@ -13,10 +13,11 @@ import pytest
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
-from indictune.training import session as sessions
+from indictune.training import running
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import write_status
-from indictune.training.session import Session, check_hub_token, run
+from indictune.training.running import run
+from indictune.training.session import Session, check_hub_token
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_TOKEN")
@@ -104,7 +105,7 @@ class TestOtherRanks:
         rank_0.start()
         began = time.monotonic()
         assert run(decide, refused("--output_dir", "out")) == 2
-        assert 0.2 < time.monotonic() - began < sessions.SECONDS_FOR_RANK_0
+        assert 0.2 < time.monotonic() - began < running.SECONDS_FOR_RANK_0
         assert capsys.readouterr() == ("", "")
         assert status()["message"] == "of rank 0"
 

@@ -1,0 +1,133 @@
+"""One run from typed command to exit code: how it ends, and who tells it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Collection
+from typing import cast
+
+import torch
+
+from indictune.config import Recipe
+from indictune.errors import UserError
+from indictune.strategy import launch
+from indictune.training import output, stopping
+from indictune.training.nonfinite import NonFiniteLossError
+from indictune.training.saving import SaveError
+from indictune.training.session import Session
+from indictune.training.stopping import Stopped
+
+EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR, EXIT_RESUMABLE = 0, 1, 2, 75
+_CODES: dict[output.State, int] = {
+    "ok": EXIT_OK,
+    "failed": EXIT_FAILED,
+    "user_error": EXIT_USER_ERROR,
+    "resumable": EXIT_RESUMABLE,
+}
+SECONDS_FOR_RANK_0 = 5.0
+GO_ON = "--resume_from_checkpoint auto goes on with it."
+INTERRUPTED = (
+    "interrupted before it could save. --resume_from_checkpoint auto goes on from the last checkpoint, if any."
+)
+
+
+def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection[str] = ()) -> int:
+    """Run a training script's `main` and turn how it ends into a message, `status.json` and an exit code.
+
+    Args:
+        main: the script.
+        recipe: what the user gave, problems included.
+        replaceable: files in `--output_dir` that do not make it another run's.
+
+    Returns:
+        0 it did what was asked, 2 a problem in what the user gave, 75 it was stopped and can
+        go on, 1 a failure of ours.
+    """
+    session = Session(recipe, launch.rank_of(os.environ))
+    auto = recipe.values.get("resume_from_checkpoint") == output.AUTO
+    if auto and output.is_finished(session.output_dir) and not recipe.problems:
+        if session.rank == 0:
+            print(f"{session.output_dir}: this run is finished; there is nothing to resume.")
+        return EXIT_OK
+    started = time.time()
+    with session.stop_request.listening():
+        stopping.end_with_launcher(os.environ)
+        state, message = _outcome(main, session, replaceable)
+        session.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
+        if state != "ok":
+            state, message = _first_cause(session, state, message)
+        if session.rank == 0:
+            _report(session, state, message)
+        elif state != "ok":
+            _speak_if_rank_0_does_not(session, state, message, started)
+    if torch.distributed.is_initialized() and state == "ok":
+        torch.distributed.destroy_process_group()
+    return _CODES[state]
+
+
+def _outcome(
+    main: Callable[[Session], None], session: Session, replaceable: Collection[str]
+) -> tuple[output.State, str]:
+    """How this rank's run ended, and what there is to say of it."""
+    try:
+        session.open_log(replaceable)
+        main(session)
+    except UserError as error:
+        return "user_error", error.message
+    except (NonFiniteLossError, SaveError) as error:
+        return "failed", str(error)
+    except Stopped as error:
+        return "resumable", f"{error} {GO_ON}"
+    except KeyboardInterrupt:
+        return "resumable", INTERRUPTED
+    except Exception as error:
+        logging.getLogger().exception("the run failed")
+        if session.rank == 0:
+            traceback.print_exc()
+        return "failed", f"{type(error).__name__}: {error}"
+    return "ok", ""
+
+
+def _first_cause(session: Session, state: output.State, message: str) -> tuple[output.State, str]:
+    """How the run ended, where another rank ended first: what this one saw may be no more than a broken connection."""
+    ranks = session.ranks
+    if ranks is None or ranks.world_size == 1:
+        return state, message
+    ranks.ended(state, message)
+    if state != "failed":
+        return state, message
+    first = ranks.first_end()
+    if first is not None:
+        rank, its_state, its_message = first
+        return cast(output.State, its_state), f"[rank {rank}] {its_message}"
+    missing = ranks.missing()
+    return state, "; ".join([*missing, message])
+
+
+def _report(session: Session, state: output.State, message: str) -> None:
+    """Tell the user how the run ended, on the console and in `status.json`."""
+    if message:
+        session.tell(f"indictune: {message}")
+    if session.is_named:
+        try:
+            output.write_status(session.output_dir, state, message)
+        except OSError as error:
+            session.tell(f"indictune: status.json could not be written: {error}")
+
+
+def _speak_if_rank_0_does_not(session: Session, state: output.State, message: str, started: float) -> None:
+    """Wait until rank 0 has told the same problem, and tell it from here only if it has not.
+
+    The launcher ends the other processes as soon as one has ended, so a rank that does not wait would cut rank 0's
+    message off; and a problem of one rank alone (a file that is missing on its node) would never be heard.
+    """
+    status = session.output_dir / "status.json"
+    deadline = time.time() + SECONDS_FOR_RANK_0
+    while time.time() < deadline:
+        if session.is_named and status.exists() and status.stat().st_mtime >= started:
+            return
+        time.sleep(0.1)
+    _report(session, state, f"[rank {session.rank}] {message}")
