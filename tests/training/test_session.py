@@ -113,7 +113,7 @@ class TestOtherRanks:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("RANK", "1")
-        monkeypatch.setattr(sessions, "SECONDS_FOR_RANK_0", 0.2)
+        monkeypatch.setattr(running, "SECONDS_FOR_RANK_0", 0.2)
         write_status(Path("out"), "ok", "of the run before")
         time.sleep(0.05)
         assert run(decide, refused("--output_dir", "out")) == 2
