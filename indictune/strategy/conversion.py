@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from accelerate.utils.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers import TrainingArguments
@@ -76,7 +77,7 @@ def load_states(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Non
     mine = get_optimizer_state_dict(model, optimizer)  # a fresh optimizer's, which it makes
     shards = checkpoint / _STATE_SHARDS
     if shards.is_dir():
-        stored = dcp.FileSystemReader(shards).read_metadata().state_dict_metadata
+        stored = FileSystemReader(shards).read_metadata().state_dict_metadata
         _check_names(optimizer, (name for name in stored if name.startswith("optimizer.state.")), checkpoint)
         _load_shards(shards, {"optimizer": mine})
         set_optimizer_state_dict(model, optimizer, mine)
@@ -124,7 +125,7 @@ def _split_like(target: Tensor, whole: Tensor, name: str) -> Tensor:
 
 
 def _load_shards(folder: Path, into: dict[str, Any]) -> None:
-    dcp.load(into, storage_reader=dcp.FileSystemReader(folder), no_dist=not torch.distributed.is_initialized())
+    load(into, storage_reader=FileSystemReader(folder), no_dist=not torch.distributed.is_initialized())
 
 
 def _check_names(optimizer: Optimizer, stored: Iterable[str], checkpoint: Path) -> None:
