@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
@@ -22,7 +23,7 @@ from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.loading import Model
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
-from indictune.strategy import sharding
+from indictune.strategy import conversion, sharding
 from indictune.strategy.communication import set_up_communication
 from indictune.training import checkpoints, saving
 from indictune.training.bad_steps import BadSteps, drop_if_bad
@@ -195,6 +196,32 @@ class ExactTrainer(Trainer):
         if self.args.should_save:
             self.state.save_to_json(str(folder / "trainer_state.json"))
         saving.write_unlogged(self, folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load weights, also those that another strategy has saved. A callback comes when the Trainer has refused."""
+        checkpoint = Path(resume_from_checkpoint)
+        if conversion.is_foreign(checkpoint, self.args):
+            conversion.load_weights(cast(nn.Module, self.model if model is None else model), checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Load the best weights, which may be from before another strategy took over."""
+        checkpoint = Path(str(self.state.best_model_checkpoint))
+        if conversion.is_foreign(checkpoint, self.args):
+            conversion.load_weights(cast(nn.Module, self.model), checkpoint)
+        else:
+            super()._load_best_model()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load the optimizer's and the scheduler's states, also where another strategy has saved them."""
+        if checkpoint is None or not conversion.is_foreign(Path(checkpoint), self.args):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        assert self.lr_scheduler is not None
+        optimizer = cast(AcceleratedOptimizer, self.optimizer).optimizer
+        conversion.load_states(cast(nn.Module, self.model), optimizer, Path(checkpoint))
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
 
     def _run_epoch(self, *args: Any, **settings: Any) -> None:
         """An epoch, unless an evaluation that was made up for before it has ended the training."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,12 @@ import torch
 from transformers import TrainingArguments
 
 from indictune.errors import UserError
+from indictune.strategy import handover
 from indictune.strategy.launch import Launch
 from indictune.training import checkpoints
 from indictune.training.output import AUTO
 
 logger = logging.getLogger(__name__)
-
-# Their checkpoints hold weights and states whole, so that any number of processes can read them.
-_WHOLE = frozenset({"single", "ddp"})
 
 
 def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Path]:
@@ -104,7 +103,8 @@ def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int) -> None
     """Refuse a checkpoint whose state this launch cannot take over.
 
     Raises:
-        UserError: it was written by another strategy, by other processes of ZeRO, or with other global batches.
+        UserError: it was written by another strategy and one of the two is ZeRO, by another number of ZeRO's
+            processes, or with other global batches.
     """
     manifest = checkpoints.read_manifest(checkpoint)
     assert manifest is not None  # `candidates` has read it
@@ -116,31 +116,23 @@ def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int) -> None
             f"{manifest.global_batch_size}, and its place in the rows counts in them; give that, or start "
             "afresh in another --output_dir."
         )
-    families = {manifest.strategy, launch.family}
-    same_kind = len(families) == 1 or families <= _WHOLE
-    other_zero = manifest.strategy.startswith("zero") and manifest.world_size != launch.world_size
-    if not same_kind or other_zero:
+    if not handover.can_go_on(manifest.strategy, manifest.world_size, launch):
+        command = handover.command(manifest.strategy, manifest.world_size, sys.argv)
         problems.append(
             f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "
-            f"{launch.strategy} on {launch.world_size}. Go on with it by `{_command(manifest)}`."
+            f"{launch.strategy} on {launch.world_size}; ZeRO's states cannot be carried over. Go on with it by "
+            f"`{command}`."
         )
     if problems:
         raise UserError(problems)
-    if manifest.world_size != launch.world_size:
+    before, now = (manifest.strategy, manifest.world_size), (launch.family, launch.world_size)
+    if before != now:
+        drawn = "" if before[1] == now[1] else "; dropout draws other numbers than it would have"
         logger.warning(
-            "%s was written by %d process(es) and %d go on with it: rows, weights and optimizer states go on where "
-            "they were; dropout draws other numbers than it would have.",
-            *(checkpoint.name, manifest.world_size, launch.world_size),
+            "%s was written by %s on %d process(es), and %s on %d go on with it: rows, weights and optimizer states "
+            "go on where they were%s.",
+            *(checkpoint.name, *before, *now, drawn),
         )
-
-
-def _command(manifest: checkpoints.Manifest) -> str:
-    if manifest.strategy == "single":
-        return "python SCRIPT ..."
-    return (
-        f"accelerate launch --config_file accelerate_configs/{manifest.strategy}.yaml "
-        f"--num_processes {manifest.world_size} SCRIPT ..."
-    )
 
 
 def newest_whole(found: list[Path], asked: str | None, args: TrainingArguments) -> Path | None:

@@ -40,16 +40,20 @@ def _head(source: Path, rows: int, target: Path) -> Path:
     return target
 
 
-@pytest.fixture(scope="session")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_job(folder: Path) -> Path:
     """A recipe: 101 rows make 5 global batches of 24 an epoch, the last of them with 5 rows."""
-    folder = tmp_path_factory.mktemp("job")
     train_file = _head(SAMPLES / "train.jsonl", 101, folder / "train.jsonl")
     validation_file = _head(SAMPLES / "validation.jsonl", 53, folder / "validation.jsonl")
     recipe = folder / "job.yaml"
     files = {"train_file": str(train_file), "validation_file": str(validation_file)}
     recipe.write_text(JOB + "".join(f"{key}: {json.dumps(value)}\n" for key, value in files.items()), encoding="utf-8")
     return recipe
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`write_job` in a folder of its own."""
+    return write_job(tmp_path_factory.mktemp("job"))
 
 
 def starter(job: Path, factory: pytest.TempPathFactory, script: str = SCRIPT) -> Callable[..., Run]:

@@ -79,10 +79,8 @@ RESUMED = [("fsdp2", "full"), ("zero3", "full"), ("zero3", "lora"), ("fsdp2_qlor
 Start = Callable[..., Run]
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_job(folder: Path) -> Path:
     """A recipe: 41 rows make 4 global batches of 12 an epoch, the last of them with 5 rows for 4 micro-batches."""
-    folder = tmp_path_factory.mktemp("llama_job")
     lines = (CHATS / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     files = {"train_file": folder / "train.jsonl", "validation_file": folder / "validation.jsonl"}
     files["train_file"].write_text("".join(lines[:41]), encoding="utf-8")
@@ -90,6 +88,12 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = folder / "job.yaml"
     recipe.write_text(JOB + "".join(f"{key}: {json.dumps(str(path))}\n" for key, path in files.items()))
     return recipe
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`write_job` in a folder of its own."""
+    return write_job(tmp_path_factory.mktemp("llama_job"))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,19 +102,38 @@ class TestTrust:
 class TestFits:
     """What `write` makes is of DDP on 2 processes, with global batches of 8 rows."""
 
-    @pytest.mark.parametrize("launch", [Launch("ddp", 2), Launch("ddp", 4), Launch("single", 1)])
-    def test_whole_states_fit_any_number_of_processes(self, tmp_path: Path, launch: Launch) -> None:
-        resuming.check_fits(write(tmp_path, 4), launch, 8)
+    def test_the_same_launch_goes_on_without_a_word(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), 8)
+        assert caplog.messages == []
 
-    @pytest.mark.parametrize("launch", [Launch("fsdp2", 2), Launch("zero3", 2)])
-    def test_another_way_of_splitting_is_refused_with_the_command(self, tmp_path: Path, launch: Launch) -> None:
+    @pytest.mark.parametrize(
+        ("launch", "told"),
+        [
+            (
+                Launch("ddp", 4),
+                "ddp on 4 go on with it: rows, weights and optimizer states go on where they were; drop",
+            ),
+            (Launch("fsdp2_offload", 2), "fsdp2 on 2 go on with it: rows, weights and optimizer states go on where"),
+            (Launch("single", 1), "single on 1 go on with it"),
+        ],
+    )
+    def test_another_that_can_go_on_is_told(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, launch: Launch, told: str
+    ) -> None:
+        resuming.check_fits(write(tmp_path, 4), launch, 8)
+        (message,) = caplog.messages
+        assert message.startswith(f"checkpoint-4 was written by ddp on 2 process(es), and {told}")
+        assert ("dropout draws other numbers" in message) == (launch.world_size != 2)
+
+    def test_zero_is_refused_with_the_command(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "argv", ["scripts/train.py", "--local_rank=1", "--seed", "3"])
         folder = write(tmp_path, 4)
         with pytest.raises(UserError) as raised:
-            resuming.check_fits(folder, launch, 8)
+            resuming.check_fits(folder, Launch("zero3", 2), 8)
         assert raised.value.problems == [
-            f"--resume_from_checkpoint {folder}: was written by ddp on 2 process(es), and this run is "
-            f"{launch.strategy} on 2. Go on with it by `accelerate launch --config_file accelerate_configs/ddp.yaml "
-            "--num_processes 2 SCRIPT ...`."
+            f"--resume_from_checkpoint {folder}: was written by ddp on 2 process(es), and this run is zero3 on 2; "
+            "ZeRO's states cannot be carried over. Go on with it by `accelerate launch --config_file "
+            "accelerate_configs/ddp.yaml --num_processes 2 scripts/train.py --seed 3`."
         ]
 
     def test_another_global_batch_is_refused(self, tmp_path: Path) -> None:

@@ -1,0 +1,255 @@
+"""A run goes on under another strategy or number of processes as if nothing had changed, or says what to type."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from indictune.training import checkpoints
+from tests.distributed import conftest, test_llama
+from tests.distributed.launching import SCRIPT, Run, accelerate, distance, python, start, train
+
+NOTING = "tests/faults/noting.py"
+LLAMA = test_llama.SCRIPT
+ROWS = 101
+STOPPED_AT = 4  # in the first of five epochs of 5 steps; the last step of each has 5 rows
+STEPS = 24
+LOSS = 1e-5
+OF_THE_CHANGE = 1e-3
+slow = pytest.mark.slow
+
+# The best loss is that of step 4, which the other launch saved and this one ends with. (The loss on the tweets rises
+# from there; that on the chats falls, so that the worst counts as the best.)
+FLAGS = (
+    *("--max_steps", str(STEPS), "--save_steps", "4", "--eval_strategy", "steps", "--eval_steps", "4"),
+    *("--load_best_model_at_end", "true", "--metric_for_best_model", "loss"),
+)
+
+
+class Runs:
+    """Runs of one recipe; the first run under a launch is kept.
+
+    Args:
+        recipe: of all.
+        folder: gets them.
+        script: that trains.
+        flags: of all.
+    """
+
+    def __init__(self, recipe: Path, folder: Path, script: str, *flags: str) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.command = [script, "--config", str(recipe), *FLAGS, *flags]
+        self.unbroken: dict[tuple[str, int], Run] = {}
+
+    def under(self, strategy: str, ranks: int) -> Run:
+        """The run that was never stopped."""
+        if (strategy, ranks) not in self.unbroken:
+            self.unbroken[strategy, ranks] = self._train(strategy, ranks, self.folder / f"{strategy}-{ranks}")
+        return self.unbroken[strategy, ranks]
+
+    def stopped(self, source: Run, folder: Path) -> Path:
+        """What a run that was stopped after step 4 has left."""
+        later = [f"checkpoint-{step}" for step in range(STOPPED_AT + 1, STEPS + 1)]
+        models = ("model.safetensors", "adapter_model.safetensors")
+        shutil.copytree(
+            source.folder, folder, ignore=shutil.ignore_patterns(*later, "metrics.json", "rows", "whole.pt")
+        )
+        for name in models:
+            (folder / name).unlink(missing_ok=True)
+        return folder
+
+    def go_on(self, source: Run, strategy: str, ranks: int, folder: Path, mutant: str = "") -> Run:
+        """The same run, stopped after step 4, and gone on with under another launch."""
+        self.stopped(source, folder)
+        return self._train(strategy, ranks, folder, "--resume_from_checkpoint", "auto", mutant=mutant)
+
+    def _train(self, strategy: str, ranks: int, folder: Path, *flags: str, mutant: str = "") -> Run:
+        (folder / "rows").mkdir(parents=True)
+        launcher = python() if strategy == "single" else accelerate(strategy, ranks)
+        variables = {"ROWS": str(folder / "rows"), "MUTANT": mutant}
+        return train(launcher, folder, *self.command, *flags, script=NOTING, **variables)
+
+
+def rows_of(run: Run) -> list[int]:
+    """The training rows that a run has read, rank by rank."""
+    files = sorted((run.folder / "rows").glob(f"{ROWS}-*"))
+    return [row for path in files for row in map(int, path.read_text(encoding="utf-8").split()) if row >= 0]
+
+
+def largest_difference(one: Run, other: Run) -> float:
+    """Of the losses of the same step."""
+    assert len(one.log) == len(other.log) == STEPS
+    return max(abs(a - b) for a, b in zip(one.series("loss"), other.series("loss"), strict=True))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A classifier, whose active vocabulary is trained."""
+    recipe = conftest.write_job(tmp_path_factory.mktemp("job"))
+    return Runs(recipe, tmp_path_factory.mktemp("runs"), SCRIPT)
+
+
+FAST = [("ddp", 2, "single", 1), ("ddp", 2, "fsdp2", 2), ("fsdp2", 2, "single", 1)]
+SLOW = [
+    *(("single", 1, "ddp", 2), ("single", 1, "fsdp2", 2), ("single", 1, "fsdp2", 1), ("fsdp2", 2, "ddp", 2)),
+    *(("fsdp2", 2, "fsdp2", 1), ("fsdp2", 1, "fsdp2", 2), ("fsdp2", 1, "single", 1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "processes", "after", "ranks"), [*FAST, *(pytest.param(*case, marks=slow) for case in SLOW)]
+)
+def test_a_run_goes_on_under_another_launch(
+    runs: Runs, tmp_path: Path, before: str, processes: int, after: str, ranks: int
+) -> None:
+    unbroken = runs.under(before, processes)
+    resumed = runs.go_on(unbroken, after, ranks, tmp_path / "out")
+    assert (resumed.metrics["strategy"], resumed.metrics["world_size"]) == (after, ranks)
+
+    assert largest_difference(unbroken, resumed) <= LOSS
+    for name in ("learning_rate", "epoch"):
+        assert resumed.series(name) == unbroken.series(name)
+    in_order = rows_of(runs.under("single", 1))
+    assert all(sorted(in_order[i : i + ROWS]) == list(range(ROWS)) for i in range(0, 4 * ROWS, ROWS))
+    assert Counter(rows_of(resumed)) == Counter(in_order[24 * STOPPED_AT :])
+
+    assert active_rows(resumed, STEPS) == active_rows(unbroken, STEPS) > 500
+    moved = distance(unbroken.weights_at(STEPS), unbroken.weights_at(STOPPED_AT))
+    assert distance(resumed.weights_at(STEPS), unbroken.weights_at(STEPS)) <= OF_THE_CHANGE * moved
+    # The best model, which the other launch saved.
+    assert distance(resumed.weights, unbroken.weights) == 0
+    log = (resumed.folder / "logs/rank-0.log").read_text(encoding="utf-8")
+    assert "The model is that of checkpoint-4, the best by loss" in log
+    told = f"checkpoint-4 was written by {before} on {processes} process(es), and {after} on {ranks} go on with it"
+    assert told in log
+
+
+def active_rows(run: Run, step: int) -> int:
+    return len(run.row_ids_at(step))
+
+
+@pytest.mark.parametrize(
+    ("before", "mutant"),
+    [
+        ("fsdp2", "fresh_states"),
+        pytest.param("ddp", "fresh_states", marks=slow),
+        pytest.param("fsdp2", "fresh_weights", marks=slow),
+    ],
+)
+def test_a_run_that_forgets_something_is_told_from_the_unbroken_one(
+    runs: Runs, tmp_path: Path, before: str, mutant: str
+) -> None:
+    unbroken = runs.under(before, 2)
+    assert largest_difference(unbroken, runs.go_on(unbroken, "single", 1, tmp_path / "out", mutant)) > 10 * LOSS
+
+
+@slow
+@pytest.mark.parametrize(
+    ("before", "processes", "after", "ranks"),
+    [("single", 1, "fsdp2", 2), ("fsdp2", 2, "single", 1), ("fsdp2", 2, "ddp", 2), ("ddp", 2, "single", 1)],
+)
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_language_model_goes_on_under_another_launch(
+    llama_runs: dict[str, Runs], tmp_path: Path, method: str, before: str, processes: int, after: str, ranks: int
+) -> None:
+    """Of an adapted model, the adapter's weights and states go over."""
+    unbroken = llama_runs[method].under(before, processes)
+    resumed = llama_runs[method].go_on(unbroken, after, ranks, tmp_path / "out")
+    assert largest_difference(unbroken, resumed) <= LOSS
+    name = "model.safetensors" if method == "full" else "adapter_model.safetensors"
+    assert distance(load_file(resumed.folder / name), load_file(unbroken.folder / name)) == 0
+
+
+@pytest.fixture(scope="module")
+def llama_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
+    """6 steps an epoch, so that step 4 is amid the first."""
+    recipe = test_llama.write_job(tmp_path_factory.mktemp("llama_job"))
+    flags = ("--global_batch_size", "8", "--per_device_train_batch_size", "2", "--greater_is_better", "true")
+    folder = tmp_path_factory.mktemp("llama_runs")
+    return {
+        method: Runs(recipe, folder / method, LLAMA, *test_llama.METHODS[method], *flags)
+        for method in ("lora", "full")
+    }
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        ("sgd", "--optim has none"),
+        pytest.param("adafactor", "exp_avg_sq_col, exp_avg_sq_row cannot be split as weights are", marks=slow),
+    ],
+)
+def test_the_states_of_another_optimizer_are_refused(runs: Runs, tmp_path: Path, optimizer: str, why: str) -> None:
+    folder = runs.stopped(runs.under("fsdp2", 2), tmp_path / "out")
+    message = refusal(runs, folder, "--optim", optimizer)
+    assert message == (
+        f"--resume_from_checkpoint {folder / 'checkpoint-4'}: it was written under another strategy, with an "
+        f"optimizer that has exp_avg, exp_avg_sq, step, and here {why}. Give the --optim of its recipe.yaml if that "
+        "is another one, or go on under the strategy that wrote it."
+    )
+
+
+def refusal(runs: Runs, folder: Path, *flags: str, **variables: str) -> str:
+    """What a run says that does not go on from a checkpoint."""
+    given = [*runs.command, *flags, "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+    result = start([*python(), *given], variables)
+    assert result.returncode == 2, result.stderr
+    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "user_error"
+    assert status["message"] in result.stderr
+    return str(status["message"])
+
+
+def test_zero_does_not_take_over_and_says_what_to_type(runs: Runs, tmp_path: Path) -> None:
+    folder = runs.stopped(runs.under("single", 1), tmp_path / "out")
+    message = refusal(runs, folder, "--deepspeed", "ds_configs/zero2.json", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    assert message == (
+        f"--resume_from_checkpoint {folder / 'checkpoint-4'}: was written by single on 1 process(es), and this run is "
+        "zero2 on 1; ZeRO's states cannot be carried over. Go on with it by "
+        f"`python {' '.join(runs.command)} --output_dir {folder} --resume_from_checkpoint auto`."
+    )
+
+
+def test_the_command_that_zeros_checkpoint_asks_for_is_the_one_that_wrote_it(runs: Runs, tmp_path: Path) -> None:
+    folder = runs.stopped(runs.under("single", 1), tmp_path / "out")
+    claim(folder / "checkpoint-4", strategy="zero3", world_size=2)
+    message = refusal(runs, folder)
+    assert message.endswith(
+        "was written by zero3 on 2 process(es), and this run is single on 1; ZeRO's states cannot be carried over. Go "
+        "on with it by `accelerate launch --config_file accelerate_configs/zero3.yaml --num_processes 2 "
+        f"{' '.join(runs.command)} --output_dir {folder} --resume_from_checkpoint auto`."
+    )
+
+
+def claim(checkpoint: Path, strategy: str, world_size: int) -> None:
+    """Let a checkpoint say that another launch wrote it."""
+    manifest = checkpoints.read_manifest(checkpoint)
+    assert manifest is not None
+    other = replace(manifest, strategy=strategy, world_size=world_size)
+    (checkpoint / checkpoints.MANIFEST).write_text(other.to_json(), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--global_batch_size", "12"), "--global_batch_size 12: checkpoint-4 was trained with 24"),
+        (("--seed", "1"), "it was trained on other rows, or in another order"),
+        (("--train_file", "{reversed}"), "it was trained on other rows, or in another order"),
+    ],
+)
+def test_other_rows_are_refused(runs: Runs, tmp_path: Path, flags: tuple[str, ...], why: str) -> None:
+    """Also under a launch that could go on."""
+    folder = runs.stopped(runs.under("ddp", 2), tmp_path / "out")
+    lines = (runs.recipe.parent / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "reversed.jsonl").write_text("".join(reversed(lines)), encoding="utf-8")
+    given = [flag.format(reversed=tmp_path / "reversed.jsonl") for flag in flags]
+    if "--train_file" in given:  # which drops all files of the recipe
+        given += ["--validation_file", str(runs.recipe.parent / "validation.jsonl")]
+    assert why in refusal(runs, folder, *given)

@@ -1,0 +1,41 @@
+"""Which launch goes on with another one's state, and the command that is told where none does."""
+
+from __future__ import annotations
+
+import pytest
+
+from indictune.strategy.handover import can_go_on, command
+from indictune.strategy.launch import Launch
+
+
+@pytest.mark.parametrize("before", ["single", "ddp", "fsdp2"])
+@pytest.mark.parametrize("now", [Launch("single"), Launch("ddp", 3), Launch("fsdp2", 1), Launch("fsdp2_offload", 4)])
+def test_what_torch_keeps_goes_over_to_any_number_of_processes(before: str, now: Launch) -> None:
+    assert can_go_on(before, 2, now)
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+def test_zeros_states_stay_with_as_many_processes_of_the_same_stage(stage: str) -> None:
+    assert can_go_on(stage, 2, Launch(stage, 2))
+    assert can_go_on(stage, 2, Launch(f"{stage}_offload", 2))
+    assert not can_go_on(stage, 2, Launch(stage, 1))
+    for other in ("single", "ddp", "fsdp2", "zero0"):
+        assert not can_go_on(stage, 2, Launch(other, 2))
+        assert not can_go_on(other, 2, Launch(stage, 2))
+
+
+def test_the_command_is_what_was_typed_under_another_launcher() -> None:
+    typed = [
+        "scripts/train.py",
+        "--local_rank=0",
+        "--deepspeed",
+        "z.json",
+        "--max_length",
+        "48",
+        "--text_column",
+        "a b",
+    ]
+    assert command("single", 1, typed) == "python scripts/train.py --max_length 48 --text_column 'a b'"
+    assert command("fsdp2", 4, ["s.py", "--deepspeed=z.json", "--deepspeed"]) == (
+        "accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 4 s.py"
+    )
