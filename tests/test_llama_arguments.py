@@ -140,6 +140,4 @@ class TestRanges:
         recipe = read_recipe(["--metric_for_best_model", metric], RUN)
         with pytest.raises(UserError) as raised:
             check_values(LlamaTrainingArguments, lambda name: recipe.planned(LlamaTrainingArguments, name))
-        assert raised.value.problems == [
-            f"--metric_for_best_model {metric}: expected loss or answer_token_accuracy."
-        ]
+        assert raised.value.problems == [f"--metric_for_best_model {metric}: expected loss or answer_token_accuracy."]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from indictune.arguments import CheckpointArguments
+from indictune.checkpoint_arguments import CheckpointArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.layout import table

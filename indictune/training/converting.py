@@ -21,7 +21,8 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from indictune.arguments import CheckpointArguments, ModelArguments
+from indictune.arguments import ModelArguments
+from indictune.checkpoint_arguments import CheckpointArguments
 from indictune.errors import UserError
 from indictune.models.bases import CONFIG, RECORD, config_file
 from indictune.models.checkpoints import INDEX, weights_files

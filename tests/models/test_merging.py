@@ -687,9 +687,7 @@ def test_a_disk_without_room_and_a_place_for_no_folder_are_told(
     assert {path.name for path in adapter.parent.iterdir()} == {"base", "adapter"}
 
 
-def test_a_branch_that_moved_on_the_hub_is_taken_as_it_was(
-    adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_branch_that_moved_on_the_hub_is_taken_as_it_was(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = adapter.parent / "cache"
     then, now = "0" * 40, "1" * 40
     repository = cache / "models--org--model"
