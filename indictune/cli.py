@@ -8,9 +8,10 @@ from collections.abc import Sequence
 USAGE = """usage: indictune VERB [flags]
 
 verbs:
-  prepare    read and tokenise the rows of a run, once, before it starts: --config R.yaml [the run's other flags]
-  evaluate   score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
-  merge      make an adapter and its base one model: ADAPTER --output_dir D [--dtype T]
+  prepare     read and tokenise the rows of a run, once, before it starts: --config R.yaml [the run's other flags]
+  evaluate    score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
+  merge       make an adapter and its base one model: ADAPTER --output_dir D [--dtype T]
+  checkpoint  list and verify a run's checkpoints, or make one a plain model: DIR [--convert_to FOLDER]
 
 `indictune VERB --help` lists the flags of a verb.
 """
@@ -19,7 +20,7 @@ verbs:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that `argv` begins with; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verbs = {"prepare": prepare, "evaluate": evaluate, "merge": merge}
+    verbs = {"prepare": prepare, "evaluate": evaluate, "merge": merge, "checkpoint": checkpoint}
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if words else 2
@@ -48,6 +49,13 @@ def merge(argv: Sequence[str]) -> int:
     from indictune.models.merging import merge_command
 
     return merge_command(argv)
+
+
+def checkpoint(argv: Sequence[str]) -> int:
+    """List and verify checkpoints, or make one a plain model."""
+    from indictune.training.checkpoint_command import checkpoint_command
+
+    return checkpoint_command(argv)
 
 
 if __name__ == "__main__":

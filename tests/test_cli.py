@@ -28,7 +28,10 @@ def test_no_verb_shows_the_help_and_ends_with_2(capsys: pytest.CaptureFixture[st
 
 def test_an_unknown_verb_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evalute"]) == 2
-    assert capsys.readouterr() == ("", "indictune: there is no verb `evalute`; there is prepare, evaluate, merge.\n")
+    assert capsys.readouterr() == (
+        "",
+        "indictune: there is no verb `evalute`; there is prepare, evaluate, merge, checkpoint.\n",
+    )
 
 
 def test_evaluate_tells_all_that_is_missing_at_once_and_writes_nothing(

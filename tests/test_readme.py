@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.command_arguments import EvaluateArguments, MergeArguments
+from indictune.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
 from indictune.config import read_recipe
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.strategy.launch import read_deepspeed
@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[type[Any], ...]] = {
     "prepare": TRAINING["scripts/train_sentiment.py"],
     "evaluate": (EvaluateArguments,),
     "merge": (MergeArguments,),
+    "checkpoint": (CheckpointArguments,),
 }
 TOP_LEVEL = r"(?:indictune|scripts|accelerate_configs|ds_configs|recipes|benchmarks|docs|tests)/[\w./-]*\w"
 
@@ -63,7 +64,7 @@ def test_a_command_would_be_understood(words: list[str]) -> None:
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
         return
     if words[0] == "indictune":
-        flags = words[2:] if words[2].startswith("--") else words[3:]  # merge takes the adapter as a bare word
+        flags = words[2:] if words[2].startswith("--") else words[3:]  # merge and checkpoint take a bare word
         flags = [str(ROOT / flag) if flag.startswith("recipes/") else flag for flag in flags]
         assert read_recipe(flags, VERBS[words[1]]).problems == []
         return

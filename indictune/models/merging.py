@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -21,11 +18,7 @@ from indictune.models.checkpoints import Checkpoint, weights_files, write_shards
 from indictune.models.sources import explained
 from indictune.models.sourcing import Merger, plan, skeleton
 from indictune.models.updates import Adapter, read_adapter
-
-TOKENIZER_FILES = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
-    *("*.jinja", "chat_template.json"),
-)
+from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, whole_folder
 
 
 def merge_command(argv: Sequence[str]) -> int:
@@ -57,7 +50,7 @@ def merge(args: MergeArguments) -> str:
     output_dir = Path(args.output_dir)
     problems = Problems()
     with problems.collecting():
-        _check_free(output_dir)
+        check_free(output_dir, "--output_dir")
     with problems.collecting():
         adapter = read_adapter(Path(args.adapter))
     problems.raise_any()
@@ -68,7 +61,8 @@ def merge(args: MergeArguments) -> str:
     with explained(ModelArguments(str(base_folder)), OSError, ValueError, KeyError, flag="The base"):
         model, settings = skeleton(adapter, base_folder, args.trust_remote_code)
     merger = plan(args, adapter, base, model, settings)
-    with _whole_folder(output_dir, merger.size_bytes()) as unfinished:
+    way_out = "name a folder on another disk, or give --dtype bfloat16"
+    with whole_folder(output_dir, "--output_dir", merger.size_bytes(), way_out) as unfinished:
         merged = unfinished / "merged"
         _write(merger, base_folder, merged, args.max_shard_size)
         if args.to_4bit:
@@ -113,25 +107,13 @@ def _copy_beside(merger: Merger, base_folder: Path, folder: Path) -> None:
     """The tokenizer with its chat template, generation settings and recipe: the adapter's where it has them."""
     adapter_folder = merger.adapter.folder
     has_tokenizer = any((adapter_folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    _copy(adapter_folder if has_tokenizer else base_folder, TOKENIZER_FILES, folder)
+    copy_files(adapter_folder if has_tokenizer else base_folder, TOKENIZER_FILES, folder)
     if merger.model.can_generate():
-        _copy(base_folder, ["generation_config.json"], folder)
-        _copy(adapter_folder, ["generation_config.json"], folder)
-    _copy(adapter_folder, ["recipe.yaml"], folder)  # by which `indictune evaluate` reads rows as training did
+        copy_files(base_folder, ["generation_config.json"], folder)
+        copy_files(adapter_folder, ["generation_config.json"], folder)
+    copy_files(adapter_folder, ["recipe.yaml"], folder)  # by which `indictune evaluate` reads rows as training did
     if "auto_map" in merger.model.config.to_dict():
-        _copy(base_folder, ["*.py"], folder)
-
-
-def _copy(source: Path, patterns: Sequence[str], folder: Path) -> None:
-    """Copy a folder's files that have such names. Where one is a link that leads out, it is left: nobody could tell
-    what it brings into a model that is given away."""
-    root = source.resolve()
-    if root.parent.name == "snapshots":  # of the Hub's cache, whose files are links to `blobs` beside it
-        root = root.parents[1]
-    for pattern in patterns:
-        for path in source.glob(pattern):
-            if path.is_file() and path.resolve().is_relative_to(root):
-                shutil.copyfile(path, folder / path.name)
+        copy_files(base_folder, ["*.py"], folder)
 
 
 def _rounded_again(merger: Merger, merged: Path, folder: Path, max_shard_size: str) -> Path:
@@ -142,33 +124,3 @@ def _rounded_again(merger: Merger, merged: Path, folder: Path, max_shard_size: s
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     _copy_beside(merger, merged, folder)
     return folder
-
-
-def _check_free(output_dir: Path) -> None:
-    if output_dir.exists() and not (output_dir.is_dir() and not any(output_dir.iterdir())):
-        raise UserError(f"--output_dir {output_dir}: is there already, and not an empty folder; choose another.")
-
-
-@contextmanager
-def _whole_folder(output_dir: Path, size_bytes: int) -> Iterator[Path]:
-    """A folder beside `output_dir` to write in; it is taken away again, whatever happens.
-
-    Raises:
-        UserError: there is no room, or no right to write.
-    """
-    parent = output_dir.absolute().parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}-", dir=parent))
-    except OSError as error:
-        raise UserError(f"--output_dir {output_dir}: cannot be made ({error.strerror}); name another.") from error
-    try:
-        free_bytes = shutil.disk_usage(parent).free
-        if free_bytes < size_bytes:
-            raise UserError(
-                f"--output_dir {output_dir}: the merged model needs {size_bytes / 1e9:.1f} GB, and {parent} has "
-                f"{free_bytes / 1e9:.1f} GB left; name a folder on another disk, or give --dtype bfloat16."
-            )
-        yield unfinished
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

@@ -211,6 +211,12 @@ def save_row_ids(model: nn.Module, checkpoint: str | Path) -> None:
         (Path(checkpoint) / ROW_IDS).write_text(json.dumps(active[1].row_ids.tolist()), encoding="utf-8")
 
 
+def read_row_ids(checkpoint: str | Path) -> Tensor | None:
+    """int64 [rows], the rows of the embedding that a checkpoint trains; None where it trains all."""
+    path = Path(checkpoint) / ROW_IDS
+    return torch.tensor(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
 def check_row_ids(checkpoint: str | Path, row_ids: Tensor | None) -> None:
     """Refuse to go on from a checkpoint that trains other rows.
 
@@ -221,8 +227,8 @@ def check_row_ids(checkpoint: str | Path, row_ids: Tensor | None) -> None:
     Raises:
         UserError: the rows differ.
     """
-    path = Path(checkpoint) / ROW_IDS
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    row_ids_before = read_row_ids(checkpoint)
+    before = None if row_ids_before is None else row_ids_before.tolist()
     now = None if row_ids is None else row_ids.tolist()
     if before == now:
         return

@@ -66,6 +66,11 @@ def _forget_unused_renamings(model: PreTrainedModel) -> None:
         vars(model)["_weight_conversions"] = [each for each in noted if not legacy & set(each.source_patterns)]
 
 
+def architecture_of(model: nn.Module) -> str:
+    """The name of a model's class as `config.json` has it; a split model is of a class that torch makes of it."""
+    return type(model).__name__.removeprefix("FSDP")
+
+
 def gather_full_model(accelerator: Accelerator) -> None:
     """Make the next `save_model` write the complete model, also where checkpoints are kept in shards."""
     if accelerator.distributed_type == DistributedType.FSDP:

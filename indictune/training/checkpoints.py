@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ PREFIX = "checkpoint-"
 UNFINISHED = ".unfinished-checkpoint"  # its sibling while it is written
 _REPLACED = ".replaced-checkpoint"
 _CHUNK_BYTES = 1 << 20
+_HASHED_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -152,13 +154,13 @@ def write_through(path: Path) -> None:
 
 def settle(folder: Path, names: Iterable[str]) -> dict[str, FileDigest]:
     """Let files reach the disk, closed to other users' writing; returns their digests."""
-    found = {}
-    for name in names:
-        path = folder / name
-        path.chmod(path.stat().st_mode & ~0o022)
-        write_through(path)
-        found[name] = digest(path)
-    return found
+    paths = {name: folder / name for name in names}
+    with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
+        digests = pool.map(digest, paths.values())  # computed from memory while the disk writes
+        for path in paths.values():
+            path.chmod(path.stat().st_mode & ~0o022)
+            write_through(path)
+        return dict(zip(paths, digests, strict=True))
 
 
 def commit(unfinished: Path, final: Path, manifest: Manifest) -> None:

@@ -21,6 +21,7 @@ from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import NO_ROW, EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.models.adapters import save_adapter_extras
+from indictune.models.description import save_description
 from indictune.models.loading import Model
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import conversion, sharding
@@ -253,12 +254,13 @@ class ExactTrainer(Trainer):
                 raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save, with three things mended for which a callback on saving comes too late.
+        """Save, with four things mended for which a callback on saving comes too late.
 
         Where checkpoints are kept in shards, the Trainer writes nothing here, and then looks whether the folder of the
         best checkpoint is there, each rank for itself (5.23, `_save_checkpoint`). It may be there for one rank and not
         yet for another: seen is one rank loading the best model at the end while the other waited for it, for ever.
-        peft leaves the configuration out of an adapter's folder. And a saved model has all rows of its embedding.
+        So such a checkpoint would not say what model it is of. peft leaves the configuration out of an adapter's
+        folder. And a saved model has all rows of its embedding.
         """
         folder = output_dir or str(self.args.output_dir)
         if self.args.should_save:
@@ -270,6 +272,9 @@ class ExactTrainer(Trainer):
             save_whole_vocabulary(model, folder)
             if Path(folder) != Path(str(self.args.output_dir)):  # a checkpoint
                 save_row_ids(model, folder)
+                if not list(Path(folder).glob("*.safetensors")):
+                    tokenizer = cast(PreTrainedTokenizerBase, self.processing_class)
+                    save_description(model, sharding.architecture_of(model), tokenizer, folder)
 
     def prediction_step(
         self,

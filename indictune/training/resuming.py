@@ -62,13 +62,16 @@ def _damaged(named: Path, problems: list[str]) -> str:
     )
 
 
-def check_trusted(checkpoint: Path, output_dir: Path, trust_checkpoint: bool) -> None:
+def check_trusted(
+    checkpoint: Path, output_dir: Path, trust_checkpoint: bool, flag: str = "--resume_from_checkpoint"
+) -> None:
     """Refuse to read what others may have written: a checkpoint holds pickles, which can run code when they are read.
 
     Args:
         checkpoint: to go on from.
         output_dir: of the run, whose checkpoints are its own.
         trust_checkpoint: the user vouches for it.
+        flag: by which the user named it.
 
     Raises:
         UserError: it stands elsewhere, or a file of it, or `output_dir`, belongs to or can be written by somebody
@@ -79,7 +82,7 @@ def check_trusted(checkpoint: Path, output_dir: Path, trust_checkpoint: bool) ->
     why = _why_not_own(checkpoint, output_dir)
     if why is not None:
         raise UserError(
-            f"--resume_from_checkpoint {checkpoint}: {why}, and it holds pickles, which can run code when they are "
+            f"{flag} {checkpoint}: {why}, and it holds pickles, which can run code when they are "
             "read. If you trust whoever wrote it, add --trust_checkpoint true."
         )
 

@@ -23,7 +23,7 @@ from indictune.models.bases import base_of
 from indictune.models.checkpoints import INDEX, is_inside, weights_files
 from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.loading import load_tokenizer
-from indictune.models.merging import TOKENIZER_FILES, _copy
+from indictune.models.writing import TOKENIZER_FILES, copy_files
 from indictune.training import checkpoints
 from indictune.training.checkpoints import MANIFEST, FileDigest
 from indictune.training.continuing import GoOn
@@ -195,7 +195,7 @@ class TestLinks:
         (tmp_path / "adapter").mkdir()
         (tmp_path / "adapter" / "tokenizer.json").symlink_to("../secret")
         (tmp_path / "adapter" / "vocab.txt").write_text("words")
-        _copy(tmp_path / "adapter", TOKENIZER_FILES, target)
+        copy_files(tmp_path / "adapter", TOKENIZER_FILES, target)
         assert [path.name for path in target.iterdir()] == ["vocab.txt"]
 
     def test_of_the_hubs_cache_are(self, tmp_path: Path, target: Path) -> None:
@@ -204,7 +204,7 @@ class TestLinks:
         snapshot = tmp_path / "snapshots" / "commit"
         snapshot.mkdir(parents=True)
         (snapshot / "vocab.txt").symlink_to("../../blobs/0f")
-        _copy(snapshot, TOKENIZER_FILES, target)
+        copy_files(snapshot, TOKENIZER_FILES, target)
         assert (target / "vocab.txt").read_text() == "words"
 
 

@@ -683,7 +683,7 @@ def test_a_disk_without_room_and_a_place_for_no_folder_are_told(
         run(adapter, adapter / "base_config.json/out")
     usage = shutil.disk_usage(adapter)._replace(free=300_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"the merged model needs 0\.0 GB, and .* has 0\.0 GB left"):
+    with pytest.raises(UserError, match=r"the model needs 0\.0 GB, and .* has 0\.0 GB left"):
         run(adapter, adapter.parent / "out")
     assert {path.name for path in adapter.parent.iterdir()} == {"base", "adapter"}
 

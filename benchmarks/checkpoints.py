@@ -1,0 +1,132 @@
+"""What it costs that a checkpoint is whole: the Trainer's own save beside ours, which settles and hashes the files.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.checkpoints
+
+A BERT of about 100 MB with the states of AdamW, on one process. The two save by turns, the disk is settled before
+each, and medians of the seconds are shown; then what ours does beside, each alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import BertConfig, BertForSequenceClassification, Trainer
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.environment import environment, write_results
+from indictune.arguments import ModelArguments, SentimentTrainingArguments
+from indictune.layout import table
+from indictune.models.loading import load_tokenizer
+from indictune.training import checkpoints, saving
+from indictune.training.loss import ExactLoss
+from indictune.training.trainer import IndicTrainer
+
+
+def trained(folder: Path, width: int) -> IndicTrainer:
+    """A trainer after one step, so that the optimizer has states."""
+    config = BertConfig(
+        vocab_size=30_000,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+    )
+    rows = Dataset.from_dict({"input_ids": [[5, 6, 7, 8]] * 8, "labels": [0, 1] * 4, "length": [4] * 8})
+    args = SentimentTrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        max_steps=1,
+        global_batch_size=8,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=1,
+        eval_strategy="no",
+        save_strategy="no",
+        load_best_model_at_end=False,
+        disable_tqdm=True,
+    )
+    tokenizer = load_tokenizer(ModelArguments("builtin:tiny-indic-bert"))
+    trainer = IndicTrainer(
+        BertForSequenceClassification(config), args, rows, None, tokenizer, ExactLoss(), padded=True
+    )
+    trainer.train()
+    return trainer
+
+
+def seconds_of(act: Callable[[], None]) -> tuple[float, float]:
+    """Of an act that begins with nothing left to write: by the clock, and of this process's cores.
+
+    The second hardly changes where other programs run beside.
+    """
+    os.sync()
+    since, cores_since = time.perf_counter(), time.process_time()
+    act()
+    return time.perf_counter() - since, time.process_time() - cores_since
+
+
+def hash_all(folder: Path) -> None:
+    """One file after the other, from memory."""
+    for name in checkpoints.files_in(folder):
+        checkpoints.digest(folder / name)
+
+
+def measure(trainer: IndicTrainer, laps: int) -> dict[str, list[float]]:
+    """Medians of seconds, by the clock and of cores, by what was done."""
+    folder = checkpoints.path_of(Path(str(trainer.args.output_dir)), 1)
+    model = trainer.model_wrapped
+    acts: dict[str, Callable[[], None]] = {
+        "Trainer": lambda: Trainer._save_checkpoint(trainer, model, None),
+        "ours": lambda: trainer._save_checkpoint(model, None),
+    }
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in (*acts, "hash", "check for NaN")}
+    for _ in range(laps):
+        for name, act in acts.items():
+            shutil.rmtree(folder, ignore_errors=True)
+            seconds[name].append(seconds_of(act))
+        seconds["hash"].append(seconds_of(lambda: hash_all(folder)))
+        seconds["check for NaN"].append(seconds_of(lambda: saving._check_weights(trainer)))
+    return {
+        name: [round(statistics.median(kind), 3) for kind in zip(*each, strict=True)] for name, each in seconds.items()
+    }
+
+
+def main() -> None:
+    """Measure, print the table and write the result file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--laps", type=int, default=5)
+    parser.add_argument("--width", type=int, default=512)
+    asked = parser.parse_args()
+    torch.manual_seed(0)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trained(Path(folder), asked.width)
+        medians = measure(trainer, asked.laps)
+        size_bytes = sum(path.stat().st_size for path in Path(folder, "checkpoint-1").rglob("*"))
+    ratios = [round(ours / stock, 2) for ours, stock in zip(medians["ours"], medians["Trainer"], strict=True)]
+    body = [[name, *(f"{seconds:.3f}" for seconds in pair)] for name, pair in medians.items()]
+    print(table(["what", "seconds", "of cores"], body), end="\n\n")
+    print(
+        f"{size_bytes / 1e6:.0f} MB; ours takes {ratios[0]} times the Trainer's seconds, {ratios[1]} times its cores'"
+    )
+    results = {
+        "environment": environment(),
+        "load_average": os.getloadavg(),
+        "laps": asked.laps,
+        "checkpoint_bytes": size_bytes,
+        "seconds_and_seconds_of_cores": medians,
+        "ours_to_trainer": ratios,
+    }
+    print(f"written to {write_results('checkpoints', results)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A folder with a model is written whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from indictune.errors import UserError
+
+TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
+    *("*.jinja", "chat_template.json"),
+)
+
+
+def check_free(folder: Path, flag: str) -> None:
+    """Refuse to write over anything.
+
+    Args:
+        folder: that a model goes to.
+        flag: by which the user named it.
+
+    Raises:
+        UserError: it is there, and not an empty folder.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{flag} {folder}: is there already, and not an empty folder; choose another.")
+
+
+@contextmanager
+def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str) -> Iterator[Path]:
+    """A folder beside `folder` to write in; it is taken away again, whatever happens.
+
+    Args:
+        folder: that a model goes to, by a rename at the end.
+        flag: by which the user named it.
+        size_bytes: of the model.
+        way_out: what to do where there is no room.
+
+    Raises:
+        UserError: there is no room, or no right to write.
+    """
+    parent = folder.absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=parent))
+    except OSError as error:
+        raise UserError(f"{flag} {folder}: cannot be made ({error.strerror}); name another.") from error
+    try:
+        free_bytes = shutil.disk_usage(parent).free
+        if free_bytes < size_bytes:
+            raise UserError(
+                f"{flag} {folder}: the model needs {size_bytes / 1e9:.1f} GB, and {parent} has "
+                f"{free_bytes / 1e9:.1f} GB left; {way_out}."
+            )
+        yield unfinished
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def copy_files(source: Path, patterns: Sequence[str], folder: Path) -> None:
+    """Copy the files of a folder whose names fit one of some patterns, as far as there are any.
+
+    A link that leads out of the folder is left: nobody could tell what it brings into a model that is given away.
+    """
+    root = source.resolve()
+    if root.parent.name == "snapshots":  # of the Hub's cache, whose files are links to `blobs` beside it
+        root = root.parents[1]
+    for pattern in patterns:
+        for path in source.glob(pattern):
+            if path.is_file() and path.resolve().is_relative_to(root):
+                shutil.copyfile(path, folder / path.name)

@@ -1,0 +1,162 @@
+"""`indictune checkpoint`: what checkpoints a run has, whether they are whole, and one of them as a plain model."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from indictune.command_arguments import CheckpointArguments
+from indictune.config import read_recipe
+from indictune.errors import UserError
+from indictune.layout import table
+from indictune.training import checkpoints
+from indictune.training.checkpoints import MANIFEST, PREFIX, UNFINISHED, Manifest
+from indictune.training.output import is_finished
+
+HEADER = ("step", "strategy", "size", "rows of the epoch", "state", "")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint, looked at.
+
+    Attributes:
+        path: its folder.
+        manifest: None where there is none that can be read.
+        problems: what is wrong with it, file by file; empty where it is whole.
+        unfinished: whether it is being written, or was when its run was killed.
+    """
+
+    path: Path
+    manifest: Manifest | None
+    problems: list[str]
+    unfinished: bool = False
+
+    @property
+    def step(self) -> int:
+        return checkpoints.step_of(self.path)
+
+    @property
+    def state(self) -> str:
+        return "unfinished" if self.unfinished else "damaged" if self.problems else "whole"
+
+
+def checkpoint_command(argv: Sequence[str]) -> int:
+    """`indictune checkpoint DIR [--convert_to FOLDER]`; returns the exit code, 1 where a checkpoint is damaged."""
+    words = list(argv)
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--folder")
+    recipe = read_recipe(words, (CheckpointArguments,))
+    try:
+        with recipe.problems.collecting():
+            args = recipe.build(CheckpointArguments)
+        recipe.problems.raise_any()
+        folder = Path(os.path.abspath(args.folder))
+        found = look(folder)
+        if args.convert_to is None:
+            print(shown(folder, found))
+            return int(any(each.state == "damaged" for each in found))
+        from indictune.training.converting import convert  # torch is slow to import
+
+        chosen = to_convert(folder, found)
+        print(convert(args, chosen.path, chosen.problems))
+    except UserError as error:
+        print(f"indictune: {error.message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def look(folder: Path) -> list[Found]:
+    """The checkpoints of a run, the newest first, or the one that is named; all of their files are read.
+
+    Raises:
+        UserError: there are none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder.")
+    if checkpoints.step_of(folder) >= 0 and not checkpoints.listed(folder):
+        return [_looked_at(folder)]
+    unfinished = [Found(path, None, [], unfinished=True) for path in checkpoints.listed(folder / UNFINISHED)]
+    found = unfinished + [_looked_at(path) for path in checkpoints.listed(folder)]
+    if not found:
+        raise UserError(
+            f"{folder}: holds no checkpoint (no {PREFIX}<step>). Name a run's --output_dir, or a checkpoint of it."
+        )
+    return sorted(found, key=lambda each: each.step, reverse=True)
+
+
+def _looked_at(path: Path) -> Found:
+    return Found(path, checkpoints.read_manifest(path), checkpoints.damage(path))
+
+
+def best_step(found: Sequence[Found]) -> int | None:
+    """The step that the newest whole checkpoint calls the best; None where nothing was compared."""
+    for each in found:
+        if each.state == "whole":
+            state = json.loads((each.path / "trainer_state.json").read_text(encoding="utf-8"))
+            best: int | None = state["best_global_step"]
+            return best
+    return None
+
+
+def resumed_step(folder: Path, found: Sequence[Found]) -> int | None:
+    """The step that `--resume_from_checkpoint auto` goes on from; None where it starts afresh, or trains nothing."""
+    if folder in [each.path for each in found] or is_finished(folder):
+        return None
+    return next((each.step for each in found if each.state == "whole"), None)
+
+
+def to_convert(folder: Path, found: Sequence[Found]) -> Found:
+    """The best of the checkpoints, or the newest where there is no best; whole or not.
+
+    Raises:
+        UserError: none is finished.
+    """
+    finished = [each for each in found if not each.unfinished]
+    if not finished:
+        raise UserError(f"{folder}: its only checkpoint is unfinished; there is nothing to convert.")
+    best = best_step(found)
+    return next((each for each in finished if each.step == best), finished[0])
+
+
+def shown(folder: Path, found: Sequence[Found]) -> str:
+    """A table of the checkpoints, and below it what is damaged and what has written them."""
+    best, resumed = best_step(found), resumed_step(folder, found)
+    body = []
+    for each in found:
+        notes = ["best"] * (each.step == best) + ["auto"] * (each.step == resumed)
+        body.append([str(each.step), *_about(each.manifest), each.state, ", ".join(notes)])
+    lines = [table(HEADER, body)]
+    lines += [f"damaged: {problem}" for each in found for problem in each.problems]
+    lines += [f"unfinished: {each.path} has no {MANIFEST} yet" for each in found if each.unfinished]
+    lines += _versions(found)
+    if resumed is not None:
+        lines.append(f"--resume_from_checkpoint auto goes on from {PREFIX}{resumed}.")
+    elif is_finished(folder):
+        lines.append("The run is finished: --resume_from_checkpoint auto trains nothing.")
+    return "\n".join(lines)
+
+
+def _about(manifest: Manifest | None) -> tuple[str, str, str]:
+    """Strategy, size and rows."""
+    if manifest is None:
+        return "-", "-", "-"
+    return f"{manifest.strategy} x {manifest.world_size}", _size(manifest.bytes), f"{manifest.rows_of_epoch:,}"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
+
+
+def _versions(found: Sequence[Found]) -> list[str]:
+    """What has written the checkpoints; a line for each set of versions."""
+    steps: dict[str, list[str]] = {}
+    for each in found:
+        if each.manifest is not None:
+            text = ", ".join(f"{name} {version}" for name, version in each.manifest.versions.items())
+            steps.setdefault(text, []).append(str(each.step))
+    return [f"written by {text}" + f" (step {', '.join(own)})" * (len(steps) > 1) for text, own in steps.items()]

@@ -1,0 +1,167 @@
+"""`indictune checkpoint` on the checkpoints of a real run of one process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
+
+from indictune.cli import main
+from indictune.training import checkpoints
+from indictune.training.checkpoints import UNFINISHED
+from tests.conftest import FinishedRun
+from tests.distributed.launching import BIN, SCRIPT, python, start
+from tests.training.test_checkpoints import flip_a_bit, truncate
+
+
+@pytest.fixture
+def run(finished_run: FinishedRun, tmp_path: Path) -> Path:
+    """A run of 8 steps with checkpoints of steps 4 and 8, to be spoilt."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run.folder, folder)
+    return folder
+
+
+def stopped(run: Path) -> Path:
+    """The run, as if it had not ended yet."""
+    (run / "metrics.json").unlink()
+    return run
+
+
+def best_step(run: Path) -> int:
+    """4 or 8, whichever had the lower loss."""
+    state = json.loads((run / "checkpoint-8" / "trainer_state.json").read_text(encoding="utf-8"))
+    return int(state["best_global_step"])
+
+
+def noted(line: str) -> tuple[str, list[str]]:
+    """State and marks of a line of the table."""
+    (state,) = (word for word in line.split() if word in ("whole", "damaged", "unfinished"))
+    return state, line.partition(state)[2].replace(",", "").split()
+
+
+def listed(capsys: pytest.CaptureFixture[str], folder: Path, code: int) -> list[str]:
+    assert main(["checkpoint", str(folder)]) == code
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out.splitlines()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["checkpoint", *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return shown.err
+
+
+class TestListing:
+    def test_the_newest_comes_first_and_the_next_start_is_told(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        header, _, newest, oldest, versions, auto = listed(capsys, stopped(run), 0)
+        size = checkpoints.read_manifest(run / "checkpoint-8").bytes  # type: ignore[union-attr]
+        assert header.split("  ")[0] == "step"
+        assert newest.split()[:8] == ["8", "single", "x", "1", f"{size / 1e6:,.1f}", "MB", "0", "whole"]
+        assert oldest.split()[0] == "4"
+        best = best_step(run)
+        assert noted(newest) == ("whole", ["best"] * (best == 8) + ["auto"])
+        assert noted(oldest) == ("whole", ["best"] * (best == 4))
+        assert f"torch {torch.__version__}" in versions
+        assert auto == "--resume_from_checkpoint auto goes on from checkpoint-8."
+
+    def test_of_a_finished_run_nothing_is_resumed(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        lines = listed(capsys, run, 0)
+        assert sorted(mark for line in lines[2:4] for mark in noted(line)[1]) == ["best"]
+        assert lines[-1] == "The run is finished: --resume_from_checkpoint auto trains nothing."
+
+    def test_a_damaged_one_is_told_with_its_file_and_passed_over(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        flip_a_bit(stopped(run) / "checkpoint-8" / "optimizer.pt")
+        _, _, newest, oldest, damage, *_, auto = listed(capsys, run, 1)
+        assert noted(newest) == ("damaged", [])
+        assert noted(oldest) == ("whole", ["best", "auto"])  # as far as step 4 knows
+        assert damage == f"damaged: {run / 'checkpoint-8' / 'optimizer.pt'} is not as it was written"
+        assert auto.endswith("checkpoint-4.")
+
+    def test_one_without_a_manifest_is_damaged(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (run / "checkpoint-9").mkdir()
+        lines = listed(capsys, run, 1)
+        assert lines[2].split() == ["9", "-", "-", "-", "damaged"]
+        assert f"damaged: {run / 'checkpoint-9' / 'manifest.json'} is missing" in lines
+
+    def test_one_that_is_being_written_is_unfinished(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (run / UNFINISHED / "checkpoint-12").mkdir(parents=True)
+        lines = listed(capsys, run, 0)
+        assert lines[2].split() == ["12", "-", "-", "-", "unfinished"]
+        assert [noted(line)[0] for line in lines[3:5]] == ["whole", "whole"]
+
+    def test_one_can_be_named(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        lines = listed(capsys, stopped(run) / "checkpoint-4", 0)
+        assert [line.split()[0] for line in lines[2:]] == ["4", "written"]
+        assert "auto" not in lines[2]
+        truncate(run / "checkpoint-4" / "trainer_state.json")
+        assert noted(listed(capsys, run / "checkpoint-4", 1)[2]) == ("damaged", [])
+
+    def test_a_folder_without_any_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert f"{tmp_path / 'no'}: there is no such folder." in refused(capsys, str(tmp_path / "no"))
+        assert f"{tmp_path}: holds no checkpoint (no checkpoint-<step>)." in refused(capsys, str(tmp_path))
+        assert "The folder is missing: indictune checkpoint DIR" in refused(capsys)
+
+
+class TestConverting:
+    def test_the_best_one_becomes_the_model_of_the_run(
+        self, run: Path, finished_run: FinishedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder = tmp_path / "model"
+        assert main(["checkpoint", str(run), "--convert_to", str(folder)]) == 0
+        assert capsys.readouterr().out == f"{folder}: the model of {run / f'checkpoint-{best_step(run)}'}.\n"
+        assert (folder / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+        AutoModelForSequenceClassification.from_pretrained(folder)
+        test_file = str(finished_run.recipe.parent / "test.jsonl")
+        result = start([str(BIN / "indictune"), "evaluate", "--model", str(folder), "--test_file", test_file])
+        assert result.returncode == 0, result.stderr
+        metrics = json.loads((folder / "evaluation" / "test" / "metrics.json").read_text(encoding="utf-8"))
+        assert metrics["test"] == finished_run.metrics["test"]
+
+    def test_another_one_has_its_own_weights(self, run: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        other = 12 - best_step(run)
+        assert main(["checkpoint", str(run / f"checkpoint-{other}"), "--convert_to", str(folder)]) == 0
+        converted, last = load_file(folder / "model.safetensors"), load_file(run / "model.safetensors")
+        assert {name: each.shape for name, each in converted.items()} == {n: each.shape for n, each in last.items()}
+        assert not torch.equal(converted["classifier.weight"], last["classifier.weight"])
+
+    def test_a_damaged_one_is_refused_by_its_file(
+        self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        flip_a_bit(run / "checkpoint-4" / "model.safetensors")
+        message = refused(capsys, str(run / "checkpoint-4"), "--convert_to", str(tmp_path / "model"))
+        assert f"{run / 'checkpoint-4' / 'model.safetensors'} is not as it was written" in message
+        assert not (tmp_path / "model").exists()
+
+    def test_nothing_is_written_over(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        message = refused(capsys, str(run), "--convert_to", str(run))
+        assert f"--convert_to {run}: is there already, and not an empty folder" in message
+
+    def test_an_unfinished_one_is_no_model(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / UNFINISHED / "checkpoint-2").mkdir(parents=True)
+        message = refused(capsys, str(tmp_path), "--convert_to", str(tmp_path / "model"))
+        assert "its only checkpoint is unfinished" in message
+
+
+def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) -> None:
+    flags = ["--method", "lora", "--num_train_epochs", "1", "--output_dir", str(tmp_path / "run")]
+    result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), *flags])
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "adapter"
+    assert main(["checkpoint", str(tmp_path / "run"), "--convert_to", str(folder)]) == 0
+    for name in ("adapter_model.safetensors", "adapter_config.json", "base_model.json", "config.json", "recipe.yaml"):
+        assert (folder / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
