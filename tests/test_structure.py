@@ -16,7 +16,7 @@ from tests.distributed.launching import ROOT, start
 LAYERS = [
     {"indictune.credentials", "indictune.errors", "indictune.layout", "indictune"},
     {"indictune.arguments", "indictune.config"},
-    {"indictune.llama_arguments"},
+    {"indictune.command_arguments", "indictune.llama_arguments"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},
     {"indictune.strategy"},
     {"indictune.training"},

@@ -77,6 +77,17 @@ def gather_full_model(accelerator: Accelerator) -> None:
         accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
 
 
+def load_in_place(trainer: Trainer, checkpoint: str) -> None:
+    """Take weights and optimizer states back to a checkpoint in the middle of a training. All ranks must call it."""
+    if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
+        engine: Any = trainer.model_wrapped
+        engine.load_checkpoint(checkpoint)
+        return
+    is_split = trainer.accelerator.distributed_type == DistributedType.FSDP
+    trainer._load_from_checkpoint(checkpoint, trainer.model_wrapped if is_split else trainer.model)
+    trainer._load_optimizer_and_scheduler(checkpoint)
+
+
 def whole_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape that each parameter has when it is whole, also where this rank holds a part of it."""
     # A DTensor's shape is that of the whole; ZeRO-3 leaves an empty tensor, and notes the shape beside it.

@@ -6,12 +6,12 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from accelerate.state import DistributedType
 
 from indictune.data.batching import NO_ROW, TrainingBatches
+from indictune.strategy import sharding
 from indictune.training import checkpoints
 from indictune.training.nonfinite import NonFiniteLossError
 
@@ -97,11 +97,5 @@ def _roll_back(trainer: ExactTrainer, step: int) -> None:
         raise trainer.bad_steps.stop(step)
     assert trainer.lr_scheduler is not None
     schedule = trainer.lr_scheduler.state_dict()
-    if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        engine: Any = trainer.model_wrapped
-        engine.load_checkpoint(str(whole[0]))
-    else:
-        is_split = trainer.accelerator.distributed_type == DistributedType.FSDP
-        trainer._load_from_checkpoint(str(whole[0]), trainer.model_wrapped if is_split else trainer.model)
-        trainer._load_optimizer_and_scheduler(str(whole[0]))
+    sharding.load_in_place(trainer, str(whole[0]))
     trainer.lr_scheduler.load_state_dict(schedule)

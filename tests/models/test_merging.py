@@ -421,7 +421,7 @@ def test_tokenizer_template_and_generation_settings_come_along(tmp_path: Path) -
 MEMORY = """
 import sys
 from pathlib import Path
-from indictune.arguments import MergeArguments
+from indictune.command_arguments import MergeArguments
 from indictune.models.merging import merge
 
 def kilobytes(field):

@@ -112,8 +112,8 @@ def test_a_loss_that_is_nan_stops_the_run_before_anything_more_is_saved(
     status = json.loads((out / "status.json").read_text(encoding="utf-8"))
     assert status["state"] == "failed"
     # The weights of step 1 are still those of the start; its update makes them about 1e30, and step 2 overflows.
-    assert status["message"].startswith("The loss of step 2 is NaN or infinite; training has stopped")
-    places = status["message"].partition("rows of that batch: ")[2].rstrip(".").split(", ")
+    assert status["message"].startswith("The loss or the gradient of step 2 is NaN or infinite; training has stopped")
+    places = status["message"].partition("--on_nonfinite skip): ")[2].rstrip(".").split(", ")
     lines = {int(place.removeprefix(f"{finished_run.recipe.parent / 'train.jsonl'}:")) for place in places}
     assert len(lines) == 8
     assert lines <= {*range(1, 31), 32}
