@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo demo-llama test test-all test-gpu bench lint clean
+.PHONY: demo demo-llama test test-all test-faults test-gpu bench lint clean
 
 demo: $(STAMP)  ## fine-tune the built-in small encoder on the built-in tweets
 	rm -rf outputs/demo
@@ -22,6 +22,9 @@ test: lint  ## everything that runs on a CPU within minutes
 
 test-all: lint  ## the long tests too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
+
+test-faults: $(STAMP)  ## everything that can happen to a run, under every strategy and launcher: an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/faults
 
 test-gpu: $(STAMP)  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

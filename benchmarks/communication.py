@@ -177,7 +177,8 @@ def main() -> None:
     ]
     header = ["strategy", "gradients in", "bytes a step", "formula", "ratio", "formula on GPUs", "peak MB"]
     print(table(header, body), end="\n\n")
-    path = write_results("communication", {"environment": environment(), "ranks": RANKS, "strategies": lines})
+    name = "communication" if len(dtypes) == len(BYTES) else f"communication-{'-'.join(dtypes)}"
+    path = write_results(name, {"environment": environment(), "ranks": RANKS, "strategies": lines})
     print(f"written to {path}")
 
 

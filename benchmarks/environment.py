@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import re
+import subprocess
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,12 +27,21 @@ def environment() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "date": datetime.date.today().isoformat(),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_since": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "load_average": os.getloadavg(),
         "cpu": _cpu_name(),
         "cpu_cores": torch.multiprocessing.cpu_count(),
         "gpus": gpus,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES if find_spec(IMPORTED_AS.get(name, name))},
     }
+
+
+def _git(*words: str) -> str:
+    """What git says of this checkout; nothing where there is none."""
+    done = subprocess.run(["git", *words], cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def _cpu_name() -> str:

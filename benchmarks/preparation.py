@@ -1,6 +1,6 @@
 """Rows a second of each stage between files and the first batch, beside plain `datasets`, and the memory each takes.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.preparation --repeats 1 --results benchmarks/results/FILE.json
+    OMP_NUM_THREADS=1 python -m benchmarks.preparation --repeats 1
 
 Rows are random words of the built-in tweets. Every stage runs in a process of its own, ours and plain `datasets` by
 turns; medians are shown, and of several numbers of rows the straight line through them. Plain `datasets` reads the
@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from benchmarks.environment import environment
+from benchmarks.environment import environment, write_results
 from indictune.layout import table
 
 SAMPLES = Path("indictune/data/samples/train.jsonl")
@@ -93,7 +94,9 @@ def run_stage(stage: str, rows: str, tokenizer_folder: str, cache: str) -> dict[
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     imported = _peak_bytes()
     seconds = _ours(stage, rows, tokenizer) if stage.startswith("ours") else _plain(stage, rows, tokenizer, cache)
-    return {"seconds": seconds, "peak_bytes": _peak_bytes(), "imported_bytes": imported}
+    largest_child = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # Linux counts in KiB
+    found = {"seconds": seconds, "peak_bytes": _peak_bytes(), "imported_bytes": imported}
+    return {**found, "largest_child_bytes": largest_child}
 
 
 def _ours(stage: str, rows: str, tokenizer: Any) -> float:
@@ -135,7 +138,7 @@ def _plain(stage: str, rows: str, tokenizer: Any, cache: str) -> float:
 
 
 def _peak_bytes() -> int:
-    """Of this process. Children of `num_proc` and the processes that clean have memory of their own."""
+    """Of this process."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
 
@@ -151,6 +154,8 @@ def measure_once(rows: Path, tokenizer_folder: Path) -> Stages:
             command = [sys.executable, "-m", "benchmarks.preparation", "--stage", stage, str(rows)]
             command += [str(tokenizer_folder), f"{cache}/plain"]
             environ = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+            if stage == "plain_map_two_processes":  # threads of both would stand in each other's way
+                environ["TOKENIZERS_PARALLELISM"] = "false"
             done = subprocess.run(command, env={**environ, **variables}, stdout=subprocess.PIPE, text=True, check=True)
             measured[stage] = json.loads(done.stdout.splitlines()[-1])
     return measured
@@ -167,17 +172,23 @@ def medians(runs: list[Stages], rows: int) -> Stages:
             "rows_per_second": round(rows / seconds),
             "peak_bytes": statistics.median(run[stage]["peak_bytes"] for run in runs),
             "imported_bytes": statistics.median(run[stage]["imported_bytes"] for run in runs),
+            "largest_child_bytes": max(run[stage]["largest_child_bytes"] for run in runs),
         }
     return found
 
 
 def lines_through(by_rows: dict[int, Stages]) -> Stages:
-    """Of each stage: seconds whatever the rows, and seconds for a million more."""
+    """Of each stage: seconds whatever the rows, seconds for a million more, and how far off the line is at most."""
     found: Stages = {}
     for stage in STAGES:
-        seconds = [measured[stage]["seconds"] for measured in by_rows.values()]
-        slope, start = np.polyfit(list(by_rows), seconds, 1)
-        found[stage] = {"seconds_at_0_rows": round(start, 3), "seconds_per_million_rows": round(slope * 1e6, 2)}
+        rows, seconds = list(by_rows), [measured[stage]["seconds"] for measured in by_rows.values()]
+        slope, start = np.polyfit(rows, seconds, 1)
+        off = [abs(start + slope * number - took) / took for number, took in zip(rows, seconds, strict=True)]
+        found[stage] = {
+            "seconds_at_0_rows": round(start, 3),
+            "seconds_per_million_rows": round(slope * 1e6, 2),
+            "largest_deviation": round(max(off), 3),
+        }
     return found
 
 
@@ -187,19 +198,25 @@ def shown(measured: Stages, rows: int, vocabulary_size: int) -> str:
     for stage, what in STAGES.items():
         of = measured[stage]
         name = f"{stage.partition('_')[0]}: {what}"
-        memory = (f"{of['peak_bytes'] / 1e6:,.0f}", f"{of['imported_bytes'] / 1e6:,.0f}")
+        memory = [f"{of[name] / 1e6:,.0f}" for name in ("peak_bytes", "imported_bytes", "largest_child_bytes")]
         body.append([name, f"{of['seconds']:.2f}", f"{of['rows_per_second']:,.0f}", *memory])
-    header = [f"{rows:,} rows, vocabulary {vocabulary_size:,}", "seconds", "rows/s", "peak MB", "imports MB"]
+    header = [
+        f"{rows:,} rows, vocabulary {vocabulary_size:,}",
+        "seconds",
+        "rows/s",
+        "peak MB",
+        "imports MB",
+        "child MB",
+    ]
     return table(header, body)
 
 
 def main() -> None:
     """Measure every vocabulary and number of rows, and write the result file after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 2_000_000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 500_000, 2_000_000])
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[30_000, 250_000])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--results", type=Path, help="the JSON file to write")
     parser.add_argument("--stage", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.stage:
@@ -220,9 +237,7 @@ def main() -> None:
         if len(by_rows) > 1:
             results["vocabularies"][size]["straight_line"] = lines_through(by_rows)
             print(json.dumps(lines_through(by_rows), indent=2), flush=True)
-        if options.results:
-            options.results.parent.mkdir(parents=True, exist_ok=True)
-            options.results.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        print(write_results(f"preparation-{max(options.rows)}", results), flush=True)
 
 
 if __name__ == "__main__":

@@ -184,15 +184,17 @@ def compare(rows: Sequence[Row], vocab_size: int, folder: Path) -> list[dict[str
             {
                 "contender": runner.title,
                 "rows_per_second": round(statistics.median(speeds), 1),
-                "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
+                "rows_per_second_of_each_lap": [round(speed, 1) for speed in speeds],
                 "padding_fraction": round(counted["padding_fraction"], 4),
                 "tokens_per_row": round(counted["tokens_per_row"], 1),
                 "peak_memory_bytes": counted["peak_memory_bytes"],
             }
         )
+    name = "rows_per_second_of_each_lap"
     for line in lines:
-        for baseline in lines[:2]:
-            line[f"times_{baseline['contender']}"] = round(line["rows_per_second"] / baseline["rows_per_second"], 2)
+        for baseline in lines[:2]:  # each lap beside the baseline's lap of the same round
+            ratios = [one / other for one, other in zip(line[name], baseline[name], strict=True)]
+            line[f"times_{baseline['contender']}"] = round(statistics.median(ratios), 2)
     return lines
 
 

@@ -140,7 +140,9 @@ def smallest_accumulation(
 
     The others as of `deal_epoch`.
     """
-    steps = 1
+    global_batches = -(-len(lengths) // global_batch_size)
+    # Fewer would be too few for a global batch of the mean size, and so for the largest.
+    steps = max(1, -(-int(lengths.sum()) // (global_batches * world_size * max_tokens)))
     for epoch in range(epochs):
         while deal_epoch(lengths, global_batch_size, steps * world_size, seed, epoch, padded).costs.max() > max_tokens:
             steps += 1

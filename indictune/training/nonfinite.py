@@ -24,8 +24,10 @@ class NonFinite:
             number = number.to_local()
         if isinstance(number, torch.Tensor):
             flag = ~torch.isfinite(number.detach())
+        elif math.isfinite(number):
+            return  # without a tensor, which would wait for the device
         else:
-            flag = torch.tensor(not math.isfinite(number))
+            flag = torch.tensor(True)
         self._flag = flag if self._flag is None else self._flag | flag.to(self._flag.device)
 
     def take(self) -> torch.Tensor | None:

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 # The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
 UNLOGGED = "unlogged_{rank}.json"
+_INDICES = (".metadata", "latest")  # of torch's distributed checkpoints, and DeepSpeed's
 _PACKAGES = ("indictune", "torch", "transformers", "accelerate", "deepspeed", "peft")
 
 
@@ -58,6 +59,7 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
     try:
         write()
         _barrier()
+        _spread_indices(trainer, unfinished)
         digests = checkpoints.settle(unfinished, _share(trainer, checkpoints.files_in(unfinished)))
         parts = _gathered((_disk(trainer), digests, trainer.stop_request.asked))
         if args.should_save:
@@ -77,6 +79,19 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
         checkpoints.rotate(output_dir, args.save_total_limit, best, last)
     if any(asked for _, _, asked in parts):
         raise Stopped(f"stopped after step {step}, which is saved.")
+
+
+def _spread_indices(trainer: ExactTrainer, unfinished: Path) -> None:
+    """Give every disk the small files by which the parts of a checkpoint are found; rank 0 alone writes them."""
+    if not trainer.args.save_on_each_node:
+        return
+    indices = [path for name in _INDICES for path in unfinished.rglob(name)] if trainer.args.process_index == 0 else []
+    found = [{path.relative_to(unfinished).as_posix(): path.read_bytes() for path in indices}]
+    torch.distributed.broadcast_object_list(found, src=0)
+    if trainer.args.should_save:
+        for name, content in found[0].items():
+            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+            (unfinished / name).write_bytes(content)
 
 
 def unfinished_folder(output_dir: str) -> str:

@@ -42,6 +42,7 @@ def fork(command: list[str], environment: dict[str, str], timeout_s: int) -> sub
 def _server(variables: tuple[tuple[str, str], ...]) -> subprocess.Popen[str]:
     """One for each process that tests; it ends when its standard input is closed, with that process."""
     environment = {**os.environ, **dict(variables), "HF_TOKEN_PATH": os.devnull}
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else an import may open the GPU, which forks cannot use then
     return subprocess.Popen(
         [sys.executable, "-m", "tests.distributed.forking"],
         cwd=ROOT,

@@ -70,7 +70,7 @@ def start(
         "HF_HUB_OFFLINE": "1",
         **(variables or {}),
     }
-    if command[0] == python()[0] and command[1].startswith(("scripts/", "tests/")):
+    if command[0] == python()[0] and command[1].startswith(("scripts/", "tests/", "benchmarks/")):
         return fork(command[1:], environment, timeout_s)
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False

@@ -2,9 +2,11 @@
 
     python tests/faults/faulty.py SIGTERM@indictune.training.step_flags:StepFlags.on_step_end:3 SCRIPT FLAGS...
     ... SIGKILL@os:fsync:7@1 ...
+    ... SIGKILL@after:2.5 ...
 
-A signal comes just before the third call of the function; in the second example the 7th call on rank 1 alone. `NAN`
-spoils what the call gives, `INFINITE_GRADIENT` what a trainer's method leaves in the model.
+A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
+in the third after so many seconds, wherever the run is. `NAN` spoils what the call gives, `INFINITE_GRADIENT` what a
+trainer's method leaves in the model.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from functools import reduce
 from typing import Any
 
@@ -22,6 +25,12 @@ def hit(event: str) -> None:
     """Arrange for it."""
     name, place, *ranks = event.split("@")
     if ranks and os.environ.get("RANK", "0") != ranks[0]:
+        return
+    if place.startswith("after:"):
+        seconds = float(place.removeprefix("after:"))
+        timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.Signals[name]))
+        timer.daemon = True  # a run that has ended before is not waited for
+        timer.start()
         return
     module, path, count = place.split(":")
     *owners, function = path.split(".")

@@ -48,19 +48,24 @@ class Job:
     def status(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "status.json").read_text(encoding="utf-8")))
 
-    def outcome(self) -> dict[str, Any]:
-        """All that must be the same whatever has happened on the way: weights, losses, evaluations."""
+    def outcome(self, with_checkpoint: bool = True) -> dict[str, Any]:
+        """All that must be the same whatever has happened on the way: weights, losses, evaluations.
+
+        Args:
+            with_checkpoint: whether the run saves its last step, which tells how it was evaluated on the way.
+        """
         run = Run(self.folder)
-        state = json.loads((run.folder / f"checkpoint-{8}" / "trainer_state.json").read_text(encoding="utf-8"))
+        found = {
+            "weights": hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest(),
+            "log": [[entry["step"], entry["loss"], entry["learning_rate"]] for entry in run.log],
+            "eval": run.metrics["eval"],
+        }
+        if not with_checkpoint:
+            return found
+        state = json.loads((run.folder / "checkpoint-8" / "trainer_state.json").read_text(encoding="utf-8"))
         timed = ("runtime", "per_second")
         history = [
             {name: value for name, value in entry.items() if not name.endswith(timed)}
             for entry in state["log_history"]
         ]
-        return {
-            "weights": hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest(),
-            "log": [[entry["step"], entry["loss"], entry["learning_rate"]] for entry in run.log],
-            "history": history,
-            "best": [state["best_metric"], state["best_global_step"]],
-            "eval": run.metrics["eval"],
-        }
+        return {**found, "history": history, "best": [state["best_metric"], state["best_global_step"]]}

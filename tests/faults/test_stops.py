@@ -65,3 +65,33 @@ def test_a_run_that_is_killed_while_it_saves_goes_on(
     assert result.returncode == 0, result.stderr
     assert job.outcome() == unbroken
     assert not [path for path in job.folder.iterdir() if path.name.startswith((".unfinished", ".replaced"))]
+
+
+def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
+    recipe: Path, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    job = Job(recipe, tmp_path / "out")
+    result = job.start("SIGTERM@indictune.data.cache:_write_through:1", INDICTUNE_CACHE=str(cache))
+    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    assert job.status == {
+        "state": "resumable",
+        "message": "stopped by SIGTERM before there was anything to save. --resume_from_checkpoint auto goes on with "
+        "it.",
+    }
+    assert [path for path in (cache / "prepared").iterdir() if path.is_dir()] == []
+    assert job.start(INDICTUNE_CACHE=str(cache)).returncode == 0
+    assert job.outcome() == unbroken
+
+
+def test_a_stop_in_the_last_evaluation_loses_nothing(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+    job = Job(recipe, tmp_path / "out")
+    # Four evaluations of four batches come before it.
+    result = job.start(f"SIGTERM@{EVALUATION}:18")
+    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    assert job.status["message"].startswith(
+        "stopped while the finished model was evaluated; going on evaluates it again."
+    )
+    assert not (job.folder / "metrics.json").exists()
+    assert job.start().returncode == 0
+    assert job.outcome() == unbroken

@@ -1,0 +1,72 @@
+"""A run stopped after any step goes on bit for bit, however its batches are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import FinishedRun
+from tests.distributed.launching import accelerate
+from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
+
+BATCHES = {
+    "one micro-batch": ("--per_device_train_batch_size", "8"),
+    "four micro-batches": ("--per_device_train_batch_size", "2"),
+    "padded": ("--padding_free", "off"),
+    "a budget of tokens": ("--max_tokens_per_device", "100"),
+    "two workers": ("--dataloader_num_workers", "2"),
+    "early stopping": ("--early_stopping_patience", "3"),
+    "frequent logs": ("--logging_steps", "1"),
+    "each epoch": ("--eval_strategy", "epoch", "--save_strategy", "epoch"),
+    "without evaluation": ("--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"),
+}
+# Each is tried after one step in the first epoch or the second; the long tests try all.
+STOPS = [
+    pytest.param(name, step, marks=[] if step == 1 + 2 * (number % 3) and number % 2 else pytest.mark.slow)
+    for number, name in enumerate(BATCHES)
+    for step in range(1, 8)
+]
+
+
+@pytest.fixture(scope="module")
+def unbroken(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What comes out where nothing happens, by the kind of batches, as far as it is known."""
+    return {}
+
+
+@pytest.mark.parametrize(("batches", "step"), STOPS)
+def test_one_process(
+    finished_run: FinishedRun, unbroken: dict[str, dict[str, Any]], tmp_path: Path, batches: str, step: int
+) -> None:
+    if batches not in unbroken:
+        whole = Job(finished_run.recipe, tmp_path / "unbroken", flags=BATCHES[batches])
+        result = whole.start()
+        assert result.returncode == 0, result.stderr
+        unbroken[batches] = ended(whole)
+    job = Job(finished_run.recipe, tmp_path / "out", flags=BATCHES[batches])
+    assert job.start(f"SIGTERM@{STEP}:{step}").returncode == EXIT_RESUMABLE
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert ended(job) == unbroken[batches]
+
+
+def ended(job: Job) -> dict[str, Any]:
+    """The outcome, but for checkpoints where a run saves none by itself."""
+    if (job.folder / "checkpoint-8").exists():
+        return job.outcome()
+    return job.outcome(with_checkpoint=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(1, 8))
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", "zero3_offload"])
+def test_two_processes(finished_run: FinishedRun, tmp_path: Path, strategy: str, step: int) -> None:
+    whole = Job(finished_run.recipe, tmp_path / "unbroken", tuple(accelerate(strategy, 2)))
+    assert whole.start().returncode == 0
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)))
+    assert job.start(f"SIGTERM@{STEP}:{step}").returncode != 0
+    assert job.status["state"] == "resumable"
+    assert job.start().returncode == 0
+    assert job.outcome() == whole.outcome()
