@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments, set_seed
@@ -44,7 +45,8 @@ def main(output_dir: str) -> None:
     )
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(labels))
     trainer = Trainer(model, args, train_dataset=data, processing_class=tokenizer)
-    last = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
+    find: Any = get_last_checkpoint
+    last = find(output_dir) if Path(output_dir).is_dir() else None
     trainer.train(resume_from_checkpoint=last)
     if trainer.state.global_step < trainer.state.max_steps:
         return

@@ -312,6 +312,7 @@ FIXED = {
     "save_only_model": (False, "a checkpoint holds all that a run goes on with"),
     "save_on_each_node": (False, "whether the nodes share a disk is found out"),
     "hub_strategy": ("end", "the finished model is pushed once"),
+    "eval_on_start": (False, "a run that goes on would count one evaluation more"),
     "enable_jit_checkpoint": (False, "a signal saves a checkpoint anyway"),
 }
 

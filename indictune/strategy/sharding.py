@@ -148,6 +148,12 @@ def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     return all(seen)
 
 
+def barrier() -> None:
+    """Wait for all ranks, where there are several."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
 @contextmanager
 def reading_weights(args: TrainingArguments) -> Iterator[bool]:
     """A block in which a model's weights are read; it yields whether this process has to.

@@ -91,7 +91,7 @@ def _roll_back(trainer: ExactTrainer, step: int) -> None:
     whole = [
         path
         for path in checkpoints.listed(Path(str(trainer.args.output_dir)))
-        if not checkpoints.damage(path, thorough=False)
+        if checkpoints.step_of(path) <= trainer.state.global_step and not checkpoints.damage(path, thorough=False)
     ]
     if not whole:
         raise trainer.bad_steps.stop(step)

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from indictune.errors import UserError
 from indictune.training import checkpoints, resuming
 from indictune.training.exact import ExactTrainer
-from indictune.training.saving import UNLOGGED, data_digest
+from indictune.training.saving import UNLOGGED
 from indictune.training.session import Session
 
 
@@ -24,6 +24,7 @@ def train(trainer: ExactTrainer, session: Session) -> TrainOutput:
     """
     if session.checkpoint is not None:
         check_rows(trainer, Path(session.checkpoint))
+    session.write_recipe()
     session.stop_request.wait_for_the_step()
     return trainer.train(resume_from_checkpoint=session.checkpoint)
 
@@ -36,7 +37,7 @@ def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:
     """
     manifest = checkpoints.read_manifest(checkpoint)
     assert manifest is not None
-    if manifest.data != data_digest(trainer):
+    if manifest.data != trainer.data_digest:
         raise UserError(
             f"--resume_from_checkpoint {checkpoint}: it was trained on other rows, or in another order (--train_file, "
             "--max_length, --packing, --seed, --data_seed). Give those of its recipe.yaml, or start afresh in another "
@@ -79,11 +80,21 @@ class GoOn(TrainerCallback):
         trainer._globalstep_last_logged = since_step
         if manifest.evaluation_due:
             # Its random numbers are those after the evaluation, which draws one when it begins.
+            trainer.evaluating_again_from = str(self.checkpoint)
             trainer._load_rng_state(str(self.checkpoint))
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
             trainer._load_rng_state(str(self.checkpoint))
-            trainer.stop_request.evaluation_due = False
+            trainer.evaluating_again_from = None
             trainer._save_checkpoint(trainer.model_wrapped, None)
+        # The Trainer forgets here that the run had ended, and would do another step.
+        control.should_training_stop |= state.global_step >= state.max_steps or self._has_lost_patience()
+
+    def _has_lost_patience(self) -> bool:
+        return any(
+            each.early_stopping_patience_counter >= each.early_stopping_patience
+            for each in self.trainer.callback_handler.callbacks
+            if isinstance(each, EarlyStoppingCallback)
+        )
 
     def _find_best(self, state: TrainerState, output_dir: Path) -> None:
         """Look for the best checkpoint beside the one gone on from, wherever the state says that it is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import NO_ROW, EvaluationBatches, TrainingBatches
@@ -31,12 +31,9 @@ from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.copies import sent_to_device
 from indictune.training.epochs import EpochShuffle
 from indictune.training.nonfinite import NonFinite
-from indictune.training.stopping import Stopped, StopRequest
+from indictune.training.stopping import Stopped, StopRequest, leave_to_the_run
 
 Batch = dict[str, torch.Tensor]
-
-# Batches of an evaluation between two looks at whether a rank was asked to stop.
-_LOOK_EVERY = 16
 
 
 class ExactTrainer(Trainer):
@@ -57,6 +54,7 @@ class ExactTrainer(Trainer):
     eval_dataset: Dataset | None
     batches: TrainingBatches
     bad_steps: BadSteps
+    evaluating_again_from: str | None = None
     _is_saving = False
 
     def __init__(
@@ -82,7 +80,6 @@ class ExactTrainer(Trainer):
         set_up_communication(self.accelerator, args, model)
         self.nonfinite = NonFinite()
         self.stop_request = StopRequest()
-        self._evaluated_batches = 0
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self._evaluated: Dataset = eval_dataset
         if train_dataset is not None:
@@ -229,29 +226,44 @@ class ExactTrainer(Trainer):
         if not self.control.should_training_stop:
             super()._run_epoch(*args, **settings)  # type: ignore[no-untyped-call]
 
+    def _finalize_training(self, *args: Any, **settings: Any) -> TrainOutput:
+        """The end. The Trainer (5.23) would delete the last checkpoint here, before the model is saved."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            output: TrainOutput = super()._finalize_training(*args, **settings)  # type: ignore[no-untyped-call]
+        finally:
+            self.args.save_total_limit = limit
+        return output
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Of the training rows and their order."""
+        assert self.train_dataset is not None
+        return saving.data_digest(self.train_dataset, self.batches)
+
     def _evaluate(self, trial: Any, *args: Any, **settings: Any) -> dict[str, float]:
         """Evaluate in training. Where that is stopped, the step is saved, and evaluated when the run goes on."""
         try:
             metrics: dict[str, float] = super()._evaluate(trial, *args, **settings)
         except Stopped:
+            if self.evaluating_again_from is not None:  # which has drawn its number before
+                self._load_rng_state(self.evaluating_again_from)
             self.stop_request.evaluation_due = True
             self._save_checkpoint(self.model_wrapped, trial)
             raise
         return metrics
 
     def _look_for_stop(self) -> None:
-        """Now and then, end an evaluation that one of the ranks was asked to stop in.
+        """End an evaluation that one of the ranks was asked to stop in.
 
         Raises:
             Stopped: on all ranks.
         """
-        self._evaluated_batches += 1
-        if self._evaluated_batches % _LOOK_EVERY == 0:
-            asked = torch.tensor(int(self.stop_request.asked), device=self.args.device)
-            if torch.distributed.is_initialized():
-                torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-            if asked.item():
-                raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
+        asked = torch.tensor(int(self.stop_request.asked), device=self.args.device)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+        if asked.item():
+            raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save, with four things mended for which a callback on saving comes too late.
@@ -328,6 +340,7 @@ class ExactTrainer(Trainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
+            worker_init_fn=leave_to_the_run,
         )
 
 

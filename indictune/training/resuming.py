@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -35,24 +36,30 @@ def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Pat
     if resume_from_checkpoint is None:
         return []
     if resume_from_checkpoint == AUTO:
-        return [path for path in checkpoints.listed(output_dir) if _is_whole(path)]
+        return [path for path in checkpoints.listed(output_dir) if not damage(path, thorough=False)]
     named = Path(resume_from_checkpoint)
     if not (named / checkpoints.MANIFEST).is_file():
         raise UserError(
             f"--resume_from_checkpoint {named}: is no checkpoint (it has no {checkpoints.MANIFEST}). Name a "
             f"checkpoint-<step> folder, or type {AUTO} for the newest in --output_dir."
         )
-    problems = checkpoints.damage(named, thorough=False)
+    problems = damage(named, thorough=False)
     if problems:
         raise UserError(_damaged(named, problems))
     return [named]
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    problems = checkpoints.damage(checkpoint, thorough=False)
-    for problem in problems[:3]:
-        logger.warning("%s is damaged and counts for nothing: %s", checkpoint.name, problem)
-    return not problems
+def damage(checkpoint: Path, thorough: bool = True) -> list[str]:
+    """`checkpoints.damage`, of the best checkpoint that it names too: the run would end with its weights."""
+    problems = checkpoints.damage(checkpoint, thorough)
+    if problems:
+        return problems
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    step, named = state.get("best_global_step"), state.get("best_model_checkpoint")
+    if named is None or type(step) is not int or step < 1:
+        return []
+    best = checkpoints.path_of(checkpoint.parent, step)
+    return [] if best == checkpoint else checkpoints.damage(best, thorough)
 
 
 def _damaged(named: Path, problems: list[str]) -> str:
@@ -142,7 +149,7 @@ def newest_whole(found: list[Path], asked: str | None, args: TrainingArguments) 
     """The first of `found` whose files are all as they were written, on every disk. All ranks must call it.
 
     Args:
-        found: from `candidates`, the newest first; other nodes may have found others.
+        found: of them, in any order; other nodes may have found others.
         asked: `--resume_from_checkpoint`.
         args: of the run, whose process group is up.
 
@@ -152,13 +159,13 @@ def newest_whole(found: list[Path], asked: str | None, args: TrainingArguments) 
     mine = {checkpoints.step_of(path): path for path in found}
     for step in sorted(set.intersection(*map(set, _from_all(list(mine)))), reverse=True):
         reads = args.should_save  # one rank of each disk
-        problems = [problem for part in _from_all(checkpoints.damage(mine[step]) if reads else []) for problem in part]
+        problems = [problem for part in _from_all(damage(mine[step]) if reads else []) for problem in part]
         if not problems:
             return mine[step]
         if asked != AUTO:
             raise UserError(_damaged(mine[step], problems))
         for problem in problems[:3]:
-            logger.warning("checkpoint-%d is damaged and counts for nothing: %s", step, problem)
+            logger.warning("checkpoint-%d cannot be gone on from: %s", step, problem)
     return None
 
 

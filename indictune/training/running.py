@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import cast
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune.config import Recipe
 from indictune.errors import UserError
@@ -54,7 +55,6 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
         return EXIT_OK
     started = time.time()
     with session.stop_request.listening():
-        stopping.end_with_launcher(os.environ)
         state, message = _outcome(main, session, replaceable)
         session.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
         if state != "ok":
@@ -73,6 +73,7 @@ def _outcome(
 ) -> tuple[output.State, str]:
     """How this rank's run ended, and what there is to say of it."""
     try:
+        stopping.end_with_launcher(os.environ)
         session.open_log(replaceable)
         main(session)
     except UserError as error:
@@ -83,7 +84,7 @@ def _outcome(
         return "resumable", f"{error} {GO_ON}"
     except KeyboardInterrupt:
         return "resumable", INTERRUPTED
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # torch's own is none of the first
         logging.getLogger().exception("the run failed")
         if session.rank == 0:
             traceback.print_exc()

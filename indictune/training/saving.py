@@ -6,16 +6,22 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyarrow as pa
 import torch
+from datasets import Dataset
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
+from indictune.data.batching import TrainingBatches
+from indictune.strategy import sharding
 from indictune.strategy.check import came_up
 from indictune.training import checkpoints
 from indictune.training.checkpoints import UNFINISHED, FileDigest, Manifest
@@ -27,9 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
 UNLOGGED = "unlogged_{rank}.json"
-_INDICES = (".metadata", "latest")  # of torch's distributed checkpoints, and DeepSpeed's
 _PACKAGES = ("indictune", "torch", "transformers", "accelerate", "deepspeed", "peft")
 
 
@@ -58,40 +65,29 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
     unfinished = checkpoints.path_of(output_dir / UNFINISHED, step)
     try:
         write()
-        _barrier()
-        _spread_indices(trainer, unfinished)
-        digests = checkpoints.settle(unfinished, _share(trainer, checkpoints.files_in(unfinished)))
+        sharding.barrier()
+        digests = checkpoints.settle(unfinished, _share(trainer, unfinished))
         parts = _gathered((_disk(trainer), digests, trainer.stop_request.asked))
         if args.should_save:
             files = {name: found for disk, part, _ in parts if disk == _disk(trainer) for name, found in part.items()}
             manifest = _manifest(trainer, files)
             checkpoints.commit(unfinished, checkpoints.path_of(output_dir, step), manifest)
             (output_dir / UNFINISHED).rmdir()
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
         cause = _cause(error, output_dir, _bytes_needed(trainer))
         if cause is None:
             raise
         raise SaveError(_message(output_dir, step, cause, _bytes_needed(trainer))) from error
-    _barrier()
+    sharding.barrier()
     if args.should_save:
-        last, best = checkpoints.path_of(output_dir, step), trainer.state.best_global_step
+        last = checkpoints.path_of(output_dir, step)
+        # Not `best_global_step`: it may be a step that was evaluated and not saved.
+        named = trainer.state.best_model_checkpoint
+        best = None if named is None else checkpoints.step_of(Path(named))
         checkpoints.rotate(output_dir, args.save_total_limit, best, last)
     if any(asked for _, _, asked in parts):
         raise Stopped(f"stopped after step {step}, which is saved.")
-
-
-def _spread_indices(trainer: ExactTrainer, unfinished: Path) -> None:
-    """Give every disk the small files by which the parts of a checkpoint are found; rank 0 alone writes them."""
-    if not trainer.args.save_on_each_node:
-        return
-    indices = [path for name in _INDICES for path in unfinished.rglob(name)] if trainer.args.process_index == 0 else []
-    found = [{path.relative_to(unfinished).as_posix(): path.read_bytes() for path in indices}]
-    torch.distributed.broadcast_object_list(found, src=0)
-    if trainer.args.should_save:
-        for name, content in found[0].items():
-            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
-            (unfinished / name).write_bytes(content)
 
 
 def unfinished_folder(output_dir: str) -> str:
@@ -106,11 +102,14 @@ def write_unlogged(trainer: ExactTrainer, folder: Path) -> None:
     (folder / UNLOGGED.format(rank=trainer.args.process_index)).write_text(json.dumps(noted), encoding="utf-8")
 
 
-def data_digest(trainer: ExactTrainer) -> str:
-    """Of what the place of a run in its rows depends on: their lengths, and the order in which they are dealt."""
-    batches = trainer.batches
-    order = json.dumps([batches.global_batch_size, batches.seed])
-    return hashlib.sha256(order.encode() + batches.lengths.numpy().astype("<i8").tobytes()).hexdigest()
+def data_digest(dataset: Dataset, batches: TrainingBatches) -> str:
+    """Of the rows, as tokens and labels, and of the order in which they are dealt."""
+    digest = hashlib.sha256(json.dumps([batches.global_batch_size, batches.seed]).encode())
+    for name in ("length", "input_ids", "labels"):
+        for chunk in dataset.data[name].chunks:
+            values = chunk.flatten() if pa.types.is_list(chunk.type) else chunk
+            digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+    return digest.hexdigest()
 
 
 def _manifest(trainer: ExactTrainer, files: dict[str, FileDigest]) -> Manifest:
@@ -123,7 +122,7 @@ def _manifest(trainer: ExactTrainer, files: dict[str, FileDigest]) -> Manifest:
         strategy=came_up(args),
         world_size=args.world_size,
         global_batch_size=args.global_batch_size,
-        data=data_digest(trainer),
+        data=trainer.data_digest,
         recipe=checkpoints.digest(recipe).sha256 if recipe.exists() else "",
         versions={name: version(name) for name in _PACKAGES},
         evaluation_due=trainer.stop_request.evaluation_due,
@@ -168,26 +167,24 @@ def _disk(trainer: ExactTrainer) -> int:
     return args.process_index - args.local_process_index if args.save_on_each_node else 0
 
 
-def _share(trainer: ExactTrainer, names: list[str]) -> list[str]:
-    """The files that this rank reads back, of those on its disk."""
+def _share(trainer: ExactTrainer, unfinished: Path) -> list[str]:
+    """The files that this rank reads back, of those on its disk; one rank lists them for all that share it."""
     args = trainer.args
+    mine = (_disk(trainer), checkpoints.files_in(unfinished) if args.should_save else None)
+    names = next(listed for disk, listed in _gathered(mine) if disk == mine[0] and listed is not None)
     if not args.save_on_each_node:
         return names[args.process_index :: args.world_size]
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
     return names[args.local_process_index :: local_world_size]
 
 
-def _gathered(mine: tuple[int, dict[str, FileDigest], bool]) -> list[tuple[int, dict[str, FileDigest], bool]]:
+def _gathered(mine: T) -> list[T]:
+    """What all ranks give, by rank."""
     if not torch.distributed.is_initialized():
         return [mine]
     parts: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(parts, mine)
     return parts
-
-
-def _barrier() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
 
 
 def _bytes_needed(trainer: ExactTrainer) -> int:
@@ -200,14 +197,20 @@ def _bytes_needed(trainer: ExactTrainer) -> int:
     return sum(each.nbytes + 8 * each.numel() for each in trained)
 
 
-def _cause(error: Exception, output_dir: Path, needed: int) -> str | None:
+def _cause(error: BaseException, output_dir: Path, needed: int) -> str | None:
     """Why the disk does not take it; None where it is no fault of the disk.
 
     torch and safetensors tell of a full disk in words of their own ("basic_ios::clear: iostream error"), so the disk
     is asked itself.
     """
+    if isinstance(error, CheckpointException):  # torch's own, around those of the ranks
+        causes = [_cause(failure[0], output_dir, needed) for failure in error.failures.values()]
+        return next(filter(None, causes), None)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    told = re.search(r"\(os error (\d+)\)", str(error))  # in the words of safetensors
+    if told:
+        return os.strerror(int(told[1]))
     if shutil.disk_usage(output_dir).free < needed:
         return "No space left on device"
     probe = output_dir / ".probe"

@@ -22,7 +22,7 @@ from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.layout import printable
 from indictune.models.loading import check_max_length, stored_quantisation
-from indictune.strategy import batch, check, launch, restart, sharding, standin
+from indictune.strategy import batch, check, handover, launch, restart, sharding, standin
 from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.weights import check_weights, default_optimizer
@@ -254,14 +254,17 @@ class Session:
             logger.info("Going on from %s", self.checkpoint)
         elif self.recipe.values.get("resume_from_checkpoint") == output.AUTO:
             logger.info("%s holds no whole checkpoint: starting afresh", self.output_dir)
-        if self.rank == 0:
-            output.write_recipe(self.output_dir, resolved(*self._built))
         logger.info(
             "%s on %d process(es), global batch of %d rows = %d x %d rows x %d accumulation step(s)",
             *(self.launch.strategy, args.world_size, args.global_batch_size, args.world_size),
             *(args.per_device_train_batch_size, args.gradient_accumulation_steps),
         )
         return args
+
+    def write_recipe(self) -> None:
+        """Write `recipe.yaml`, once it is known that the run may go on."""
+        if self.rank == 0:
+            output.write_recipe(self.output_dir, resolved(*self._built))
 
     def _choose_checkpoint(self, args: IndicTrainingArguments) -> None:
         """Set `checkpoint`, after what a killed run was writing is gone.
@@ -272,9 +275,14 @@ class Session:
         args.save_on_each_node = not sharding.disk_is_shared(self.output_dir, args)
         if args.should_save:
             checkpoints.remove_leftovers(self.output_dir)
+        handover.check_disk(self.launch, not args.save_on_each_node, self.output_dir)
         asked = self.recipe.values.get("resume_from_checkpoint")
-        chosen = resuming.newest_whole(self._found, asked, args)
-        if chosen is not None and chosen != self._found[0]:
+        found = self._found
+        if asked == output.AUTO:  # what was given back counts too
+            sharding.barrier()
+            found = checkpoints.listed(self.output_dir)
+        chosen = resuming.newest_whole(found, asked, args)
+        if chosen is not None:
             resuming.check_trusted(chosen, self.output_dir, self.trusts_checkpoint)
             resuming.check_fits(chosen, self.launch, args.global_batch_size)
         self.checkpoint = None if chosen is None else str(chosen)

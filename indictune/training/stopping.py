@@ -18,8 +18,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
-class Stopped(Exception):  # noqa: N818  (it is no error)
-    """The run was asked to stop and has lost nothing: `--resume_from_checkpoint auto` goes on with it."""
+class Stopped(BaseException):
+    """The run was asked to stop and has lost nothing: `--resume_from_checkpoint auto` goes on with it.
+
+    No `Exception`: libraries catch those, and the request would be lost.
+    """
 
 
 class StopRequest:
@@ -50,6 +53,8 @@ class StopRequest:
     def wait_for_the_step(self) -> None:
         """From now on a signal is only noted: whoever trains looks at `asked`, and raises `Stopped` after saving."""
         self._wait = True
+        if self.asked:
+            raise Stopped("stopped before there was anything to save.")
 
     def ignore(self) -> None:
         """From now on a signal changes nothing: the run is over, and tells how."""
@@ -66,6 +71,15 @@ class StopRequest:
         logger.info("%s: a checkpoint is saved after this step, then the run ends; Ctrl-C ends it at once", name)
 
 
+def leave_to_the_run(_worker: int) -> None:
+    """Let a process that reads rows ahead ignore the signals (`worker_init_fn` of a loader).
+
+    Where they are sent to all processes, it would die of them, and the run of its death.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def end_with_launcher(environ: Mapping[str, str]) -> None:
     """Get a SIGTERM when the launcher dies, where there is one.
 
@@ -73,6 +87,7 @@ def end_with_launcher(environ: Mapping[str, str]) -> None:
     help.
     """
     if sys.platform == "linux" and ("LOCAL_RANK" in environ or "ACCELERATE_MIXED_PRECISION" in environ):
+        launcher = os.getppid()
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() == 1:
+        if os.getppid() != launcher:  # it has died in between
             os.kill(os.getpid(), signal.SIGTERM)

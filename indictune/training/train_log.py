@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from indictune.training.output import write_whole
 from indictune.training.throughput import Throughput
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class TrainLog(TrainerCallback):
             return
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         kept = [line for line in lines if _step_of(line) <= state.global_step]
-        self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        write_whole(self.path, "".join(f"{line}\n" for line in kept))
 
     def on_log(
         self,

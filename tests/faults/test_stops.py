@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,9 @@ import pytest
 
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
+from tests.distributed.launching import ROOT, SCRIPT, python
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, SAVE, STEP, Job
+from tests.faults.test_ranks import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +101,61 @@ def test_a_stop_in_the_last_evaluation_loses_nothing(recipe: Path, unbroken: dic
     assert not (job.folder / "metrics.json").exists()
     assert job.start().returncode == 0
     assert job.outcome() == unbroken
+
+
+def test_a_signal_to_all_processes_reaches_no_worker(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+    """A group's signal hits the processes that read rows ahead, too."""
+    job = Job(recipe, tmp_path / "out", flags=("--dataloader_num_workers", "2", "--max_steps", "60"))
+    flags = ["--config", str(recipe), "--output_dir", str(job.folder), *job.flags, "--eval_strategy", "no"]
+    flags += ["--load_best_model_at_end", "false", "--save_strategy", "no", "--logging_steps", "1"]
+    command = [*python(), SCRIPT, *flags]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL) as started:
+        wait_for(lambda: (job.folder / "train_log.jsonl").exists(), 60)
+        os.killpg(started.pid, signal.SIGTERM)
+        assert started.wait(30) == EXIT_RESUMABLE
+    assert job.status["message"].startswith("stopped after step ")
+
+
+def test_a_run_that_had_ended_trains_no_further(recipe: Path, tmp_path: Path) -> None:
+    """Stopped in its last evaluation, after its last step in the middle of an epoch."""
+    flags = ("--max_steps", "6", "--eval_steps", "6", "--save_steps", "6")
+    whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
+    assert whole.start().returncode == 0
+    assert job.start(f"SIGTERM@{EVALUATION}:6").returncode == EXIT_RESUMABLE
+    assert job.start().returncode == 0
+    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-6"]
+    assert job.outcome(with_checkpoint=False) == whole.outcome(with_checkpoint=False)
+
+
+def test_a_run_that_had_stopped_early_trains_no_further(recipe: Path, tmp_path: Path) -> None:
+    flags = ("--early_stopping_patience", "1", "--learning_rate", "0", "--num_train_epochs", "9")
+    whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
+    assert whole.start().returncode == 0
+    # Two evaluations of four batches, the second of which was no better.
+    assert job.start(f"SIGTERM@{EVALUATION}:10").returncode == EXIT_RESUMABLE
+    assert job.start().returncode == 0
+    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
+    assert job.outcome(with_checkpoint=False) == whole.outcome(with_checkpoint=False)
+
+
+def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_path: Path) -> None:
+    """`--save_total_limit 1` keeps the best; a run that is killed before it has saved goes on from the last."""
+    job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
+    assert job.start("SIGKILL@indictune.training.results:save:1").returncode == -9
+    last = checkpoints.listed(job.folder)[0]
+    assert last.name == "checkpoint-8"
+    assert checkpoints.damage(last) == []
+
+
+def test_a_damaged_best_checkpoint_is_made_again(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+    job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "9"))
+    assert job.start(f"SIGTERM@{STEP}:7").returncode == EXIT_RESUMABLE
+    state = json.loads((job.folder / "checkpoint-8" / "trainer_state.json").read_text(encoding="utf-8"))
+    best = job.folder / f"checkpoint-{state['best_global_step']}" / "model.safetensors"
+    content = bytearray(best.read_bytes())
+    content[-1] ^= 1
+    best.write_bytes(content)
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert f"cannot be gone on from: {best} is not as it was written" in result.stderr
+    assert job.outcome()["weights"] == unbroken["weights"]

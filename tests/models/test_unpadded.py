@@ -238,7 +238,7 @@ def test_the_attention_is_not_written_into_a_saved_model(tmp_path: Any) -> None:
 @pytest.mark.parametrize("autocast", [False, True])
 def test_states_that_positions_made_fp32_are_computed_in_the_type_of_autocast(autocast: bool) -> None:
     """transformers rotates a bf16 query by fp32 cosines; the kernel for joined rows takes bf16 alone."""
-    states = tuple(torch.zeros(1, 2, 5, 8) for _ in range(3))
+    states = (torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found = unpadded._as_computed(states)
     assert {each.dtype for each in found} == {torch.bfloat16 if autocast else torch.float32}

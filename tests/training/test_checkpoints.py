@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -35,13 +36,14 @@ def manifest(step: int, **fields: Any) -> Manifest:
     return replace(about, **fields)
 
 
-def write(output_dir: Path, step: int, mark: bytes = b"") -> Path:
+def write(output_dir: Path, step: int, mark: bytes = b"", state: dict[str, object] | None = None) -> Path:
     """A checkpoint as a run commits it."""
     folder = output_dir / UNFINISHED / f"checkpoint-{step}"
     for name, content in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content + mark)
+    (folder / "trainer_state.json").write_text(json.dumps(state or {}), encoding="utf-8")
     digests = checkpoints.settle(folder, checkpoints.files_in(folder))
     final = checkpoints.path_of(output_dir, step)
     checkpoints.commit(folder, final, manifest(step, files=digests))
@@ -60,7 +62,7 @@ def test_a_committed_checkpoint_is_whole_and_can_be_written_by_nobody_else(tmp_p
         os.umask(before)
     assert checkpoints.damage(folder) == []
     assert sorted(found.relative_to(folder).as_posix() for found in folder.rglob("*") if found.is_file()) == [
-        *("manifest.json", "model.safetensors", "optimizer.pt", "shards/0.distcp"),
+        *("manifest.json", "model.safetensors", "optimizer.pt", "shards/0.distcp", "trainer_state.json"),
     ]
     for path in (folder, *folder.rglob("*")):
         assert path.stat().st_mode & 0o022 == 0

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import TrainingArguments
 
 from indictune.errors import UserError
 from indictune.strategy.launch import Launch
 from indictune.training import checkpoints, resuming
-from tests.training.test_checkpoints import truncate, write
+from tests.training.test_checkpoints import flip_a_bit, truncate, write
 
 
 def steps(output_dir: Path, asked: str | None) -> list[int]:
@@ -29,16 +30,10 @@ class TestCandidates:
             write(tmp_path, step)
         assert steps(tmp_path, "auto") == [100, 20, 9]
 
-    def test_auto_passes_over_a_damaged_one_and_says_so(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_auto_passes_over_a_damaged_one(self, tmp_path: Path) -> None:
         write(tmp_path, 4)
         truncate(write(tmp_path, 8) / "model.safetensors")
-        with caplog.at_level(logging.WARNING):
-            assert steps(tmp_path, "auto") == [4]
-        (message,) = caplog.messages
-        assert message.startswith("checkpoint-8 is damaged and counts for nothing: ")
-        assert str(tmp_path / "checkpoint-8" / "model.safetensors") in message
+        assert steps(tmp_path, "auto") == [4]
 
     def test_auto_starts_afresh_where_there_is_none(self, tmp_path: Path) -> None:
         assert steps(tmp_path / "not there", "auto") == []
@@ -65,6 +60,36 @@ class TestCandidates:
         truncate(named / "optimizer.pt")
         with pytest.raises(UserError, match=r"optimizer.pt has 299 bytes instead of 300. Name another, or type auto"):
             steps(tmp_path, str(named))
+
+
+class TestNewestWhole:
+    @pytest.fixture
+    def args(self, tmp_path: Path) -> TrainingArguments:
+        return TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+
+    def test_a_file_that_is_damaged_is_named(
+        self, tmp_path: Path, args: TrainingArguments, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        found = [write(tmp_path, 4), write(tmp_path, 8)]
+        flip_a_bit(found[1] / "optimizer.pt")
+        with caplog.at_level(logging.WARNING):
+            assert resuming.newest_whole(found, "auto", args) == found[0]
+        assert caplog.messages == [
+            f"checkpoint-8 cannot be gone on from: {found[1] / 'optimizer.pt'} is not as it was written"
+        ]
+
+    def test_one_whose_best_is_damaged_counts_for_nothing(self, tmp_path: Path, args: TrainingArguments) -> None:
+        state = {"best_global_step": 4, "best_model_checkpoint": "elsewhere/checkpoint-4"}
+        found = [write(tmp_path, 2), write(tmp_path, 4), write(tmp_path, 8, state=state)]
+        assert resuming.newest_whole(found, "auto", args) == found[2]
+        flip_a_bit(found[1] / "model.safetensors")
+        assert resuming.newest_whole(found, "auto", args) == found[0]
+
+    def test_a_named_one_is_refused(self, tmp_path: Path, args: TrainingArguments) -> None:
+        named = write(tmp_path, 4)
+        flip_a_bit(named / "optimizer.pt")
+        with pytest.raises(UserError, match=r"is not as it was written\. Name another"):
+            resuming.newest_whole([named], str(named), args)
 
 
 class TestTrust:
