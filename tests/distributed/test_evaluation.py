@@ -23,12 +23,12 @@ def numbers(metrics: Any) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
     [
-        ("single", 1),
+        pytest.param("single", 1, marks=pytest.mark.slow),
         pytest.param("ddp", 2, marks=pytest.mark.slow),
-        ("ddp", 3),
+        pytest.param("ddp", 3, marks=pytest.mark.slow),
         ("fsdp2", 2),
         pytest.param("zero2_offload", 2, marks=pytest.mark.slow),
-        ("zero3", 3),
+        pytest.param("zero3", 3, marks=pytest.mark.slow),
     ],
 )
 def test_the_evaluate_command_gives_the_numbers_of_the_run(

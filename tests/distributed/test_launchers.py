@@ -15,7 +15,11 @@ Start = Callable[..., Run]
 
 @pytest.mark.parametrize(
     ("launcher", "strategy"),
-    [pytest.param(torchrun, "ddp", marks=pytest.mark.slow), (torchrun, "zero3"), (deepspeed, "zero2")],
+    [
+        pytest.param(torchrun, "ddp", marks=pytest.mark.slow),
+        pytest.param(torchrun, "zero3", marks=pytest.mark.slow),
+        (deepspeed, "zero2"),
+    ],
 )
 def test_every_launcher_gives_the_run(
     run_under: Start, job: Path, tmp_path: Path, launcher: Callable[[int], list[str]], strategy: str

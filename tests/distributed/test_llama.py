@@ -59,7 +59,7 @@ OF_THE_CHANGE = 1e-3
 
 slow = pytest.mark.slow
 CASES = [
-    ("ddp", "full"),
+    pytest.param("ddp", "full", marks=slow),
     ("fsdp2", "full"),
     pytest.param("zero2", "full", marks=slow),
     ("zero3", "full"),
@@ -132,7 +132,9 @@ def tied(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("fsdp2", "full"), pytest.param("fsdp2", "lora", marks=slow)])
+@pytest.mark.parametrize(
+    ("strategy", "method"), [pytest.param("fsdp2", "full", marks=slow), pytest.param("fsdp2", "lora", marks=slow)]
+)
 def test_tied_weights_stay_tied(run_under: Start, tmp_path: Path, strategy: str, method: str) -> None:
     flags = ("--model_name_or_path", tied(tmp_path / "tied"), *METHODS[method], "--max_steps", "3")
     one, two = run_under("single", 1, *flags), run_under(strategy, 2, *flags)
@@ -189,7 +191,7 @@ def test_the_evaluate_command_gives_the_numbers_of_the_run(run_under: Start, job
 
 
 @pytest.mark.parametrize(
-    ("strategy", "method"), [("fsdp2", "lora"), *(pytest.param(*case, marks=slow) for case in RESUMED)]
+    ("strategy", "method"), [pytest.param(*case, marks=slow) for case in (("fsdp2", "lora"), *RESUMED)]
 )
 def test_auto_goes_on_from_the_newest_checkpoint(
     run_under: Start, job: Path, tmp_path: Path, strategy: str, method: str

@@ -14,7 +14,7 @@ from tests.distributed.test_parity import PLAIN, differences
 Start = Callable[..., Run]
 
 
-FAST = ("same_order_every_epoch", "scaled_gradients")
+FAST = ("scaled_gradients",)
 MUTANTS = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(mutants.MUTANTS)]
 
 

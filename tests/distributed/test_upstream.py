@@ -68,6 +68,7 @@ def test_trl_casts_the_adapter_of_a_quantised_base_to_bf16() -> None:
     assert "param.data = param.data.to(torch.bfloat16)" in inspect.getsource(SFTTrainer.__init__)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_known_under_fsdp2(job: Path, tmp_path: Path) -> None:
     best = ("--eval_strategy", "steps", "--eval_steps", "2", "--save_steps", "2", "--load_best_model_at_end", "true")
     run = train(accelerate("fsdp2", 2), tmp_path, "--config", str(job), *best, "--max_steps", "4")

@@ -45,8 +45,15 @@ def test_it_stops_the_run_and_names_the_rows(finished_run: FinishedRun, tmp_path
     assert all(place.rpartition(":")[0].endswith("train.jsonl") for place in entry["places"])
 
 
-@pytest.mark.parametrize("event", [LOSS, GRADIENT])
-@pytest.mark.parametrize("action", ["skip", "rollback"])
+@pytest.mark.parametrize(
+    ("action", "event"),
+    [
+        ("skip", LOSS),
+        ("rollback", GRADIENT),
+        pytest.param("skip", GRADIENT, marks=pytest.mark.slow),
+        pytest.param("rollback", LOSS, marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_that_is_left_out_changes_no_weight(
     finished_run: FinishedRun, tmp_path: Path, action: str, event: str
 ) -> None:
@@ -98,6 +105,7 @@ def test_all_ranks_leave_a_step_out_that_one_has_seen(
     assert (entry["step"], entry["action"]) == (3, action)
 
 
+@pytest.mark.slow
 def test_deepspeed_cannot_skip(finished_run: FinishedRun, tmp_path: Path) -> None:
     flags = ("--on_nonfinite", "skip")
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero2", 1)), flags)

@@ -113,8 +113,8 @@ LAUNCHERS: dict[str, list[str]] = {
 @pytest.mark.parametrize(
     "launcher",
     [
-        *("accelerate, one process", "torchrun"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("python", "deepspeed")),
+        "accelerate, one process",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("python", "torchrun", "deepspeed")),
     ],
 )
 def test_no_process_outlives_its_launcher(

@@ -24,6 +24,7 @@ if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$CALLS"; fi
 """
 
 
+@pytest.mark.slow
 def test_a_slurm_job_saves_is_queued_again_and_goes_on(finished_run: FinishedRun, tmp_path: Path) -> None:
     commands = tmp_path / "bin"
     commands.mkdir()

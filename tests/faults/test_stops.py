@@ -36,9 +36,9 @@ def unbroken(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     ("place", "step"),
     [
         (f"{STEP}:1", 2),  # the flag is read a step later
-        (f"{STEP}:3", 4),
+        pytest.param(f"{STEP}:3", 4, marks=pytest.mark.slow),
         (f"{STEP}:7", 8),
-        (f"{EVALUATION}:1", 2),
+        pytest.param(f"{EVALUATION}:1", 2, marks=pytest.mark.slow),
         (f"{EVALUATION}:6", 4),
         (f"{SAVE}:2", 4),
     ],
