@@ -79,12 +79,9 @@ class GoOn(TrainerCallback):
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
         if manifest.evaluation_due:
-            # Its random numbers are those after the evaluation, which draws one when it begins.
-            trainer.evaluating_again_from = str(self.checkpoint)
             trainer._load_rng_state(str(self.checkpoint))
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
-            trainer._load_rng_state(str(self.checkpoint))
-            trainer.evaluating_again_from = None
+            # In its own place, from which the Trainer takes the random states when the next step begins.
             trainer._save_checkpoint(trainer.model_wrapped, None)
         # The Trainer forgets here that the run had ended, and would do another step.
         control.should_training_stop |= state.global_step >= state.max_steps or self._has_lost_patience()

@@ -31,6 +31,7 @@ from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.copies import sent_to_device
 from indictune.training.epochs import EpochShuffle
 from indictune.training.nonfinite import NonFinite
+from indictune.training.randomness import RandomStates
 from indictune.training.stopping import Stopped, StopRequest, leave_to_the_run
 
 Batch = dict[str, torch.Tensor]
@@ -54,7 +55,6 @@ class ExactTrainer(Trainer):
     eval_dataset: Dataset | None
     batches: TrainingBatches
     bad_steps: BadSteps
-    evaluating_again_from: str | None = None
     _is_saving = False
 
     def __init__(
@@ -243,14 +243,14 @@ class ExactTrainer(Trainer):
 
     def _evaluate(self, trial: Any, *args: Any, **settings: Any) -> dict[str, float]:
         """Evaluate in training. Where that is stopped, the step is saved, and evaluated when the run goes on."""
+        before = RandomStates()  # an evaluation draws one when it begins
         try:
             metrics: dict[str, float] = super()._evaluate(trial, *args, **settings)
         except Stopped:
-            if self.evaluating_again_from is not None:  # which has drawn its number before
-                self._load_rng_state(self.evaluating_again_from)
+            before.restore()
             self.stop_request.evaluation_due = True
             self._save_checkpoint(self.model_wrapped, trial)
-            raise
+            raise saving.stopped_after(self.state.global_step) from None
         return metrics
 
     def _look_for_stop(self) -> None:

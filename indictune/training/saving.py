@@ -19,6 +19,7 @@ from datasets import Dataset
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
+from transformers.trainer_utils import IntervalStrategy
 
 from indictune.data.batching import TrainingBatches
 from indictune.strategy import sharding
@@ -86,8 +87,15 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
         named = trainer.state.best_model_checkpoint
         best = None if named is None else checkpoints.step_of(Path(named))
         checkpoints.rotate(output_dir, args.save_total_limit, best, last)
-    if any(asked for _, _, asked in parts):
-        raise Stopped(f"stopped after step {step}, which is saved.")
+    trainer.stop_request.agreed |= any(asked for _, _, asked in parts)
+    # At the end of an epoch something more may be due, and the end of the run then comes after it.
+    if trainer.stop_request.agreed and not trainer.stop_request.epoch_ends:
+        raise stopped_after(step)
+
+
+def stopped_after(step: int) -> Stopped:
+    """The end of a run that has saved this step."""
+    return Stopped(f"stopped after step {step}, which is saved.")
 
 
 def unfinished_folder(output_dir: str) -> str:
@@ -125,9 +133,13 @@ def _manifest(trainer: ExactTrainer, files: dict[str, FileDigest]) -> Manifest:
         data=trainer.data_digest,
         recipe=checkpoints.digest(recipe).sha256 if recipe.exists() else "",
         versions={name: version(name) for name in _PACKAGES},
-        evaluation_due=trainer.stop_request.evaluation_due,
+        evaluation_due=trainer.stop_request.evaluation_due or _epoch_is_evaluated_next(trainer),
         files=files,
     )
+
+
+def _epoch_is_evaluated_next(trainer: ExactTrainer) -> bool:
+    return trainer.stop_request.epoch_ends and trainer.args.eval_strategy == IntervalStrategy.EPOCH
 
 
 def _check_weights(trainer: ExactTrainer) -> None:

@@ -54,7 +54,6 @@ class StepFlags(TrainerCallback):
         self.stop_request = stop_request
         self.bad_steps = bad_steps
         self.batches = bad_steps.batches
-        self._stops = False
         self._on_their_way: deque[tuple[int, _FlagsOnTheirWay]] = deque()
         self._words: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -65,11 +64,13 @@ class StepFlags(TrainerCallback):
         self._on_their_way.append((state.global_step, _FlagsOnTheirWay(flags)))
         at_once = control.should_save or control.should_evaluate or control.should_training_stop
         self._read(leave=0 if at_once else 1)
-        if state.global_step % self.batches.steps_per_epoch:
+        self.stop_request.epoch_ends = state.global_step % self.batches.steps_per_epoch == 0
+        if not self.stop_request.epoch_ends:
             self._stop(control)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._read(leave=0)
+        self.stop_request.epoch_ends = False
         self._stop(control)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -85,12 +86,12 @@ class StepFlags(TrainerCallback):
         return self._words
 
     def _stop(self, control: TrainerControl) -> None:
-        control.should_save |= self._stops
+        control.should_save |= self.stop_request.agreed
 
     def _read(self, leave: int) -> None:
         while len(self._on_their_way) > leave:
             step, flags = self._on_their_way.popleft()
             bad, asked = flags.read()
-            self._stops |= asked
+            self.stop_request.agreed |= asked
             if bad:
                 raise self.bad_steps.stop(step)

@@ -32,12 +32,16 @@ class StopRequest:
 
     Attributes:
         asked: whether a signal has come.
+        agreed: whether all ranks know that one of them was asked.
         evaluation_due: whether the last step was to be evaluated, and was not.
+        epoch_ends: whether the end of an epoch is to come before another step.
     """
 
     def __init__(self) -> None:
         self.asked = False
+        self.agreed = False
         self.evaluation_due = False
+        self.epoch_ends = False
         self._wait = False
 
     @contextmanager

@@ -159,3 +159,15 @@ def test_a_damaged_best_checkpoint_is_made_again(recipe: Path, unbroken: dict[st
     assert result.returncode == 0, result.stderr
     assert f"cannot be gone on from: {best} is not as it was written" in result.stderr
     assert job.outcome()["weights"] == unbroken["weights"]
+
+
+@pytest.mark.parametrize("event", ["SIGTERM@indictune.training.saving:_manifest:2", f"SIGKILL@{EVALUATION}:2"])
+def test_an_epoch_is_evaluated_though_its_last_step_was_saved_before(recipe: Path, tmp_path: Path, event: str) -> None:
+    flags = ("--eval_strategy", "epoch", "--save_strategy", "steps", "--save_steps", "2", "--load_best_model_at_end")
+    whole = Job(recipe, tmp_path / "whole", flags=(*flags, "false"))
+    job = Job(recipe, tmp_path / "out", flags=(*flags, "false"))
+    assert whole.start().returncode == 0
+    job.start(event)
+    assert not (job.folder / "metrics.json").exists()
+    assert job.start().returncode == 0
+    assert job.outcome() == whole.outcome()
