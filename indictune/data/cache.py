@@ -112,12 +112,12 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
         sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
         (unfinished / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
         for path in (*unfinished.iterdir(), unfinished):
-            _write_through(path)
+            write_through(path)
         unfinished.chmod(0o755)
         if not _is_whole(folder):  # it may be, where locks do not reach another machine
             shutil.rmtree(folder, ignore_errors=True)  # damaged
             unfinished.rename(folder)
-            _write_through(folder.parent)
+            write_through(folder.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -148,7 +148,8 @@ def _lock_file(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
 
 
-def _write_through(path: Path) -> None:
+def write_through(path: Path) -> None:
+    """Let a file, or a folder's list of names, reach the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

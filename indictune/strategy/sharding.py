@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -17,6 +17,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+
+T = TypeVar("T")
 
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
@@ -133,6 +135,15 @@ def told_by_rank_0(word: Any, args: TrainingArguments) -> Any:
     return said[0]
 
 
+def from_all(mine: T) -> list[T]:
+    """What every rank gives, by rank. All must call it."""
+    if not torch.distributed.is_initialized():
+        return [mine]
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, mine)
+    return parts
+
+
 def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     """Whether all ranks see the same files in a folder. All must call it; the folder is there."""
     if args.world_size == 1:
@@ -141,8 +152,7 @@ def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     if args.process_index == 0:
         mark.touch()
     torch.distributed.barrier()
-    seen: list[bool] = [False] * args.world_size
-    torch.distributed.all_gather_object(seen, mark.exists())
+    seen = from_all(mark.exists())
     if args.process_index == 0:
         mark.unlink()
     return all(seen)

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from indictune.data.cache import write_through
+
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 UNFINISHED = ".unfinished-checkpoint"  # its sibling while it is written
@@ -141,15 +143,6 @@ def digest(path: Path) -> FileDigest:
             whole.update(chunk)
             size += len(chunk)
     return FileDigest(size, whole.hexdigest())
-
-
-def write_through(path: Path) -> None:
-    """Let a file or a folder's list of names reach the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def settle(folder: Path, names: Iterable[str]) -> dict[str, FileDigest]:

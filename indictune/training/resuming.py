@@ -7,13 +7,11 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
-import torch
 from transformers import TrainingArguments
 
 from indictune.errors import UserError
-from indictune.strategy import handover
+from indictune.strategy import handover, sharding
 from indictune.strategy.launch import Launch
 from indictune.training import checkpoints
 from indictune.training.output import AUTO
@@ -157,9 +155,9 @@ def newest_whole(found: list[Path], asked: str | None, args: TrainingArguments) 
         UserError: the named one is damaged.
     """
     mine = {checkpoints.step_of(path): path for path in found}
-    for step in sorted(set.intersection(*map(set, _from_all(list(mine)))), reverse=True):
+    for step in sorted(set.intersection(*map(set, sharding.from_all(list(mine)))), reverse=True):
         reads = args.should_save  # one rank of each disk
-        problems = [problem for part in _from_all(damage(mine[step]) if reads else []) for problem in part]
+        problems = [problem for part in sharding.from_all(damage(mine[step]) if reads else []) for problem in part]
         if not problems:
             return mine[step]
         if asked != AUTO:
@@ -167,11 +165,3 @@ def newest_whole(found: list[Path], asked: str | None, args: TrainingArguments) 
         for problem in problems[:3]:
             logger.warning("checkpoint-%d cannot be gone on from: %s", step, problem)
     return None
-
-
-def _from_all(mine: Any) -> list[Any]:
-    if not torch.distributed.is_initialized():
-        return [mine]
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, mine)
-    return parts

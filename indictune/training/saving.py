@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import torch
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
 UNLOGGED = "unlogged_{rank}.json"
@@ -68,7 +66,7 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
         write()
         sharding.barrier()
         digests = checkpoints.settle(unfinished, _share(trainer, unfinished))
-        parts = _gathered((_disk(trainer), digests, trainer.stop_request.asked))
+        parts = sharding.from_all((_disk(trainer), digests, trainer.stop_request.asked))
         if args.should_save:
             files = {name: found for disk, part, _ in parts if disk == _disk(trainer) for name, found in part.items()}
             manifest = _manifest(trainer, files)
@@ -183,20 +181,11 @@ def _share(trainer: ExactTrainer, unfinished: Path) -> list[str]:
     """The files that this rank reads back, of those on its disk; one rank lists them for all that share it."""
     args = trainer.args
     mine = (_disk(trainer), checkpoints.files_in(unfinished) if args.should_save else None)
-    names = next(listed for disk, listed in _gathered(mine) if disk == mine[0] and listed is not None)
+    names = next(listed for disk, listed in sharding.from_all(mine) if disk == mine[0] and listed is not None)
     if not args.save_on_each_node:
         return names[args.process_index :: args.world_size]
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
     return names[args.local_process_index :: local_world_size]
-
-
-def _gathered(mine: T) -> list[T]:
-    """What all ranks give, by rank."""
-    if not torch.distributed.is_initialized():
-        return [mine]
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, mine)
-    return parts
 
 
 def _bytes_needed(trainer: ExactTrainer) -> int:

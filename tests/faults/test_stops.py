@@ -78,7 +78,7 @@ def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
 ) -> None:
     cache = tmp_path / "cache"
     job = Job(recipe, tmp_path / "out")
-    result = job.start("SIGTERM@indictune.data.cache:_write_through:1", INDICTUNE_CACHE=str(cache))
+    result = job.start("SIGTERM@indictune.data.cache:write_through:1", INDICTUNE_CACHE=str(cache))
     assert result.returncode == EXIT_RESUMABLE, result.stderr
     assert job.status == {
         "state": "resumable",
