@@ -1,21 +1,32 @@
-"""Run scripts in processes that have imported everything already: starting python anew takes 5 seconds of each test.
+"""Run scripts in processes that have imported everything already: starting python anew takes 5 seconds of each.
 
-Each run is a fork of one server, which has executed the scripts' imports and nothing else.
+One server has executed the imports of the scripts and of their launchers, and nothing else; each process is a fork of
+it. A launcher runs as it always does, but for what it starts: `rank.py`, which asks the server for the fork that is
+the rank, lends it its environment and files, hands signals on to it, and ends as it ends.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
+import importlib
 import json
 import os
 import runpy
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+RANK = "tests/distributed/rank.py"
+SOCKET = "TEST_SERVER_SOCKET"
+LAUNCHERS = ("accelerate.commands.launch", "torch.distributed.run")
 
 
 def fork(command: list[str], environment: dict[str, str], timeout_s: int) -> subprocess.CompletedProcess[str]:
@@ -25,59 +36,162 @@ def fork(command: list[str], environment: dict[str, str], timeout_s: int) -> sub
         command: the script, from the repository's root, and its flags.
         environment: of the script. What libraries read when they are imported, they have read from the server's.
         timeout_s: after which the script is killed.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer.
     """
-    server = _server(tuple(sorted((name, environment[name]) for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"))))
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with tempfile.TemporaryDirectory() as folder:
-        job = {"command": command, "environment": environment, "timeout_s": timeout_s, "folder": folder}
-        server.stdin.write(json.dumps(job) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        said = [Path(folder, name).read_text(encoding="utf-8") for name in ("stdout", "stderr")]
+    path = _server(tuple(sorted((name, environment[name]) for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"))))
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "rb") as nothing:
+        names = [Path(folder, name) for name in ("stdout", "stderr")]
+        with names[0].open("ab") as stdout, names[1].open("ab") as stderr:
+            files = [nothing.fileno(), stdout.fileno(), stderr.fileno()]
+            try:
+                code = Fork(path, command, {**environment, SOCKET: path}, files, timeout_s).wait()
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(command, timeout_s) from None
+        said = [name.read_text(encoding="utf-8", errors="replace") for name in names]
     return subprocess.CompletedProcess(command, code, *said)
 
 
+class Fork:
+    """A process that the server has forked; it is killed when whoever asked for it is gone.
+
+    Args:
+        path: of the server's socket.
+        command: a script and its flags.
+        environment: of the process.
+        files: descriptors of its standard input, output and error.
+        timeout_s: after which `wait` gives up; None never.
+    """
+
+    def __init__(
+        self, path: str, command: list[str], environment: dict[str, str], files: list[int], timeout_s: float | None
+    ) -> None:
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.settimeout(timeout_s)
+        self._connection.connect(path)
+        job = {"command": command, "environment": environment, "folder": os.getcwd()}
+        socket.send_fds(self._connection, [b"\n"], files)
+        self._connection.sendall(json.dumps(job).encode() + b"\n")
+        self._answers = self._connection.makefile("rb")
+        self.pid = int(self._answers.readline())
+
+    def wait(self) -> int:
+        """Its exit code; a signal's number, negative, where one has killed it."""
+        with self._connection, self._answers:
+            return int(self._answers.readline())
+
+
 @functools.cache
-def _server(variables: tuple[tuple[str, str], ...]) -> subprocess.Popen[str]:
-    """One for each process that tests; it ends when its standard input is closed, with that process."""
+def _server(variables: tuple[tuple[str, str], ...]) -> str:
+    """The socket of one server for each process that tests; it ends when its standard input is closed, with that."""
+    path = f"{tempfile.mkdtemp()}/server"
     environment = {**os.environ, **dict(variables), "HF_TOKEN_PATH": os.devnull}
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else an import may open the GPU, which forks cannot use then
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.forking"],
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.distributed.forking", path],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    _SERVERS.append(server)
+    return path
 
 
-def _serve() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an import prints is no answer
-    for script in ("train_sentiment.py", "train_llama.py"):
-        runpy.run_path(f"scripts/{script}", run_name="imported")
-    for line in sys.stdin:
-        job = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _run(**job)
-            return
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+_SERVERS: list[subprocess.Popen[bytes]] = []
 
 
-def _run(command: list[str], environment: dict[str, str], timeout_s: int, folder: str) -> None:
-    signal.alarm(timeout_s)
+class _Server:
+    """Forks a process for each connection, tells its exit code, and kills those whose connection is closed."""
+
+    def __init__(self, path: str) -> None:
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(path)
+        self.listening.listen()
+        self.connections: dict[int, socket.socket] = {}  # by process
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listening, selectors.EVENT_READ)
+        self.selector.register(sys.stdin, selectors.EVENT_READ)
+
+    def serve(self) -> dict[str, Any] | None:
+        """Until the end; in a fork it returns what that has to run."""
+        while True:
+            for key, _ in self.selector.select(timeout=0.02):
+                if key.fileobj is sys.stdin:
+                    return None
+                if key.fileobj is self.listening:
+                    job = self._fork()
+                    if job is not None:
+                        return job
+                else:
+                    self.selector.unregister(key.fileobj)
+                    os.kill(key.data, signal.SIGKILL)
+            self._bury()
+
+    def _fork(self) -> dict[str, Any] | None:
+        connection, _ = self.listening.accept()
+        _, files, _, _ = socket.recv_fds(connection, 1, 3)
+        with connection.makefile("rb") as request:
+            job: dict[str, Any] = json.loads(request.readline())
+        pid = os.fork()
+        if pid == 0:
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            for each in (self.listening, connection, *self.connections.values()):
+                each.close()
+            self.selector.close()
+            return job
+        for file in files:
+            os.close(file)
+        self.connections[pid] = connection
+        self.selector.register(connection, selectors.EVENT_READ, pid)
+        connection.sendall(f"{pid}\n".encode())
+        return None
+
+    def _bury(self) -> None:
+        while self.connections:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            connection = self.connections.pop(pid)
+            if connection in self.selector.get_map():
+                self.selector.unregister(connection)
+            with suppress(BrokenPipeError):  # who asked is gone
+                connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            connection.close()
+
+
+def _main() -> None:
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what an import prints is no answer
+        for script in ("train_sentiment.py", "train_llama.py"):
+            runpy.run_path(f"scripts/{script}", run_name="imported")
+        for name in LAUNCHERS:
+            importlib.import_module(name)
+        import torch  # here, for rank.py has no use for it
+
+        if not torch.cuda.is_available():  # else it may open the GPU
+            os.environ["DS_ACCELERATOR"] = "cpu"
+            importlib.import_module("deepspeed")
+        gc.freeze()  # what is here stays; a fork need not look through it
+        server = _Server(sys.argv[1])
+        print("ready", file=answers)
+    job = server.serve()
+    if job is not None:
+        _run(**job)
+
+
+def _run(command: list[str], environment: dict[str, str], folder: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    os.chdir(folder)
     sys.argv = command
-    sys.path[0] = str(ROOT / Path(command[0]).parent)
+    sys.path[0] = str(Path(folder, command[0]).parent)
     runpy.run_path(command[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    _serve()
+    _main()

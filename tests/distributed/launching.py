@@ -17,13 +17,16 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from indictune.models.vocabulary import ROW_IDS
-from tests.distributed.forking import fork
+from tests.distributed.forking import RANK, fork
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/train_sentiment.py"
 BIN = Path(sys.executable).parent
 
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
+
+_FOLDERS = ("scripts/", "tests/", "benchmarks/")
+_LAUNCHERS = [str(BIN / name) for name in ("accelerate", "torchrun", "deepspeed")]
 
 Weights = dict[str, torch.Tensor]
 
@@ -57,11 +60,19 @@ def deepspeed(ranks: int) -> list[str]:
 
 
 def start(
-    command: list[str], variables: dict[str, str] | None = None, timeout_s: int = 300
+    command: list[str], variables: dict[str, str] | None = None, timeout_s: int = 300, anew: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a command from the repository's root, with one thread a process and no network.
 
-    A script that plain python runs is forked from a process that has imported what it needs.
+    Args:
+        command: a script or a program, or a launcher and the script that it launches.
+        variables: of its environment.
+        timeout_s: after which it is killed.
+        anew: whether python starts anew for each process; else those of a launched script, and its launcher, are
+            forked from one that has imported what they need.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer.
     """
     environment = {
         **os.environ,
@@ -70,8 +81,12 @@ def start(
         "HF_HUB_OFFLINE": "1",
         **(variables or {}),
     }
-    if command[0] == python()[0] and command[1].startswith(("scripts/", "tests/", "benchmarks/")):
-        return fork(command[1:], environment, timeout_s)
+    script = next((place for place, word in enumerate(command) if word.startswith(_FOLDERS)), None)
+    if script is not None and not anew:
+        if command[:script] == python():
+            return fork(command[script:], environment, timeout_s)
+        if command[0] in _LAUNCHERS:
+            return fork([*command[:script], RANK, *command[script:]], environment, timeout_s)
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import Run, deepspeed, torchrun, train
+from tests.distributed.launching import SCRIPT, Run, deepspeed, start, torchrun
 from tests.distributed.test_parity import PLAIN, differences
 
 Start = Callable[..., Run]
@@ -25,6 +25,9 @@ def test_every_launcher_gives_the_run(
     run_under: Start, job: Path, tmp_path: Path, launcher: Callable[[int], list[str]], strategy: str
 ) -> None:
     flags = [] if strategy == "ddp" else ["--deepspeed", f"ds_configs/{strategy}.json"]
-    run = train(launcher(2), tmp_path, "--config", str(job), *flags)
+    command = [*launcher(2), SCRIPT, "--config", str(job), *flags, "--output_dir", str(tmp_path)]
+    result = start(command, anew=True)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    run = Run(tmp_path)
     assert (run.metrics["strategy"], run.metrics["world_size"]) == (strategy, 2)
     assert differences(run_under("single", 1, *PLAIN), run) == []
