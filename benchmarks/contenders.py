@@ -127,7 +127,7 @@ def compete(contender: Contender, job: Job, connection: Connection) -> None:
     if contender.padding is None:
         train_by_indictune(contender, job, connection)
     else:
-        train_by_transformers(contender, job, connection)
+        train_by_transformers(contender, job, lambda counted: Turns(connection, job, counted))
 
 
 def write_to_log(contender: Contender, job: Job) -> None:
@@ -202,8 +202,16 @@ def run_script(
     run(script.main, read_recipe(flags, arguments))
 
 
-def train_by_transformers(contender: Contender, job: Job, connection: Connection) -> None:
-    """What transformers' `run_classification.py` does: its Trainer, and rows padded before or when they are used."""
+def train_by_transformers(
+    contender: Contender, job: Job, callback: Callable[[Callable[[], dict[str, Any]]], TrainerCallback]
+) -> None:
+    """What transformers' `run_classification.py` does: its Trainer, and rows padded before or when they are used.
+
+    Args:
+        contender: whose `padding` is not None.
+        job: of all.
+        callback: makes one more callback from what tells the padding.
+    """
     from datasets import load_dataset
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, Trainer
 
@@ -250,5 +258,5 @@ def train_by_transformers(contender: Contender, job: Job, connection: Connection
         **{"per_device_train_batch_size": BATCH_SIZE, **settings},
     )
     trainer = Trainer(model, args, train_dataset=rows, data_collator=pad_and_count)
-    trainer.add_callback(Turns(connection, job, counted))
+    trainer.add_callback(callback(counted))
     trainer.train()

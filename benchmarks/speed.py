@@ -169,7 +169,7 @@ class Runner:
 
 def compare(rows: Sequence[Row], vocab_size: int, folder: Path) -> list[dict[str, Any]]:
     """The contenders' lines of the table for one vocabulary."""
-    model, train_file = folder / "model", _write(rows, folder / "train.jsonl")
+    model, train_file = folder / "model", write_rows(rows, folder / "train.jsonl")
     write_model(model, rows, vocab_size)
     job = Job(model, train_file, (1 + LAPS) * STEPS_PER_LAP, STEPS_PER_LAP, folder)
     grouped = grouped_by_length(model, rows, 1 + LAPS)
@@ -198,7 +198,8 @@ def compare(rows: Sequence[Row], vocab_size: int, folder: Path) -> list[dict[str
     return lines
 
 
-def _write(rows: Sequence[Row], path: Path) -> Path:
+def write_rows(rows: Sequence[Row], path: Path) -> Path:
+    """As jsonl; returns the path."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -210,11 +211,19 @@ def run_alone(contender: Contender, job: Job) -> dict[str, Any]:
     return runner.finish()
 
 
-def compare_losses(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
-    """The loss of each step of ours, and of the plain Trainer on the same batches, in fp32 without dropout."""
-    write_model(folder / "model", rows, VOCABULARIES[0])
-    train_file = _write(rows, folder / "train.jsonl")
-    return curves(Job(folder / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, folder), FP32, FP32)
+def compare_losses(rows: Sequence[Row], folder: Path) -> dict[int, dict[str, Any]]:
+    """The loss of each step of ours, and of the plain Trainer on the same batches, in fp32 without dropout.
+
+    By vocabulary: of the larger, ours trains the rows that are used.
+    """
+    train_file = write_rows(rows, folder / "train.jsonl")
+    found = {}
+    for vocab_size in VOCABULARIES:
+        own = folder / str(vocab_size)
+        own.mkdir()
+        write_model(own / "model", rows, vocab_size)
+        found[vocab_size] = curves(Job(own / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, own), FP32, FP32)
+    return found
 
 
 def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +243,7 @@ def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -
 def compare_seeds(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
     """The mean loss of the last third of the steps, of five seeds in fp32 and in bf16."""
     write_model(folder / "model", rows, VOCABULARIES[0])
-    job = Job(folder / "model", _write(rows, folder / "train.jsonl"), STEPS_OF_SEEDS, STEPS_OF_SEEDS, folder)
+    job = Job(folder / "model", write_rows(rows, folder / "train.jsonl"), STEPS_OF_SEEDS, STEPS_OF_SEEDS, folder)
     last = STEPS_OF_SEEDS // 3
     losses: dict[str, list[float]] = {"fp32": [], "bf16": []}
     for seed in range(5):
@@ -243,7 +252,8 @@ def compare_seeds(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
             counted = run_alone(Contender(f"{dtype}_seed_{seed}", settings=settings), job)
             found.append(statistics.mean(counted["losses"][-last:]))
     means = {dtype: statistics.mean(found) for dtype, found in losses.items()}
-    return {**losses, "difference": means["bf16"] - means["fp32"], "spread_of_seeds": statistics.stdev(losses["fp32"])}
+    difference, spread = means["bf16"] - means["fp32"], statistics.stdev(losses["fp32"])
+    return {**losses, "difference": difference, "spread_of_seeds": spread, "inside": abs(difference) <= spread}
 
 
 def show(vocab_size: int, lines: Sequence[dict[str, Any]]) -> None:
@@ -279,16 +289,21 @@ def main() -> None:
             folder.mkdir()
             results["speed"][vocab_size] = compare(rows, vocab_size, folder)
             show(vocab_size, results["speed"][vocab_size])
-        parts = {"losses": compare_losses, **({"seeds": compare_seeds} if options.seeds else {})}
+        parts: dict[str, Callable[..., Any]] = {
+            "losses": compare_losses,
+            **({"seeds": compare_seeds} if options.seeds else {}),
+        }
         for name, compare_part in parts.items():
             folder = Path(work, name)
             folder.mkdir()
             results[name] = compare_part(rows, folder)
-    print(f"loss in fp32 without dropout: {results['losses']['largest']:.1e} from the plain Trainer's at most")
+    for vocab_size, curve in results["losses"].items():
+        distance = f"{curve['largest']:.1e} from the plain Trainer's at most"
+        print(f"vocabulary {vocab_size:,}: loss in fp32 without dropout {distance}")
     if options.seeds:
-        print(
-            f"bf16: {results['seeds']['difference']:+.4f}; seeds spread by {results['seeds']['spread_of_seeds']:.4f}"
-        )
+        seeds = results["seeds"]
+        verdict = "inside" if seeds["inside"] else "OUTSIDE"
+        print(f"bf16: {seeds['difference']:+.4f}, {verdict} the spread of seeds of {seeds['spread_of_seeds']:.4f}")
     print(f"written to {write_results('speed', results)}")
 
 

@@ -26,7 +26,7 @@ STAGES = {
     "embedding": r"embedding|index_?select|vectorized_gather|compute_grad_weight|sum_and_scatter|segment_offset|radix",
     "optimizer": r"multi_tensor_apply|adam|lpnorm|foreach",
     "other matmuls": r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitk|\b\w*mm\b|linear",
-    "copies": r"memcpy|memset",
+    "copies": r"memcpy|memset|copy_",
 }
 WAITS = r"cuda\w*Synchronize"
 TOP = 15

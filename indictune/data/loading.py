@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, tee
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -144,26 +143,35 @@ def _prepare(folder: Path, sources: dict[str, Source], args: DataArguments, prob
     (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
-def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None) -> tuple[Rows, list[str]]:
-    """Read, clean and check a file of rows for a model that exists, and notes for the user.
+def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None) -> tuple[Rows, Path, list[str]]:
+    """Read, clean and check a file of rows for a model that exists, or take them from the cache.
 
     Args:
         path: `--test_file`.
         args: how it is read.
         labels: of the model, or None where they are not known; then any will do.
 
+    Returns:
+        The rows, the folder that holds them as `test.arrow`, and notes for the user.
+
     Raises:
         UserError: all problems of the file at once, labels that the model does not have among them.
     """
-    notes: list[str] = []
-    with TemporaryDirectory() as folder:  # which the mapped table outlives
-        source = file_source(path, "--test_file", args)
-        rows = _cleaned(source, args, notes, Path(folder) / "test.arrow", BadRows(path))
-    assert rows is not None  # only a dataset's own test rows may lack labels
+    source = file_source(path, "--test_file", args)
+
+    def make(folder: Path) -> None:
+        notes: list[str] = []
+        _cleaned(source, args, notes, folder / "test.arrow", BadRows(path))
+        (folder / _FACTS).write_text(json.dumps({"notes": notes}), encoding="utf-8")
+
+    parts = [source.name, source.origin, source.fingerprint, columns_of(args)]
+    folder = made_once("test", parts, "The rows", make)
+    rows = Rows(map_table(folder / "test.arrow"), source.name, source.origin)
     problems = [] if labels is None else _unseen_labels(rows, dict.fromkeys(labels, 0))
     if problems:
         raise UserError(problems)
-    return rows, notes
+    notes: list[str] = json.loads((folder / _FACTS).read_text(encoding="utf-8"))["notes"]
+    return rows, folder, notes
 
 
 def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path, bad: BadRows) -> Rows | None:

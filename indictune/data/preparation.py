@@ -41,54 +41,57 @@ _BATCH_ROWS = 4_000  # what the tokenizer makes of a row takes some kilobytes fo
 Encode = Callable[[list[str]], list[list[int]]]
 
 
-def tokenise(rows: Rows, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int) -> Dataset:
-    """Tokenise the rows of a split, in memory.
+def tokenise_splits(
+    splits: Splits, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
+) -> tuple[Dataset, Dataset | None, Dataset | None]:
+    """`tokenise` for the training, validation and test rows; None for those there are not."""
+    given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    found = {name: rows for name, rows in given.items() if rows is not None}
+    listed = ", ".join(f"{len(rows):,} {name}" for name, rows in found.items())
+    logger.info("rows: %s; labels: %s", listed, ", ".join(labels))
+    datasets = tokenise(splits.folder, found, tokenizer, labels, max_length)
+    return datasets["train"], datasets.get("validation"), datasets.get("test")
+
+
+def tokenise(
+    stored: Path,
+    given: Mapping[str, Rows],
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    max_length: int,
+) -> dict[str, Dataset]:
+    """Tokenise rows once: the next call reads them from the cache.
 
     Args:
-        rows: each label is one of `labels`.
+        stored: holds them as `<split>.arrow`; its name changes with anything that they are made from.
+        given: the same rows, by split; each label is one of `labels`.
         tokenizer: of the model.
         labels: names, in the order of the class ids.
         max_length: texts are cut to this many tokens, special ones included.
 
     Returns:
-        Columns `input_ids`, `labels` (class id), `length` (tokens) and `language`, in the order of the rows.
+        By split: columns `input_ids`, `labels` (class id), `length` (tokens) and `language`, in the order of the rows.
+
+    Raises:
+        UserError: a text that the tokenizer makes no token of, in each split.
     """
-    batches = _tokenised(rows.table.to_batches(), tokenizer, labels, max_length)
-    return Dataset(pa.Table.from_batches(shown(batches, "tokenising", len(rows)), SCHEMA))
-
-
-def tokenise_splits(
-    splits: Splits, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
-) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """`tokenise` for the training, validation and test rows, once: the next call reads them from the cache.
-
-    Returns:
-        The training, validation and test rows; None for those there are not.
-    """
-    given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    counts = {name: len(rows) for name, rows in given.items() if rows is not None}
-    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    logger.info("rows: %s; labels: %s", listed, ", ".join(labels))
 
     def make(folder: Path) -> None:
-        for name, count in counts.items():
-            batches = _tokenised(stored_batches(splits.folder / f"{name}.arrow"), tokenizer, labels, max_length)
-            write_table(folder / f"{name}.arrow", SCHEMA, shown(batches, f"tokenising the {name} rows", count))
+        for name, rows in given.items():
+            batches = tokenised(stored_batches(stored / f"{name}.arrow"), tokenizer, labels, max_length)
+            write_table(folder / f"{name}.arrow", SCHEMA, shown(batches, f"tokenising the {name} rows", len(rows)))
 
-    parts = [splits.folder.name, tokenizer_parts(tokenizer), list(labels), max_length]
+    parts = [stored.name, tokenizer_parts(tokenizer), list(labels), max_length]
     folder = made_once("tokens", parts, "The token ids", make)
-    train, validation, test = (mapped_dataset(folder, name) if name in counts else None for name in given)
-    assert train is not None
-    _check_tokens(given, {"train": train, "validation": validation, "test": test})
-    return train, validation, test
+    datasets = {name: mapped_dataset(folder, name) for name in given}
+    _check_tokens(given, datasets)
+    return datasets
 
 
-def _check_tokens(given: Mapping[str, Rows | None], tokenised: Mapping[str, Dataset | None]) -> None:
+def _check_tokens(given: Mapping[str, Rows], datasets: Mapping[str, Dataset]) -> None:
     problems = Problems()
-    for name, dataset in tokenised.items():
+    for name, dataset in datasets.items():
         rows = given[name]
-        if dataset is None or rows is None:
-            continue
         first = pc.index(dataset.data["length"], 0).as_py()
         if first >= 0:
             problems.append(
@@ -118,9 +121,10 @@ def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
         return [kind, settings, *(file_digest(str(path)) for path in sorted(Path(folder).rglob("*")))]
 
 
-def _tokenised(
+def tokenised(
     batches: Iterable[pa.RecordBatch], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
 ) -> Iterator[pa.RecordBatch]:
+    """The columns of `SCHEMA` for rows that come some at a time, in their order; `tokenise` names the arguments."""
     class_id = {label: index for index, label in enumerate(labels)}
     encode: Encode | None = None
     for batch in smaller_batches(batches, _BATCH_ROWS):

@@ -112,14 +112,14 @@ def _evaluate_classes(session: Session) -> None:
         with session.checks():
             labels = _labels(asked.model, asked.trust_remote_code)
         if asked.test_file:  # else that has been told too
-            rows, notes = load_test_rows(asked.test_file, asked, labels)
+            rows, stored, notes = load_test_rows(asked.test_file, asked, labels)
     args = session.start_evaluation(SentimentTrainingArguments)
     session.warn(notes)
     tokenizer = load_tokenizer(
         ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
     )
     assert labels is not None  # every problem has been raised
-    dataset = tokenise(rows, tokenizer, labels, asked.max_length)
+    dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length)["test"]
     model = load_trained(asked.model, asked.trust_remote_code)
     trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
     sharding.prepare_for_evaluation(trainer)

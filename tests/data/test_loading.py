@@ -246,9 +246,21 @@ def test_more_values_than_any_classifier_has_labels_are_free_text(write: Write) 
 
 def test_rows_for_a_finished_model(write: Write) -> None:
     path = write("new.jsonl", [{"tweet": "#a", "label": 1.0}, {"tweet": "", "label": 0}])
-    rows, notes = load_test_rows(path, TextArguments(text_column="tweet"), ["0", "1"])
+    rows, _, notes = load_test_rows(path, TextArguments(text_column="tweet"), ["0", "1"])
     assert columns_of(rows) == {"text": ["a"], "label": ["1"], "language": ["romanised"], "line": [1]}
     assert notes == ["--test_file new.jsonl: 1 rows without text were dropped: new.jsonl:2."]
+
+
+def test_rows_for_a_finished_model_are_read_once_and_checked_each_time(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("new.jsonl", labelled(("a", "x"), ("", "x"), ("b", "z")))
+    with pytest.raises(UserError, match="label z"):
+        load_test_rows(path, TextArguments(), ["y", "x"])
+    monkeypatch.setattr("indictune.data.loading.cleaned", None)
+    rows, folder, notes = load_test_rows(path, TextArguments(), ["x", "z"])
+    assert (len(rows), len(notes)) == (2, 1)
+    assert (folder / "test.arrow").exists()
 
 
 def test_rows_for_a_finished_model_have_its_labels(write: Write) -> None:

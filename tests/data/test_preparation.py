@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -16,7 +17,7 @@ from transformers.models.bert_japanese import BertJapaneseTokenizer
 
 from indictune.arguments import DataArguments
 from indictune.data.loading import Rows, Splits, load_splits
-from indictune.data.preparation import tokenise, tokenise_splits
+from indictune.data.preparation import SCHEMA, tokenise_splits, tokenised
 from indictune.models import builtin
 from tests.models.tiny import words_tokenizer
 
@@ -33,6 +34,10 @@ def rows(*texts_and_labels: tuple[str, str]) -> Rows:
         "line": pa.array(range(2, 2 + len(texts)), pa.int32()),
     }
     return Rows(pa.table(columns), "t.csv", "--train_file")
+
+
+def tokenise(rows: Rows, tokenizer: PreTrainedTokenizerBase, labels: list[str], max_length: int) -> Dataset:
+    return Dataset(pa.Table.from_batches(tokenised(rows.table.to_batches(), tokenizer, labels, max_length), SCHEMA))
 
 
 def test_rows_become_token_ids_class_ids_and_lengths_in_their_order() -> None:
