@@ -12,7 +12,7 @@ import torch
 
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.strategy import sharding
-from indictune.training import checkpoints
+from indictune.training import checkpoints, output, resuming
 from indictune.training.nonfinite import NonFiniteLossError
 
 if TYPE_CHECKING:
@@ -30,13 +30,26 @@ class BadSteps:
         batches: tells the rows of a step.
         place: tells where a training row stands (`file:line`).
         path: of the record; None on ranks that write none.
+        trusts_checkpoint: the user vouches for the pickles of a checkpoint that is rolled back to.
+
+    Attributes:
+        count: of the steps that were left out, in the runs before this one too.
     """
 
-    def __init__(self, batches: TrainingBatches, place: Callable[[int], str], path: Path | None) -> None:
+    def __init__(
+        self, batches: TrainingBatches, place: Callable[[int], str], path: Path | None, trusts_checkpoint: bool
+    ) -> None:
         self.batches = batches
         self.place = place
         self.path = path
+        self.trusts_checkpoint = trusts_checkpoint
         self.count = 0
+
+    def go_on_after(self, step: int) -> None:
+        """Count the steps up to this one that were left out; later ones are done again. All ranks must call it."""
+        noted = [] if self.path is None else output.keep_steps(self.path, step)
+        left_out = [each for each in noted if each["action"] != "stop"]
+        self.count = max(sharding.from_all(len(left_out)))  # rank 0 alone has a record
 
     def note(self, step: int, action: str) -> str:
         """Record a step and what is done about it: `stop`, `skip` or `rollback`; returns the places of its rows."""
@@ -68,6 +81,7 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
 
     Raises:
         NonFiniteLossError: there were more than `--max_nonfinite_steps`, or there is no checkpoint to go back to.
+        UserError: others may have written that checkpoint.
     """
     flag = trainer.nonfinite.take()
     if flag is None:
@@ -88,14 +102,13 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
 
 
 def _roll_back(trainer: ExactTrainer, step: int) -> None:
-    whole = [
-        path
-        for path in checkpoints.listed(Path(str(trainer.args.output_dir)))
-        if checkpoints.step_of(path) <= trainer.state.global_step and not checkpoints.damage(path, thorough=False)
-    ]
-    if not whole:
+    output_dir = Path(str(trainer.args.output_dir))
+    found = [path for path in checkpoints.listed(output_dir) if checkpoints.step_of(path) < step]
+    whole = resuming.newest_whole(found, output.AUTO, trainer.args)
+    if whole is None:
         raise trainer.bad_steps.stop(step)
+    resuming.check_trusted(whole, output_dir, trainer.bad_steps.trusts_checkpoint, "--on_nonfinite rollback to")
     assert trainer.lr_scheduler is not None
     schedule = trainer.lr_scheduler.state_dict()
-    sharding.load_in_place(trainer, str(whole[0]))
+    sharding.load_in_place(trainer, str(whole))
     trainer.lr_scheduler.load_state_dict(schedule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from transformers.trainer_utils import TrainOutput
 
 from indictune.errors import UserError
 from indictune.training import checkpoints, resuming
+from indictune.training.checkpoints import Manifest
 from indictune.training.exact import ExactTrainer
 from indictune.training.saving import UNLOGGED
 from indictune.training.session import Session
+
+logger = logging.getLogger(__name__)
 
 
 def train(trainer: ExactTrainer, session: Session) -> TrainOutput:
@@ -45,14 +49,23 @@ def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:
         )
 
 
-def unlogged(checkpoint: Path, world_size: int, args: TrainingArguments) -> tuple[float, int]:
+def unlogged(checkpoint: Path, manifest: Manifest, args: TrainingArguments) -> tuple[float, int]:
     """The loss that this rank had summed up when the checkpoint was written, and the step that was logged last.
 
-    Other numbers of processes take the mean, which is what would have been logged.
+    Other numbers of processes take the mean, which is what would have been logged; so does a rank that another node
+    has taken over, of those that this disk has.
     """
-    ranks = [args.process_index] if world_size == args.world_size else range(world_size)
-    found = [checkpoint / UNLOGGED.format(rank=rank) for rank in ranks]
-    noted = [json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()]
+    found = [checkpoint / UNLOGGED.format(rank=args.process_index)]
+    if manifest.world_size != args.world_size or not found[0].exists():
+        found = sorted(checkpoint.glob(UNLOGGED.format(rank="*")))
+    if not found:
+        logger.warning(
+            "%s does not hold the loss since the step that was logged last: the next one that is logged is of the "
+            "steps after %d alone.",
+            *(checkpoint.name, manifest.step),
+        )
+        return 0.0, manifest.step
+    noted = [json.loads(path.read_text(encoding="utf-8")) for path in found]
     return sum(each["loss"] for each in noted) / len(noted), noted[0]["since_step"]
 
 
@@ -75,7 +88,7 @@ class GoOn(TrainerCallback):
         manifest = checkpoints.read_manifest(self.checkpoint)
         assert manifest is not None
         self._find_best(state, Path(str(args.output_dir)))
-        loss, since_step = unlogged(self.checkpoint, manifest.world_size, args)
+        loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
         if manifest.evaluation_due:

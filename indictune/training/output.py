@@ -15,6 +15,7 @@ from indictune.errors import UserError
 State = Literal["ok", "user_error", "failed", "resumable"]
 
 AUTO = "auto"
+RECIPE = "recipe.yaml"
 # Any of these shows that a run has trained here. Logs, a status and a recipe alone may come from a command that was
 # mistyped, and must not keep the corrected one from its folder.
 TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model.safetensors", "trainer_state.json")
@@ -33,6 +34,32 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
+def keep_steps(path: Path, last: int) -> list[dict[str, Any]]:
+    """Drop what a file of JSON lines tells of later steps, which are done again, and lines that were cut off.
+
+    Args:
+        path: of the file, where there is one; each line has a `step`.
+        last: step that is kept.
+
+    Returns:
+        The lines that are left.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    kept = [line for line in lines if _step_of(line) <= last]
+    write_whole(path, "".join(f"{line}\n" for line in kept))
+    return [json.loads(line) for line in kept]
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; infinite for a line that a killed run has left unfinished."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
 def write_status(output_dir: Path, state: State, message: str) -> None:
     """`status.json`: how the latest command on this folder ended. Exit codes do not survive launchers."""
     write_json(output_dir / "status.json", {"state": state, "message": message})
@@ -45,7 +72,7 @@ def forget_status(output_dir: Path) -> None:
 
 def write_recipe(output_dir: Path, configuration: dict[str, Any]) -> None:
     """`recipe.yaml`: the whole configuration as resolved."""
-    write_whole(output_dir / "recipe.yaml", yaml.safe_dump(configuration, allow_unicode=True, sort_keys=True))
+    write_whole(output_dir / RECIPE, yaml.safe_dump(configuration, allow_unicode=True, sort_keys=True))
 
 
 def is_finished(output_dir: Path) -> bool:

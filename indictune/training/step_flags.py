@@ -57,6 +57,9 @@ class StepFlags(TrainerCallback):
         self._on_their_way: deque[tuple[int, _FlagsOnTheirWay]] = deque()
         self._words: tuple[torch.Tensor, torch.Tensor] | None = None
 
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.bad_steps.go_on_after(state.global_step)
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         bad = self.nonfinite.take()
         known = self._words_on(args.device)

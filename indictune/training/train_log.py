@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from indictune.training.output import write_whole
+from indictune.training.output import keep_steps
 from indictune.training.throughput import Throughput
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,8 @@ class TrainLog(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        kept = [line for line in lines if _step_of(line) <= state.global_step]
-        write_whole(self.path, "".join(f"{line}\n" for line in kept))
+        keep_steps(self.path, state.global_step)
+        self.path.touch()
 
     def on_log(
         self,
@@ -63,11 +62,3 @@ class TrainLog(TrainerCallback):
 def _in_json(value: float) -> float | str:
     """JSON has no NaN and no infinity; as texts, `float` and pandas read them."""
     return value if math.isfinite(value) else str(value)
-
-
-def _step_of(line: str) -> float:
-    """The step of a line; infinite for a line that a killed run has left unfinished."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from indictune.training import checkpoints
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate
 from tests.faults.runs import Job
+from tests.training.test_checkpoints import flip_a_bit
 
 # Two micro-batches a step: the fifth is of the third step.
 LOSS = "NAN@indictune.training.loss:ExactLoss.__call__:5"
@@ -69,6 +72,64 @@ def test_a_step_that_is_left_out_changes_no_weight(
     losses = [json.loads(line, parse_constant=pytest.fail)["loss"] for line in lines]
     assert [isinstance(loss, float) for loss in losses] == [step != 3 or event == GRADIENT for step in range(1, 9)]
     assert losses[2] == "nan" or event == GRADIENT
+
+
+def stopped_after(job: Job, step: int) -> None:
+    """Make a finished run one that was killed after the checkpoint of this step."""
+    (job.folder / "metrics.json").unlink()
+    for path in checkpoints.listed(job.folder):
+        if checkpoints.step_of(path) > step:
+            shutil.rmtree(path)
+
+
+def test_a_run_that_goes_on_counts_on_and_notes_no_step_twice(finished_run: FinishedRun, tmp_path: Path) -> None:
+    flags = ("--save_total_limit", "20", "--on_nonfinite", "skip")
+    job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
+    assert job.start(LOSS).returncode == 0
+    stopped_after(job, 4)
+    at_step_5 = "NAN@indictune.training.loss:ExactLoss.__call__:1"
+    limited = replace(job, flags=(*flags, "--max_nonfinite_steps", "1"))
+    assert limited.start(at_step_5).returncode == 1
+    assert "step 5 is NaN or infinite; training has stopped" in job.status["message"]
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "stop")]
+    assert replace(job, flags=(*flags, "--max_nonfinite_steps", "2")).start(at_step_5).returncode == 0
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "skip")]
+
+
+@pytest.fixture(scope="module")
+def saved_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """With checkpoints of steps 2 and 4."""
+    job = Job(finished_run.recipe, tmp_path_factory.mktemp("saved") / "out", flags=("--save_total_limit", "20"))
+    assert job.start().returncode == 0
+    stopped_after(job, 4)
+    return job
+
+
+def rolled_back_at_step_5(saved_run: Job, folder: Path) -> tuple[Job, int, str]:
+    """Go on from step 2, past what stands there as step 4: the run, its exit code and what it said."""
+    flags = ["--resume_from_checkpoint", str(folder / "checkpoint-2"), "--on_nonfinite", "rollback"]
+    flags += ["--save_strategy", "no", "--load_best_model_at_end", "false"]
+    job = replace(saved_run, folder=folder, flags=tuple(flags))
+    result = job.start(LOSS)
+    return job, result.returncode, result.stderr
+
+
+def test_a_damaged_checkpoint_is_not_rolled_back_to(saved_run: Job, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved_run.folder, tmp_path / "out")
+    flip_a_bit(folder / "checkpoint-4" / "optimizer.pt")
+    job, code, said = rolled_back_at_step_5(saved_run, folder)
+    assert code == 0, said
+    assert f"{folder / 'checkpoint-4' / 'optimizer.pt'} is not as it was written" in said
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
+
+
+def test_a_checkpoint_that_others_can_write_is_not_rolled_back_to(saved_run: Job, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved_run.folder, tmp_path / "out")
+    (folder / "checkpoint-4" / "optimizer.pt").chmod(0o666)
+    job, code, said = rolled_back_at_step_5(saved_run, folder)
+    assert code == 2, said
+    assert job.status["message"].startswith(f"--on_nonfinite rollback to {folder / 'checkpoint-4'}: ")
+    assert "can be written by other users" in job.status["message"]
 
 
 def test_more_than_the_limit_ends_the_run(finished_run: FinishedRun, tmp_path: Path) -> None:
