@@ -116,26 +116,13 @@ class TextArguments:
 
 
 @dataclass
-class SourceArguments:
-    """Where the rows of a run come from.
+class BadRowArguments:
+    """What becomes of rows that cannot be used.
 
     Raises:
-        UserError: no training rows are named, or they are named twice, or a value is out of its range.
+        UserError: a value is out of its range, or has no effect.
     """
 
-    dataset_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "A dataset on the Hub, or one of the package's own: `builtin:tweets` in Hindi, Telugu and Tamil, "
-            "`builtin:chats` with instructions and answers in these and English."
-        },
-    )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the Hub dataset."})
-    train_file: str | None = field(
-        default=None, metadata={"help": "json, jsonl or parquet file; csv and tsv too for a classifier."}
-    )
-    validation_file: str | None = field(default=None, metadata={"help": "Rows for the evaluations of a run."})
-    test_file: str | None = field(default=None, metadata={"help": "Rows evaluated once, at the end of the run."})
     bad_rows: Literal["stop", "quarantine"] = field(
         default="stop",
         metadata={
@@ -159,6 +146,35 @@ class SourceArguments:
                 f"--max_bad_fraction {self.max_bad_fraction}: has no effect with --bad_rows stop; "
                 "give --bad_rows quarantine."
             )
+        problems.raise_any()
+
+
+@dataclass
+class SourceArguments(BadRowArguments):
+    """Where the rows of a run come from.
+
+    Raises:
+        UserError: no training rows are named, or they are named twice, or a value is out of its range.
+    """
+
+    dataset_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "A dataset on the Hub, or one of the package's own: `builtin:tweets` in Hindi, Telugu and Tamil, "
+            "`builtin:chats` with instructions and answers in these and English."
+        },
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the Hub dataset."})
+    train_file: str | None = field(
+        default=None, metadata={"help": "json, jsonl or parquet file; csv and tsv too for a classifier."}
+    )
+    validation_file: str | None = field(default=None, metadata={"help": "Rows for the evaluations of a run."})
+    test_file: str | None = field(default=None, metadata={"help": "Rows evaluated once, at the end of the run."})
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        with problems.collecting():
+            BadRowArguments.__post_init__(self)
         if self.dataset_name is not None and self.train_file is not None:
             problems.append(
                 f"--dataset_name {self.dataset_name} and --train_file {self.train_file}: rows come from one of them; "
@@ -360,6 +376,12 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
         for name, (value, smallest) in at_least.items()
         if value is not None and value < smallest
     ]
+    limit = planned("save_total_limit")
+    if limit is not None and limit < 1:
+        problems.append(
+            f"--save_total_limit {limit}: expected at least 1, because a run goes on from its last checkpoint; give "
+            "--save_strategy no --load_best_model_at_end false to save none."
+        )
     if not epochs > 0:
         problems.append(f"--num_train_epochs {planned('num_train_epochs')}: nothing would be trained.")
     smoothing = planned("label_smoothing_factor")

@@ -6,13 +6,17 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from indictune.arguments import TextArguments
+from indictune.arguments import BadRowArguments, TextArguments
 from indictune.errors import Problems, UserError
 
 
 @dataclass
-class EvaluateArguments(TextArguments):
-    """Which finished model is evaluated on which rows. What is not given is as it was in training."""
+class EvaluateArguments(TextArguments, BadRowArguments):
+    """Which finished model is evaluated on which rows. What is not given is as it was in training, but for bad rows.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
 
     model: str = field(default="", metadata={"help": "The --output_dir of a finished run."})
     test_file: str = field(default="", metadata={"help": "Rows in the form of the training rows, with answers."})
@@ -26,6 +30,14 @@ class EvaluateArguments(TextArguments):
     bf16: bool = field(default=False, metadata={"help": "Compute in bf16."})
     fp16: bool = field(default=False, metadata={"help": "Compute in fp16."})
     verbose: bool = field(default=False, metadata={"help": "Show the messages of the other libraries too."})
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        with problems.collecting():
+            TextArguments.__post_init__(self)
+        with problems.collecting():
+            BadRowArguments.__post_init__(self)
+        problems.raise_any()
 
 
 @dataclass

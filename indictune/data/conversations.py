@@ -10,12 +10,12 @@ from functools import partial
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from indictune.arguments import BadRowArguments
 from indictune.data.cache import file_digest, made_once
 from indictune.data.hub import fingerprint_of, hub_records, load_hub_dataset
 from indictune.data.languages import language_of
@@ -126,18 +126,33 @@ def load_conversations(args: ChatDataArguments) -> ConversationSplits:
     return ConversationSplits(loaded["train"], loaded.get("validation"), loaded.get("test"), folder, facts["notes"])
 
 
-def load_test_conversations(path: str, origin: str = "--test_file") -> Conversations:
-    """Read and check a file of conversations for a model that exists.
+def load_test_conversations(path: str, args: BadRowArguments) -> tuple[Conversations, Path, list[str]]:
+    """Read and check a file of conversations for a model that exists, or take them from the cache.
 
     Args:
-        path: a json, jsonl or parquet file.
-        origin: the flag that named it.
+        path: `--test_file`, a json, jsonl or parquet file.
+        args: say what becomes of bad rows.
+
+    Returns:
+        The conversations, the folder that holds those that were left out, and notes for the user.
 
     Raises:
         UserError: all problems of the file at once.
     """
-    with TemporaryDirectory() as folder:  # which the mapped table outlives
-        return _load(_file_source(path, origin), Path(folder) / "test.arrow", BadRows(path))
+    source = _file_source(path, "--test_file")
+
+    def make(folder: Path) -> None:
+        bad = bad_rows(path, args, folder)
+        rows = _load(source, folder / "test.arrow", bad)
+        notes = [f"{source.origin} {note}" for note in bad.note()] if isinstance(bad, Quarantine) else []
+        facts = {"as_written": rows.as_written, "notes": notes}
+        (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+    parts = [source.name, source.fingerprint, args.bad_rows, args.max_bad_fraction]
+    folder = made_once("test-conversations", parts, "The conversations", make)
+    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    rows = Conversations(map_table(folder / "test.arrow"), source.name, source.origin, facts["as_written"])
+    return rows, folder, facts["notes"]
 
 
 def _prepare(sources: dict[str, _Source], args: ChatDataArguments, problems: Problems, folder: Path) -> None:

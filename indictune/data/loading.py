@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.arguments import DataArguments, TextArguments
+from indictune.command_arguments import EvaluateArguments
 from indictune.data.cache import made_once
 from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.columns import shortened
@@ -143,16 +144,16 @@ def _prepare(folder: Path, sources: dict[str, Source], args: DataArguments, prob
     (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
-def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None) -> tuple[Rows, Path, list[str]]:
+def load_test_rows(path: str, args: EvaluateArguments, labels: Sequence[str] | None) -> tuple[Rows, Path, list[str]]:
     """Read, clean and check a file of rows for a model that exists, or take them from the cache.
 
     Args:
         path: `--test_file`.
-        args: how it is read.
+        args: how it is read, and what becomes of its bad rows.
         labels: of the model, or None where they are not known; then any will do.
 
     Returns:
-        The rows, the folder that holds them as `test.arrow`, and notes for the user.
+        The rows, the folder that holds them as `test.arrow` beside those that were left out, and notes for the user.
 
     Raises:
         UserError: all problems of the file at once, labels that the model does not have among them.
@@ -161,10 +162,10 @@ def load_test_rows(path: str, args: TextArguments, labels: Sequence[str] | None)
 
     def make(folder: Path) -> None:
         notes: list[str] = []
-        _cleaned(source, args, notes, folder / "test.arrow", BadRows(path))
+        _cleaned(source, args, notes, folder / "test.arrow", bad_rows(path, args, folder))
         (folder / _FACTS).write_text(json.dumps({"notes": notes}), encoding="utf-8")
 
-    parts = [source.name, source.origin, source.fingerprint, columns_of(args)]
+    parts = [source.name, source.origin, source.fingerprint, columns_of(args), args.bad_rows, args.max_bad_fraction]
     folder = made_once("test", parts, "The rows", make)
     rows = Rows(map_table(folder / "test.arrow"), source.name, source.origin)
     problems = [] if labels is None else _unseen_labels(rows, dict.fromkeys(labels, 0))

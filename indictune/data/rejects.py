@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from indictune.errors import Problems
 
 if TYPE_CHECKING:
-    from indictune.arguments import SourceArguments  # which is slow to import
+    from indictune.arguments import BadRowArguments  # which is slow to import
 
 TEXT_EXTENSIONS = (".csv", ".tsv", ".json", ".jsonl")
 REJECTED = "rejected.jsonl"
@@ -139,7 +139,7 @@ class Quarantine(BadRows):
         return [f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."]
 
 
-def bad_rows(source: str, args: SourceArguments, folder: Path) -> BadRows:
+def bad_rows(source: str, args: BadRowArguments, folder: Path) -> BadRows:
     """What becomes of the bad rows of a source, as `--bad_rows` says; `folder` gets those that are left out."""
     if args.bad_rows == "quarantine":
         return Quarantine(source, args.max_bad_fraction, folder)

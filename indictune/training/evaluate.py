@@ -16,6 +16,7 @@ from indictune.command_arguments import EvaluateArguments
 from indictune.config import Recipe, read_recipe
 from indictune.data.loading import load_test_rows
 from indictune.data.preparation import tokenise
+from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.models.bases import config_file
 from indictune.models.classifier import class_names, load_trained
@@ -115,6 +116,7 @@ def _evaluate_classes(session: Session) -> None:
             rows, stored, notes = load_test_rows(asked.test_file, asked, labels)
     args = session.start_evaluation(SentimentTrainingArguments)
     session.warn(notes)
+    keep_rejected(stored, session.output_dir, session.rank)
     tokenizer = load_tokenizer(
         ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
     )

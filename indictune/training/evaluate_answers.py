@@ -6,6 +6,7 @@ from indictune.arguments import ModelArguments
 from indictune.command_arguments import EvaluateArguments
 from indictune.data.chat_tokens import choose_template, tokenise_chats, truncation_notes
 from indictune.data.conversations import load_test_conversations
+from indictune.data.rejects import keep_rejected
 from indictune.llama_arguments import LlamaTrainingArguments
 from indictune.models.causal import load_trained_causal
 from indictune.models.loading import load_tokenizer
@@ -24,12 +25,13 @@ def evaluate_answers(session: Session) -> None:
     with session.checks():
         asked = session.build(EvaluateArguments)
         model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
-        rows = load_test_conversations(asked.test_file)
+        rows, stored, notes = load_test_conversations(asked.test_file, asked)
         tokenizer = load_tokenizer(model_args)
         template = choose_template(tokenizer, asked.chat_template, rows.as_written, asked.train_on_prompts)
     args = session.start_evaluation(LlamaTrainingArguments)
     tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts)
-    session.warn(truncation_notes(rows, tokens, asked.max_length))
+    session.warn([*notes, *truncation_notes(rows, tokens, asked.max_length)])
+    keep_rejected(stored, session.output_dir, session.rank)
     model = load_trained_causal(asked.model, compute_dtype(args), asked.trust_remote_code)
     trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
     sharding.prepare_for_evaluation(trainer)

@@ -14,6 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, BertTokenizerLegacy, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from indictune.arguments import BadRowArguments
 from indictune.data.chat_tokens import (
     ChatTokeniser,
     ChatTokens,
@@ -192,7 +193,7 @@ def test_rows_have_the_tokens_and_labels_that_each_has_alone(path: Path, train_o
     if not path.exists():
         pytest.skip(f"no real data at {path}")
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
-    chats = load_test_conversations(str(path))
+    chats = load_test_conversations(str(path), BadRowArguments())[0]
     template = choose_template(tokenizer, "plain", False, train_on_prompts)
     tokens = tokenise_chats(chats, tokenizer, template, 100_000, train_on_prompts)
     assert len(tokens.dataset) == len(chats)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from indictune.arguments import BadRowArguments
 from indictune.data import conversations, hub, reading
 from indictune.data.conversations import Conversations, load_conversations, load_test_conversations
 from indictune.data.rejects import REJECTED
@@ -20,6 +21,11 @@ from indictune.llama_arguments import ChatDataArguments
 
 Row = dict[str, Any]
 Write = Callable[[str, list[Row]], str]
+
+
+def of_file(path: str) -> Conversations:
+    """The rows of a file that is evaluated."""
+    return load_test_conversations(path, BadRowArguments())[0]
 
 
 @pytest.fixture
@@ -102,7 +108,7 @@ def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
     ],
 )
 def test_every_kind_of_file_holds_every_form(write: Write, name: str, places: list[str], rows: list[Row]) -> None:
-    loaded = load_test_conversations(write(name, rows))
+    loaded = of_file(write(name, rows))
     assert texts_of(loaded) == [["a", "b"], ["c", "d"]]
     assert loaded.table["language"].to_pylist() == ["romanised", "ta"]
     assert [loaded.place(index) for index in range(len(loaded))] == places
@@ -112,23 +118,23 @@ def test_every_kind_of_file_holds_every_form(write: Write, name: str, places: li
 def test_parquet_holds_typed_parts_and_history(write: Write) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": role, "content": parts} for role in ("user", "assistant")]
-    assert texts_of(load_test_conversations(write("a.parquet", [{"messages": messages}]))) == [["ab", "ab"]]
+    assert texts_of(of_file(write("a.parquet", [{"messages": messages}]))) == [["ab", "ab"]]
     row = {"instruction": "c", "output": "d", "history": [["a", "b"]]}
-    assert texts_of(load_test_conversations(write("b.parquet", [row]))) == [["a", "b", "c", "d"]]
+    assert texts_of(of_file(write("b.parquet", [row]))) == [["a", "b", "c", "d"]]
 
 
 def test_json_may_hold_its_rows_as_data_and_numbers_are_texts(write: Write) -> None:
     write("a.json", [])
     Path("a.json").write_text('{"version": 1, "data": [\n{"prompt": 2,\n"completion": 4.0}\n]}')
-    loaded = load_test_conversations("a.json")
+    loaded = of_file("a.json")
     assert texts_of(loaded) == [["2", "4.0"]]
     assert loaded.place(0) == "a.json:2"
 
 
 def test_only_plain_texts_are_as_written(write: Write) -> None:
-    assert load_test_conversations(write("a.jsonl", [{"prompt": "a", "completion": "b"}])).as_written
+    assert of_file(write("a.jsonl", [{"prompt": "a", "completion": "b"}])).as_written
     for row in (chat("a", "b"), in_lists(chat("a", "b")), {"instruction": "a", "output": "b"}):
-        assert not load_test_conversations(write("a.jsonl", [row])).as_written
+        assert not of_file(write("a.jsonl", [row])).as_written
 
 
 def test_a_row_names_its_language_or_its_script_decides(write: Write) -> None:
@@ -140,7 +146,7 @@ def test_a_row_names_its_language_or_its_script_decides(write: Write) -> None:
         {"messages": system + chat("வணக்கம்", "b")["messages"]},
         chat("a", "b", language="x\ud83d"),
     ]
-    loaded = load_test_conversations(write("a.jsonl", rows))
+    loaded = of_file(write("a.jsonl", rows))
     assert loaded.table["language"].to_pylist() == ["mr", "hi", "te", "ta", "x\ufffd"]
 
 
@@ -149,7 +155,7 @@ def test_order_and_lines_across_chunks(write: Write, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(reading, "_CHUNK_ROWS", 3)
     rows = [chat(f"q{index}", "a") for index in range(7)]
     for name in ("a.jsonl", "a.parquet"):
-        table = load_test_conversations(write(name, rows)).table
+        table = of_file(write(name, rows)).table
         assert [messages[0]["content"] for messages in table["messages"].to_pylist()] == [f"q{i}" for i in range(7)]
         assert table["line"].to_pylist() == [1, 2, 3, 4, 5, 6, 7]
         assert table["messages"].num_chunks == 4
@@ -289,15 +295,15 @@ def test_five_rows_of_a_kind_are_listed_then_counted(write: Write) -> None:
 def test_what_cannot_be_read_is_named(write: Write, name: str, content: str, problem: str) -> None:
     Path(name).write_text(content)
     with pytest.raises(UserError) as raised:
-        load_test_conversations(name, "--samples_file")
-    assert raised.value.problems[0].startswith(f"--samples_file {name}{problem}")
+        of_file(name)
+    assert raised.value.problems[0].startswith(f"--test_file {name}{problem}")
     assert len(raised.value.problems) == 1
 
 
 def test_an_empty_parquet_file_is_a_problem(write: Write) -> None:
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), "a.parquet")
     with pytest.raises(UserError, match=r"^--test_file a\.parquet: the file holds no rows\.$"):
-        load_test_conversations("a.parquet")
+        of_file("a.parquet")
 
 
 def test_built_in_chats_have_three_splits_and_files_replace_them(write: Write) -> None:
@@ -372,7 +378,7 @@ def test_real_conversations_are_read_whole(name: str, languages: dict[str, int])
     path = _SFT / name
     if not path.exists():
         pytest.skip(f"no real data at {path}")
-    loaded = load_test_conversations(str(path))
+    loaded = of_file(str(path))
     assert Counter(loaded.table["language"].to_pylist()) == languages
     assert {len(messages) for messages in loaded.table["messages"].to_pylist()} == {2}
     assert loaded.table["messages"].null_count == 0
@@ -383,7 +389,7 @@ def test_a_real_file_of_another_form_is_refused_without_its_words() -> None:
     if not path.exists():
         pytest.skip(f"no real data at {path}")
     with pytest.raises(UserError) as raised:
-        load_test_conversations(str(path))
+        of_file(str(path))
     assert len(raised.value.problems) == 6
     assert raised.value.problems[0].startswith(f"--test_file {path}:1: there is no output (it has the keys id, inst")
     assert raised.value.problems[5] == f"--test_file {path}: 170 more with no answer."

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from indictune.arguments import DataArguments, TextArguments
+from indictune.arguments import DataArguments
+from indictune.command_arguments import EvaluateArguments
 from indictune.data import hub, reading, sources
 from indictune.data.loading import Rows, load_splits, load_test_rows
 from indictune.errors import UserError
@@ -246,7 +247,7 @@ def test_more_values_than_any_classifier_has_labels_are_free_text(write: Write) 
 
 def test_rows_for_a_finished_model(write: Write) -> None:
     path = write("new.jsonl", [{"tweet": "#a", "label": 1.0}, {"tweet": "", "label": 0}])
-    rows, _, notes = load_test_rows(path, TextArguments(text_column="tweet"), ["0", "1"])
+    rows, _, notes = load_test_rows(path, EvaluateArguments(text_column="tweet"), ["0", "1"])
     assert columns_of(rows) == {"text": ["a"], "label": ["1"], "language": ["romanised"], "line": [1]}
     assert notes == ["--test_file new.jsonl: 1 rows without text were dropped: new.jsonl:2."]
 
@@ -256,9 +257,9 @@ def test_rows_for_a_finished_model_are_read_once_and_checked_each_time(
 ) -> None:
     path = write("new.jsonl", labelled(("a", "x"), ("", "x"), ("b", "z")))
     with pytest.raises(UserError, match="label z"):
-        load_test_rows(path, TextArguments(), ["y", "x"])
+        load_test_rows(path, EvaluateArguments(), ["y", "x"])
     monkeypatch.setattr("indictune.data.loading.cleaned", None)
-    rows, folder, notes = load_test_rows(path, TextArguments(), ["x", "z"])
+    rows, folder, notes = load_test_rows(path, EvaluateArguments(), ["x", "z"])
     assert (len(rows), len(notes)) == (2, 1)
     assert (folder / "test.arrow").exists()
 
@@ -266,7 +267,7 @@ def test_rows_for_a_finished_model_are_read_once_and_checked_each_time(
 def test_rows_for_a_finished_model_have_its_labels(write: Write) -> None:
     path = write("new.jsonl", labelled(("a", "x"), ("b", "z")))
     with pytest.raises(UserError, match=r"--test_file new.jsonl: label z \(1 rows, the first at new.jsonl:2\)"):
-        load_test_rows(path, TextArguments(), ["y", "x"])
+        load_test_rows(path, EvaluateArguments(), ["y", "x"])
 
 
 def test_builtin_tweets_are_read_from_the_package() -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
-from indictune.arguments import ModelArguments
+from indictune.arguments import BadRowArguments, ModelArguments
 from indictune.data.chat_tokens import choose_template, tokenise_chats
 from indictune.data.conversations import load_test_conversations
 from indictune.models import builtin
@@ -158,7 +158,7 @@ def test_named_targets_and_modules_trained_whole(run_under: Start, strategy: str
 def loss_read_anew(folder: Path, rows: Path) -> float:
     """Of the saved model on a file's answers, read by this process and computed from its logits in another way."""
     tokenizer = load_tokenizer(ModelArguments(str(folder)))
-    conversations = load_test_conversations(str(rows))
+    conversations = load_test_conversations(str(rows), BadRowArguments())[0]
     template = choose_template(tokenizer, None, as_written=False, train_on_prompts=False)
     tokens = tokenise_chats(conversations, tokenizer, template, max_length=128, train_on_prompts=False).dataset
     model = load_trained_causal(folder, torch.float32).eval()

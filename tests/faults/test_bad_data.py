@@ -21,7 +21,9 @@ from indictune.data.reading import read_table
 from indictune.data.rejects import REJECTED, keep_rejected
 from indictune.errors import UserError
 from indictune.models import builtin
-from tests.distributed.launching import SCRIPT, python, start
+from tests.conftest import FinishedRun
+from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start
+from tests.training.tiny import tiny_llama
 
 COLUMNS = {"text": "text", "label": "label"}
 HEAD = b"text,label\n"
@@ -384,6 +386,51 @@ def test_a_run_leaves_the_rejects_beside_its_model(tmp_path: Path) -> None:
     assert f"--train_file {train}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in told
     (entry,) = (tmp_path / "out" / REJECTED).read_text(encoding="utf-8").splitlines()
     assert json.loads(entry)["read"] == "c,x,1\n"
+
+
+def test_two_ranks_leave_the_rejects_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    train, out = tmp_path / "t.jsonl", tmp_path / "out"
+    bad = [b'{"text": "c' + str(number).encode() * 20_000 + b'"\n' for number in range(9)]  # without an end
+    train.write_bytes(b"".join(ROWS + line for line in bad))
+    out.mkdir()
+    out.chmod(0o775)
+    flags = ["--train_file", str(train), "--bad_rows", "quarantine", "--max_bad_fraction", "0.5", "--max_steps", "1"]
+    flags += ["--global_batch_size", "4", "--per_device_train_batch_size", "2", "--output_dir", str(out)]
+    cache = {"INDICTUNE_CACHE": str(tmp_path / "cache")}  # which both have to make
+    job = start([*accelerate("ddp", 2), SCRIPT, *flags], cache)
+    assert job.returncode == 0, job.stderr
+    entries = [json.loads(line) for line in (out / REJECTED).read_text(encoding="utf-8").splitlines()]
+    assert [entry["line"] for entry in entries] == [3 * number + 3 for number in range(9)]
+    assert [entry["read"].encode() for entry in entries] == bad
+    assert job.stderr.count("9 bad rows were left out") == 1
+    assert job.stderr.count(f"--output_dir: {out} can be written by other users (`chmod go-w {out}` ends that)") == 1
+
+
+@pytest.mark.parametrize("kind", ["tweets", "chats"])
+def test_evaluating_leaves_bad_rows_out_where_it_is_asked_to(
+    finished_run: FinishedRun, tmp_path: Path, kind: str
+) -> None:
+    if kind == "tweets":
+        model, good = finished_run.folder, b'{"text": "a", "label": "positive"}\n'
+    else:
+        model, good = Path(tiny_llama(tmp_path / "model")), b'{"prompt": "a", "completion": "b"}\n'
+    test, out = tmp_path / "t.jsonl", tmp_path / "out"
+    test.write_bytes(good + b'{"text": \n' + good)
+    command = [*python(), "-m", "indictune", "evaluate", "--model", str(model), "--test_file", str(test)]
+    command += ["--output_dir", str(out)]
+    stopped = start(command)
+    assert stopped.returncode == 2
+    assert f"--test_file {test}:2: " in stopped.stderr
+    few = start([*command, "--bad_rows", "quarantine"])
+    assert few.returncode == 2
+    assert "1 of 3 rows (33.33%) cannot be used, which is more than --max_bad_fraction 0.01" in few.stderr
+    allowed = start([*command, "--bad_rows", "quarantine", "--max_bad_fraction", "0.5"])
+    assert allowed.returncode == 0, allowed.stderr
+    assert f"--test_file {test}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in allowed.stderr
+    (entry,) = (out / REJECTED).read_bytes().splitlines()
+    assert json.loads(entry)["line"] == 2
+    assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["test"]["num_examples"] == 2
 
 
 def test_token_ids_beyond_the_embedding_are_told_before_the_first_step(tmp_path: Path) -> None:
