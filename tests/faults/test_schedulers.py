@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, SCRIPT, free_port, torchrun
+from tests.distributed.launching import BIN, ROOT, SCRIPT, free_port, python, torchrun
 from tests.faults.runs import STEP, Job
 from tests.faults.test_ranks import environment, wait_for
 
@@ -44,10 +44,16 @@ def test_a_slurm_job_saves_is_queued_again_and_goes_on(finished_run: FinishedRun
     }
     flags = ["--config", str(finished_run.recipe), "--output_dir", str(out), "--num_train_epochs"]
     job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT, *flags]
-    with subprocess.Popen([*job, "100"], cwd=ROOT, env=variables) as started:
+    of_another_job = ["-c", "import time; time.sleep(600)", "-u", SCRIPT]
+    with (
+        subprocess.Popen([*python(), *of_another_job], env={**variables, "SLURM_JOB_ID": "77"}) as other,
+        subprocess.Popen([*job, "100"], cwd=ROOT, env=variables) as started,
+    ):
         wait_for(lambda: (out / "train_log.jsonl").exists(), 180)
         started.send_signal(signal.SIGUSR1)
         assert started.wait(90) == 0
+        assert other.poll() is None
+        other.kill()
     assert calls.read_text(encoding="utf-8") == "requeue 7\n"
     assert '"state": "resumable"' in (out / "status.json").read_text(encoding="utf-8")
 
