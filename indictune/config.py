@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +21,14 @@ Arguments = TypeVar("Arguments")
 
 # Naming any of these on the command line drops all of them from the recipe: a run's rows come from one source.
 DATA_SOURCE_FIELDS = ("dataset_name", "dataset_config_name", "train_file", "validation_file", "test_file")
+
+# Fields whose value is, or may be, the name of a file or folder.
+PATH_FIELDS = (
+    *("output_dir", "train_file", "validation_file", "test_file", "dataset_name", "model_name_or_path", "model"),
+    *("resume_from_checkpoint", "deepspeed", "class_weights", "chat_template", "adapter", "base_model", "folder"),
+    "convert_to",
+)
+_SHOWN_LETTERS = 40
 
 # Secrets, and what the machine and the launch decide: these would be wrong in another run of the same recipe.
 UNRECORDED_FIELDS = (
@@ -86,8 +96,10 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
     path = None
     in_file: dict[str, list[str]] = {}
     if "config" in flags:
-        path = Path(" ".join(flags.pop("config")) or "(no file named)")
+        named = " ".join(flags.pop("config")) or "(no file named)"
+        path = Path(named)
         with problems.collecting():
+            _check_path("--config", named)
             in_file = _read_file(path)
         _drop_tokens(f"{path}: ", in_file, problems)
     if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
@@ -109,6 +121,24 @@ def resolved(*arguments: Any) -> dict[str, Any]:
         to_dict = getattr(instance, "to_dict", None)
         merged.update(to_dict() if to_dict else dataclasses.asdict(instance))
     return {name: value for name, value in sorted(merged.items()) if name not in UNRECORDED_FIELDS}
+
+
+def _check_path(flag: str, value: str) -> None:
+    """Refuse what no file, folder or model can be called, before anybody asks the disk for it.
+
+    Raises:
+        UserError: it holds a NUL, or is longer than the file system allows.
+    """
+    shown = value.replace("\0", "\\0")
+    if len(shown) > _SHOWN_LETTERS:
+        shown = f"{shown[:_SHOWN_LETTERS]}... ({len(value):,} letters)"
+    try:
+        os.stat(value)
+    except ValueError:
+        raise UserError(f"{flag} {shown}: holds a NUL character, which no name may hold.") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"{flag} {shown}: is longer than the name of a file or folder may be.") from None
 
 
 def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str, list[str]]]:
@@ -187,7 +217,7 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
     # As one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
     typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
     try:
-        return getattr(parser.parse_args(typed), name)
+        value = getattr(parser.parse_args(typed), name)
     except UserError as error:
         reason = error.message.removesuffix(".")
         if reason.startswith("unrecognized arguments"):
@@ -195,3 +225,6 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
         elif reason.startswith("argument --"):
             reason = reason.partition(": ")[2]
         raise UserError(f"{prefix}{' '.join([name, *words])}: {reason}.") from error
+    if name in PATH_FIELDS and isinstance(value, str):
+        _check_path(f"{prefix}{name}", value)
+    return value

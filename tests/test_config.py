@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config import Recipe, read_recipe, resolved
+from indictune.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
+from indictune.config import PATH_FIELDS, Recipe, read_recipe, resolved
 from indictune.errors import UserError
+from indictune.llama_arguments import ChatDataArguments
 from indictune.training.output import write_recipe
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
+
+COMMANDS = (EvaluateArguments, MergeArguments, CheckpointArguments)
+KINDS: tuple[type[Any], ...] = (*RUN, ChatDataArguments, *COMMANDS)
 
 WriteRecipe = Callable[[str], str]
 
@@ -29,6 +34,10 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRecipe:
         return "r.yaml"
 
     return write
+
+
+def fields_of(kind: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
 
 
 def read(*argv: str) -> Recipe:
@@ -370,3 +379,28 @@ def test_resolved_holds_every_field_but_secrets_and_what_a_rank_decides(recipe: 
 def test_planned_knows_only_fields() -> None:
     with pytest.raises(ValueError, match="not enough values"):
         read().planned(SentimentTrainingArguments, "no_such_field")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("a" * 5000, f"{'a' * 40}... (5,000 letters): is longer than the name of a file or folder may be."),
+        ("b/" * 3000, f"{'b/' * 20}... (6,000 letters): is longer than the name of a file or folder may be."),
+        ("a\0b", "a\\0b: holds a NUL character, which no name may hold."),
+    ],
+)
+@pytest.mark.parametrize("name", [*PATH_FIELDS, "config"])
+def test_a_name_that_no_file_can_have_is_one_problem_of_its_flag(name: str, value: str, told: str) -> None:
+    kind = next(kind for kind in KINDS if name in (*fields_of(kind), "config"))
+    recipe = read_recipe([f"--{name}={value}"], [kind])
+    assert recipe.problems == [f"--{name} {told}"]
+    assert recipe.values == {}
+
+
+def test_every_flag_that_says_that_it_names_a_file_or_folder_is_checked() -> None:
+    """Flags of transformers that are not ours to document are left to it."""
+    ours = set(KINDS) - {SentimentTrainingArguments}
+    ends = ("_file", "_dir", "_template", "folder", "model")
+    named = {name for kind in ours for name in fields_of(kind) if name.endswith(ends)}
+    assert len(named) > 7
+    assert named <= {*PATH_FIELDS}

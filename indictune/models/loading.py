@@ -130,7 +130,8 @@ def check_max_length(config: PreTrainedConfig, max_length: int) -> None:
 
 
 def _read_tokenizer(args: ModelArguments, **settings: bool) -> PreTrainedTokenizerBase:
-    with explained(args, OSError, ValueError, KeyError):
+    # What a file of settings can break is any error (AttributeError, TypeError); tokenizers raises bare exceptions.
+    with explained(args, Exception):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             builtin.resolve(args.model_name_or_path),
             revision=args.model_revision,

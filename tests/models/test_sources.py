@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,29 @@ def test_weights_that_are_missing_or_broken(saved: Callable[[str], str], content
         load_classifier(args, ["no", "yes"], words_tokenizer())
     with pytest.raises(UserError, match=f"--model {folder}: the folder's files cannot be read"):
         load_trained(folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokenizer_object": "x"},
+        {"tokenizer_object": {"model": 1}},
+        {"tokenizer_class": 7},
+        {"tokenizer_class": ["BertTokenizer"]},
+        {"added_tokens_decoder": 3},
+        {"added_tokens_decoder": {"a": {"content": []}}},
+        {"model_max_length": [], "pad_token": {"a": 1}},
+        {"extra_special_tokens": 4},
+        [],
+    ],
+)
+def test_a_tokenizer_with_hostile_settings_is_one_message(
+    saved: Callable[[str], str], settings: dict[str, object] | list[object]
+) -> None:
+    folder = saved("bert")
+    (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(UserError, match=f"--model_name_or_path {folder}: the folder's files cannot be read"):
+        load_tokenizer(ModelArguments(folder))
 
 
 def test_a_model_with_code_of_its_own(tmp_path: Path) -> None:
