@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 USAGE = """usage: indictune VERB [flags]
 
 verbs:
@@ -27,7 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in verbs:
         print(f"indictune: there is no verb `{words[0]}`; there is {', '.join(verbs)}.", file=sys.stderr)
         return 2
-    return verbs[words[0]](words[1:])
+    try:
+        return verbs[words[0]](words[1:])
+    except KeyboardInterrupt:
+        print("indictune: interrupted.", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def prepare(argv: Sequence[str]) -> int:

@@ -23,6 +23,8 @@ from indictune.folders import cache_folder
 from indictune.layout import table
 from indictune.models.classifier import label_order, load_classifier_config
 from indictune.models.loading import check_max_length, load_tokenizer
+from indictune.training.running import EXIT_RESUMABLE
+from indictune.training.stopping import Stopped, StopRequest
 
 CLASSIFIER = (ModelArguments, DataArguments, SentimentTrainingArguments)
 
@@ -62,10 +64,14 @@ def prepare_command(argv: Sequence[str]) -> int:
             recipe, prepare = other, _prepare_chats
     started = time.monotonic()
     try:
-        prepared = prepare(recipe)
+        with StopRequest().listening():
+            prepared = prepare(recipe)
     except UserError as error:
         print(f"indictune: {error.message}", file=sys.stderr)
         return 2
+    except (Stopped, KeyboardInterrupt):
+        print("indictune: stopped. What is kept is whole; the same command does the rest.", file=sys.stderr)
+        return EXIT_RESUMABLE
     for note in prepared.notes:
         print(f"warning: {note}", file=sys.stderr)
     print(lengths_table(prepared))

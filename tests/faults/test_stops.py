@@ -13,8 +13,8 @@ import pytest
 
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
-from tests.distributed.launching import ROOT, SCRIPT, python
-from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, SAVE, STEP, Job
+from tests.distributed.launching import ROOT, SCRIPT, python, start
+from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, FAULTY, SAVE, STEP, Job
 from tests.faults.test_ranks import wait_for
 
 
@@ -88,6 +88,27 @@ def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
     assert [path for path in (cache / "prepared").iterdir() if path.is_dir()] == []
     assert job.start(INDICTUNE_CACHE=str(cache)).returncode == 0
     assert job.outcome() == unbroken
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
+    recipe: Path, tmp_path: Path, name: str
+) -> None:
+    cache = {"INDICTUNE_CACHE": str(tmp_path / "cache")}
+    prepare = ["indictune/cli.py", "prepare", "--config", str(recipe)]
+    stopped = start([*python(), FAULTY, f"{name}@indictune.data.cache:write_through:1", *prepare], cache)
+    assert stopped.returncode == EXIT_RESUMABLE, stopped.stderr
+    last = stopped.stderr.splitlines()[-1]
+    assert last == "indictune: stopped. What is kept is whole; the same command does the rest."
+    assert "Traceback" not in stopped.stderr
+    assert [path for path in (tmp_path / "cache" / "prepared").iterdir() if path.is_dir()] == []
+    assert start([*python(), *prepare], cache).returncode == 0
+
+
+def test_a_command_that_is_interrupted_leaves_no_traceback(recipe: Path) -> None:
+    event = "SIGINT@indictune.training.prepare:read_recipe:1"
+    stopped = start([*python(), FAULTY, event, "indictune/cli.py", "prepare", "--config", str(recipe)])
+    assert (stopped.returncode, stopped.stderr) == (130, "indictune: interrupted.\n")
 
 
 def test_a_stop_in_the_last_evaluation_loses_nothing(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
