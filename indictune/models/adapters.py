@@ -116,6 +116,20 @@ def check_names(kind: type[Any], args: ModelArguments, config: PreTrainedConfig,
     problems.raise_any()
 
 
+def check_published_base(args: ModelArguments, push_to_hub: bool) -> None:
+    """Refuse to push an adapter whose files and card would name a base that nobody else has, by this machine's path.
+
+    Raises:
+        UserError: the base is a folder, or a model of the package.
+    """
+    if push_to_hub and args.method != "full" and Path(builtin.resolve(args.model_name_or_path)).is_dir():
+        raise UserError(
+            f"--push_to_hub: an adapter names its base, and --model_name_or_path {args.model_name_or_path} is a "
+            "folder of this machine. Give the base's name on the Hub, or leave --push_to_hub out and push what "
+            "`indictune merge` makes of the two."
+        )
+
+
 def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
     """Write what peft leaves out of an adapter's folder: the configuration, with the label names and the quantisation
     (`bases.config_file`), how answers end, and which weights the adapter belongs to.

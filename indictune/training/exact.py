@@ -193,6 +193,7 @@ class ExactTrainer(Trainer):
                 self.state.best_model_checkpoint = str(path)
         if self.args.should_save:
             self.state.save_to_json(str(folder / "trainer_state.json"))
+            saving.copy_recipe(Path(str(self.args.output_dir)), folder)
         saving.write_unlogged(self, folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:

@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 from indictune.errors import UserError
 from indictune.strategy import handover, sharding
 from indictune.strategy.launch import Launch
-from indictune.training import checkpoints
+from indictune.training import checkpoints, settings
 from indictune.training.output import AUTO
 
 logger = logging.getLogger(__name__)
@@ -96,23 +96,42 @@ def _why_not_own(checkpoint: Path, output_dir: Path) -> str | None:
     """Why others may have written a checkpoint; None where only this user can, by this run."""
     if checkpoint.resolve().parent != output_dir.resolve() or checkpoint.is_symlink():
         return f"it is not in this run's --output_dir {output_dir}"
-    for path in (output_dir.resolve(), checkpoint, *sorted(checkpoint.rglob("*"))):
-        found = path.lstat()
-        if found.st_uid != os.getuid():
-            return f"{path} belongs to another user"
-        if path.is_symlink():
-            return f"{path} is a link"
-        if found.st_mode & 0o022:
-            return f"{path} can be written by other users (`chmod go-w {path}` ends that)"
+    found = map(_open_to_others, (output_dir.resolve(), checkpoint, *sorted(checkpoint.rglob("*"))))
+    return next(filter(None, found), None)
+
+
+def _open_to_others(path: Path) -> str | None:
+    """How others may write to a file or folder; None where they cannot."""
+    found = path.lstat()
+    if found.st_uid != os.getuid():
+        return f"{path} belongs to another user"
+    if path.is_symlink():
+        return f"{path} is a link"
+    if found.st_mode & 0o022:
+        return f"{path} can be written by other users (`chmod go-w {path}` ends that)"
     return None
 
 
-def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int) -> None:
+def doubts_to_come(output_dir: Path, trust_checkpoint: bool) -> list[str]:
+    """What the user should know of a folder whose checkpoints `check_trusted` would refuse; at most one sentence."""
+    why = None if trust_checkpoint else _open_to_others(output_dir.resolve())
+    if why is None:
+        return []
+    return [f"--output_dir: {why}: its checkpoints would not be gone on from without --trust_checkpoint true."]
+
+
+def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int, optim: str) -> None:
     """Refuse a checkpoint whose state this launch cannot take over.
+
+    Args:
+        checkpoint: to go on from.
+        launch: that would go on.
+        global_batch_size: of this run.
+        optim: `--optim` of this run.
 
     Raises:
         UserError: it was written by another strategy and one of the two is ZeRO, by another number of ZeRO's
-            processes, or with other global batches.
+            processes, with other global batches, or by another optimizer.
     """
     manifest = checkpoints.read_manifest(checkpoint)
     assert manifest is not None  # `candidates` has read it
@@ -124,6 +143,12 @@ def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int) -> None
             f"{manifest.global_batch_size}, and its place in the rows counts in them; give that, or start "
             "afresh in another --output_dir."
         )
+    before = settings.other_optimizer(checkpoint, optim)
+    if before is not None:
+        problems.append(
+            f"--optim {optim}: {checkpoint.name} was written with {before}, whose states are others; give "
+            f"--optim {before}, or start afresh in another --output_dir."
+        )
     if not handover.can_go_on(manifest.strategy, manifest.world_size, launch):
         command = handover.command(manifest.strategy, manifest.world_size, sys.argv)
         problems.append(
@@ -133,13 +158,13 @@ def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int) -> None
         )
     if problems:
         raise UserError(problems)
-    before, now = (manifest.strategy, manifest.world_size), (launch.family, launch.world_size)
-    if before != now:
-        drawn = "" if before[1] == now[1] else "; dropout draws other numbers than it would have"
+    wrote, goes_on = (manifest.strategy, manifest.world_size), (launch.family, launch.world_size)
+    if wrote != goes_on:
+        drawn = "" if wrote[1] == goes_on[1] else "; dropout draws other numbers than it would have"
         logger.warning(
             "%s was written by %s on %d process(es), and %s on %d go on with it: rows, weights and optimizer states "
             "go on where they were%s.",
-            *(checkpoint.name, *before, *now, drawn),
+            *(checkpoint.name, *wrote, *goes_on, drawn),
         )
 
 

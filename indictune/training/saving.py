@@ -27,6 +27,7 @@ from indictune.strategy.check import came_up
 from indictune.training import checkpoints
 from indictune.training.checkpoints import UNFINISHED, FileDigest, Manifest
 from indictune.training.nonfinite import NonFiniteLossError
+from indictune.training.output import RECIPE
 from indictune.training.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -101,6 +102,12 @@ def unfinished_folder(output_dir: str) -> str:
     return str(Path(output_dir) / UNFINISHED)
 
 
+def copy_recipe(output_dir: Path, folder: Path) -> None:
+    """Keep in a checkpoint with which settings it was written; those of the run may change."""
+    if (output_dir / RECIPE).exists():  # tests train without
+        shutil.copyfile(output_dir / RECIPE, folder / RECIPE)
+
+
 def write_unlogged(trainer: ExactTrainer, folder: Path) -> None:
     """Keep the loss that this rank has summed up since it was last logged."""
     # A float32 is exact as the float that JSON writes.
@@ -121,7 +128,7 @@ def data_digest(dataset: Dataset, batches: TrainingBatches) -> str:
 def _manifest(trainer: ExactTrainer, files: dict[str, FileDigest]) -> Manifest:
     args, batches, step = trainer.args, trainer.batches, trainer.state.global_step
     rows = (step % batches.steps_per_epoch) * args.global_batch_size
-    recipe = Path(str(args.output_dir), "recipe.yaml")
+    recipe = Path(str(args.output_dir), RECIPE)
     return Manifest(
         step=step,
         rows_of_epoch=rows,

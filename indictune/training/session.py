@@ -16,17 +16,19 @@ import torch
 from huggingface_hub import get_token
 from transformers import PreTrainedConfig, set_seed
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers.training_args import OptimizerNames
 
 from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed, check_values
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.layout import printable
+from indictune.models.adapters import check_published_base
 from indictune.models.loading import check_max_length, stored_quantisation
 from indictune.strategy import batch, check, handover, launch, restart, sharding, standin
 from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.weights import check_weights, default_optimizer
-from indictune.training import checkpoints, output, resuming
+from indictune.training import checkpoints, output, resuming, settings
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
 from indictune.training.stopping import StopRequest
@@ -125,7 +127,7 @@ class Session:
         return launch.read_launch(os.environ, self._decided["deepspeed"], bool(planned("fsdp")))
 
     def check_model(self, args: ModelArguments, config: PreTrainedConfig, max_length: int) -> None:
-        """Check that the model takes texts of this length, and can be trained as the launcher asks.
+        """Check that the model takes texts of this length, and can be trained and published as is asked.
 
         Args:
             args: name the model and the method.
@@ -136,6 +138,8 @@ class Session:
             check_max_length(config, max_length)
         with self.checks():
             check_weights(self.launch, args, stored_quantisation(config))
+        with self.checks():
+            check_published_base(args, self.planned(IndicTrainingArguments, "push_to_hub"))
 
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
         """The dataclass, filled from the recipe; it becomes part of `recipe.yaml`."""
@@ -151,10 +155,13 @@ class Session:
         """
         planned = partial(self.planned, arguments)
         with self.checks():
+            self._choose_optimizer()
+        with self.checks():
             self._found = resuming.candidates(self.output_dir, planned("resume_from_checkpoint"))
             for checkpoint in self._found[:1]:
                 resuming.check_trusted(checkpoint, self.output_dir, self.trusts_checkpoint)
-                resuming.check_fits(checkpoint, self.launch, planned("global_batch_size"))
+                optim = self._decided.get("optim", planned("optim"))
+                resuming.check_fits(checkpoint, self.launch, planned("global_batch_size"), optim)
         with self.checks():
             check_hub_token(planned("push_to_hub"))
         with self.checks():
@@ -177,7 +184,6 @@ class Session:
         with self.checks():
             check_deepspeed(self.launch.deepspeed or {}, planned, steps)
             check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
-            self._choose_optimizer()
             self._choose_tf32(planned)
         with self.checks():
             world_size = launch.world_size_of(os.environ)
@@ -250,6 +256,7 @@ class Session:
         args = self._bring_up(arguments)
         self._choose_checkpoint(args)
         self._watch(args)
+        self.warn(resuming.doubts_to_come(self.output_dir, self.trusts_checkpoint))
         if self.checkpoint is not None:
             logger.info("Going on from %s", self.checkpoint)
         elif self.recipe.values.get("resume_from_checkpoint") == output.AUTO:
@@ -284,7 +291,8 @@ class Session:
         chosen = resuming.newest_whole(found, asked, args)
         if chosen is not None:
             resuming.check_trusted(chosen, self.output_dir, self.trusts_checkpoint)
-            resuming.check_fits(chosen, self.launch, args.global_batch_size)
+            resuming.check_fits(chosen, self.launch, args.global_batch_size, OptimizerNames(args.optim).value)
+            self.warn(settings.differences(chosen, resolved(*self._built)))
         self.checkpoint = None if chosen is None else str(chosen)
 
     def _watch(self, args: IndicTrainingArguments) -> None:

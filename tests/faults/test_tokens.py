@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
+from indictune.errors import UserError
+from indictune.models.adapters import check_published_base
 from indictune.training.results import published
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, python, start
@@ -164,6 +166,27 @@ def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
     assert "--include 'model.safetensors'" in said
     assert TOKEN not in said
     assert holding_the_token(tmp_path / "out") == []
+
+
+def test_an_adapter_on_a_folder_of_this_machine_is_not_pushed(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """Its files and its card would name the folder."""
+    flags = ["--output_dir", str(tmp_path / "out"), "--method", "lora", "--push_to_hub", "true", "--seed", "x"]
+    result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), *flags], {"HF_TOKEN": TOKEN})
+    assert result.returncode == 2
+    assert (
+        "--push_to_hub: an adapter names its base, and --model_name_or_path builtin:tiny-indic-bert is a folder of "
+        "this machine. Give the base's name on the Hub, or leave --push_to_hub out and push what `indictune merge` "
+        "makes of the two."
+    ) in result.stderr
+    assert "--seed x" in result.stderr
+
+
+@pytest.mark.parametrize(("method", "push"), [("full", True), ("lora", False)])
+def test_other_models_on_a_folder_are(tmp_path: Path, method: Method, push: bool) -> None:
+    check_published_base(ModelArguments(str(tmp_path), method=method), push)
+    check_published_base(ModelArguments("me/model", method="lora"), push_to_hub=True)
+    with pytest.raises(UserError, match="an adapter names its base"):
+        check_published_base(ModelArguments(str(tmp_path), method="lora"), push_to_hub=True)
 
 
 def test_links_and_what_is_no_part_of_a_model_are_not_pushed(tmp_path: Path) -> None:

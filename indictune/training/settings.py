@@ -1,0 +1,77 @@
+"""Whether a run goes on with the settings that its checkpoint was written with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from indictune.training.output import RECIPE
+
+# They are in the optimizer's states and the schedule's, which take those of the command's place (torch 2.13,
+# `Optimizer.load_state_dict`, `LambdaLR.load_state_dict`).
+IN_THE_STATES = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+
+# Others that decide what is learnt. Rows, their order and their tokens are compared by a digest, and
+# `--global_batch_size` and `--optim` are refused.
+OF_THE_STEPS = (
+    *("model_name_or_path", "model_revision", "method", "dropout"),
+    *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_dora", "use_rslora", "modules_to_save"),
+    *("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
+    *("optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
+    *("bf16", "fp16", "reduce_dtype"),
+    *("metric_for_best_model", "greater_is_better", "load_best_model_at_end", "early_stopping_patience"),
+)
+
+# Values of --optim that take over the states of another.
+_SAME_STATES = {"adamw_torch_fused": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
+
+
+def settings_of(checkpoint: Path) -> dict[str, Any]:
+    """The configuration that a checkpoint was written with; empty where it does not tell.
+
+    One that is damaged tells nothing here: comparing all files with their digests tells that.
+    """
+    try:
+        return dict(yaml.safe_load((checkpoint / RECIPE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return {}
+
+
+def differences(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
+    """What the user should know of settings that have changed since a checkpoint, in a sentence each.
+
+    Args:
+        checkpoint: to go on from.
+        now: the configuration of the run, as for `recipe.yaml`.
+    """
+    before, now = settings_of(checkpoint), yaml.safe_load(yaml.safe_dump(dict(now)))
+    notes = []
+    for names, outcome in (
+        (OF_THE_STEPS, "the steps from here on are by the new ones"),
+        (IN_THE_STATES, "the old ones stay, which are part of its optimizer's states"),
+    ):
+        changed = [
+            f"--{name} {_shown(before[name])}, now {_shown(now[name])}"
+            for name in names
+            if name in before and name in now and before[name] != now[name]
+        ]
+        if changed:
+            notes.append(f"{checkpoint.name} was written with other settings: {'; '.join(changed)}: {outcome}.")
+    return notes
+
+
+def other_optimizer(checkpoint: Path, optim: str) -> str | None:
+    """The `--optim` that a checkpoint was written with, where `optim` cannot take its states over; else None."""
+    before = settings_of(checkpoint).get("optim")
+    return None if before is None or _states(before) == _states(optim) else str(before)
+
+
+def _states(optim: str) -> str:
+    return _SAME_STATES.get(optim, optim)
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

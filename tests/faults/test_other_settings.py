@@ -1,0 +1,80 @@
+"""A run that goes on with other settings than its checkpoint was written with says so, or refuses."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from indictune.training import settings
+from tests.conftest import FinishedRun
+from tests.distributed.launching import Run
+from tests.faults.runs import Job
+
+
+@pytest.fixture(scope="module")
+def stopped(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A run with a checkpoint of its fourth step."""
+    flags = ("--save_total_limit", "20", "--lr_scheduler_type", "constant", "--load_best_model_at_end", "false")
+    job = Job(finished_run.recipe, tmp_path_factory.mktemp("stopped") / "out", flags=flags)
+    assert job.start().returncode == 0
+    (job.folder / "metrics.json").unlink()
+    for step in (6, 8):
+        shutil.rmtree(job.folder / f"checkpoint-{step}", ignore_errors=True)
+    return job
+
+
+@pytest.fixture
+def job(stopped: Job, tmp_path: Path) -> Job:
+    """It again, to go on with."""
+    return replace(stopped, folder=shutil.copytree(stopped.folder, tmp_path / "out"))
+
+
+def test_settings_that_differ_are_named_with_both_values(job: Job) -> None:
+    more = ["--learning_rate", "0.5", "--weight_decay", "0.25", "--num_train_epochs", "1.5", "--class_weights"]
+    more += ["balanced", "--logging_steps", "1", "--eval_steps", "3", "--dataloader_num_workers", "1"]
+    result = replace(job, flags=(*job.flags, *more)).start()
+    assert result.returncode == 0, result.stderr
+    assert [line for line in result.stderr.splitlines() if "other settings" in line] == [
+        "warning: checkpoint-4 was written with other settings: --num_train_epochs 2.0, now 1.5; --class_weights "
+        "None, now balanced: the steps from here on are by the new ones.",
+        "warning: checkpoint-4 was written with other settings: --learning_rate 0.0001, now 0.5; --weight_decay 0.0, "
+        "now 0.25: the old ones stay, which are part of its optimizer's states.",
+    ]
+    log = Run(job.folder).log
+    assert (log[-1]["step"], log[-1]["learning_rate"]) == (6, 1e-4)
+
+
+def test_the_same_settings_go_on_without_a_word(job: Job) -> None:
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert "other settings" not in result.stderr
+
+
+def test_another_optimizer_is_refused_with_all_other_problems_and_before_the_model_is_read(job: Job) -> None:
+    result = replace(job, flags=(*job.flags, "--optim", "sgd", "--save_total_limit", "0")).start()
+    assert result.returncode == 2
+    assert job.status["message"].splitlines() == [
+        "2 problems:",
+        "  1. --optim sgd: checkpoint-4 was written with adamw_torch_fused, whose states are others; give --optim "
+        "adamw_torch_fused, or start afresh in another --output_dir.",
+        "  2. --save_total_limit 0: expected at least 1, because a run goes on from its last checkpoint; give "
+        "--save_strategy no --load_best_model_at_end false to save none.",
+    ]
+
+
+def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"optim": "adamw_torch_fused"}))
+    assert settings.other_optimizer(tmp_path, "adamw_torch") is None
+    assert settings.other_optimizer(tmp_path, "adafactor") == "adamw_torch_fused"
+
+
+@pytest.mark.parametrize("recipe", [None, "", "\t", "a: [", "- a"])
+def test_a_checkpoint_that_does_not_tell_its_settings_is_not_compared(tmp_path: Path, recipe: str | None) -> None:
+    if recipe is not None:
+        (tmp_path / "recipe.yaml").write_text(recipe)
+    assert settings.differences(tmp_path, {"learning_rate": 1.0}) == []
+    assert settings.other_optimizer(tmp_path, "sgd") is None
