@@ -16,7 +16,9 @@ from transformers import AutoTokenizer
 
 from indictune.arguments import DataArguments
 from indictune.cli import main
-from indictune.data.loading import load_splits
+from indictune.command_arguments import EvaluateArguments
+from indictune.data.conversations import load_test_conversations
+from indictune.data.loading import load_splits, load_test_rows
 from indictune.data.reading import read_table
 from indictune.data.rejects import REJECTED, keep_rejected
 from indictune.errors import UserError
@@ -407,6 +409,17 @@ def test_two_ranks_leave_the_rejects_once_and_whole(tmp_path: Path, monkeypatch:
     assert job.stderr.count(f"--output_dir: {out} can be written by other users (`chmod go-w {out}` ends that)") == 1
 
 
+def test_too_many_bad_rows_of_a_test_file_are_refused() -> None:
+    Path("t.jsonl").write_bytes(ROWS + b'{"text": \n')
+    Path("c.jsonl").write_bytes(b'{"prompt": "a", "completion": "b"}\n' * 2 + b'{"prompt": \n')
+    stop, few = EvaluateArguments(), EvaluateArguments(bad_rows="quarantine")
+    for told, args in ((r"jsonl:3: ", stop), (r": 1 of 3 rows \(33.33%\) cannot be used", few)):
+        with pytest.raises(UserError, match=f"--test_file t.*{told}"):
+            load_test_rows("t.jsonl", args, None)
+        with pytest.raises(UserError, match=f"--test_file c.*{told}"):
+            load_test_conversations("c.jsonl", args)
+
+
 @pytest.mark.parametrize("kind", ["tweets", "chats"])
 def test_evaluating_leaves_bad_rows_out_where_it_is_asked_to(
     finished_run: FinishedRun, tmp_path: Path, kind: str
@@ -418,16 +431,10 @@ def test_evaluating_leaves_bad_rows_out_where_it_is_asked_to(
     test, out = tmp_path / "t.jsonl", tmp_path / "out"
     test.write_bytes(good + b'{"text": \n' + good)
     command = [*python(), "-m", "indictune", "evaluate", "--model", str(model), "--test_file", str(test)]
-    command += ["--output_dir", str(out)]
-    stopped = start(command)
-    assert stopped.returncode == 2
-    assert f"--test_file {test}:2: " in stopped.stderr
-    few = start([*command, "--bad_rows", "quarantine"])
-    assert few.returncode == 2
-    assert "1 of 3 rows (33.33%) cannot be used, which is more than --max_bad_fraction 0.01" in few.stderr
-    allowed = start([*command, "--bad_rows", "quarantine", "--max_bad_fraction", "0.5"])
-    assert allowed.returncode == 0, allowed.stderr
-    assert f"--test_file {test}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in allowed.stderr
+    flags = ["--output_dir", str(out), "--bad_rows", "quarantine", "--max_bad_fraction", "0.5"]
+    job = start([*command, *flags])
+    assert job.returncode == 0, job.stderr
+    assert f"--test_file {test}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in job.stderr
     (entry,) = (out / REJECTED).read_bytes().splitlines()
     assert json.loads(entry)["line"] == 2
     assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["test"]["num_examples"] == 2
