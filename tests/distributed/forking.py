@@ -58,7 +58,7 @@ class Fork:
 
     Args:
         path: of the server's socket.
-        command: a script and its flags.
+        command: a script, from the repository's root, and its flags.
         environment: of the process.
         files: descriptors of its standard input, output and error.
         timeout_s: after which `wait` gives up; None never.
@@ -70,7 +70,7 @@ class Fork:
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.settimeout(timeout_s)
         self._connection.connect(path)
-        job = {"command": command, "environment": environment, "folder": os.getcwd()}
+        job = {"command": command, "environment": environment}
         socket.send_fds(self._connection, [b"\n"], files)
         self._connection.sendall(json.dumps(job).encode() + b"\n")
         self._answers = self._connection.makefile("rb")
@@ -184,12 +184,11 @@ def _main() -> None:
         _run(**job)
 
 
-def _run(command: list[str], environment: dict[str, str], folder: str) -> None:
+def _run(command: list[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
     sys.argv = command
-    sys.path[0] = str(Path(folder, command[0]).parent)
+    sys.path[0] = str(ROOT / Path(command[0]).parent)
     runpy.run_path(command[0], run_name="__main__")
 
 
