@@ -5,7 +5,8 @@
 Every contender lives in its own process; they take turns, lap by lap, and the first lap of each is left out. BERT of
 4 layers x 256 from random weights, batches of 64 rows, texts cut to 128 tokens, all cores. A vocabulary of 250,000 is
 one of 30,000 learned from the tweets and rows that no tweet uses, as in a model of many languages. `ours_padded` is
-ours with the padding put back: a benchmark that does not see the loss would be blind.
+ours with the padding put back: a benchmark that does not see the loss would be blind. Padding is that of what all
+layers compute; on a CPU, attention alone pads rows of like length (`LIKE_LENGTH` in indictune/models/unpadded.py).
 
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step.
 `--seeds` (minutes) compares bf16 with fp32 by the mean of five seeds beside their spread. `--compile` (minutes) adds a
