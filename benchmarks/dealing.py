@@ -5,7 +5,8 @@
 Lengths are drawn from those of the built-in tweets. Of each global batch of 512 rows on 8 ranks: the share of padding
 in what is computed, and how much more than the mean the busiest rank computes, which is how long the others wait. Time
 and memory are those of a process that deals an epoch of 2M rows to one rank: until its first micro-batch, and to the
-end; medians of several processes, by turns.
+end; medians of several processes, by turns. So is what `--max_tokens_per_device` costs: the smallest accumulation with
+which no micro-batch of an epoch has more than half of a rank's mean tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSa
 
 from benchmarks.contenders import peak_memory_bytes
 from benchmarks.environment import environment, write_results
-from indictune.data.batching import TrainingBatches
+from indictune.data.batching import TrainingBatches, smallest_accumulation
 from indictune.layout import table
 from indictune.models import builtin
 
@@ -117,21 +118,36 @@ def measure(name: str, lengths_file: Path) -> dict[str, float]:
     return {"first_s": first, "epoch_s": whole, "memory_bytes": peak_memory_bytes() - before}
 
 
+def measure_budget(lengths_file: Path) -> dict[str, float]:
+    """The search for the accumulation that a limit of tokens needs, in a process like that of `measure`."""
+    lengths = torch.from_numpy(np.load(lengths_file))
+    max_tokens = int(lengths.double().mean() * GLOBAL_BATCH / RANKS / 2)
+    PEAK.write_text("5", encoding="ascii")
+    before, start = peak_memory_bytes(), time.perf_counter()
+    steps = smallest_accumulation(lengths, GLOBAL_BATCH, RANKS, max_tokens, seed=0, epochs=1, padded=False)
+    seconds = time.perf_counter() - start
+    memory = peak_memory_bytes() - before
+    return {"max_tokens": max_tokens, "accumulation_steps": steps, "seconds": seconds, "memory_bytes": memory}
+
+
 def compare(repeats: int) -> dict[str, dict[str, Any]]:
-    """All samplers, by turns."""
+    """All samplers, by turns; and `token_budget`."""
     lengths = draw_lengths(ROWS_OF_QUALITY).tolist()
     laps: dict[str, list[dict[str, float]]] = {name: [] for name in SAMPLERS}
+    budgets: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder, get_context("fork").Pool(1, maxtasksperchild=1) as alone:
         lengths_file = Path(folder, "lengths.npy")
         np.save(lengths_file, draw_lengths(ROWS_OF_SPEED))
         for _ in range(repeats):
             for name, done in laps.items():
                 done.append(alone.apply(measure, (name, lengths_file)))
-    return {
+            budgets.append(alone.apply(measure_budget, (lengths_file,)))
+    found = {
         name: quality(name, lengths)
         | {key: statistics.median(each[key] for each in done) for key in ("first_s", "epoch_s", "memory_bytes")}
         for name, done in laps.items()
     }
+    return found | {"token_budget": {key: statistics.median(each[key] for each in budgets) for key in budgets[0]}}
 
 
 def main() -> None:
@@ -140,6 +156,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     results = compare(arguments.repeats)
+    budget = results.pop("token_budget")
     rows = [
         [
             name,
@@ -152,8 +169,16 @@ def main() -> None:
         for name, found in results.items()
     ]
     print(table(["sampler", "padding", "waiting", "to the first", "an epoch", "memory"], rows))
+    cost = f"{budget['seconds']:.2f} s and {budget['memory_bytes'] / 1e6:.0f} MB"
+    steps = f"{budget['accumulation_steps']:.0f} micro-batches"
+    print(f"--max_tokens_per_device {budget['max_tokens']:.0f}: {steps}, found in {cost}\n")
     settings = {"ranks": RANKS, "global_batch_size": GLOBAL_BATCH, "rows": ROWS_OF_SPEED, "repeats": arguments.repeats}
-    print(write_results("dealing", {"environment": environment(), "settings": settings, "samplers": results}))
+    print(
+        write_results(
+            "dealing",
+            {"environment": environment(), "settings": settings, "samplers": results, "token_budget": budget},
+        )
+    )
 
 
 if __name__ == "__main__":

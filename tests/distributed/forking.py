@@ -7,6 +7,7 @@ the rank, lends it its environment and files, hands signals on to it, and ends a
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib
@@ -14,6 +15,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -40,7 +42,7 @@ def fork(command: list[str], environment: dict[str, str], timeout_s: int) -> sub
     Raises:
         subprocess.TimeoutExpired: it took longer.
     """
-    path = _server(tuple(sorted((name, environment[name]) for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"))))
+    path, _ = _server(tuple(sorted((name, environment[name]) for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"))))
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "rb") as nothing:
         names = [Path(folder, name) for name in ("stdout", "stderr")]
         with names[0].open("ab") as stdout, names[1].open("ab") as stderr:
@@ -58,7 +60,7 @@ class Fork:
 
     Args:
         path: of the server's socket.
-        command: a script and its flags.
+        command: a script, from the repository's root, and its flags.
         environment: of the process.
         files: descriptors of its standard input, output and error.
         timeout_s: after which `wait` gives up; None never.
@@ -70,7 +72,7 @@ class Fork:
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.settimeout(timeout_s)
         self._connection.connect(path)
-        job = {"command": command, "environment": environment, "folder": os.getcwd()}
+        job = {"command": command, "environment": environment}
         socket.send_fds(self._connection, [b"\n"], files)
         self._connection.sendall(json.dumps(job).encode() + b"\n")
         self._answers = self._connection.makefile("rb")
@@ -83,9 +85,11 @@ class Fork:
 
 
 @functools.cache
-def _server(variables: tuple[tuple[str, str], ...]) -> str:
-    """The socket of one server for each process that tests; it ends when its standard input is closed, with that."""
-    path = f"{tempfile.mkdtemp()}/server"
+def _server(variables: tuple[tuple[str, str], ...]) -> tuple[str, subprocess.Popen[bytes]]:
+    """The socket of one for each process that tests; it ends when its standard input is closed, with that process."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = f"{folder}/server"
     environment = {**os.environ, **dict(variables), "HF_TOKEN_PATH": os.devnull}
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else an import may open the GPU, which forks cannot use then
     server = subprocess.Popen(
@@ -97,11 +101,7 @@ def _server(variables: tuple[tuple[str, str], ...]) -> str:
     )
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
-    _SERVERS.append(server)
-    return path
-
-
-_SERVERS: list[subprocess.Popen[bytes]] = []
+    return path, server
 
 
 class _Server:
@@ -119,7 +119,7 @@ class _Server:
     def serve(self) -> dict[str, Any] | None:
         """Until the end; in a fork it returns what that has to run."""
         while True:
-            for key, _ in self.selector.select(timeout=0.02):
+            for key, _ in self.selector.select(timeout=0.02 if self.connections else None):
                 if key.fileobj is sys.stdin:
                     return None
                 if key.fileobj is self.listening:
@@ -184,12 +184,11 @@ def _main() -> None:
         _run(**job)
 
 
-def _run(command: list[str], environment: dict[str, str], folder: str) -> None:
+def _run(command: list[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
     sys.argv = command
-    sys.path[0] = str(Path(folder, command[0]).parent)
+    sys.path[0] = str(ROOT / Path(command[0]).parent)
     runpy.run_path(command[0], run_name="__main__")
 
 

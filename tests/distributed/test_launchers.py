@@ -29,5 +29,6 @@ def test_every_launcher_gives_the_run(
     result = start(command, anew=True)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     run = Run(tmp_path)
+    assert 1 < run.metrics["train"]["time_to_first_step_s"] < 300  # imports alone take more than a second
     assert (run.metrics["strategy"], run.metrics["world_size"]) == (strategy, 2)
     assert differences(run_under("single", 1, *PLAIN), run) == []

@@ -46,9 +46,7 @@ def differences(one: Run, other: Run) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=[pytest.mark.slow] if name == "zero1" else []) for name in STRATEGIES]
-)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: str) -> None:
     one, two = run_under("single", 1, *PLAIN), run_under(strategy, 2)
     assert len(one.log) == 12

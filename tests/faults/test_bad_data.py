@@ -379,7 +379,7 @@ def test_a_run_leaves_the_rejects_beside_its_model(tmp_path: Path) -> None:
     train.write_bytes(TABLE + b"c,x,1\n" + "घ,x\n".encode())
     quarantine = ["--train_file", str(train), "--bad_rows", "quarantine"]
     code, told = run(tmp_path, *quarantine)
-    assert code == 2
+    assert code == 2, told
     assert f"{train}:4: 3 fields where the header has 2" in told
     assert "1 of 4 rows (25.00%) cannot be used, which is more than --max_bad_fraction 0.01" in told
     assert not (tmp_path / "out" / REJECTED).exists()
@@ -449,7 +449,7 @@ def test_token_ids_beyond_the_embedding_are_told_before_the_first_step(tmp_path:
     tokenizer.save_pretrained(folder)
     (tmp_path / "t.csv").write_bytes(TABLE + "क्रिकेटर,x\n".encode())
     code, told = run(tmp_path, "--train_file", str(tmp_path / "t.csv"), "--model_name_or_path", str(folder))
-    assert code == 2
+    assert code == 2, told
     assert f"the tokenizer has {rows + 1} tokens, the model's embedding {rows} rows" in told
     assert not (tmp_path / "out" / "train_log.jsonl").exists()
 

@@ -22,10 +22,8 @@ from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, accelerate, deepspeed, free_port, python, torchrun
 from tests.faults.runs import FAULTY, STEP, Job
 
-STRATEGIES = [
-    "ddp",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp2", "zero1", "zero2", "zero3", "zero3_offload")),
-]
+SLOW = ("zero1", "zero2", "zero3_offload")
+STRATEGIES = ["ddp", "fsdp2", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -40,7 +40,7 @@ def test_metrics_hold_the_blocks_of_the_contract(finished_run: FinishedRun) -> N
     train = metrics["train"]
     assert train["samples_per_second"] * train["runtime_s"] == pytest.approx(2 * 31)
     assert train["tokens_per_second"] > 5 * train["samples_per_second"]
-    assert 1 < train["time_to_first_step_s"] < 300  # imports alone take more than a second
+    assert 0 < train["time_to_first_step_s"] < 300
     assert train["padding_fraction"] == 0
     assert train["peak_memory_bytes"] > 100e6
     for block, rows in (("eval", 13), ("test", 11)):
