@@ -24,7 +24,7 @@ from indictune.data.rejects import REJECTED, keep_rejected
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.conftest import FinishedRun
-from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start
+from tests.distributed.launching import SCRIPT, accelerate, python, start
 from tests.training.tiny import tiny_llama
 
 COLUMNS = {"text": "text", "label": "label"}
@@ -390,8 +390,7 @@ def test_a_run_leaves_the_rejects_beside_its_model(tmp_path: Path) -> None:
     assert json.loads(entry)["read"] == "c,x,1\n"
 
 
-def test_two_ranks_leave_the_rejects_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_two_ranks_leave_the_rejects_once_and_whole(tmp_path: Path) -> None:
     train, out = tmp_path / "t.jsonl", tmp_path / "out"
     bad = [b'{"text": "c' + str(number).encode() * 20_000 + b'"\n' for number in range(9)]  # without an end
     train.write_bytes(b"".join(ROWS + line for line in bad))
