@@ -92,9 +92,11 @@ def writes(contender: Contender, counts: Counts, work: Path) -> Found:
 
 
 def flipped(content: bytes) -> bytes:
-    """With one bit in the middle changed."""
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    """With a bit changed at each eighth of its length: a single one may hit what is not used."""
+    changed = bytearray(content)
+    for eighth in range(1, 8):
+        changed[len(content) * eighth // 8] ^= 64
+    return bytes(changed)
 
 
 CORRUPTIONS: dict[str, Callable[[bytes], bytes | None]] = {
@@ -104,7 +106,7 @@ CORRUPTIONS: dict[str, Callable[[bytes], bytes | None]] = {
     "longer": lambda content: content + b"0",
     "zeros": lambda content: bytes(len(content)),
     "reversed": lambda content: content[::-1],
-    "bit flipped": flipped,
+    "bits flipped": flipped,
 }
 
 
@@ -146,15 +148,15 @@ def _cases(checkpoint: Path) -> Iterator[tuple[str, Callable[[bytes], bytes | No
 
 def stops(contender: Contender, counts: Counts, work: Path) -> Found:
     """4: SIGTERM at random times, at places, and to one of two ranks."""
-    job = Job(contender, work, kind="evaluated")
+    job = Job(contender, work, kind="long")
     draw, seconds = random.Random(1), job.unbroken[1]
     events = {"at random times": [f"after:{draw.uniform(0, seconds):.3f}" for _ in range(counts["random stops"])]}
     for place in ("after a step", "in a step", "in evaluation", "in saving"):
-        calls = range(1, STEPS, counts["every stop"])  # not in the last: it ends all the same
+        calls = range(1, STEPS, counts["every stop"])
         events[place] = [f"{contender.places[place]}:{call}" for call in calls]
     events["in data preparation"] = [f"{contender.places['in data preparation']}:1"]
     found: Found = {case: dict(_stopped(job, each)) for case, each in events.items()}
-    on_two = Job(contender, work, DDP, "two ranks")
+    on_two = Job(contender, work, DDP, "long, two ranks")
     calls = range(1, STEPS, counts["every stop of one rank"])
     found["to one of two ranks"] = dict(_stopped(on_two, [f"{contender.places['in a step']}:{n}@1" for n in calls]))
     return found
@@ -165,17 +167,19 @@ def _stopped(job: Job, places: list[str]) -> Counter[str]:
     for number, place in enumerate(places):
         folder = job.work / f"stopped-{number}"
         # Rows that were prepared before would not be prepared again.
-        code, _ = job.run(folder, f"SIGTERM@{place}", timeout_s=GIVE_UP_S, INDICTUNE_CACHE=str(folder / "cache"))
+        code, _ = job.run(folder, f"SIGTERM@{place}", INDICTUNE_CACHE=str(folder / "cache"))
         found["hung"] += code is None
-        if not ended(folder):
-            found["told by the exit code"] += code not in (None, 0, -signal.SIGTERM)
-            found["hit"] += 1
+        if ended(folder):
+            found["ended all the same"] += 1
+            shutil.rmtree(folder)
+            continue
+        found["told by the exit code"] += code not in (None, 0, -signal.SIGTERM)
         found[job.until_it_ends(folder)] += 1
     return +found
 
 
 def orphans(contender: Contender, counts: Counts, work: Path) -> Found:
-    """5: SIGTERM and SIGINT to a launcher: processes that are left after 10 s."""
+    """5: SIGTERM and SIGINT to a launcher: how long until no process is left."""
     launchers = {
         "accelerate launch, one process": [str(BIN / "accelerate"), "launch", "--num_processes", "1", "--cpu"],
         "torchrun, two": [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(free_port())],
@@ -186,11 +190,11 @@ def orphans(contender: Contender, counts: Counts, work: Path) -> Found:
             with_launcher = replace(contender, launches={ONE: launcher.copy})
             folder = work / f"{number.name}-{len(found)}"
             job = Job(with_launcher, work, kind="plain" if "one" in title else "two ranks")
-            found[f"{number.name} to {title}"] = {"left": _left(job, folder, number)}
+            found[f"{number.name} to {title}"] = _left(job, folder, number)
     return found
 
 
-def _left(job: Job, folder: Path, number: signal.Signals) -> int:
+def _left(job: Job, folder: Path, number: signal.Signals) -> Found:
     words = job.words(folder, "--max_steps", "20000", "--save_total_limit", "2")
     with subprocess.Popen(
         words, cwd=ROOT, env=variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -202,10 +206,12 @@ def _left(job: Job, folder: Path, number: signal.Signals) -> int:
                     raise RuntimeError(f"the run in {folder} did not begin")
                 time.sleep(0.02)
             started.send_signal(number)
-            deadline = time.monotonic() + DEAD_AFTER_S
-            while time.monotonic() < deadline and processes_of(folder):
+            since, late = time.monotonic(), 0
+            while (left := len(processes_of(folder))) and time.monotonic() < since + GIVE_UP_S:
+                if time.monotonic() > since + DEAD_AFTER_S:
+                    late = late or left
                 time.sleep(0.1)
-            return len(processes_of(folder))
+            return {"seconds": round(time.monotonic() - since, 1), "left after 10 s": late, "left in the end": left}
         finally:
             kill_processes_of(folder)
             started.kill()

@@ -173,15 +173,16 @@ def contenders(work: Path) -> list[Contender]:
         (work / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
     shared = (
         *("--train_file", str(work / "train.jsonl"), "--validation_file", str(work / "validation.jsonl")),
-        *("--num_train_epochs", "2", "--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "20"),
-        *("--learning_rate", "1e-4", "--logging_steps", "1"),
+        *("--save_strategy", "steps", "--save_total_limit", "20", "--learning_rate", "1e-4", "--logging_steps", "1"),
     )
-    evaluated = ("--eval_strategy", "steps", "--eval_steps", "2")
-    quiet = ("--eval_strategy", "no")
+    # The stock Trainer saves 3 seconds after a SIGTERM, and a run of 8 steps has ended by then.
+    long = ("--num_train_epochs", "75", "--save_steps", "20", "--eval_strategy", "steps", "--eval_steps", "20")
+    quiet = ("--num_train_epochs", "2", "--save_steps", "1", "--eval_strategy", "no")
     both = {
         "plain": _of_batches(8, *quiet),
         "two ranks": _of_batches(4, *quiet),
-        "evaluated": _of_batches(8, *evaluated),
+        "long": _of_batches(8, *long),
+        "long, two ranks": _of_batches(4, *long),
         "workers 2": _of_batches(8, *quiet, "--dataloader_num_workers", "2"),
         "no dropout": _of_batches(8, *quiet, "--dropout", "0"),
         "no dropout, two ranks": _of_batches(4, *quiet, "--dropout", "0"),
