@@ -1,0 +1,241 @@
+"""Runs that something happens to, ours and the stock Trainer's, started again until they end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import psutil
+
+from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start, torchrun
+from tests.faults.runs import EVALUATION, FAULTY, SAVE, STEP
+
+SAMPLES = ROOT / "indictune/data/samples/train.jsonl"
+STEPS = 8  # in two epochs
+TRAIN_ROWS, HELD_OUT_ROWS = 32, 16
+TRIES = 3
+TIMEOUT_S = 180
+ONE, DDP, FSDP2, ZERO3 = "one process", "DDP x2", "FSDP2 x2", "ZeRO-3 x2"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who is started again and again.
+
+    Attributes:
+        title: of its column.
+        command: script and flags of all runs.
+        launches: what starts it, by name.
+        flags: by the kind of run.
+        places: functions that it calls, by what they do.
+    """
+
+    title: str
+    command: tuple[str, ...]
+    launches: Mapping[str, Callable[[], list[str]]]
+    flags: Mapping[str, tuple[str, ...]]
+    places: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Runs of one contender, with one launch and one kind of flags.
+
+    Attributes:
+        contender: who runs.
+        work: gets the folders of the runs.
+        launch: a key of its `launches`.
+        kind: a key of its `flags`.
+    """
+
+    contender: Contender
+    work: Path
+    launch: str = ONE
+    kind: str = "plain"
+
+    def words(self, folder: Path, *flags: str, event: str | None = None) -> list[str]:
+        """The command; `event` as in `tests/faults/faulty.py`."""
+        faulty = (FAULTY, event) if event else ()
+        contender = self.contender
+        return [
+            *(*contender.launches[self.launch](), *faulty, *contender.command, *contender.flags[self.kind], *flags),
+            *("--output_dir", str(folder)),
+        ]
+
+    def run(
+        self, folder: Path, event: str | None = None, *flags: str, timeout_s: int = TIMEOUT_S, **variables: str
+    ) -> tuple[int | None, str]:
+        """Exit code, and what it said; None where it hung and was killed."""
+        try:
+            done = start(self.words(folder, *flags, event=event), variables, timeout_s=timeout_s)
+        except subprocess.TimeoutExpired:
+            kill_processes_of(folder)
+            return None, ""
+        return done.returncode, done.stdout + done.stderr
+
+    @cached_property
+    def unbroken(self) -> tuple[Path, float]:
+        """The run that nothing happens to, and how many seconds it took.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        folder, since = self.work / f"unbroken-{self.launch}-{self.kind}".replace(" ", "-"), time.monotonic()
+        code, said = self.run(folder)
+        if code != 0 or not ended(folder):
+            raise RuntimeError(f"the run that nothing happened to failed: {said[-2000:]}")
+        return folder, time.monotonic() - since
+
+    def judged(self, folder: Path) -> str:
+        """`exact`: it ended with the very weights of the run that nothing happened to; else `wrong`, or `stuck`."""
+        if not ended(folder):
+            return "stuck"
+        return "exact" if weights(folder) == weights(self.unbroken[0]) else "wrong"
+
+    def until_it_ends(self, folder: Path) -> str:
+        """Start it until it has saved its model, with nobody lending a hand; judged."""
+        for _ in range(TRIES):
+            if ended(folder):
+                break
+            self.run(folder)
+        found = self.judged(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        return found
+
+    def stopped_at(self, step: int, folder: Path) -> Path:
+        """A folder as the unbroken run has left it after a step."""
+        later = [f"checkpoint-{each}" for each in range(step + 1, STEPS + 1)]
+        shutil.copytree(self.unbroken[0], folder, ignore=shutil.ignore_patterns(*later, "metrics.json", "status.json"))
+        (folder / "model.safetensors").unlink()
+        return folder
+
+
+def ended(folder: Path) -> bool:
+    """Whether a run has saved its model."""
+    return (folder / "model.safetensors").exists()
+
+
+def weights(folder: Path) -> str:
+    """Digest of the saved model."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def losses(folder: Path) -> list[float]:
+    """Of each step, from our log or the stock Trainer's last checkpoint."""
+    log = folder / "train_log.jsonl"
+    if log.exists():
+        entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    else:
+        state = folder / f"checkpoint-{STEPS}" / "trainer_state.json"
+        entries = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+    return [entry["loss"] for entry in entries if "loss" in entry]
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Those whose command names the folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        if any(str(folder) in word for word in process.info["cmdline"] or []):
+            found.append(process.info["pid"])
+    return found
+
+
+def kill_processes_of(folder: Path) -> None:
+    """Those that have outlived their launcher."""
+    for pid in processes_of(folder):
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+
+def variables() -> dict[str, str]:
+    """The environment of a process that is started anew."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def _of_batches(rows: int, *flags: str) -> tuple[str, ...]:
+    return ("--per_device_train_batch_size", str(rows), *flags)
+
+
+def contenders(work: Path) -> list[Contender]:
+    """Ours and the stock Trainer, on the same rows, which are written into a folder."""
+    lines = SAMPLES.read_text(encoding="utf-8").splitlines(keepends=True)
+    files = {"train": lines[:TRAIN_ROWS], "validation": lines[TRAIN_ROWS : TRAIN_ROWS + HELD_OUT_ROWS]}
+    for name, part in files.items():
+        (work / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
+    shared = (
+        *("--train_file", str(work / "train.jsonl"), "--validation_file", str(work / "validation.jsonl")),
+        *("--save_strategy", "steps", "--save_total_limit", "20", "--learning_rate", "1e-4", "--logging_steps", "1"),
+    )
+    # The stock Trainer saves 3 seconds after a SIGTERM, and a run of 8 steps has ended by then.
+    long = ("--num_train_epochs", "75", "--save_steps", "20", "--eval_strategy", "steps", "--eval_steps", "20")
+    quiet = ("--num_train_epochs", "2", "--save_steps", "1", "--eval_strategy", "no")
+    both = {
+        "plain": _of_batches(8, *quiet),
+        "two ranks": _of_batches(4, *quiet),
+        "long": _of_batches(8, *long),
+        "long, two ranks": _of_batches(4, *long),
+        "workers 2": _of_batches(8, *quiet, "--dataloader_num_workers", "2"),
+        "no dropout": _of_batches(8, *quiet, "--dropout", "0"),
+        "no dropout, two ranks": _of_batches(4, *quiet, "--dropout", "0"),
+    }
+    return [_ours(shared, both), _stock(shared, both)]
+
+
+def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contender:
+    return Contender(
+        "ours",
+        (
+            *(SCRIPT, "--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "32", *shared),
+            *("--global_batch_size", "8", "--load_best_model_at_end", "false", "--resume_from_checkpoint", "auto"),
+        ),
+        {
+            ONE: python,
+            DDP: partial(accelerate, "ddp", 2),
+            FSDP2: partial(accelerate, "fsdp2", 2),
+            ZERO3: partial(accelerate, "zero3", 2),
+        },
+        {
+            **kinds,
+            "accumulation": (*kinds["two ranks"],),  # on one process
+            "batches by length": (*kinds["plain"], "--max_tokens_per_device", "100"),
+        },
+        {
+            "after a step": STEP,
+            "in a step": "transformers.trainer:Trainer.training_step",
+            "in evaluation": EVALUATION,
+            "in saving": SAVE,
+            "in data preparation": "indictune.data.preparation:_encoder",
+            "loss": "indictune.training.loss:ExactLoss.__call__",
+        },
+    )
+
+
+def _stock(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contender:
+    script = "benchmarks/stock_trainer.py"
+    return Contender(
+        "stock Trainer",
+        (script, *shared, "--enable_jit_checkpoint", "true", "--use_cpu", "true", "--report_to", "none"),
+        {ONE: python, DDP: partial(torchrun, 2)},
+        {
+            **kinds,
+            "accumulation": (*kinds["two ranks"], "--gradient_accumulation_steps", "2"),
+            "batches by length": (*kinds["plain"], "--train_sampling_strategy", "group_by_length"),
+        },
+        {
+            "after a step": "transformers.trainer_callback:DefaultFlowCallback.on_step_end",
+            "in a step": "transformers.trainer:Trainer.training_step",
+            "in evaluation": "transformers.trainer:Trainer.prediction_step",
+            "in saving": "transformers.trainer:Trainer._save_checkpoint",
+            "in data preparation": "transformers.tokenization_utils_base:PreTrainedTokenizerBase.__call__",
+            "loss": "transformers.trainer:Trainer.compute_loss",
+        },
+    )

@@ -1,0 +1,71 @@
+"""The rows of the scoreboard that are files: our test suites, and the same files given to the stock stack."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+from benchmarks.fault_rows import Found
+from benchmarks.fault_runs import Contender, Job, ended
+from tests.distributed.launching import ROOT, python, start
+from tests.faults.canaries import Canary
+from tests.faults.test_tokens import TOKEN
+
+SUITES = {
+    "11": "tests/test_bad_input.py",
+    "12": "tests/faults/test_bad_data.py",
+    "14": "tests/faults/test_canaries.py",
+    "15": "tests/faults/test_tokens.py",
+    "16": "tests/faults/test_hostile_names.py",
+}
+
+
+def suite(row: str, work: Path) -> Found:
+    """Run the tests of a row; how many passed."""
+    report = work / "report.xml"
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", SUITES[row]]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    if not report.exists():
+        raise RuntimeError(f"{SUITES[row]}: {done.stderr[-1000:]}")
+    found = Counter[str]()
+    for case in ElementTree.parse(report).iter("testcase"):
+        outcomes = {each.tag for each in case} & {"failure", "error", "skipped"}
+        found[min(outcomes) if outcomes else "passed"] += 1
+    return {"test cases": dict(found)}
+
+
+def stock_data(work: Path) -> Found:
+    """12: the files of our suite, read by `datasets.load_dataset`."""
+    done = start([*python(), "benchmarks/stock_loading.py", str(work)])
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-1000:])
+    found: Found = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def stock_canaries(contender: Contender, work: Path) -> Found:
+    """14: a payload in place of each file of the checkpoint that is gone on from."""
+    job, found = Job(contender, work), Counter[str]()
+    for path in sorted((job.unbroken[0] / "checkpoint-4").iterdir()):
+        folder = job.stopped_at(4, work / f"canary-{path.name}")
+        canary = Canary(work / f"{path.name}-ran")
+        canary.saved(folder / "checkpoint-4" / path.name)
+        job.run(folder)
+        found["ran"] += canary.ran.exists()
+        found["went on in silence" if ended(folder) else "did not go on"] += 1
+    return {"files of a checkpoint": dict(+found)}
+
+
+def stock_tokens(contender: Contender, work: Path) -> Found:
+    """15: a token by flag; the files that hold it."""
+    job, folder = Job(contender, work), work / "token"
+    code, said = job.run(folder, None, "--hub_token", TOKEN)
+    if code != 0:
+        raise RuntimeError(said[-1000:])
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    holding = [path for path in files if TOKEN.encode() in path.read_bytes()]
+    return {"by flag": {"files that hold it": len(holding), "files": len(files)}}
