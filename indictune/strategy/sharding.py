@@ -144,6 +144,18 @@ def from_all(mine: T) -> list[T]:
     return parts
 
 
+def share_of_files(args: TrainingArguments) -> slice:
+    """Which of the files on its disk, in order, this rank reads: those with the same disk read the others.
+
+    Args:
+        args: of the run, whose `save_on_each_node` tells whether the nodes share one.
+    """
+    if not args.save_on_each_node:
+        return slice(args.process_index, None, args.world_size)
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
+    return slice(args.local_process_index, None, local_world_size)
+
+
 def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     """Whether all ranks see the same files in a folder. All must call it; the folder is there."""
     if args.world_size == 1:

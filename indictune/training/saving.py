@@ -182,10 +182,7 @@ def _share(trainer: ExactTrainer, unfinished: Path) -> list[str]:
     args = trainer.args
     mine = (_disk(trainer), checkpoints.files_in(unfinished) if args.should_save else None)
     names = next(listed for disk, listed in sharding.from_all(mine) if disk == mine[0] and listed is not None)
-    if not args.save_on_each_node:
-        return names[args.process_index :: args.world_size]
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
-    return names[args.local_process_index :: local_world_size]
+    return names[sharding.share_of_files(args)]
 
 
 def _bytes_needed(trainer: ExactTrainer) -> int:
