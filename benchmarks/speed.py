@@ -1,6 +1,6 @@
 """Rows a second of a small BERT on real tweets, beside transformers' Trainer at its defaults and at its best.
 
-    python -m benchmarks.speed [--data ../shared/data/sentiment] [--seeds]
+    python -m benchmarks.speed [--data ../shared/data/sentiment] [--seeds] [--compile]
 
 Every contender lives in its own process; they take turns, lap by lap, and the first lap of each is left out. BERT of
 4 layers x 256 from random weights, batches of 64 rows, texts cut to 128 tokens, all cores. A vocabulary of 250,000 is
@@ -8,7 +8,8 @@ one of 30,000 learned from the tweets and rows that no tweet uses, as in a model
 ours with the padding put back: a benchmark that does not see the loss would be blind.
 
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step.
-`--seeds` (minutes) compares bf16 with fp32 by the mean of five seeds beside their spread.
+`--seeds` (minutes) compares bf16 with fp32 by the mean of five seeds beside their spread. `--compile` (minutes) adds a
+contender of a compiled model; its first lap, which is left out, has the compilation.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def grouped_by_length(
     return tuple(row for place in places for row in batches[int(place / wanted * len(batches))])
 
 
-def contenders(grouped: tuple[int, ...]) -> list[Contender]:
+def contenders(grouped: tuple[int, ...], compiled: bool = False) -> list[Contender]:
     """Who runs, in this order."""
     return [
         Contender("trainer_defaults", "max_length"),
@@ -106,6 +107,7 @@ def contenders(grouped: tuple[int, ...]) -> list[Contender]:
         Contender("ours_bf16", settings={"bf16": "true"}),
         Contender("ours_padded", settings={"padding_free": "off"}),
         Contender("ours_whole_vocabulary", settings={"active_vocabulary": "off"}),
+        *([Contender("ours_compiled", settings={"bf16": "true", "torch_compile": "true"})] if compiled else []),
     ]
 
 
@@ -167,14 +169,14 @@ class Runner:
             raise RuntimeError(f"{self.title} failed:\n{self.log.read_text(encoding='utf-8')}") from None
 
 
-def compare(rows: Sequence[Row], vocab_size: int, folder: Path) -> list[dict[str, Any]]:
+def compare(rows: Sequence[Row], vocab_size: int, folder: Path, compiled: bool) -> list[dict[str, Any]]:
     """The contenders' lines of the table for one vocabulary."""
     model, train_file = folder / "model", write_rows(rows, folder / "train.jsonl")
     write_model(model, rows, vocab_size)
     job = Job(model, train_file, (1 + LAPS) * STEPS_PER_LAP, STEPS_PER_LAP, folder)
     grouped = grouped_by_length(model, rows, 1 + LAPS)
     with ThreadPoolExecutor(2) as pool:
-        runners = list(pool.map(lambda contender: Runner(contender, job), contenders(grouped)))
+        runners = list(pool.map(lambda contender: Runner(contender, job), contenders(grouped, compiled)))
     laps = [[runner.lap() for runner in runners] for _ in range(1 + LAPS)][1:]
     lines = []
     for number, runner in enumerate(runners):
@@ -279,6 +281,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sentiment"), help="folder with jsonl files")
     parser.add_argument("--seeds", action="store_true", help="compare bf16 with fp32 by five seeds, too")
+    parser.add_argument("--compile", action="store_true", help="measure a compiled model, too")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
     rows = read_tweets(options.data)
@@ -287,7 +290,7 @@ def main() -> None:
         for vocab_size in VOCABULARIES:
             folder = Path(work, str(vocab_size))
             folder.mkdir()
-            results["speed"][vocab_size] = compare(rows, vocab_size, folder)
+            results["speed"][vocab_size] = compare(rows, vocab_size, folder, options.compile)
             show(vocab_size, results["speed"][vocab_size])
         parts: dict[str, Callable[..., Any]] = {
             "losses": compare_losses,

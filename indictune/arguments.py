@@ -226,6 +226,13 @@ class IndicTrainingArguments(TrainingArguments):
         metadata={"help": "Loggers beside train_log.jsonl: tensorboard, wandb, trackio or none."},
     )
     logging_steps: float = field(default=10, metadata={"help": "Log every so many optimizer steps."})
+    async_save: bool = field(
+        default=False,
+        metadata={
+            "help": "Go on training while a checkpoint in shards (FSDP2) is written from copies in CPU memory; a kill "
+            "meanwhile leaves the one before it."
+        },
+    )
     global_batch_size: int = field(
         default=64,
         metadata={
