@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
-import re
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +16,6 @@ import torch
 from datasets import Dataset
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers.trainer_utils import IntervalStrategy
@@ -29,7 +23,7 @@ from transformers.trainer_utils import IntervalStrategy
 from indictune.data.batching import TrainingBatches
 from indictune.strategy import sharding, shards
 from indictune.strategy.check import came_up
-from indictune.training import checkpoints
+from indictune.training import checkpoints, disks
 from indictune.training.checkpoints import UNFINISHED, FileDigest, Manifest
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.stopping import Stopped
@@ -37,15 +31,9 @@ from indictune.training.stopping import Stopped
 if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
 
-logger = logging.getLogger(__name__)
-
 # The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
 UNLOGGED = "unlogged_{rank}.json"
 _PACKAGES = ("indictune", "torch", "transformers", "accelerate", "deepspeed", "peft")
-
-
-class SaveError(RuntimeError):
-    """A checkpoint could not be written. Those before it are whole."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +69,9 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
     finish(trainer)
     _check_weights(trainer)
     step, request = trainer.state.global_step, trainer.stop_request
-    folder = checkpoints.path_of(Path(str(trainer.args.output_dir)) / UNFINISHED, step)
-    with _telling_of_disks(trainer, step):
+    output_dir = Path(str(trainer.args.output_dir))
+    folder = checkpoints.path_of(output_dir / UNFINISHED, step)
+    with disks.telling(output_dir, step, _bytes_in_memory(trainer)):
         write()
         if trainer.args.async_save:
             trainer.unfinished = Unfinished(folder, _manifest(trainer), _written_beside(trainer, folder))
@@ -114,7 +103,7 @@ def finish(trainer: ExactTrainer) -> None:
     args, step = trainer.args, unfinished.manifest.step
     output_dir = Path(str(args.output_dir))
     last = checkpoints.path_of(output_dir, step)
-    with _telling_of_disks(trainer, step):
+    with disks.telling(output_dir, step, _bytes_in_memory(trainer)):
         parts = sharding.from_all((_disk(trainer), unfinished.settled.result(), trainer.stop_request.asked))
         if args.should_save:
             files = {name: found for disk, part, _ in parts if disk == _disk(trainer) for name, found in part.items()}
@@ -127,24 +116,6 @@ def finish(trainer: ExactTrainer) -> None:
         best = None if named is None else checkpoints.step_of(Path(named))
         checkpoints.rotate(output_dir, args.save_total_limit, best, last)
     trainer.stop_request.agreed |= any(asked for _, _, asked in parts)
-
-
-@contextmanager
-def _telling_of_disks(trainer: ExactTrainer, step: int) -> Iterator[None]:
-    """A block that writes a checkpoint: where it cannot, the part that was written is removed.
-
-    Raises:
-        SaveError: in place of what the libraries say of a disk that does not take it.
-    """
-    output_dir = Path(str(trainer.args.output_dir))
-    try:
-        yield
-    except (Exception, CheckpointException) as error:
-        shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
-        cause = _cause(error, output_dir, _bytes_needed(trainer))
-        if cause is None:
-            raise
-        raise SaveError(_message(output_dir, step, cause, _bytes_needed(trainer))) from error
 
 
 def _written_beside(trainer: ExactTrainer, folder: Path) -> Future[dict[str, FileDigest]]:
@@ -262,46 +233,7 @@ def _share(trainer: ExactTrainer, unfinished: Path, group: ProcessGroup | None) 
     return names[sharding.share_of_files(args)]
 
 
-def _bytes_needed(trainer: ExactTrainer) -> int:
-    """Of a checkpoint, on this rank's disk: what the last one has, or what weights and states take in memory."""
-    for checkpoint in checkpoints.listed(Path(str(trainer.args.output_dir))):
-        manifest = checkpoints.read_manifest(checkpoint)
-        if manifest is not None:
-            return manifest.bytes
+def _bytes_in_memory(trainer: ExactTrainer) -> int:
+    """Of this rank's weights and the two states of each."""
     trained = [_held(each) for each in _parameters(trainer)]
     return sum(each.nbytes + 8 * each.numel() for each in trained)
-
-
-def _cause(error: BaseException, output_dir: Path, needed: int) -> str | None:
-    """Why the disk does not take it; None where it is no fault of the disk.
-
-    torch and safetensors tell of a full disk in words of their own ("basic_ios::clear: iostream error"), so the disk
-    is asked itself.
-    """
-    if isinstance(error, CheckpointException):  # torch's own, around those of the ranks
-        causes = [_cause(failure[0], output_dir, needed) for failure in error.failures.values()]
-        return next(filter(None, causes), None)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    told = re.search(r"\(os error (\d+)\)", str(error))  # in the words of safetensors
-    if told:
-        return os.strerror(int(told[1]))
-    if shutil.disk_usage(output_dir).free < needed:
-        return "No space left on device"
-    probe = output_dir / ".probe"
-    try:
-        probe.write_bytes(b"0")
-        probe.unlink()
-    except OSError as found:
-        return str(found.strerror)
-    return None
-
-
-def _message(output_dir: Path, step: int, cause: str, needed: int) -> str:
-    free = shutil.disk_usage(output_dir).free
-    whole = [path.name for path in checkpoints.listed(output_dir) if not checkpoints.damage(path, thorough=False)]
-    last = f"{whole[0]} is whole" if whole else "There is no earlier one"
-    return (
-        f"checkpoint-{step} could not be written to {output_dir}: {cause}. It needs {needed:,} bytes, and "
-        f"{free:,} are free. {last}; when there is room, --resume_from_checkpoint auto goes on."
-    )
