@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,10 +67,10 @@ def _cause(error: BaseException, output_dir: Path, needed: int) -> str | None:
         return os.strerror(int(told[1]))
     if shutil.disk_usage(output_dir).free < needed:
         return "No space left on device"
-    probe = output_dir / ".probe"
     try:
-        probe.write_bytes(b"0")
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=output_dir) as probe:
+            probe.write(b"0")
+            probe.truncate(needed)  # where files may not grow so large
     except OSError as found:
         return str(found.strerror)
     return None
