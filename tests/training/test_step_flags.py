@@ -147,3 +147,23 @@ class TestNonFinite:
         flag = nonfinite.take()
         assert flag is not None
         assert not flag.item()
+
+
+def test_a_checkpoint_is_finished_a_step_after_all_ranks_have_written_it(driver: Driver) -> None:
+    for _ in range(3):
+        driver.step(1.0, 2.0)
+    assert driver.finished_at == []
+    driver.is_writing = False
+    driver.step(1.0, 2.0)
+    driver.is_writing = True
+    assert driver.finished_at == []
+    driver.step(1.0, 2.0)
+    driver.step(1.0, 2.0)
+    assert driver.finished_at == [5]
+
+
+def test_a_checkpoint_is_finished_before_a_bad_number_ends_the_run(driver: Driver) -> None:
+    driver.step(NAN, 1.0)
+    with pytest.raises(NonFiniteLossError):
+        driver.step(1.0, 1.0)
+    assert driver.finished_at == [2]
