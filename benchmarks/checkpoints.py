@@ -1,9 +1,13 @@
 """What it costs that a checkpoint is whole: the Trainer's own save beside ours, which settles and hashes the files.
 
     OMP_NUM_THREADS=1 python -m benchmarks.checkpoints
+    OMP_NUM_THREADS=1 accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 2 \\
+        -m benchmarks.checkpoints
 
-A BERT of about 100 MB with the states of AdamW, on one process. The two save by turns, the disk is settled before
-each, and medians of the seconds are shown; then what ours does beside, each alone.
+A BERT of about 100 MB with the states of AdamW, on one process, or in the shards of several. They save by turns, the
+disk is settled before each, and medians of rank 0's seconds are shown; then what ours does beside, each alone.
+`--async_save` counts what training waits for: copies, and the commit when all is written. Its cores are also those
+that write meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -26,9 +31,13 @@ from benchmarks.environment import environment, write_results
 from indictune.arguments import ModelArguments, SentimentTrainingArguments
 from indictune.layout import table
 from indictune.models.loading import load_tokenizer
+from indictune.strategy import sharding, standin
+from indictune.strategy.launch import read_launch, world_size_of
 from indictune.training import checkpoints, saving
 from indictune.training.loss import ExactLoss
 from indictune.training.trainer import IndicTrainer
+
+RANKS = world_size_of(os.environ)
 
 
 def trained(folder: Path, width: int) -> IndicTrainer:
@@ -40,14 +49,15 @@ def trained(folder: Path, width: int) -> IndicTrainer:
         num_hidden_layers=4,
         num_attention_heads=8,
     )
+    launch = read_launch(os.environ)
     rows = Dataset.from_dict({"input_ids": [[5, 6, 7, 8]] * 8, "labels": [0, 1] * 4, "length": [4] * 8})
     args = SentimentTrainingArguments(
         output_dir=str(folder),
-        use_cpu=True,
+        **standin.start(launch, 600),
         bf16=False,
         max_steps=1,
         global_batch_size=8,
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=8 // launch.world_size,
         gradient_accumulation_steps=1,
         eval_strategy="no",
         save_strategy="no",
@@ -68,9 +78,32 @@ def seconds_of(act: Callable[[], None]) -> tuple[float, float]:
     The second hardly changes where other programs run beside.
     """
     os.sync()
+    sharding.barrier()
     since, cores_since = time.perf_counter(), time.process_time()
     act()
     return time.perf_counter() - since, time.process_time() - cores_since
+
+
+@contextmanager
+def nothing_hashed() -> Iterator[None]:
+    """A block in which a file's digest is its size alone."""
+    digest = checkpoints.digest
+    checkpoints.digest = lambda path: checkpoints.FileDigest(path.stat().st_size, "")
+    try:
+        yield
+    finally:
+        checkpoints.digest = digest
+
+
+def seconds_waited(trainer: IndicTrainer) -> tuple[float, float]:
+    """What training waits for where a checkpoint is written beside it: the copies, and the commit."""
+    trainer.args.async_save = True
+    begin = seconds_of(lambda: trainer._save_checkpoint(trainer.model_wrapped, None))
+    trainer.args.async_save = False
+    assert trainer.unfinished is not None
+    trainer.unfinished.settled.result()
+    commit = seconds_of(lambda: saving.finish(trainer))
+    return begin[0] + commit[0], begin[1] + commit[1]
 
 
 def hash_all(folder: Path) -> None:
@@ -83,15 +116,20 @@ def measure(trainer: IndicTrainer, laps: int) -> dict[str, list[float]]:
     """Medians of seconds, by the clock and of cores, by what was done."""
     folder = checkpoints.path_of(Path(str(trainer.args.output_dir)), 1)
     model = trainer.model_wrapped
-    acts: dict[str, Callable[[], None]] = {
-        "Trainer": lambda: Trainer._save_checkpoint(trainer, model, None),
-        "ours": lambda: trainer._save_checkpoint(model, None),
+    acts: dict[str, Callable[[], tuple[float, float]]] = {
+        "Trainer": lambda: seconds_of(lambda: Trainer._save_checkpoint(trainer, model, None)),
+        "ours, not hashed": lambda: seconds_of(lambda: trainer._save_checkpoint(model, None)),
+        "ours": lambda: seconds_of(lambda: trainer._save_checkpoint(model, None)),
     }
+    if trainer.args.world_size > 1:
+        acts["ours, --async_save"] = lambda: seconds_waited(trainer)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in (*acts, "hash", "check for NaN")}
     for _ in range(laps):
         for name, act in acts.items():
-            shutil.rmtree(folder, ignore_errors=True)
-            seconds[name].append(seconds_of(act))
+            if trainer.args.should_save:
+                shutil.rmtree(folder, ignore_errors=True)
+            with nothing_hashed() if name == "ours, not hashed" else nullcontext():
+                seconds[name].append(act())
         seconds["hash"].append(seconds_of(lambda: hash_all(folder)))
         seconds["check for NaN"].append(seconds_of(lambda: saving._check_weights(trainer)))
     return {
@@ -107,15 +145,23 @@ def main() -> None:
     asked = parser.parse_args()
     torch.manual_seed(0)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = trained(Path(folder), asked.width)
+    with tempfile.TemporaryDirectory() as own:
+        # Rank 0's, for all; the port tells runs apart.
+        folder = Path(tempfile.gettempdir(), f"checkpoints-{os.environ['MASTER_PORT']}") if RANKS > 1 else Path(own)
+        trainer = trained(folder, asked.width)
         medians = measure(trainer, asked.laps)
         size_bytes = sum(path.stat().st_size for path in Path(folder, "checkpoint-1").rglob("*"))
+        sharding.barrier()
+        shutil.rmtree(folder, ignore_errors=True)
+    if not trainer.args.should_save:
+        return
+    hashing = round(1 - medians["ours, not hashed"][0] / medians["ours"][0], 2)
     ratios = [round(ours / stock, 2) for ours, stock in zip(medians["ours"], medians["Trainer"], strict=True)]
     body = [[name, *(f"{seconds:.3f}" for seconds in pair)] for name, pair in medians.items()]
     print(table(["what", "seconds", "of cores"], body), end="\n\n")
     print(
-        f"{size_bytes / 1e6:.0f} MB; ours takes {ratios[0]} times the Trainer's seconds, {ratios[1]} times its cores'"
+        f"{size_bytes / 1e6:.0f} MB; ours takes {ratios[0]} times the Trainer's seconds, {ratios[1]} times its "
+        f"cores'; {hashing:.0%} of ours is waiting for hashes"
     )
     results = {
         "environment": environment(),
@@ -124,8 +170,9 @@ def main() -> None:
         "checkpoint_bytes": size_bytes,
         "seconds_and_seconds_of_cores": medians,
         "ours_to_trainer": ratios,
+        "hashing_of_ours": hashing,
     }
-    print(f"written to {write_results('checkpoints', results)}")
+    print(f"written to {write_results('checkpoints' if RANKS == 1 else f'checkpoints-fsdp2-{RANKS}', results)}")
 
 
 if __name__ == "__main__":

@@ -242,6 +242,9 @@ class IndicTrainingArguments(TrainingArguments):
         metadata={"help": "Loggers beside train_log.jsonl: tensorboard, wandb, trackio or none."},
     )
     logging_steps: float = field(default=10, metadata={"help": "Log every so many optimizer steps."})
+    async_save: bool = field(
+        default=False, metadata={"help": "Write checkpoints in shards from copies in CPU memory, beside the training."}
+    )
     global_batch_size: int = field(
         default=64,
         metadata={
@@ -376,11 +379,10 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
         for name, (value, smallest) in at_least.items()
         if value is not None and value < smallest
     ]
-    limit = planned("save_total_limit")
-    if limit is not None and limit < 1:
+    if (limit := planned("save_total_limit")) is not None and limit < 1:
         problems.append(
-            f"--save_total_limit {limit}: expected at least 1, because a run goes on from its last checkpoint; give "
-            "--save_strategy no --load_best_model_at_end false to save none."
+            f"--save_total_limit {limit}: expected at least 1; --save_strategy no --load_best_model_at_end false "
+            "saves none."
         )
     if not epochs > 0:
         problems.append(f"--num_train_epochs {planned('num_train_epochs')}: nothing would be trained.")

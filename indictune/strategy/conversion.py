@@ -27,8 +27,8 @@ from indictune.models.checkpoints import Checkpoint, weights_files
 from indictune.models.vocabulary import active_embedding
 from indictune.strategy.check import came_up
 
-_WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"
-_STATE_SHARDS = f"{OPTIMIZER_NAME}_0"
+WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"
+STATE_SHARDS = f"{OPTIMIZER_NAME}_0"
 _WHOLE_STATES = "optimizer.pt"
 
 
@@ -50,8 +50,8 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         RuntimeError: the checkpoint lacks a weight, or has it in another shape.
     """
     weights = _weights(model)
-    if (checkpoint / _WEIGHT_SHARDS).is_dir():
-        _load_shards(checkpoint / _WEIGHT_SHARDS, {"model": weights})
+    if (checkpoint / WEIGHT_SHARDS).is_dir():
+        _load_shards(checkpoint / WEIGHT_SHARDS, {"model": weights})
         return
     adapted = isinstance(model, PeftModel)
     files = [checkpoint / SAFETENSORS_WEIGHTS_NAME] if adapted else weights_files(checkpoint, str(checkpoint))
@@ -75,7 +75,7 @@ def load_states(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Non
         UserError: the states are of another optimizer, or of one whose states cannot be split as weights are.
     """
     mine = get_optimizer_state_dict(model, optimizer)  # a fresh optimizer's, which it makes
-    shards = checkpoint / _STATE_SHARDS
+    shards = checkpoint / STATE_SHARDS
     if shards.is_dir():
         stored = FileSystemReader(shards).read_metadata().state_dict_metadata
         _check_names(optimizer, (name for name in stored if name.startswith("optimizer.state.")), checkpoint)

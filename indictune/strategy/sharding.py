@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
@@ -135,13 +136,30 @@ def told_by_rank_0(word: Any, args: TrainingArguments) -> Any:
     return said[0]
 
 
-def from_all(mine: T) -> list[T]:
-    """What every rank gives, by rank. All must call it."""
+def from_all(mine: T, group: ProcessGroup | None = None) -> list[T]:
+    """What every rank gives, by rank. All must call it.
+
+    Args:
+        mine: what this rank gives.
+        group: in which they talk; None for the training's own.
+    """
     if not torch.distributed.is_initialized():
         return [mine]
     parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, mine)
+    torch.distributed.all_gather_object(parts, mine, group=group)
     return parts
+
+
+def share_of_files(args: TrainingArguments) -> slice:
+    """Which of the files on its disk, in order, this rank reads: those with the same disk read the others.
+
+    Args:
+        args: of the run, whose `save_on_each_node` tells whether the nodes share one.
+    """
+    if not args.save_on_each_node:
+        return slice(args.process_index, None, args.world_size)
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
+    return slice(args.local_process_index, None, local_world_size)
 
 
 def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
@@ -158,10 +176,10 @@ def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     return all(seen)
 
 
-def barrier() -> None:
-    """Wait for all ranks, where there are several."""
+def barrier(group: ProcessGroup | None = None) -> None:
+    """Wait for all ranks, where there are several; `group` as in `from_all`."""
     if torch.distributed.is_initialized():
-        torch.distributed.barrier()
+        torch.distributed.barrier(group)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.strategy import sharding
-from indictune.training import checkpoints, output, resuming
+from indictune.training import checkpoints, output, resuming, saving
 from indictune.training.nonfinite import NonFiniteLossError
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
         torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MAX)
     if not bad.item():
         return
+    saving.finish(trainer)  # it was begun before that step
     step, action = trainer.state.global_step + 1, trainer.args.on_nonfinite
     if trainer.bad_steps.count >= trainer.args.max_nonfinite_steps:
         raise trainer.bad_steps.stop(step)

@@ -23,7 +23,8 @@ PREFIX = "checkpoint-"
 UNFINISHED = ".unfinished-checkpoint"  # its sibling while it is written
 _REPLACED = ".replaced-checkpoint"
 _CHUNK_BYTES = 1 << 20
-_HASHED_AT_ONCE = 2
+_HASHED_AT_ONCE = 4
+EVERY_FILE = slice(None)
 
 
 @dataclass(frozen=True)
@@ -194,12 +195,13 @@ def read_manifest(checkpoint: Path) -> Manifest | None:
         return None
 
 
-def damage(checkpoint: Path, thorough: bool = True) -> list[str]:
+def damage(checkpoint: Path, thorough: bool = True, share: slice = EVERY_FILE) -> list[str]:
     """What is wrong with a checkpoint: a sentence for each bad file. Empty where it is whole.
 
     Args:
         checkpoint: the folder.
-        thorough: whether to read all files; else only their sizes are compared.
+        thorough: whether to read files; else only their sizes are compared.
+        share: which of the files, in order, are looked at; others may look at the rest.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -213,10 +215,12 @@ def damage(checkpoint: Path, thorough: bool = True) -> list[str]:
     except OSError as error:
         return [*problems, f"{error.filename} cannot be read ({error.strerror})"]
     problems += [f"{checkpoint / name} is missing" for name in sorted(set(manifest.files) - set(present))]
-    for name in present:
-        problem = _damage_of_file(checkpoint / name, manifest.files.get(name), thorough)
-        problems += [f"{checkpoint / name} {problem}"] if problem else []
-    return problems
+    names = present[share]
+    with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
+        found = pool.map(lambda name: _damage_of_file(checkpoint / name, manifest.files.get(name), thorough), names)
+        return problems + [
+            f"{checkpoint / name} {problem}" for name, problem in zip(names, found, strict=True) if problem
+        ]
 
 
 def _damage_of_file(path: Path, expected: FileDigest | None, thorough: bool) -> str | None:

@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 from transformers.trainer_utils import TrainOutput
 
 from indictune.errors import UserError
-from indictune.training import checkpoints, resuming
+from indictune.training import checkpoints, resuming, saving
 from indictune.training.checkpoints import Manifest
 from indictune.training.exact import ExactTrainer
 from indictune.training.saving import UNLOGGED
@@ -96,6 +96,7 @@ class GoOn(TrainerCallback):
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
             # In its own place, from which the Trainer takes the random states when the next step begins.
             trainer._save_checkpoint(trainer.model_wrapped, None)
+            saving.finish(trainer)
         # The Trainer forgets here that the run had ended, and would do another step.
         control.should_training_stop |= state.global_step >= state.max_steps or self._has_lost_patience()
 

@@ -13,8 +13,10 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from datasets import Dataset
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Trainer
+from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from indictune.arguments import IndicTrainingArguments
@@ -24,7 +26,7 @@ from indictune.models.adapters import save_adapter_extras
 from indictune.models.description import save_description
 from indictune.models.loading import Model
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
-from indictune.strategy import conversion, sharding
+from indictune.strategy import conversion, sharding, shards
 from indictune.strategy.communication import set_up_communication
 from indictune.training import checkpoints, saving
 from indictune.training.bad_steps import BadSteps, drop_if_bad
@@ -55,6 +57,7 @@ class ExactTrainer(Trainer):
     eval_dataset: Dataset | None
     batches: TrainingBatches
     bad_steps: BadSteps
+    unfinished: saving.Unfinished | None = None  # the checkpoint that is being written
     _is_saving = False
 
     def __init__(
@@ -196,6 +199,15 @@ class ExactTrainer(Trainer):
             saving.copy_recipe(Path(str(self.args.output_dir)), folder)
         saving.write_unlogged(self, folder)
 
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save the scheduler alone where weights and optimizer states are copied, to be written beside the training.
+        A callback comes when the Trainer has written them."""
+        if not self.args.async_save:
+            super()._save_optimizer_and_scheduler(output_dir)
+        elif self.args.should_save:
+            assert self.lr_scheduler is not None
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load weights, also those that another strategy has saved. A callback comes when the Trainer has refused."""
         checkpoint = Path(resume_from_checkpoint)
@@ -220,7 +232,7 @@ class ExactTrainer(Trainer):
         assert self.lr_scheduler is not None
         optimizer = cast(AcceleratedOptimizer, self.optimizer).optimizer
         conversion.load_states(cast(nn.Module, self.model), optimizer, Path(checkpoint))
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True))
 
     def _run_epoch(self, *args: Any, **settings: Any) -> None:
         """An epoch, unless an evaluation that was made up for before it has ended the training."""
@@ -228,13 +240,20 @@ class ExactTrainer(Trainer):
             super()._run_epoch(*args, **settings)  # type: ignore[no-untyped-call]
 
     def _finalize_training(self, *args: Any, **settings: Any) -> TrainOutput:
-        """The end. The Trainer (5.23) would delete the last checkpoint here, before the model is saved."""
+        """The end, with all checkpoints committed. The Trainer (5.23) would read the best before, and delete the last
+        one before the model is saved."""
+        saving.finish(self)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             output: TrainOutput = super()._finalize_training(*args, **settings)  # type: ignore[no-untyped-call]
         finally:
             self.args.save_total_limit = limit
         return output
+
+    @cached_property
+    def writers(self) -> ProcessGroup | None:
+        """The ranks where they write beside the training. All must ask for it."""
+        return shards.group_of_writers(self.args)
 
     @cached_property
     def data_digest(self) -> str:

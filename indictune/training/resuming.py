@@ -52,12 +52,25 @@ def damage(checkpoint: Path, thorough: bool = True) -> list[str]:
     problems = checkpoints.damage(checkpoint, thorough)
     if problems:
         return problems
+    best = _best_beside(checkpoint)
+    return [] if best is None else checkpoints.damage(best, thorough)
+
+
+def _best_beside(checkpoint: Path) -> Path | None:
+    """The best checkpoint as a whole one names it; None where there is none, or it is that itself."""
     state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     step, named = state.get("best_global_step"), state.get("best_model_checkpoint")
     if named is None or type(step) is not int or step < 1:
-        return []
+        return None
     best = checkpoints.path_of(checkpoint.parent, step)
-    return [] if best == checkpoint else checkpoints.damage(best, thorough)
+    return None if best == checkpoint else best
+
+
+def _damage_read_by_all(checkpoint: Path | None, args: TrainingArguments) -> list[str]:
+    """`checkpoints.damage`, each rank of a disk reading its share of the files. All ranks must call it."""
+    share = sharding.share_of_files(args)
+    parts = sharding.from_all([] if checkpoint is None else checkpoints.damage(checkpoint, share=share))
+    return list(dict.fromkeys(problem for part in parts for problem in part))  # all see what is missing
 
 
 def _damaged(named: Path, problems: list[str]) -> str:
@@ -181,8 +194,9 @@ def newest_whole(found: list[Path], asked: str | None, args: TrainingArguments) 
     """
     mine = {checkpoints.step_of(path): path for path in found}
     for step in sorted(set.intersection(*map(set, sharding.from_all(list(mine)))), reverse=True):
-        reads = args.should_save  # one rank of each disk
-        problems = [problem for part in sharding.from_all(damage(mine[step]) if reads else []) for problem in part]
+        problems = _damage_read_by_all(mine[step], args)
+        if not problems:
+            problems = _damage_read_by_all(_best_beside(mine[step]), args)
         if not problems:
             return mine[step]
         if asked != AUTO:

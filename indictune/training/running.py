@@ -16,8 +16,8 @@ from indictune.config import Recipe
 from indictune.errors import UserError
 from indictune.strategy import launch
 from indictune.training import output, stopping
+from indictune.training.disks import SaveError
 from indictune.training.nonfinite import NonFiniteLossError
-from indictune.training.saving import SaveError
 from indictune.training.session import Session
 from indictune.training.stopping import Stopped
 

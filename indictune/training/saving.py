@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import torch
 from datasets import Dataset
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from transformers.trainer_utils import IntervalStrategy
 
 from indictune.data.batching import TrainingBatches
-from indictune.strategy import sharding
+from indictune.strategy import sharding, shards
 from indictune.strategy.check import came_up
-from indictune.training import checkpoints
+from indictune.training import checkpoints, disks
 from indictune.training.checkpoints import UNFINISHED, FileDigest, Manifest
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import RECIPE
@@ -33,19 +33,28 @@ from indictune.training.stopping import Stopped
 if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
 
-logger = logging.getLogger(__name__)
-
 # The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
 UNLOGGED = "unlogged_{rank}.json"
 _PACKAGES = ("indictune", "torch", "transformers", "accelerate", "deepspeed", "peft")
 
 
-class SaveError(RuntimeError):
-    """A checkpoint could not be written. Those before it are whole."""
+@dataclass(frozen=True)
+class Unfinished:
+    """A checkpoint that is being written.
+
+    Attributes:
+        folder: it is written to.
+        manifest: of the step at which it was begun, without its files.
+        settled: digests of this rank's share of the files, once all files are on the disk.
+    """
+
+    folder: Path
+    manifest: Manifest
+    settled: Future[dict[str, FileDigest]]
 
 
 def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
-    """Write a checkpoint and commit it. All ranks must call it.
+    """Write a checkpoint and commit it; under `--async_save` the rest of it may come later. All ranks must call it.
 
     Every rank writes its part below a hidden folder, then all of them read back, digest and settle a share of the
     files; the first rank of each disk writes the manifest and renames the folder.
@@ -59,37 +68,76 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
         SaveError: the disk does not take it.
         Stopped: a rank was asked to stop; the checkpoint is there.
     """
-    args, step = trainer.args, trainer.state.global_step
+    finish(trainer)
     _check_weights(trainer)
-    output_dir = Path(str(args.output_dir))
-    unfinished = checkpoints.path_of(output_dir / UNFINISHED, step)
-    try:
+    step, request = trainer.state.global_step, trainer.stop_request
+    output_dir = Path(str(trainer.args.output_dir))
+    folder = checkpoints.path_of(output_dir / UNFINISHED, step)
+    with disks.telling(output_dir, step, _bytes_in_memory(trainer)):
         write()
-        sharding.barrier()
-        digests = checkpoints.settle(unfinished, _share(trainer, unfinished))
-        parts = sharding.from_all((_disk(trainer), digests, trainer.stop_request.asked))
+        if trainer.args.async_save:
+            trainer.unfinished = Unfinished(folder, _manifest(trainer), _written_beside(trainer, folder))
+        else:
+            settled: Future[dict[str, FileDigest]] = Future()
+            settled.set_result(_settle(trainer, folder))
+            trainer.unfinished = Unfinished(folder, _manifest(trainer), settled)
+    if not trainer.args.async_save or request.agreed or request.evaluation_due:
+        finish(trainer)
+    # At the end of an epoch something more may be due, and the end of the run then comes after it.
+    if request.agreed and not request.epoch_ends:
+        raise stopped_after(step)
+
+
+def is_writing(trainer: ExactTrainer) -> bool:
+    """Whether this rank has not yet written its part of a checkpoint."""
+    return trainer.unfinished is not None and not trainer.unfinished.settled.done()
+
+
+def finish(trainer: ExactTrainer) -> None:
+    """Wait until the checkpoint that is being written is on the disk, and commit it. All ranks must call it.
+
+    Raises:
+        SaveError: the disk does not take it.
+    """
+    unfinished, trainer.unfinished = trainer.unfinished, None
+    if unfinished is None:
+        return
+    args, step = trainer.args, unfinished.manifest.step
+    output_dir = Path(str(args.output_dir))
+    last = checkpoints.path_of(output_dir, step)
+    with disks.telling(output_dir, step, _bytes_in_memory(trainer)):
+        parts = sharding.from_all((_disk(trainer), unfinished.settled.result(), trainer.stop_request.asked))
         if args.should_save:
             files = {name: found for disk, part, _ in parts if disk == _disk(trainer) for name, found in part.items()}
-            manifest = _manifest(trainer, files)
-            checkpoints.commit(unfinished, checkpoints.path_of(output_dir, step), manifest)
+            checkpoints.commit(unfinished.folder, last, replace(unfinished.manifest, files=files))
             (output_dir / UNFINISHED).rmdir()
-    except (Exception, CheckpointException) as error:
-        shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
-        cause = _cause(error, output_dir, _bytes_needed(trainer))
-        if cause is None:
-            raise
-        raise SaveError(_message(output_dir, step, cause, _bytes_needed(trainer))) from error
     sharding.barrier()
     if args.should_save:
-        last = checkpoints.path_of(output_dir, step)
         # Not `best_global_step`: it may be a step that was evaluated and not saved.
         named = trainer.state.best_model_checkpoint
         best = None if named is None else checkpoints.step_of(Path(named))
         checkpoints.rotate(output_dir, args.save_total_limit, best, last)
     trainer.stop_request.agreed |= any(asked for _, _, asked in parts)
-    # At the end of an epoch something more may be due, and the end of the run then comes after it.
-    if trainer.stop_request.agreed and not trainer.stop_request.epoch_ends:
-        raise stopped_after(step)
+
+
+def _written_beside(trainer: ExactTrainer, folder: Path) -> Future[dict[str, FileDigest]]:
+    """Copy this rank's shards, and write and settle the copies beside the training."""
+    copies, group = shards.copied(cast(nn.Module, trainer.model), cast(Optimizer, trainer.optimizer)), trainer.writers
+
+    def write_and_settle() -> dict[str, FileDigest]:
+        shards.write(copies, folder, group)
+        return _settle(trainer, folder, group)
+
+    beside = ThreadPoolExecutor(1)
+    settled = beside.submit(write_and_settle)
+    beside.shutdown(wait=False)
+    return settled
+
+
+def _settle(trainer: ExactTrainer, folder: Path, group: ProcessGroup | None = None) -> dict[str, FileDigest]:
+    """Let this rank's share of the files reach the disk, when all ranks have written; returns their digests."""
+    sharding.barrier(group)
+    return checkpoints.settle(folder, _share(trainer, folder, group))
 
 
 def stopped_after(step: int) -> Stopped:
@@ -125,7 +173,8 @@ def data_digest(dataset: Dataset, batches: TrainingBatches) -> str:
     return digest.hexdigest()
 
 
-def _manifest(trainer: ExactTrainer, files: dict[str, FileDigest]) -> Manifest:
+def _manifest(trainer: ExactTrainer) -> Manifest:
+    """Of this step, without files."""
     args, batches, step = trainer.args, trainer.batches, trainer.state.global_step
     rows = (step % batches.steps_per_epoch) * args.global_batch_size
     recipe = Path(str(args.output_dir), RECIPE)
@@ -139,7 +188,7 @@ def _manifest(trainer: ExactTrainer, files: dict[str, FileDigest]) -> Manifest:
         recipe=checkpoints.digest(recipe).sha256 if recipe.exists() else "",
         versions={name: version(name) for name in _PACKAGES},
         evaluation_due=trainer.stop_request.evaluation_due or _epoch_is_evaluated_next(trainer),
-        files=files,
+        files={},
     )
 
 
@@ -184,57 +233,15 @@ def _disk(trainer: ExactTrainer) -> int:
     return args.process_index - args.local_process_index if args.save_on_each_node else 0
 
 
-def _share(trainer: ExactTrainer, unfinished: Path) -> list[str]:
+def _share(trainer: ExactTrainer, unfinished: Path, group: ProcessGroup | None) -> list[str]:
     """The files that this rank reads back, of those on its disk; one rank lists them for all that share it."""
     args = trainer.args
     mine = (_disk(trainer), checkpoints.files_in(unfinished) if args.should_save else None)
-    names = next(listed for disk, listed in sharding.from_all(mine) if disk == mine[0] and listed is not None)
-    if not args.save_on_each_node:
-        return names[args.process_index :: args.world_size]
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
-    return names[args.local_process_index :: local_world_size]
+    names = next(listed for disk, listed in sharding.from_all(mine, group) if disk == mine[0] and listed is not None)
+    return names[sharding.share_of_files(args)]
 
 
-def _bytes_needed(trainer: ExactTrainer) -> int:
-    """Of a checkpoint, on this rank's disk: what the last one has, or what weights and states take in memory."""
-    for checkpoint in checkpoints.listed(Path(str(trainer.args.output_dir))):
-        manifest = checkpoints.read_manifest(checkpoint)
-        if manifest is not None:
-            return manifest.bytes
+def _bytes_in_memory(trainer: ExactTrainer) -> int:
+    """Of this rank's weights and the two states of each."""
     trained = [_held(each) for each in _parameters(trainer)]
     return sum(each.nbytes + 8 * each.numel() for each in trained)
-
-
-def _cause(error: BaseException, output_dir: Path, needed: int) -> str | None:
-    """Why the disk does not take it; None where it is no fault of the disk.
-
-    torch and safetensors tell of a full disk in words of their own ("basic_ios::clear: iostream error"), so the disk
-    is asked itself.
-    """
-    if isinstance(error, CheckpointException):  # torch's own, around those of the ranks
-        causes = [_cause(failure[0], output_dir, needed) for failure in error.failures.values()]
-        return next(filter(None, causes), None)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    told = re.search(r"\(os error (\d+)\)", str(error))  # in the words of safetensors
-    if told:
-        return os.strerror(int(told[1]))
-    if shutil.disk_usage(output_dir).free < needed:
-        return "No space left on device"
-    probe = output_dir / ".probe"
-    try:
-        probe.write_bytes(b"0")
-        probe.unlink()
-    except OSError as found:
-        return str(found.strerror)
-    return None
-
-
-def _message(output_dir: Path, step: int, cause: str, needed: int) -> str:
-    free = shutil.disk_usage(output_dir).free
-    whole = [path.name for path in checkpoints.listed(output_dir) if not checkpoints.damage(path, thorough=False)]
-    last = f"{whole[0]} is whole" if whole else "There is no earlier one"
-    return (
-        f"checkpoint-{step} could not be written to {output_dir}: {cause}. It needs {needed:,} bytes, and "
-        f"{free:,} are free. {last}; when there is room, --resume_from_checkpoint auto goes on."
-    )

@@ -27,6 +27,7 @@ from indictune.models.loading import check_max_length, stored_quantisation
 from indictune.strategy import batch, check, handover, launch, restart, sharding, standin
 from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
+from indictune.strategy.shards import check_async_save
 from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import checkpoints, output, resuming, settings
 from indictune.training.logs import RankLog
@@ -188,6 +189,9 @@ class Session:
         with self.checks():
             world_size = launch.world_size_of(os.environ)
             check_communication(self.launch.deepspeed or {}, planned, world_size, steps)
+        with self.checks():
+            if planned("async_save"):
+                check_async_save(self.launch, self.planned(ModelArguments, "method"), os.environ)
         with self.checks():
             if planned("on_nonfinite") == "skip" and self.launch.family.startswith("zero"):
                 raise UserError(

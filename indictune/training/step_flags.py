@@ -1,8 +1,9 @@
-"""What the ranks must agree on at a step's end: that a number went bad, or that one of them was asked to stop."""
+"""What the ranks must agree on at a step's end: a bad number, a request to stop, a checkpoint that is written."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,18 +42,29 @@ class StepFlags(TrainerCallback):
 
     A bad number ends the run. A request to stop makes this step the last: it is saved. An evaluation that is due
     begins, sees the request by itself, and is noted as due (`ExactTrainer._evaluate`). After the last step of an
-    epoch that is left to the epoch's own end.
+    epoch that is left to the epoch's own end. A checkpoint that all ranks have written is committed.
 
     Args:
         nonfinite: of this rank's micro-batches; nobody else takes it, unless bad steps are left out.
         stop_request: of this rank.
         bad_steps: record and message.
+        is_writing: whether this rank still writes a checkpoint beside the training.
+        finish: commits it, on all ranks together; where there is none, does nothing.
     """
 
-    def __init__(self, nonfinite: NonFinite, stop_request: StopRequest, bad_steps: BadSteps) -> None:
+    def __init__(
+        self,
+        nonfinite: NonFinite,
+        stop_request: StopRequest,
+        bad_steps: BadSteps,
+        is_writing: Callable[[], bool],
+        finish: Callable[[], None],
+    ) -> None:
         self.nonfinite = nonfinite
         self.stop_request = stop_request
         self.bad_steps = bad_steps
+        self.is_writing = is_writing
+        self.finish = finish
         self.batches = bad_steps.batches
         self._on_their_way: deque[tuple[int, _FlagsOnTheirWay]] = deque()
         self._words: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -63,7 +75,8 @@ class StepFlags(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         bad = self.nonfinite.take()
         known = self._words_on(args.device)
-        flags = torch.stack([known[0] if bad is None else bad.int(), known[self.stop_request.asked]])
+        asked, writing = known[self.stop_request.asked], known[self.is_writing()]
+        flags = torch.stack([known[0] if bad is None else bad.int(), asked, writing])
         self._on_their_way.append((state.global_step, _FlagsOnTheirWay(flags)))
         at_once = control.should_save or control.should_evaluate or control.should_training_stop
         self._read(leave=0 if at_once else 1)
@@ -94,7 +107,9 @@ class StepFlags(TrainerCallback):
     def _read(self, leave: int) -> None:
         while len(self._on_their_way) > leave:
             step, flags = self._on_their_way.popleft()
-            bad, asked = flags.read()
+            bad, asked, writing = flags.read()
             self.stop_request.agreed |= asked
+            if bad or not writing:
+                self.finish()
             if bad:
                 raise self.bad_steps.stop(step)

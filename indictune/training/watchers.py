@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from transformers import EarlyStoppingCallback
 
-from indictune.training import bad_steps
+from indictune.training import bad_steps, saving
 from indictune.training.continuing import GoOn
 from indictune.training.exact import ExactTrainer
 from indictune.training.ranks import Progress
@@ -35,7 +36,8 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
     path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, session.trusts_checkpoint)
-    trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps))
+    is_writing, finish = partial(saving.is_writing, trainer), partial(saving.finish, trainer)
+    trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps, is_writing, finish))
     trainer.add_callback(WarnOfSpikes())
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))

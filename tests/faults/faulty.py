@@ -6,19 +6,25 @@
 
 A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
 in the third after so many seconds, wherever the run is. `NAN` spoils what the call gives, `INFINITE_GRADIENT` what a
-trainer's method leaves in the model.
+trainer's method leaves in the model. `SLOW` holds the call up, and from `FULL` on no file grows large. Two events are
+joined by `+`.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import resource
 import runpy
 import signal
 import sys
 import threading
+import time
 from functools import reduce
 from typing import Any
+
+SLOW_S = 5
+FULL_BYTES = 200_000
 
 
 def hit(event: str) -> None:
@@ -44,6 +50,10 @@ def hit(event: str) -> None:
         now = calls == int(count)
         if now and name in signal.Signals.__members__:
             os.kill(os.getpid(), signal.Signals[name])
+        if now and name == "SLOW":
+            time.sleep(SLOW_S)
+        if now and name == "FULL":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.RLIM_INFINITY))
         result = original(*args, **settings)
         if now and name == "NAN":
             return result * float("nan")
@@ -55,6 +65,7 @@ def hit(event: str) -> None:
 
 
 if __name__ == "__main__":
-    hit(sys.argv[1])
+    for each in sys.argv[1].split("+"):
+        hit(each)
     sys.argv = sys.argv[2:]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -61,8 +61,8 @@ def test_another_optimizer_is_refused_with_all_other_problems_and_before_the_mod
         "2 problems:",
         "  1. --optim sgd: checkpoint-4 was written with adamw_torch_fused, whose states are others; give --optim "
         "adamw_torch_fused, or start afresh in another --output_dir.",
-        "  2. --save_total_limit 0: expected at least 1, because a run goes on from its last checkpoint; give "
-        "--save_strategy no --load_best_model_at_end false to save none.",
+        "  2. --save_total_limit 0: expected at least 1; --save_strategy no --load_best_model_at_end false "
+        "saves none.",
     ]
 
 

@@ -120,6 +120,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, corrupt: Callable[[P
     assert whole(tmp_path) == [2]
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_found_by_the_one_that_reads_it(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path, 4)
+    flip_a_bit(folder / name)
+    found = [checkpoints.damage(folder, share=slice(rank, None, 2)) for rank in range(2)]
+    assert sorted(found) == [[], [f"{folder / name} is not as it was written"]]
+
+
 def test_a_link_is_damage(tmp_path: Path) -> None:
     folder = write(tmp_path, 4)
     link(folder / "optimizer.pt")

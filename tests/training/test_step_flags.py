@@ -22,14 +22,19 @@ class Driver:
     """Runs the callback the way the Trainer does: losses of the micro-batches, then the end of the step."""
 
     def __init__(self, folder: Path) -> None:
+        self.is_writing = True
+        self.finished_at: list[int] = []
         self.nonfinite = NonFinite()
         # 5 rows: 3 steps an epoch, the last of one row for two micro-batches.
         self.batches = TrainingBatches([1] * 5, 2, 2, rank=0, world_size=1, seed=3)
         self.stop_request = StopRequest()
         bad_steps = BadSteps(self.batches, lambda row: f"t.csv:{row + 2}", None, trusts_checkpoint=False)
-        self.callback = StepFlags(self.nonfinite, self.stop_request, bad_steps)
+        self.callback = StepFlags(self.nonfinite, self.stop_request, bad_steps, lambda: self.is_writing, self.finish)
         self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
         self.state = TrainerState()
+
+    def finish(self) -> None:
+        self.finished_at.append(self.state.global_step)
 
     def step(self, *losses: float, **control: bool) -> None:
         for value in losses:
@@ -142,3 +147,23 @@ class TestNonFinite:
         flag = nonfinite.take()
         assert flag is not None
         assert not flag.item()
+
+
+def test_a_checkpoint_is_finished_a_step_after_all_ranks_have_written_it(driver: Driver) -> None:
+    for _ in range(3):
+        driver.step(1.0, 2.0)
+    assert driver.finished_at == []
+    driver.is_writing = False
+    driver.step(1.0, 2.0)
+    driver.is_writing = True
+    assert driver.finished_at == []
+    driver.step(1.0, 2.0)
+    driver.step(1.0, 2.0)
+    assert driver.finished_at == [5]
+
+
+def test_a_checkpoint_is_finished_before_a_bad_number_ends_the_run(driver: Driver) -> None:
+    driver.step(NAN, 1.0)
+    with pytest.raises(NonFiniteLossError):
+        driver.step(1.0, 1.0)
+    assert driver.finished_at == [2]
