@@ -97,10 +97,15 @@ def whole_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(vars(each).get("ds_shape", each.shape)) for name, each in model.named_parameters()}
 
 
-def whole_norms(model: nn.Module) -> dict[str, float]:
+def whole_norms(trainer: Trainer) -> dict[str, float]:
     """The Euclidean length of each trained parameter when it is whole. All ranks must call it."""
+    if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
+        # ZeRO-3 has begun to gather parameters for a step that never comes, which then cannot be gathered ("Cannot
+        # partition a param in flight", DeepSpeed 0.19.8, after a run that went on from a checkpoint).
+        engine: Any = trainer.model_wrapped
+        engine.empty_partition_cache()
     norms = {}
-    for name, each in model.named_parameters():
+    for name, each in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
         if not each.requires_grad:
             continue
         with gathered(each):

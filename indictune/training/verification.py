@@ -78,7 +78,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     if active is not None:
         name, embedding = active
         shapes[name] = (len(embedding.position_of), embedding.embedding_dim)
-    facts = Facts(shapes, sharding.whole_norms(model), active, probe, trained)
+    facts = Facts(shapes, sharding.whole_norms(trainer), active, probe, trained)
     found: list[str] = []
     if trainer.is_world_process_zero():
         try:

@@ -187,6 +187,7 @@ def _main() -> None:
 def _run(command: list[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
     sys.argv = command
     sys.path[0] = str(ROOT / Path(command[0]).parent)
     runpy.run_path(command[0], run_name="__main__")

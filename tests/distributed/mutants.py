@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 from collections.abc import Callable, Iterator
@@ -76,8 +77,17 @@ def without_chosen_blocks() -> None:
     sharding.repeated_blocks = lambda model: ["BertEmbeddings", "BertLayer"]
 
 
+def without_released_parameters() -> None:
+    """What ZeRO-3 has begun to gather stays on its way."""
+    engine_class = importlib.import_module("deepspeed").DeepSpeedEngine
+    engine_class.empty_partition_cache = lambda engine: None
+
+
 # Workarounds of upstream faults. Where one of these runs well, upstream has mended its own, and ours can go.
-WITHOUT = {each.__name__: each for each in (without_mended_names, without_borrowed_type, without_chosen_blocks)}
+WITHOUT = {
+    each.__name__: each
+    for each in (without_mended_names, without_borrowed_type, without_chosen_blocks, without_released_parameters)
+}
 
 if __name__ == "__main__":
     {**MUTANTS, **WITHOUT}[os.environ["MUTANT"]]()

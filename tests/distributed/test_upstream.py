@@ -11,8 +11,10 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, Trainer
 from trl.trainer.sft_trainer import SFTTrainer
 
+from tests.conftest import FinishedRun
 from tests.distributed import mutants
 from tests.distributed.launching import Run, accelerate, start, train
+from tests.faults.runs import STEP, Job
 
 Start = Callable[..., Run]
 
@@ -45,6 +47,17 @@ def test_fsdp2_does_not_run_without_the_workaround(
     result = start(command, {"MUTANT": without.__name__})
     assert result.returncode != 0
     assert message in (tmp_path / "status.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_zero3_leaves_parameters_on_their_way(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """DeepSpeed 0.19.8; see `sharding.whole_norms`."""
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero3", 2)))
+    job.start(f"SIGTERM@{STEP}:3")
+    assert job.status["state"] == "resumable"
+    result = job.start(script="tests/distributed/mutants.py", MUTANT=mutants.without_released_parameters.__name__)
+    assert result.returncode != 0
+    assert "Cannot partition a param in flight" in result.stderr
 
 
 def test_accelerate_shards_no_model_without_an_optimizer() -> None:

@@ -34,15 +34,17 @@ class Job:
     launcher: tuple[str, ...] = tuple(python())
     flags: tuple[str, ...] = ()
 
-    def start(self, event: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    def start(
+        self, event: str | None = None, script: str = SCRIPT, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Start it, or go on with it; `event` as in `faulty.py`."""
-        script = [SCRIPT] if event is None else [FAULTY, event, SCRIPT]
+        scripts = [script] if event is None else [FAULTY, event, script]
         flags = [
             *("--config", str(self.recipe), "--output_dir", str(self.folder), "--resume_from_checkpoint", "auto"),
             *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
             *("--logging_steps", "3", "--dropout", "0.1", *self.flags),
         ]
-        return start([*self.launcher, *script, *flags], variables)
+        return start([*self.launcher, *scripts, *flags], variables)
 
     @property
     def status(self) -> dict[str, Any]:
