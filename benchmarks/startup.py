@@ -23,7 +23,6 @@ COMMANDS = {
     "import indictune": ["-c", "import indictune"],
     "indictune --help": ["-m", "indictune", "--help"],
     "import torch": ["-c", "import torch"],
-    "from transformers import Trainer": ["-c", "from transformers import Trainer"],
 }
 
 

@@ -25,7 +25,7 @@ BIN = Path(sys.executable).parent
 
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 
-_FOLDERS = ("scripts/", "tests/", "benchmarks/")
+_FOLDERS = ("scripts/", "tests/", "benchmarks/", "indictune/")
 _LAUNCHERS = [str(BIN / name) for name in ("accelerate", "torchrun", "deepspeed")]
 
 Weights = dict[str, torch.Tensor]

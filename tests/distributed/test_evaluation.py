@@ -39,7 +39,7 @@ def test_the_evaluate_command_gives_the_numbers_of_the_run(
     launcher = python() if strategy == "single" else accelerate(strategy, ranks)
     files = ["--test_file", str(job.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]
     flags = ["--model", str(trained.folder), "--per_device_eval_batch_size", "8", *files]
-    result = start([*launcher, "-m", "indictune", "evaluate", *flags])
+    result = start([*launcher, "indictune/__main__.py", "evaluate", *flags])
     assert result.returncode == 0, result.stderr
     evaluated = Run(tmp_path).metrics
     # ZeRO-1 and ZeRO-2 split nothing that evaluation needs.

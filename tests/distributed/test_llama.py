@@ -183,7 +183,7 @@ def test_the_saved_model_is_the_trained_one(run_under: Start, job: Path, strateg
 def test_the_evaluate_command_gives_the_numbers_of_the_run(run_under: Start, job: Path, tmp_path: Path) -> None:
     run = run_under("fsdp2", 2, *METHODS["lora"])
     files = ["--test_file", str(job.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]
-    result = start([*python(), "-m", "indictune", "evaluate", "--model", str(run.folder), *files])
+    result = start([*python(), "indictune/__main__.py", "evaluate", "--model", str(run.folder), *files])
     assert result.returncode == 0, result.stderr
     scores = Run(tmp_path).metrics["test"]
     assert scores["loss"] == pytest.approx(run.metrics["eval"]["loss"], rel=1e-6)

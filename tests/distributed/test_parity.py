@@ -127,7 +127,7 @@ def test_adapters_train_alike_and_are_saved_whole(
     assert two.series("loss") == pytest.approx(one.series("loss"), rel=bound)
     assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=bound)
     files = ["--test_file", str(job.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]
-    result = start([*python(), "-m", "indictune", "evaluate", "--model", str(two.folder), *files])
+    result = start([*python(), "indictune/__main__.py", "evaluate", "--model", str(two.folder), *files])
     assert result.returncode == 0, result.stderr
     assert Run(tmp_path).metrics["test"]["loss"] == pytest.approx(two.metrics["eval"]["loss"], rel=bound / 10)
 

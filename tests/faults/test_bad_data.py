@@ -429,7 +429,7 @@ def test_evaluating_leaves_bad_rows_out_where_it_is_asked_to(
         model, good = Path(tiny_llama(tmp_path / "model")), b'{"prompt": "a", "completion": "b"}\n'
     test, out = tmp_path / "t.jsonl", tmp_path / "out"
     test.write_bytes(good + b'{"text": \n' + good)
-    command = [*python(), "-m", "indictune", "evaluate", "--model", str(model), "--test_file", str(test)]
+    command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(model), "--test_file", str(test)]
     flags = ["--output_dir", str(out), "--bad_rows", "quarantine", "--max_bad_fraction", "0.5"]
     job = start([*command, *flags])
     assert job.returncode == 0, job.stderr

@@ -241,7 +241,7 @@ class TestAFinishedModel:
 
 
 def subprocess_of(*words: str) -> subprocess.CompletedProcess[str]:
-    return start([str(BIN / "python"), "-m", "indictune", *words])
+    return start([*python(), "indictune/__main__.py", *words])
 
 
 def adapter_in(folder: Path, base: Path, canary: Canary) -> Path:

@@ -22,8 +22,8 @@ from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, accelerate, deepspeed, free_port, python, torchrun
 from tests.faults.runs import FAULTY, STEP, Job
 
-SLOW = ("zero1", "zero2", "zero3_offload")
-STRATEGIES = ["ddp", "fsdp2", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+SLOW = ("fsdp2", "zero1", "zero2", "zero3_offload")
+STRATEGIES = ["ddp", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
