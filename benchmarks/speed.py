@@ -9,8 +9,8 @@ ours with the padding put back: a benchmark that does not see the loss would be 
 layers compute; on a CPU, attention alone pads rows of like length (`LIKE_LENGTH` in indictune/models/unpadded.py).
 
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step.
-`--seeds` (minutes) compares bf16 with fp32 instead, by the mean of five seeds beside their spread. `--compile` (minutes) adds a
-contender of a compiled model; its first lap, which is left out, has the compilation.
+`--seeds` (minutes) compares bf16 with fp32 instead, by the mean of five seeds beside their spread. `--compile`
+(minutes) adds a contender of a compiled model; its first lap, which is left out, has the compilation.
 """
 
 from __future__ import annotations

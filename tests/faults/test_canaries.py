@@ -28,7 +28,7 @@ from indictune.training import checkpoints
 from indictune.training.checkpoints import MANIFEST
 from indictune.training.prepare import prepare_command
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, SCRIPT, python, start
+from tests.distributed.launching import SCRIPT, python, start
 from tests.faults.canaries import PICKLES, Canary, model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 
