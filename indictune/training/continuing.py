@@ -87,6 +87,8 @@ class GoOn(TrainerCallback):
         trainer = self.trainer
         manifest = checkpoints.read_manifest(self.checkpoint)
         assert manifest is not None
+        # transformers 5.23 goes on with the checkpoint's --logging_steps, --eval_steps and --save_steps.
+        state.compute_steps(args, state.max_steps)  # type: ignore[no-untyped-call]
         self._find_best(state, Path(str(args.output_dir)))
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss

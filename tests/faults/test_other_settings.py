@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from indictune.training import settings
+from indictune.training import checkpoints, settings
 from tests.conftest import FinishedRun
 from tests.distributed.launching import Run
 from tests.faults.runs import Job
@@ -46,6 +46,14 @@ def test_settings_that_differ_are_named_with_both_values(job: Job) -> None:
     ]
     log = Run(job.folder).log
     assert (log[-1]["step"], log[-1]["learning_rate"]) == (6, 1e-4)
+
+
+def test_how_often_a_run_logs_evaluates_and_saves_is_as_its_own_command_says(job: Job) -> None:
+    flags = ("--logging_steps", "1", "--eval_steps", "4", "--save_steps", "4")
+    result = replace(job, flags=(*job.flags, *flags)).start()
+    assert result.returncode == 0, result.stderr
+    assert [entry["step"] for entry in Run(job.folder).log] == [3, 5, 6, 7, 8]
+    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-8", "checkpoint-4", "checkpoint-2"]
 
 
 def test_the_same_settings_go_on_without_a_word(job: Job) -> None:
