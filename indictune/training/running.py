@@ -28,7 +28,9 @@ _CODES: dict[output.State, int] = {
     "user_error": EXIT_USER_ERROR,
     "resumable": EXIT_RESUMABLE,
 }
-SECONDS_FOR_RANK_0 = 5.0
+# How long rank 0 may take to tell of a problem that another rank has found too: what the user gave is the same for all
+# ranks, on machines however busy; a failure may be this rank's alone, and holds up the others.
+SECONDS_FOR_RANK_0: dict[output.State, float] = {"user_error": 20.0, "failed": 5.0, "resumable": 5.0}
 GO_ON = "--resume_from_checkpoint auto goes on with it."
 INTERRUPTED = (
     "interrupted before it could save. --resume_from_checkpoint auto goes on from the last checkpoint, if any."
@@ -126,7 +128,7 @@ def _speak_if_rank_0_does_not(session: Session, state: output.State, message: st
     message off; and a problem of one rank alone (a file that is missing on its node) would never be heard.
     """
     status = session.output_dir / "status.json"
-    deadline = time.time() + SECONDS_FOR_RANK_0
+    deadline = time.time() + SECONDS_FOR_RANK_0[state]
     while time.time() < deadline:
         if session.is_named and status.exists() and status.stat().st_mtime >= started:
             return
