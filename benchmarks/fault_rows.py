@@ -24,10 +24,9 @@ from benchmarks.fault_runs import (
     ended,
     kill_processes_of,
     losses,
-    processes_of,
-    variables,
 )
 from tests.distributed.launching import BIN, ROOT, free_port
+from tests.faults.runs import environment, processes_of
 
 Counts = dict[str, int]
 Found = dict[str, Any]  # by case: words and how often, or how much
@@ -41,12 +40,16 @@ DEAD_AFTER_S = 10
 def kills(contender: Contender, counts: Counts, work: Path) -> Found:
     """1: SIGKILL at random times, of one rank where there are two."""
     wanted = {ONE: counts["kills"], DDP: counts["kills of two ranks"], ZERO3: counts["kills of ZeRO-3"]}
-    found: Found = {}
-    for launch, count in wanted.items():
-        if launch in contender.launches and count:
-            job = Job(contender, work, launch, "plain" if launch == ONE else "two ranks")
-            found[launch] = dict(_killed(job, count))
-    return found
+    return _under_each(contender, work, wanted, _killed)
+
+
+def _under_each(contender: Contender, work: Path, wanted: Counts, put: Callable[[Job, int], Counter[str]]) -> Found:
+    """What `put` counts under each launch of the contender for which a number is given."""
+    return {
+        launch: dict(put(Job(contender, work, launch, "plain" if launch == ONE else "two ranks"), number))
+        for launch, number in wanted.items()
+        if launch in contender.launches and number
+    }
 
 
 def _killed(job: Job, count: int) -> Counter[str]:
@@ -113,12 +116,7 @@ CORRUPTIONS: dict[str, Callable[[bytes], bytes | None]] = {
 def corruptions(contender: Contender, counts: Counts, work: Path) -> Found:
     """3: each file of the newest checkpoint is corrupted in each way."""
     strides = {ONE: counts["every corruption"], FSDP2: counts["every corruption of a shard"]}
-    found: Found = {}
-    for launch, every in strides.items():
-        if launch in contender.launches and every:
-            job = Job(contender, work, launch, "plain" if launch == ONE else "two ranks")
-            found[launch] = dict(_corrupted(job, every))
-    return found
+    return _under_each(contender, work, strides, _corrupted)
 
 
 def _corrupted(job: Job, every: int) -> Counter[str]:
@@ -197,7 +195,7 @@ def orphans(contender: Contender, counts: Counts, work: Path) -> Found:
 def _left(job: Job, folder: Path, number: signal.Signals) -> Found:
     words = job.words(folder, "--max_steps", "20000", "--save_total_limit", "2")
     with subprocess.Popen(
-        words, cwd=ROOT, env=variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as started:
         try:
             deadline = time.monotonic() + 2 * GIVE_UP_S
@@ -247,7 +245,7 @@ def full_disks(contender: Contender, counts: Counts, work: Path) -> Found:
     for limit in limits:
         folder = job.stopped_at(2, work / f"full-{limit}")
         words = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *job.words(folder)]
-        done = subprocess.run(words, cwd=ROOT, env=variables(), capture_output=True, text=True, check=False)
+        done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
         found["told by the exit code"] += done.returncode != 0
         found["named the folder"] += "could not be written to" in done.stderr or str(folder) in done.stderr
         found["a partial checkpoint left"] += (folder / "checkpoint-3").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start, torchrun
-from tests.faults.runs import EVALUATION, FAULTY, SAVE, STEP
+from tests.faults.runs import EVALUATION, FAULTY, SAVE, STEP, processes_of
 
 SAMPLES = ROOT / "indictune/data/samples/train.jsonl"
 STEPS = 8  # in two epochs
@@ -140,25 +139,11 @@ def losses(folder: Path) -> list[float]:
     return [entry["loss"] for entry in entries if "loss" in entry]
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Those whose command names the folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "pid"]):
-        if any(str(folder) in word for word in process.info["cmdline"] or []):
-            found.append(process.info["pid"])
-    return found
-
-
 def kill_processes_of(folder: Path) -> None:
     """Those that have outlived their launcher."""
     for pid in processes_of(folder):
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()
-
-
-def variables() -> dict[str, str]:
-    """The environment of a process that is started anew."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def _of_batches(rows: int, *flags: str) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     mark = folder / f".seen-{told_by_rank_0(uuid.uuid4().hex, args)}"
     if args.process_index == 0:
         mark.touch()
-    torch.distributed.barrier()
+    barrier()
     seen = from_all(mark.exists())
     if args.process_index == 0:
         mark.unlink()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.distributed.launching import SCRIPT, Run, python, start
 
@@ -71,3 +75,25 @@ class Job:
             for entry in state["log_history"]
         ]
         return {**found, "history": history, "best": [state["best_metric"], state["best_global_step"]]}
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Those whose command names the folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        if any(str(folder) in word for word in process.info["cmdline"] or []):
+            found.append(process.info["pid"])
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Of a process that is started anew."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def wait_for(condition: Any, seconds: float) -> None:
+    """Until it holds; it must within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

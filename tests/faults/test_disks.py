@@ -11,8 +11,7 @@ import pytest
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port
-from tests.faults.runs import FAULTY, STEP, Job
-from tests.faults.test_ranks import environment
+from tests.faults.runs import FAULTY, STEP, Job, environment
 
 
 def on_two_nodes(strategy: str, recipe: Path, folders: list[Path], event: str | None = None) -> list[str]:

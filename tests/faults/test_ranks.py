@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -12,15 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, accelerate, deepspeed, free_port, python, torchrun
-from tests.faults.runs import FAULTY, STEP, Job
+from tests.faults.runs import FAULTY, STEP, Job, environment, processes_of, wait_for
 
 SLOW = ("fsdp2", "zero1", "zero2", "zero3_offload")
 STRATEGIES = ["ddp", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
@@ -135,23 +132,3 @@ def test_no_process_outlives_its_launcher(
     wait_for(lambda: not processes_of(tmp_path), 10)
     (last,) = checkpoints.listed(tmp_path / "out")
     assert checkpoints.damage(last) == []
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def wait_for(condition: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Those whose command names the folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "pid"]):
-        if any(str(folder) in word for word in process.info["cmdline"] or []):
-            found.append(process.info["pid"])
-    return found

@@ -11,8 +11,7 @@ import pytest
 
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, free_port, python, torchrun
-from tests.faults.runs import STEP, Job
-from tests.faults.test_ranks import environment, wait_for
+from tests.faults.runs import STEP, Job, environment, wait_for
 
 # What SLURM's commands do on one node.
 SRUN = """#!/bin/bash

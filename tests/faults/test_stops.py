@@ -14,8 +14,7 @@ import pytest
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT, SCRIPT, python, start
-from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, FAULTY, SAVE, STEP, Job
-from tests.faults.test_ranks import wait_for
+from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, FAULTY, SAVE, STEP, Job, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -137,25 +136,25 @@ def test_a_signal_to_all_processes_reaches_no_worker(recipe: Path, unbroken: dic
     assert job.status["message"].startswith("stopped after step ")
 
 
-def test_a_run_that_had_ended_trains_no_further(recipe: Path, tmp_path: Path) -> None:
-    """Stopped in its last evaluation, after its last step in the middle of an epoch."""
-    flags = ("--max_steps", "6", "--eval_steps", "6", "--save_steps", "6")
-    whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
-    assert whole.start().returncode == 0
-    assert job.start(f"SIGTERM@{EVALUATION}:6").returncode == EXIT_RESUMABLE
-    assert job.start().returncode == 0
-    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-6"]
-    assert job.outcome(with_checkpoint=False) == whole.outcome(with_checkpoint=False)
+# Stopped in its last evaluation, after its last step in the middle of an epoch; and in the second of two evaluations
+# of four batches, which was no better than the first.
+AT_ITS_LAST_STEP = ("--max_steps", "6", "--eval_steps", "6", "--save_steps", "6")
+EARLY = ("--early_stopping_patience", "1", "--learning_rate", "0", "--num_train_epochs", "9")
 
 
-def test_a_run_that_had_stopped_early_trains_no_further(recipe: Path, tmp_path: Path) -> None:
-    flags = ("--early_stopping_patience", "1", "--learning_rate", "0", "--num_train_epochs", "9")
+@pytest.mark.parametrize(
+    ("flags", "batch", "kept"),
+    [(AT_ITS_LAST_STEP, 6, ["checkpoint-6"]), (EARLY, 10, ["checkpoint-4", "checkpoint-2"])],
+    ids=["at its last step", "early"],
+)
+def test_a_run_that_had_ended_trains_no_further(
+    recipe: Path, tmp_path: Path, flags: tuple[str, ...], batch: int, kept: list[str]
+) -> None:
     whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
     assert whole.start().returncode == 0
-    # Two evaluations of four batches, the second of which was no better.
-    assert job.start(f"SIGTERM@{EVALUATION}:10").returncode == EXIT_RESUMABLE
+    assert job.start(f"SIGTERM@{EVALUATION}:{batch}").returncode == EXIT_RESUMABLE
     assert job.start().returncode == 0
-    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
+    assert [path.name for path in checkpoints.listed(job.folder)] == kept
     assert job.outcome(with_checkpoint=False) == whole.outcome(with_checkpoint=False)
 
 
