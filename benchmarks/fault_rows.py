@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.fault_runs import (
     DDP,
     FSDP2,
+    JUDGED,
     ONE,
     STEPS,
     ZERO3,
@@ -24,6 +25,7 @@ from benchmarks.fault_runs import (
     ended,
     kill_processes_of,
     losses,
+    steps_lost,
 )
 from tests.distributed.launching import BIN, ROOT, free_port
 from tests.faults.runs import environment, processes_of
@@ -57,13 +59,17 @@ def _killed(job: Job, count: int) -> Counter[str]:
     draw, found = random.Random(0), Counter[str]()
     seconds = job.unbroken[1] - (0 if job.launch == ONE else LAUNCHER_S)
     for number in range(3 * count):
-        if found.total() == count:
+        if sum(found[word] for word in JUDGED) == count:
             break
         folder = job.work / f"killed-{job.launch}-{number}".replace(" ", "-")
         rank = "" if job.launch == ONE else f"@{draw.randrange(2)}"
         code, _ = job.run(folder, f"SIGKILL@after:{draw.uniform(0, seconds):.3f}{rank}")
-        if code != 0:
-            found[job.until_it_ends(folder)] += 1
+        if code == 0:
+            continue
+        lost = steps_lost(folder)  # each step is saved
+        if lost is not None:
+            found["lost more than a step"] += lost > 1
+        found[job.until_it_ends(folder)] += 1
     return found
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from indictune.training import checkpoints
 from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start, torchrun
 from tests.faults.runs import EVALUATION, FAULTY, SAVE, STEP, processes_of
 
@@ -23,6 +24,7 @@ STEPS = 8  # in two epochs
 TRAIN_ROWS, HELD_OUT_ROWS = 32, 16
 TRIES = 3
 TIMEOUT_S = 180
+JUDGED = ("exact", "wrong", "stuck")
 ONE, DDP, FSDP2, ZERO3 = "one process", "DDP x2", "FSDP2 x2", "ZeRO-3 x2"
 
 
@@ -126,6 +128,15 @@ def ended(folder: Path) -> bool:
 def weights(folder: Path) -> str:
     """Digest of the saved model."""
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def steps_lost(folder: Path) -> int | None:
+    """Steps of our log that no checkpoint holds; None where there is no log yet."""
+    log = folder / "train_log.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+    logged = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+    saved = [checkpoints.step_of(path) for path in checkpoints.listed(folder)]
+    return max(logged) - max(saved, default=0) if logged else None
 
 
 def losses(folder: Path) -> list[float]:

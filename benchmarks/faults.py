@@ -47,8 +47,8 @@ COUNTS: dict[str, Counts] = {
         "slow suites": 0,
     },
     "full": {
-        "kills": 100,
-        "kills of two ranks": 50,
+        "kills": 120,
+        "kills of two ranks": 60,
         "kills of ZeRO-3": 20,
         "every write": 1,
         "every corruption": 1,

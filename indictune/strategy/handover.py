@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from pathlib import Path
 
-from indictune.errors import UserError
 from indictune.strategy.launch import Launch
 
 # Each of these goes on with the checkpoints of the others, on any number of processes (`strategy.conversion`). ZeRO's
@@ -49,16 +47,3 @@ def command(family: str, world_size: int, typed: Iterable[str]) -> str:
         elif word.partition("=")[0] not in _FLAGS_OF_LAUNCHES:
             kept.append(word)
     return shlex.join([*launcher, *kept])
-
-
-def check_disk(launch: Launch, is_shared: bool, output_dir: Path) -> None:
-    """Refuse nodes with disks of their own where a checkpoint is in parts: some of them stand on one node alone.
-
-    Raises:
-        UserError: the strategy splits what it saves, and the nodes do not see the same folder.
-    """
-    if not is_shared and launch.family not in ("single", "ddp"):
-        raise UserError(
-            f"--output_dir {output_dir}: is another folder on each node, and {launch.strategy} keeps parts of a "
-            "checkpoint on each; name one that all nodes share, or use accelerate_configs/ddp.yaml."
-        )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -142,43 +140,17 @@ def told_by_rank_0(word: Any, args: TrainingArguments) -> Any:
 
 
 def from_all(mine: T, group: ProcessGroup | None = None) -> list[T]:
-    """What every rank gives, by rank. All must call it.
+    """What every rank gives, by rank. All of the group must call it.
 
     Args:
         mine: what this rank gives.
-        group: in which they talk; None for the training's own.
+        group: in which they talk; None for the training's own, of all ranks.
     """
     if not torch.distributed.is_initialized():
         return [mine]
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    parts: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(parts, mine, group=group)
     return parts
-
-
-def share_of_files(args: TrainingArguments) -> slice:
-    """Which of the files on its disk, in order, this rank reads: those with the same disk read the others.
-
-    Args:
-        args: of the run, whose `save_on_each_node` tells whether the nodes share one.
-    """
-    if not args.save_on_each_node:
-        return slice(args.process_index, None, args.world_size)
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
-    return slice(args.local_process_index, None, local_world_size)
-
-
-def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
-    """Whether all ranks see the same files in a folder. All must call it; the folder is there."""
-    if args.world_size == 1:
-        return True
-    mark = folder / f".seen-{told_by_rank_0(uuid.uuid4().hex, args)}"
-    if args.process_index == 0:
-        mark.touch()
-    barrier()
-    seen = from_all(mark.exists())
-    if args.process_index == 0:
-        mark.unlink()
-    return all(seen)
 
 
 def barrier(group: ProcessGroup | None = None) -> None:

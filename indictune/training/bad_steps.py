@@ -105,10 +105,11 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
 def _roll_back(trainer: ExactTrainer, step: int) -> None:
     output_dir = Path(str(trainer.args.output_dir))
     found = [path for path in checkpoints.listed(output_dir) if checkpoints.step_of(path) < step]
-    whole = resuming.newest_whole(found, output.AUTO, trainer.args)
+    trusts_checkpoint = trainer.bad_steps.trusts_checkpoint
+    whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trusts_checkpoint)
     if whole is None:
         raise trainer.bad_steps.stop(step)
-    resuming.check_trusted(whole, output_dir, trainer.bad_steps.trusts_checkpoint, "--on_nonfinite rollback to")
+    resuming.check_trusted(whole, output_dir, trusts_checkpoint, "--on_nonfinite rollback to")
     assert trainer.lr_scheduler is not None
     schedule = trainer.lr_scheduler.state_dict()
     sharding.load_in_place(trainer, str(whole))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -95,12 +94,8 @@ def _looked_at(path: Path) -> Found:
 
 def best_step(found: Sequence[Found]) -> int | None:
     """The step that the newest whole checkpoint calls the best; None where nothing was compared."""
-    for each in found:
-        if each.state == "whole":
-            state = json.loads((each.path / "trainer_state.json").read_text(encoding="utf-8"))
-            best: int | None = state["best_global_step"]
-            return best
-    return None
+    newest = next((each.path for each in found if each.state == "whole"), None)
+    return None if newest is None else checkpoints.best_step(newest)
 
 
 def resumed_step(folder: Path, found: Sequence[Found]) -> int | None:

@@ -22,7 +22,6 @@ MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 UNFINISHED = ".unfinished-checkpoint"  # its sibling while it is written
 _REPLACED = ".replaced-checkpoint"
-_CHUNK_BYTES = 1 << 20
 _HASHED_AT_ONCE = 4
 EVERY_FILE = slice(None)
 
@@ -50,6 +49,7 @@ class Manifest:
         strategy: that wrote it, in the names of `accelerate_configs/`.
         world_size: processes that wrote it.
         global_batch_size: rows of a step.
+        save: a name of its own; the disks of several nodes have the same.
         data: digest of the training rows and of the order that they are dealt in.
         recipe: digest of the whole configuration, `recipe.yaml`.
         versions: of the packages that wrote it, by name.
@@ -62,6 +62,7 @@ class Manifest:
     strategy: str
     world_size: int
     global_batch_size: int
+    save: str
     data: str
     recipe: str
     versions: Mapping[str, str]
@@ -138,12 +139,9 @@ def digest(path: Path) -> FileDigest:
     Raises:
         OSError: it cannot be read.
     """
-    whole, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            whole.update(chunk)
-            size += len(chunk)
-    return FileDigest(size, whole.hexdigest())
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileDigest(file.tell(), sha256)
 
 
 def settle(folder: Path, names: Iterable[str]) -> dict[str, FileDigest]:
@@ -193,6 +191,20 @@ def read_manifest(checkpoint: Path) -> Manifest | None:
         return Manifest.from_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def best_step(checkpoint: Path) -> int | None:
+    """The step of the best checkpoint that one names; None where there is none yet, or the file cannot be read.
+
+    It is in the name of a folder, which may have been moved. The state's `best_global_step` may be a step that was
+    evaluated and not saved.
+    """
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        step = step_of(Path(state["best_model_checkpoint"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return step if step > 0 else None
 
 
 def damage(checkpoint: Path, thorough: bool = True, share: slice = EVERY_FILE) -> list[str]:

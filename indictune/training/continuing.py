@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 from transformers.trainer_utils import TrainOutput
 
 from indictune.errors import UserError
-from indictune.training import checkpoints, resuming, saving
+from indictune.training import checkpoints, saving
 from indictune.training.checkpoints import Manifest
 from indictune.training.exact import ExactTrainer
 from indictune.training.saving import UNLOGGED
@@ -75,13 +75,13 @@ class GoOn(TrainerCallback):
     Args:
         trainer: of the run.
         checkpoint: that it goes on from.
-        trusts_checkpoint: the user vouches for pickles.
+        best: of the checkpoints until then; None where there is none, or it is lost.
     """
 
-    def __init__(self, trainer: ExactTrainer, checkpoint: Path, trusts_checkpoint: bool) -> None:
+    def __init__(self, trainer: ExactTrainer, checkpoint: Path, best: Path | None) -> None:
         self.trainer = trainer
         self.checkpoint = checkpoint
-        self.trusts_checkpoint = trusts_checkpoint
+        self.best = best
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
@@ -89,7 +89,7 @@ class GoOn(TrainerCallback):
         assert manifest is not None
         # transformers 5.23 goes on with the checkpoint's --logging_steps, --eval_steps and --save_steps.
         state.compute_steps(args, state.max_steps)  # type: ignore[no-untyped-call]
-        self._find_best(state, Path(str(args.output_dir)))
+        self._find_best(state)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
@@ -109,22 +109,10 @@ class GoOn(TrainerCallback):
             if isinstance(each, EarlyStoppingCallback)
         )
 
-    def _find_best(self, state: TrainerState, output_dir: Path) -> None:
-        """Look for the best checkpoint beside the one gone on from, wherever the state says that it is.
-
-        The folder may have been moved; and the state is a file, by which no other folder may come to be read.
-
-        Raises:
-            UserError: others may have written it.
-        """
-        state.best_model_checkpoint = None
-        step = state.best_global_step
-        if type(step) is not int or step < 1:
+    def _find_best(self, state: TrainerState) -> None:
+        """Name the best checkpoint where it now is, whatever the state says: it is a file, and the folder may move."""
+        if type(state.best_global_step) is not int:
             state.best_global_step = None
-            return
-        for folder in dict.fromkeys((output_dir, self.checkpoint.parent)):
-            best = checkpoints.path_of(folder, step)
-            if best.is_dir():
-                resuming.check_trusted(best, output_dir, self.trusts_checkpoint)
-                state.best_model_checkpoint = str(best)
-                return
+        state.best_model_checkpoint = None if self.best is None else str(self.best)
+        if self.best is None and checkpoints.best_step(self.checkpoint) is not None:
+            state.best_global_step = state.best_metric = None  # it is lost: the next one evaluated is the best

@@ -126,4 +126,4 @@ def _evaluate_classes(session: Session) -> None:
     trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
     sharding.prepare_for_evaluation(trainer)
     block = evaluate(trainer, session, dataset, "test")
-    write_metrics(session, run_metrics(trainer, session.launch.strategy) | {"test": block})
+    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | {"test": block})

@@ -36,4 +36,4 @@ def evaluate_answers(session: Session) -> None:
     trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
     sharding.prepare_for_evaluation(trainer)
     block = evaluate(trainer, session, tokens.dataset, "test")
-    write_metrics(session, run_metrics(trainer, session.launch.strategy) | {"test": block})
+    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | {"test": block})

@@ -26,7 +26,7 @@ from indictune.models.adapters import save_adapter_extras
 from indictune.models.description import save_description
 from indictune.models.loading import Model
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
-from indictune.strategy import conversion, sharding, shards
+from indictune.strategy import conversion, nodes, sharding, shards
 from indictune.strategy.communication import set_up_communication
 from indictune.training import checkpoints, saving
 from indictune.training.bad_steps import BadSteps, drop_if_bad
@@ -254,6 +254,11 @@ class ExactTrainer(Trainer):
     def writers(self) -> ProcessGroup | None:
         """The ranks where they write beside the training. All must ask for it."""
         return shards.group_of_writers(self.args)
+
+    @cached_property
+    def disks_group(self) -> ProcessGroup | None:
+        """The ranks that write what other nodes give, where each has a disk of its own. All must ask for it."""
+        return nodes.group_of_disks(self.args)
 
     @cached_property
     def data_digest(self) -> str:

@@ -65,7 +65,7 @@ def finish(
     for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
         if dataset is not None:
             metrics[name] = evaluate(trainer, session, dataset, name)
-    write_metrics(session, metrics)
+    write_metrics(trainer, session, metrics)
     if trainer.args.push_to_hub:
         push(trainer)
 
@@ -119,10 +119,11 @@ def evaluate(trainer: ExactTrainer, session: Session, dataset: Dataset, name: st
     return block
 
 
-def write_metrics(session: Session, metrics: dict[str, Any]) -> None:
-    """Write `metrics.json`, the mark of a finished run, and tell what there is now."""
-    if session.rank == 0:
+def write_metrics(trainer: ExactTrainer, session: Session, metrics: dict[str, Any]) -> None:
+    """Write `metrics.json`, the mark of a finished run on every disk, and tell what there is now."""
+    if trainer.args.should_save:
         output.write_json(session.output_dir / "metrics.json", metrics)
+    if session.rank == 0:
         session.show(f"Written to {session.output_dir}: {', '.join(written(session.output_dir))}")
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 from pathlib import Path
 
+from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
 from indictune.errors import UserError
-from indictune.strategy import handover, sharding
+from indictune.strategy import handover, nodes, sharding
 from indictune.strategy.launch import Launch
 from indictune.training import checkpoints, settings
 from indictune.training.output import AUTO
@@ -34,43 +34,37 @@ def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Pat
     if resume_from_checkpoint is None:
         return []
     if resume_from_checkpoint == AUTO:
-        return [path for path in checkpoints.listed(output_dir) if not damage(path, thorough=False)]
+        return [path for path in checkpoints.listed(output_dir) if not checkpoints.damage(path, thorough=False)]
     named = Path(resume_from_checkpoint)
     if not (named / checkpoints.MANIFEST).is_file():
         raise UserError(
             f"--resume_from_checkpoint {named}: is no checkpoint (it has no {checkpoints.MANIFEST}). Name a "
             f"checkpoint-<step> folder, or type {AUTO} for the newest in --output_dir."
         )
-    problems = damage(named, thorough=False)
+    problems = checkpoints.damage(named, thorough=False)
     if problems:
         raise UserError(_damaged(named, problems))
     return [named]
 
 
-def damage(checkpoint: Path, thorough: bool = True) -> list[str]:
-    """`checkpoints.damage`, of the best checkpoint that it names too: the run would end with its weights."""
-    problems = checkpoints.damage(checkpoint, thorough)
-    if problems:
-        return problems
-    best = _best_beside(checkpoint)
-    return [] if best is None else checkpoints.damage(best, thorough)
+def _damage_read_by_all(
+    checkpoint: Path, args: TrainingArguments, trust_checkpoint: bool, disks_group: ProcessGroup | None
+) -> list[str]:
+    """`checkpoints.damage`, each rank of a disk reading its share of the files. All ranks must call it.
 
-
-def _best_beside(checkpoint: Path) -> Path | None:
-    """The best checkpoint as a whole one names it; None where there is none, or it is that itself."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    step, named = state.get("best_global_step"), state.get("best_model_checkpoint")
-    if named is None or type(step) is not int or step < 1:
-        return None
-    best = checkpoints.path_of(checkpoint.parent, step)
-    return None if best == checkpoint else best
-
-
-def _damage_read_by_all(checkpoint: Path | None, args: TrainingArguments) -> list[str]:
-    """`checkpoints.damage`, each rank of a disk reading its share of the files. All ranks must call it."""
-    share = sharding.share_of_files(args)
-    parts = sharding.from_all([] if checkpoint is None else checkpoints.damage(checkpoint, share=share))
-    return list(dict.fromkeys(problem for part in parts for problem in part))  # all see what is missing
+    A disk that lacks files is given them before by one that has them all, and to which nobody else can write.
+    """
+    output_dir = Path(str(args.output_dir))
+    is_whole = not checkpoints.damage(checkpoint, thorough=False)
+    gives = is_whole and (trust_checkpoint or _why_not_own(checkpoint, output_dir) is None)
+    nodes.give_files(checkpoint, gives, args, disks_group)
+    sharding.barrier()
+    manifest = checkpoints.read_manifest(checkpoint)
+    problems = checkpoints.damage(checkpoint, share=nodes.share_of_files(args))
+    parts = sharding.from_all((problems, manifest.save if manifest else ""))
+    if len({save for _, save in parts if save}) > 1:
+        return [f"{checkpoint} is of another save on another node's disk"]
+    return list(dict.fromkeys(problem for part, _ in parts for problem in part))  # all see what is missing
 
 
 def _damaged(named: Path, problems: list[str]) -> str:
@@ -181,26 +175,49 @@ def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int, optim: 
         )
 
 
-def newest_whole(found: list[Path], asked: str | None, args: TrainingArguments) -> Path | None:
-    """The first of `found` whose files are all as they were written, on every disk. All ranks must call it.
+def newest_whole(
+    found: list[Path], asked: str | None, args: TrainingArguments, trust_checkpoint: bool
+) -> tuple[Path | None, Path | None]:
+    """The newest checkpoint that is whole on every disk, and the best one that it names. All ranks must call it.
+
+    Under `--load_best_model_at_end` an older one whose best is whole comes first: the run would end with the best. It
+    is forgotten where none is left that names a whole one.
 
     Args:
-        found: of them, in any order; other nodes may have found others.
+        found: of them, in any order; other nodes may have found others, and are given what they lack.
         asked: `--resume_from_checkpoint`.
         args: of the run, whose process group is up.
+        trust_checkpoint: the user vouches for them.
+
+    Returns:
+        Both; None for what there is not.
 
     Raises:
         UserError: the named one is damaged.
     """
     mine = {checkpoints.step_of(path): path for path in found}
-    for step in sorted(set.intersection(*map(set, sharding.from_all(list(mine)))), reverse=True):
-        problems = _damage_read_by_all(mine[step], args)
+    disks_group = nodes.group_of_disks(args)
+    spare = None
+    for step in sorted(set.union(*map(set, sharding.from_all(list(mine)))), reverse=True):
+        checkpoint = mine.get(step, checkpoints.path_of(Path(str(args.output_dir)), step))
+        problems = _damage_read_by_all(checkpoint, args, trust_checkpoint, disks_group)
+        if problems and asked != AUTO:
+            raise UserError(_damaged(checkpoint, problems))
         if not problems:
-            problems = _damage_read_by_all(_best_beside(mine[step]), args)
-        if not problems:
-            return mine[step]
-        if asked != AUTO:
-            raise UserError(_damaged(mine[step], problems))
+            best = best_beside(checkpoint)
+            if best is not None and best != checkpoint and args.load_best_model_at_end:
+                problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
+            if not problems:
+                return checkpoint, best
+            spare = spare or checkpoint
         for problem in problems[:3]:
             logger.warning("checkpoint-%d cannot be gone on from: %s", step, problem)
-    return None
+    if spare is not None:
+        logger.warning("All the same %s is gone on from, and its best checkpoint is forgotten.", spare.name)
+    return spare, None
+
+
+def best_beside(checkpoint: Path) -> Path | None:
+    """The folder of the best checkpoint that a whole one names; None where it names none."""
+    step = checkpoints.best_step(checkpoint)
+    return None if step is None else checkpoints.path_of(checkpoint.parent, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from transformers.trainer_utils import IntervalStrategy
 
 from indictune.data.batching import TrainingBatches
-from indictune.strategy import sharding, shards
+from indictune.strategy import nodes, sharding, shards
 from indictune.strategy.check import came_up
 from indictune.training import checkpoints, disks
 from indictune.training.checkpoints import UNFINISHED, FileDigest, Manifest
@@ -79,7 +80,7 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
             trainer.unfinished = Unfinished(folder, _manifest(trainer), _written_beside(trainer, folder))
         else:
             settled: Future[dict[str, FileDigest]] = Future()
-            settled.set_result(_settle(trainer, folder))
+            settled.set_result(_settle(trainer, folder, trainer.disks_group))
             trainer.unfinished = Unfinished(folder, _manifest(trainer), settled)
     if not trainer.args.async_save or request.agreed or request.evaluation_due:
         finish(trainer)
@@ -106,27 +107,28 @@ def finish(trainer: ExactTrainer) -> None:
     output_dir = Path(str(args.output_dir))
     last = checkpoints.path_of(output_dir, step)
     with disks.telling(output_dir, step, _bytes_in_memory(trainer)):
-        parts = sharding.from_all((_disk(trainer), unfinished.settled.result(), trainer.stop_request.asked))
+        disk = nodes.disk_of(args)
+        mine = (disk, unfinished.settled.result(), trainer.stop_request.asked, uuid.uuid4().hex)
+        parts = sharding.from_all(mine)
         if args.should_save:
-            files = {name: found for disk, part, _ in parts if disk == _disk(trainer) for name, found in part.items()}
-            checkpoints.commit(unfinished.folder, last, replace(unfinished.manifest, files=files))
+            files = {name: found for where, part, *_ in parts if where == disk for name, found in part.items()}
+            save = parts[0][-1]
+            checkpoints.commit(unfinished.folder, last, replace(unfinished.manifest, files=files, save=save))
             (output_dir / UNFINISHED).rmdir()
     sharding.barrier()
     if args.should_save:
-        # Not `best_global_step`: it may be a step that was evaluated and not saved.
-        named = trainer.state.best_model_checkpoint
-        best = None if named is None else checkpoints.step_of(Path(named))
-        checkpoints.rotate(output_dir, args.save_total_limit, best, last)
-    trainer.stop_request.agreed |= any(asked for _, _, asked in parts)
+        checkpoints.rotate(output_dir, args.save_total_limit, checkpoints.best_step(last), last)
+    trainer.stop_request.agreed |= any(asked for _, _, asked, _ in parts)
 
 
 def _written_beside(trainer: ExactTrainer, folder: Path) -> Future[dict[str, FileDigest]]:
     """Copy this rank's shards, and write and settle the copies beside the training."""
     copies, group = shards.copied(cast(nn.Module, trainer.model), cast(Optimizer, trainer.optimizer)), trainer.writers
+    disks_group = trainer.disks_group
 
     def write_and_settle() -> dict[str, FileDigest]:
         shards.write(copies, folder, group)
-        return _settle(trainer, folder, group)
+        return _settle(trainer, folder, disks_group, group)
 
     beside = ThreadPoolExecutor(1)
     settled = beside.submit(write_and_settle)
@@ -134,9 +136,12 @@ def _written_beside(trainer: ExactTrainer, folder: Path) -> Future[dict[str, Fil
     return settled
 
 
-def _settle(trainer: ExactTrainer, folder: Path, group: ProcessGroup | None = None) -> dict[str, FileDigest]:
+def _settle(
+    trainer: ExactTrainer, folder: Path, disks_group: ProcessGroup | None, group: ProcessGroup | None = None
+) -> dict[str, FileDigest]:
     """Let this rank's share of the files reach the disk, when all ranks have written; returns their digests."""
     sharding.barrier(group)
+    nodes.give_files(folder, True, trainer.args, disks_group)
     return checkpoints.settle(folder, _share(trainer, folder, group))
 
 
@@ -184,6 +189,7 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
         strategy=came_up(args),
         world_size=args.world_size,
         global_batch_size=args.global_batch_size,
+        save="",
         data=trainer.data_digest,
         recipe=checkpoints.digest(recipe).sha256 if recipe.exists() else "",
         versions={name: version(name) for name in _PACKAGES},
@@ -227,18 +233,12 @@ def _held(parameter: nn.Parameter) -> torch.Tensor:
     return part
 
 
-def _disk(trainer: ExactTrainer) -> int:
-    """A number that ranks with the same `--output_dir` share."""
-    args = trainer.args
-    return args.process_index - args.local_process_index if args.save_on_each_node else 0
-
-
 def _share(trainer: ExactTrainer, unfinished: Path, group: ProcessGroup | None) -> list[str]:
     """The files that this rank reads back, of those on its disk; one rank lists them for all that share it."""
     args = trainer.args
-    mine = (_disk(trainer), checkpoints.files_in(unfinished) if args.should_save else None)
+    mine = (nodes.disk_of(args), checkpoints.files_in(unfinished) if args.should_save else None)
     names = next(listed for disk, listed in sharding.from_all(mine, group) if disk == mine[0] and listed is not None)
-    return names[sharding.share_of_files(args)]
+    return names[nodes.share_of_files(args)]
 
 
 def _bytes_in_memory(trainer: ExactTrainer) -> int:

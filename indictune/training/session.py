@@ -24,7 +24,7 @@ from indictune.errors import UserError
 from indictune.layout import printable
 from indictune.models.adapters import check_published_base
 from indictune.models.loading import check_max_length, stored_quantisation
-from indictune.strategy import batch, check, handover, launch, restart, sharding, standin
+from indictune.strategy import batch, check, launch, nodes, restart, sharding, standin
 from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.shards import check_async_save
@@ -67,6 +67,7 @@ class Session:
         self._decided: dict[str, Any] = {}
         self._log: RankLog | None = None
         self._found: list[Path] = []
+        self.best_checkpoint: Path | None = None
         self.stop_request = StopRequest()
 
     def open_log(self, replaceable: Collection[str]) -> None:
@@ -278,23 +279,23 @@ class Session:
             output.write_recipe(self.output_dir, resolved(*self._built))
 
     def _choose_checkpoint(self, args: IndicTrainingArguments) -> None:
-        """Set `checkpoint`, after what a killed run was writing is gone.
+        """Set `checkpoint` and `best_checkpoint`, after what a killed run was writing is gone.
 
         Raises:
             UserError: the named checkpoint is damaged, or what is left of several cannot be gone on with.
         """
-        args.save_on_each_node = not sharding.disk_is_shared(self.output_dir, args)
+        args.save_on_each_node = not nodes.disk_is_shared(self.output_dir, args)
         if args.should_save:
             checkpoints.remove_leftovers(self.output_dir)
-        handover.check_disk(self.launch, not args.save_on_each_node, self.output_dir)
         asked = self.recipe.values.get("resume_from_checkpoint")
         found = self._found
         if asked == output.AUTO:  # what was given back counts too
             sharding.barrier()
             found = checkpoints.listed(self.output_dir)
-        chosen = resuming.newest_whole(found, asked, args)
+        chosen, self.best_checkpoint = resuming.newest_whole(found, asked, args, self.trusts_checkpoint)
+        for each in filter(None, (chosen, self.best_checkpoint)):
+            resuming.check_trusted(each, self.output_dir, self.trusts_checkpoint)
         if chosen is not None:
-            resuming.check_trusted(chosen, self.output_dir, self.trusts_checkpoint)
             resuming.check_fits(chosen, self.launch, args.global_batch_size, OptimizerNames(args.optim).value)
             self.warn(settings.differences(chosen, resolved(*self._built)))
         self.checkpoint = None if chosen is None else str(chosen)

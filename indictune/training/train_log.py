@@ -19,7 +19,8 @@ LOGGED = ("loss", "grad_norm", "learning_rate")
 
 
 class TrainLog(TrainerCallback):
-    """Appends to the log on rank 0. A resumed run drops what was logged after its checkpoint, then goes on.
+    """Appends to the log on rank 0. A resumed run drops what was logged after its checkpoint, then goes on; where the
+    log is not there, it writes what the checkpoint knows of it, without rates.
 
     Args:
         path: of the log.
@@ -33,8 +34,10 @@ class TrainLog(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
+        if not self.path.exists():  # a new disk, or a checkpoint from elsewhere
+            logged = [_in_json_line(entry) for entry in state.log_history if "loss" in entry]
+            self.path.write_text("".join(logged), encoding="utf-8")
         keep_steps(self.path, state.global_step)
-        self.path.touch()
 
     def on_log(
         self,
@@ -49,7 +52,7 @@ class TrainLog(TrainerCallback):
         entry = {"step": state.global_step, "epoch": state.epoch}
         entry |= {name: logs[name] for name in LOGGED if name in logs} | self.throughput.lap()
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({name: _in_json(value) for name, value in entry.items()}) + "\n")
+            file.write(_in_json_line(entry))
         logger.info(
             "step %d of %d: loss %.4f, %.0f rows/s",
             state.global_step,
@@ -57,6 +60,10 @@ class TrainLog(TrainerCallback):
             entry["loss"],
             entry["samples_per_second"],
         )
+
+
+def _in_json_line(entry: dict[str, Any]) -> str:
+    return json.dumps({name: _in_json(value) for name, value in entry.items()}) + "\n"
 
 
 def _in_json(value: float) -> float | str:

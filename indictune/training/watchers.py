@@ -44,5 +44,5 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     if session.watchdog is not None:
         trainer.add_callback(Progress(session.watchdog))
     if session.checkpoint is not None:
-        trainer.add_callback(GoOn(trainer, Path(session.checkpoint), session.trusts_checkpoint))
+        trainer.add_callback(GoOn(trainer, Path(session.checkpoint), session.best_checkpoint))
     return throughput

@@ -3,51 +3,58 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port
+from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, start
 from tests.faults.runs import FAULTY, STEP, Job, environment
+
+slow = pytest.mark.slow
 
 
 def on_two_nodes(strategy: str, recipe: Path, folders: list[Path], event: str | None = None) -> list[str]:
     """Start a run as on two nodes of one process, each with a disk of its own; what each said."""
     port = str(free_port())
-    nodes = []
+    commands = []
     for node, folder in enumerate(folders):
+        launcher = [str(BIN / "torchrun"), "--nnodes", "2", "--node_rank", str(node), "--master_port", port]
+        deepspeed = ["--deepspeed", f"ds_configs/{strategy}.json"]
+        if not strategy.startswith("zero"):
+            deepspeed = []
+            launcher = [str(BIN / "accelerate"), "launch", "--config_file", f"accelerate_configs/{strategy}.yaml"]
+            launcher += ["--num_machines", "2", "--num_processes", "2", "--machine_rank", str(node)]
+            launcher += ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
         command = [
-            *(str(BIN / "accelerate"), "launch", "--config_file", f"accelerate_configs/{strategy}.yaml"),
-            *("--num_machines", "2", "--num_processes", "2", "--machine_rank", str(node)),
-            *("--main_process_ip", "127.0.0.1", "--main_process_port", port),
-            *([FAULTY, event] if event else []),
+            *(*launcher, *([FAULTY, event] if event else [])),
             *(SCRIPT, "--config", str(recipe), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"),
             *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
+            *deepspeed,
         ]
-        nodes.append(subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True))
-    return [node.communicate(timeout=300)[1] for node in nodes]
+        commands.append(command)
+    with ThreadPoolExecutor(2) as nodes:
+        return [done.stderr for done in nodes.map(start, commands)]
 
 
-@pytest.mark.slow
-def test_nodes_without_a_shared_disk_are_refused_where_each_saves_a_part(
-    finished_run: FinishedRun, tmp_path: Path
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("ddp", marks=slow), "fsdp2", pytest.param("zero1", marks=slow), "zero3"]
+)
+def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
+    strategy: str, finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    said = on_two_nodes("fsdp2", finished_run.recipe, [tmp_path / "first", tmp_path / "second"])
-    assert "is another folder on each node, and fsdp2 keeps parts of a checkpoint on each" in said[0]
-
-
-@pytest.mark.slow
-def test_nodes_without_a_shared_disk_go_on_from_their_own(finished_run: FinishedRun, tmp_path: Path) -> None:
-    strategy = "ddp"
     folders = [tmp_path / "first", tmp_path / "second"]
     said = on_two_nodes(strategy, finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1")
     for folder in folders:
         assert checkpoints.damage(folder / "checkpoint-4") == [], said
-    # The second has a damaged one: both go on from the one before.
-    (folders[1] / "checkpoint-4" / "trainer_state.json").write_text("{}", encoding="utf-8")
+    assert checkpoints.files_in(folders[0] / "checkpoint-4") == checkpoints.files_in(folders[1] / "checkpoint-4")
+    # The first has a damaged one, and the second is a new disk: both go on from the one before.
+    (folders[0] / "checkpoint-4" / "trainer_state.json").write_text("{}", encoding="utf-8")
+    shutil.rmtree(folders[1])
     said = on_two_nodes(strategy, finished_run.recipe, folders)
     assert f"Going on from {folders[0] / 'checkpoint-2'}" in said[0]
     whole = Job(finished_run.recipe, tmp_path / "whole", tuple(accelerate(strategy, 2)))

@@ -24,7 +24,7 @@ from indictune.models.checkpoints import INDEX, is_inside, weights_files
 from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.loading import load_tokenizer
 from indictune.models.writing import TOKENIZER_FILES, copy_files
-from indictune.training import checkpoints
+from indictune.training import checkpoints, resuming
 from indictune.training.checkpoints import MANIFEST, FileDigest
 from indictune.training.continuing import GoOn
 from tests.faults.canaries import model_in
@@ -106,29 +106,37 @@ class TestAManifest:
 
 
 class TestAState:
-    def best(self, out: Path, **fields: Any) -> TrainerState:
-        state = TrainerState(**fields)
-        GoOn(cast(Any, None), out / "checkpoint-8", trusts_checkpoint=False)._find_best(state, out)
-        return state
+    def best(self, out: Path, named: object) -> Path | None:
+        return resuming.best_beside(write(out, 8, state={"best_model_checkpoint": named}))
 
-    @pytest.mark.parametrize("named", ["/somewhere/checkpoint-4", "../outside/checkpoint-4", None])
-    def test_has_its_best_checkpoint_in_the_run_wherever_it_says(self, tmp_path: Path, named: str | None) -> None:
-        best = write(tmp_path, 4)
-        assert self.best(tmp_path, best_model_checkpoint=named, best_global_step=4).best_model_checkpoint == str(best)
+    @pytest.mark.parametrize("named", ["/somewhere/checkpoint-4", "../outside/checkpoint-4", "checkpoint-4"])
+    def test_has_its_best_checkpoint_in_the_run_wherever_it_says(self, tmp_path: Path, named: str) -> None:
+        assert self.best(tmp_path, named) == tmp_path / "checkpoint-4"
 
-    @pytest.mark.parametrize("step", ["x/../../outside/checkpoint-4", -4, 4.5, True, ["4"], 9])
-    def test_of_another_step_has_none(self, tmp_path: Path, step: Any) -> None:
-        outside = write(tmp_path / "outside", 4)
-        write(tmp_path / "out", 4)
-        (tmp_path / "out" / "checkpoint-x").mkdir()
-        state = self.best(tmp_path / "out", best_model_checkpoint=str(outside), best_global_step=step)
-        assert state.best_model_checkpoint is None
+    @pytest.mark.parametrize(
+        "named", ["x/../../outside", "checkpoint-x", "checkpoint--4", "checkpoint-4\0", "", 4, ["checkpoint-4"], None]
+    )
+    def test_that_names_no_checkpoint_has_none(self, tmp_path: Path, named: object) -> None:
+        (tmp_path / "checkpoint-x").mkdir()
+        assert self.best(tmp_path, named) is None
+
+    def test_that_is_no_object_has_none(self, tmp_path: Path) -> None:
+        (write(tmp_path, 8) / "trainer_state.json").write_text("[]", encoding="utf-8")
+        assert resuming.best_beside(tmp_path / "checkpoint-8") is None
+
+    @pytest.mark.parametrize("step", ["x/../../outside/checkpoint-4", 4.5, True, ["4"]])
+    def test_whose_best_step_is_no_number_has_none(self, tmp_path: Path, step: Any) -> None:
+        state = TrainerState(best_global_step=step)
+        GoOn(cast(Any, None), write(tmp_path, 8), None)._find_best(state)
+        assert state.best_global_step is None
 
     def test_whose_best_checkpoint_is_a_link_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "checkpoint-4").symlink_to(write(tmp_path / "outside", 4))
+        best = self.best(tmp_path / "out", "checkpoint-4")
+        assert best is not None
         with pytest.raises(UserError, match="is not in this run's"):
-            self.best(tmp_path / "out", best_global_step=4)
+            resuming.check_trusted(best, tmp_path / "out", trust_checkpoint=False)
 
 
 class TestADataset:

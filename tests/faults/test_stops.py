@@ -167,18 +167,32 @@ def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_pa
     assert checkpoints.damage(last) == []
 
 
-def test_a_damaged_best_checkpoint_is_made_again(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
-    job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "9"))
-    assert job.start(f"SIGTERM@{STEP}:7").returncode == EXIT_RESUMABLE
-    state = json.loads((job.folder / "checkpoint-8" / "trainer_state.json").read_text(encoding="utf-8"))
-    best = job.folder / f"checkpoint-{state['best_global_step']}" / "model.safetensors"
-    content = bytearray(best.read_bytes())
+def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) -> None:
+    job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
+    assert job.start("SIGKILL@indictune.training.results:save:1").returncode == -9
+    last, first = checkpoints.listed(job.folder)
+    assert checkpoints.best_step(last) == checkpoints.step_of(first)
+    content = bytearray((first / "model.safetensors").read_bytes())
     content[-1] ^= 1
-    best.write_bytes(content)
+    (first / "model.safetensors").write_bytes(content)
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert f"cannot be gone on from: {best} is not as it was written" in result.stderr
-    assert job.outcome()["weights"] == unbroken["weights"]
+    assert f"{first / 'model.safetensors'} is not as it was written" in result.stderr
+    assert f"{last.name} is gone on from, and its best checkpoint is forgotten" in result.stderr
+
+
+def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: Path) -> None:
+    flags = ("--eval_steps", "1", "--save_steps", "3", "--save_total_limit", "1")
+    whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
+    assert whole.start().returncode == 0
+    assert job.start(f"SIGTERM@{STEP}:5").returncode == EXIT_RESUMABLE
+    last = checkpoints.listed(job.folder)[0]
+    state = json.loads((last / "trainer_state.json").read_text(encoding="utf-8"))
+    assert not checkpoints.path_of(job.folder, state["best_global_step"]).exists()
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert f"Going on from {last}" in result.stderr
+    assert job.outcome() == whole.outcome()
 
 
 @pytest.mark.parametrize("event", ["SIGTERM@indictune.training.saving:_manifest:2", f"SIGKILL@{EVALUATION}:2"])

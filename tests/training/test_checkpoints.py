@@ -27,6 +27,7 @@ def manifest(step: int, **fields: Any) -> Manifest:
         strategy="ddp",
         world_size=2,
         global_batch_size=8,
+        save="s",
         data="d",
         recipe="r",
         versions={"torch": "2"},

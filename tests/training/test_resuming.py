@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -73,23 +74,56 @@ class TestNewestWhole:
         found = [write(tmp_path, 4), write(tmp_path, 8)]
         flip_a_bit(found[1] / "optimizer.pt")
         with caplog.at_level(logging.WARNING):
-            assert resuming.newest_whole(found, "auto", args) == found[0]
+            assert resuming.newest_whole(found, "auto", args, False)[0] == found[0]
         assert caplog.messages == [
             f"checkpoint-8 cannot be gone on from: {found[1] / 'optimizer.pt'} is not as it was written"
         ]
 
-    def test_one_whose_best_is_damaged_counts_for_nothing(self, tmp_path: Path, args: TrainingArguments) -> None:
-        state = {"best_global_step": 4, "best_model_checkpoint": "elsewhere/checkpoint-4"}
-        found = [write(tmp_path, 2), write(tmp_path, 4), write(tmp_path, 8, state=state)]
-        assert resuming.newest_whole(found, "auto", args) == found[2]
+    @pytest.fixture
+    def found(self, tmp_path: Path) -> list[Path]:
+        """The third names the second as the best, from where the run stood before, and has compared another since."""
+        state = {"best_global_step": 6, "best_model_checkpoint": "elsewhere/checkpoint-4"}
+        return [write(tmp_path, 2), write(tmp_path, 4), write(tmp_path, 8, state=state)]
+
+    def test_comes_with_the_best_that_was_saved(self, found: list[Path], args: TrainingArguments) -> None:
+        assert resuming.newest_whole(found, "auto", args, False) == (found[2], found[1])
+
+    def test_one_whose_best_is_whole_comes_first_where_it_is_needed(
+        self, found: list[Path], args: TrainingArguments
+    ) -> None:
         flip_a_bit(found[1] / "model.safetensors")
-        assert resuming.newest_whole(found, "auto", args) == found[0]
+        assert resuming.newest_whole(found, "auto", args, False) == (found[2], found[1])
+        args.load_best_model_at_end = True
+        assert resuming.newest_whole(found, "auto", args, False) == (found[0], None)
+
+    @pytest.mark.parametrize("asked", ["auto", "checkpoint-8"])
+    def test_the_best_is_forgotten_where_nothing_else_is_whole(
+        self, found: list[Path], args: TrainingArguments, caplog: pytest.LogCaptureFixture, asked: str
+    ) -> None:
+        args.load_best_model_at_end = True
+        shutil.rmtree(found[1])
+        with caplog.at_level(logging.WARNING):
+            assert resuming.newest_whole(found[2:], asked, args, False) == (found[2], None)
+        assert caplog.messages == [
+            f"checkpoint-8 cannot be gone on from: {found[1] / 'manifest.json'} is missing",
+            "All the same checkpoint-8 is gone on from, and its best checkpoint is forgotten.",
+        ]
+
+    def test_a_state_that_is_no_longer_json_is_told_like_any_other_file(
+        self, tmp_path: Path, args: TrainingArguments, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        found = [write(tmp_path, 4), write(tmp_path, 8)]
+        state = found[1] / "trainer_state.json"
+        state.write_bytes(bytes(state.stat().st_size))
+        assert resuming.candidates(tmp_path, "auto") == found[::-1]  # by sizes alone
+        assert resuming.newest_whole(found, "auto", args, False) == (found[0], None)
+        assert caplog.messages == [f"checkpoint-8 cannot be gone on from: {state} is not as it was written"]
 
     def test_a_named_one_is_refused(self, tmp_path: Path, args: TrainingArguments) -> None:
         named = write(tmp_path, 4)
         flip_a_bit(named / "optimizer.pt")
         with pytest.raises(UserError, match=r"is not as it was written\. Name another"):
-            resuming.newest_whole([named], str(named), args)
+            resuming.newest_whole([named], str(named), args, False)
 
 
 class TestTrust:
