@@ -3,7 +3,8 @@
     python -m benchmarks.communication
 
 Counted by the kernel for each process (`wchar` of /proc/<pid>/io), so that other traffic of the machine does not show;
-the first step, which opens connections, is left out. "trainer" is DDP with the settings of transformers' Trainer.
+the first step, which opens connections, is left out. "trainer" is DDP with the settings of transformers' Trainer;
+"whole vocabulary" has `--active_vocabulary off`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ JOB = (
     *("--eval_strategy", "no", "--load_best_model_at_end", "false", "--save_strategy", "no"),
 )
 BYTES = {"float32": 4, "bfloat16": 2}
+TRAINER, WHOLE = "trainer", "whole vocabulary"
 
 
 @dataclass(frozen=True)
@@ -136,15 +138,15 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def measure(strategy: str, reduce_dtype: str, as_trainer: bool) -> dict[str, Any]:
-    """One line of the table."""
+def measure(strategy: str, reduce_dtype: str, variant: str = "") -> dict[str, Any]:
+    """One line of the table; `variant` is `trainer`, `whole vocabulary` or none."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = ("--reduce_dtype", reduce_dtype)
-        count = count_bytes(strategy, Path(folder), *flags, as_trainer=as_trainer)[0]
+        flags = ("--reduce_dtype", reduce_dtype, "--active_vocabulary", "off" if variant == WHOLE else "on")
+        count = count_bytes(strategy, Path(folder), *flags, as_trainer=variant == TRAINER)[0]
     expected = expected_bytes(strategy, count, reduce_dtype, weight_bytes=4, accumulation_steps=1)
     on_gpus = expected_bytes(strategy, count, reduce_dtype, weight_bytes=4, accumulation_steps=1, gpu=True)
     return {
-        "strategy": "trainer" if as_trainer else strategy,
+        "strategy": f"{strategy}, {variant}" if variant else strategy,
         "reduce_dtype": reduce_dtype,
         "bytes_a_step": count.sent,
         "formula_bytes": expected,
@@ -160,9 +162,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reduce_dtypes", nargs="+", choices=BYTES, default=list(BYTES))
     dtypes = parser.parse_args().reduce_dtypes
-    jobs = [("ddp", "float32", True)]
-    jobs += [(each, dtype, False) for each in ("ddp", "fsdp2", "zero1", "zero2", "zero3") for dtype in dtypes]
-    lines = [measure(*job) for job in jobs]
+    lines = [measure("ddp", "float32", TRAINER)]
+    lines += [measure(each, "float32", WHOLE) for each in ("ddp", "fsdp2")]
+    lines += [measure(each, dtype) for each in ("ddp", "fsdp2", "zero1", "zero2", "zero3") for dtype in dtypes]
     body = [
         [
             line["strategy"],

@@ -2,15 +2,16 @@
 
     python -m benchmarks.cpu_stages [--data ../shared/data/sentiment]
 
-Models, rows and settings are those of benchmarks/speed.py, in bf16. Each contender runs alone: some steps to warm up,
-some that are timed, and some under torch's profiler. The shares are of the time that the profiler counts in
-operations themselves, without what they call.
+Models, rows and settings are those of benchmarks/speed.py, in bf16. Each contender runs alone, by turns, five times:
+some steps to warm up, some that are timed, and some under torch's profiler. Medians are shown, in ms of a step: what
+the profiler counts in operations themselves, without what they call, by the operations that differ the most.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import tempfile
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -29,10 +30,12 @@ from benchmarks.speed import (
     write_model,
     write_rows,
 )
-from benchmarks.stages import STAGES, StageProfiler
+from benchmarks.stages import StageProfiler
 from indictune.layout import table
 
 STEPS = 6
+RUNS = 5
+SHOWN = 10
 TITLES = ("trainer_best", "ours_bf16")
 
 
@@ -46,28 +49,36 @@ def profile(contender: Contender, job: Job, connection: Connection) -> None:
         train_by_transformers(contender, job, lambda _: profiler)
 
 
-def compare(rows: Sequence[Row], vocab_size: int, folder: Path) -> dict[str, Any]:
-    """What the profiler found, by contender, with one vocabulary."""
+def compare(rows: Sequence[Row], vocab_size: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What the profiler found in each run, by contender, with one vocabulary."""
     model, train_file = folder / "model", write_rows(rows, folder / "train.jsonl")
     write_model(model, rows, vocab_size)
     job = Job(model, train_file, 3 * STEPS, 3 * STEPS, folder)
     grouped = grouped_by_length(model, rows, 3, STEPS)
     chosen = [each for each in contenders(grouped) if each.title in TITLES]
-    return {each.title: Runner(each, job, profile).finish() for each in chosen}
+    found: dict[str, list[dict[str, Any]]] = {title: [] for title in TITLES}
+    for _ in range(RUNS):
+        for each in chosen:
+            found[each.title].append(Runner(each, job, profile).finish())
+    return found
 
 
-def show(vocab_size: int, found: dict[str, Any]) -> None:
-    """Print a table: milliseconds of a step, by stage."""
+def ms_by_operation(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Medians over runs; 0 where an operation is not among the longest of a run."""
+    spent = [{each["name"]: each["ms_of_step"] for each in run["top_kernels"]} for run in runs]
+    return {name: statistics.median(one.get(name, 0.0) for one in spent) for name in set().union(*spent)}
+
+
+def show(vocab_size: int, found: dict[str, list[dict[str, Any]]]) -> None:
+    """Print a table: milliseconds of a step, by operation."""
+    spent = {title: ms_by_operation(runs) for title, runs in found.items()}
+    best, ours = (spent[title] for title in TITLES)
+    differences = {name: ours.get(name, 0.0) - best.get(name, 0.0) for name in {*best, *ours}}
+    names = sorted(differences, key=lambda name: abs(differences[name]), reverse=True)[:SHOWN]
+    body = [[name, *(f"{each.get(name, 0.0):.1f}" for each in (best, ours))] for name in names]
+    for title, key in (("all operations", "busy_ms_of_step"), ("the step, without the profiler", "step_ms")):
+        body.append([title, *(f"{statistics.median(run[key] for run in found[each]):.1f}" for each in TITLES)])
     header = [f"vocabulary {vocab_size:,}: ms of a step of {BATCH_SIZE} rows", *TITLES]
-    spent = {title: found[title]["share_of_busy_time"] for title in TITLES}
-    body = [
-        [stage, *(f"{spent[title][stage] * found[title]['busy_ms_of_step']:.1f}" for title in TITLES)]
-        for stage in (*STAGES, "rest")
-    ]
-    body.append(
-        ["between operations", *(f"{found[each]['idle_share'] * found[each]['step_ms']:.1f}" for each in TITLES)]
-    )
-    body.append(["all, without the profiler", *(f"{found[title]['step_ms']:.1f}" for title in TITLES)])
     print(table(header, body), end="\n\n", flush=True)
 
 
@@ -78,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
     rows = read_tweets(options.data)
-    results: dict[str, Any] = {"environment": environment(), "steps": STEPS, "stages": {}}
+    results: dict[str, Any] = {"environment": environment(), "steps": STEPS, "runs": RUNS, "stages": {}}
     for vocab_size in VOCABULARIES:
         with tempfile.TemporaryDirectory() as work:
             results["stages"][vocab_size] = compare(rows, vocab_size, Path(work))

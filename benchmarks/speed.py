@@ -1,6 +1,6 @@
 """Rows a second of a small BERT on real tweets, beside transformers' Trainer at its defaults and at its best.
 
-    python -m benchmarks.speed [--data ../shared/data/sentiment] [--seeds] [--compile]
+    python -m benchmarks.speed [--data ../shared/data/sentiment] [--steps 2] [--seeds] [--compile]
 
 Every contender lives in its own process; they take turns, lap by lap, and the first lap of each is left out. BERT of
 4 layers x 256 from random weights, batches of 64 rows, texts cut to 128 tokens, all cores. A vocabulary of 250,000 is
@@ -9,8 +9,10 @@ ours with the padding put back: a benchmark that does not see the loss would be 
 layers compute; on a CPU, attention alone pads rows of like length (`LIKE_LENGTH` in indictune/models/unpadded.py).
 
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step.
-`--seeds` (minutes) compares bf16 with fp32 instead, by the mean of five seeds beside their spread. `--compile`
-(minutes) adds a contender of a compiled model; its first lap, which is left out, has the compilation.
+`--steps` of a lap make it longer where the machine is unsteady; the table has the median of the laps' ratios, the
+least and the largest. `--seeds` (minutes) compares bf16 with fp32 instead, by the mean of five seeds beside their
+spread. `--compile` (minutes) adds a contender of a compiled model; its first lap, which is left out, has the
+compilation.
 """
 
 from __future__ import annotations
@@ -42,7 +44,6 @@ from indictune.models.tiny_bert import train_tokenizer
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)
 LAPS = 5
-STEPS_PER_LAP = 2
 STEPS_OF_CURVE = 12
 STEPS_OF_SEEDS = 60
 SECONDS_TO_END = 5.0
@@ -78,7 +79,7 @@ def write_model(folder: Path, rows: Sequence[Row], vocab_size: int) -> None:
 
 
 def grouped_by_length(
-    model: Path, rows: Sequence[Row], laps: int, steps_per_lap: int = STEPS_PER_LAP, batch_size: int = BATCH_SIZE
+    model: Path, rows: Sequence[Row], laps: int, steps_per_lap: int, batch_size: int = BATCH_SIZE
 ) -> tuple[int, ...]:
     """Rows in batches as `train_sampling_strategy: group_by_length` makes them, drawn evenly over their lengths.
 
@@ -170,18 +171,20 @@ class Runner:
             raise RuntimeError(f"{self.title} failed:\n{self.log.read_text(encoding='utf-8')}") from None
 
 
-def compare(rows: Sequence[Row], vocab_size: int, folder: Path, compiled: bool) -> list[dict[str, Any]]:
+def compare(
+    rows: Sequence[Row], vocab_size: int, folder: Path, steps_per_lap: int, compiled: bool
+) -> list[dict[str, Any]]:
     """The contenders' lines of the table for one vocabulary."""
     model, train_file = folder / "model", write_rows(rows, folder / "train.jsonl")
     write_model(model, rows, vocab_size)
-    job = Job(model, train_file, (1 + LAPS) * STEPS_PER_LAP, STEPS_PER_LAP, folder)
-    grouped = grouped_by_length(model, rows, 1 + LAPS)
+    job = Job(model, train_file, (1 + LAPS) * steps_per_lap, steps_per_lap, folder)
+    grouped = grouped_by_length(model, rows, 1 + LAPS, steps_per_lap)
     with ThreadPoolExecutor(2) as pool:
         runners = list(pool.map(lambda contender: Runner(contender, job), contenders(grouped, compiled)))
     laps = [[runner.lap() for runner in runners] for _ in range(1 + LAPS)][1:]
     lines = []
     for number, runner in enumerate(runners):
-        speeds = [STEPS_PER_LAP * BATCH_SIZE / seconds[number] for seconds in laps]
+        speeds = [steps_per_lap * BATCH_SIZE / seconds[number] for seconds in laps]
         counted = runner.finish()
         lines.append(
             {
@@ -196,8 +199,8 @@ def compare(rows: Sequence[Row], vocab_size: int, folder: Path, compiled: bool) 
     name = "rows_per_second_of_each_lap"
     for line in lines:
         for baseline in lines[:2]:  # each lap beside the baseline's lap of the same round
-            ratios = [one / other for one, other in zip(line[name], baseline[name], strict=True)]
-            line[f"times_{baseline['contender']}"] = round(statistics.median(ratios), 2)
+            ratios = [round(one / other, 2) for one, other in zip(line[name], baseline[name], strict=True)]
+            line[f"times_{baseline['contender']}"] = ratios
     return lines
 
 
@@ -269,18 +272,24 @@ def show(vocab_size: int, lines: Sequence[dict[str, Any]]) -> None:
             f"{line['padding_fraction']:.1%}",
             f"{line['tokens_per_row']:.1f}",
             f"{line['peak_memory_bytes'] / 1e6:,.0f}",
-            f"{line['times_trainer_defaults']:.2f}",
-            f"{line['times_trainer_best']:.2f}",
+            middle_and_ends(line["times_trainer_defaults"]),
+            middle_and_ends(line["times_trainer_best"]),
         ]
         for line in lines
     ]
     print(table(header, body), end="\n\n", flush=True)
 
 
+def middle_and_ends(ratios: Sequence[float]) -> str:
+    """The median, the least and the largest."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
 def main() -> None:
     """Measure, print the tables and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sentiment"), help="folder with jsonl files")
+    parser.add_argument("--steps", type=int, default=2, help="of a lap")
     parser.add_argument("--seeds", action="store_true", help="compare bf16 with fp32 by five seeds, and nothing else")
     parser.add_argument("--compile", action="store_true", help="measure a compiled model, too")
     options = parser.parse_args()
@@ -293,17 +302,18 @@ def main() -> None:
             verdict = "inside" if seeds["inside"] else "OUTSIDE"
             print(f"bf16: {seeds['difference']:+.4f}, {verdict} the spread of seeds of {seeds['spread_of_seeds']:.4f}")
         else:
-            results |= compare_speeds(rows, Path(work), options.compile)
-    print(f"written to {write_results('seeds' if options.seeds else 'speed', results)}")
+            results |= compare_speeds(rows, Path(work), options.steps, options.compile)
+    name = "seeds" if options.seeds else "speed-compiled" if options.compile else "speed"
+    print(f"written to {write_results(name, results)}")
 
 
-def compare_speeds(rows: Sequence[Row], work: Path, compiled: bool) -> dict[str, Any]:
+def compare_speeds(rows: Sequence[Row], work: Path, steps: int, compiled: bool) -> dict[str, Any]:
     """The tables of all vocabularies, printed, and the loss curves."""
     speeds = {}
     for vocab_size in VOCABULARIES:
         folder = work / str(vocab_size)
         folder.mkdir()
-        speeds[vocab_size] = compare(rows, vocab_size, folder, compiled)
+        speeds[vocab_size] = compare(rows, vocab_size, folder, steps, compiled)
         show(vocab_size, speeds[vocab_size])
     folder = work / "losses"
     folder.mkdir()
@@ -311,7 +321,7 @@ def compare_speeds(rows: Sequence[Row], work: Path, compiled: bool) -> dict[str,
     for vocab_size, curve in losses.items():
         distance = f"{curve['largest']:.1e} from the plain Trainer's at most"
         print(f"vocabulary {vocab_size:,}: loss in fp32 without dropout {distance}")
-    return {"laps": LAPS, "speed": speeds, "losses": losses}
+    return {"laps": LAPS, "steps_of_a_lap": steps, "speed": speeds, "losses": losses}
 
 
 if __name__ == "__main__":
