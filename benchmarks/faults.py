@@ -2,6 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.faults [--counts short|full] [--rows 1 3 ...]
 
+The short counts take ten minutes on 2 cores, the full ones hours: rows that are asked for by number get a result file
+of their own.
+
 Each run trains the built-in BERT on 32 rows for 8 steps in 2 epochs and saves each step. After a fault it is started
 again, with nobody lending a hand, until it ends or has failed three times. `exact`: it ended with the very weights of
 the run that nothing happened to. `stuck`: it did not end. `wrong`: it ended with others. Of the rows 11, 12, 14, 15
@@ -166,8 +169,10 @@ def main() -> None:
     }
     print(shown(results, titles))
     about = {"environment": environment(), "counts": COUNTS[given.counts], "seconds": round(time.monotonic() - since)}
-    if given.rows == parser.get_default("rows"):
-        print(write_results("faults", {**about, "faults": results}))
+    name = "faults" if given.counts == "short" else "faults-full"
+    if given.rows != parser.get_default("rows"):
+        name += f"-rows-{'-'.join(given.rows)}"
+    print(write_results(name, {**about, "faults": results}))
 
 
 if __name__ == "__main__":
