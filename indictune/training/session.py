@@ -90,6 +90,7 @@ class Session:
             ) from error
 
     def show(self, text: str) -> None:
+            self.stop_request.tells = self._log.descriptors
         """Print a result to standard output, on rank 0."""
         if self.rank == 0:
             print(text, file=self._log.results if self._log else sys.stdout, flush=True)
