@@ -69,6 +69,13 @@ def unlogged(checkpoint: Path, manifest: Manifest, args: TrainingArguments) -> t
     return sum(each["loss"] for each in noted) / len(noted), noted[0]["since_step"]
 
 
+def unlogged_of_task(checkpoint: Path) -> dict[str, Any]:
+    """What all ranks had alike (`ExactTrainer.unlogged`); empty where this disk does not hold it."""
+    for path in checkpoint.glob(UNLOGGED.format(rank="*")):
+        return dict(json.loads(path.read_text(encoding="utf-8"))["task"])
+    return {}
+
+
 class GoOn(TrainerCallback):
     """Does what a checkpoint left half done, before the first step after it.
 
@@ -95,6 +102,7 @@ class GoOn(TrainerCallback):
         trainer._globalstep_last_logged = since_step
         if manifest.evaluation_due:
             trainer._load_rng_state(str(self.checkpoint))
+        trainer.log_on(unlogged_of_task(self.checkpoint))
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
             # In its own place, from which the Trainer takes the random states when the next step begins.
             trainer._save_checkpoint(trainer.model_wrapped, None)

@@ -123,6 +123,13 @@ class ExactTrainer(Trainer):
         """A block as people read it."""
 
     @abstractmethod
+    def unlogged(self) -> dict[str, Any]:
+        """What the task logs beside the loss, since the last logged step, as JSON holds it; the same on all ranks."""
+        return {}
+
+    def log_on(self, unlogged: dict[str, Any]) -> None:
+        """Go on with what `unlogged` gave to a checkpoint."""
+
     def reload(self, folder: Path) -> nn.Module:
         """The saved model, on the CPU."""
 

@@ -157,9 +157,13 @@ def copy_recipe(output_dir: Path, folder: Path) -> None:
 
 
 def write_unlogged(trainer: ExactTrainer, folder: Path) -> None:
-    """Keep the loss that this rank has summed up since it was last logged."""
+    """Keep what this rank has summed up since it was last logged."""
     # A float32 is exact as the float that JSON writes.
-    noted = {"loss": trainer._tr_loss.item(), "since_step": trainer._globalstep_last_logged}
+    noted = {
+        "loss": trainer._tr_loss.item(),
+        "since_step": trainer._globalstep_last_logged,
+        "task": trainer.unlogged(),
+    }
     (folder / UNLOGGED.format(rank=trainer.args.process_index)).write_text(json.dumps(noted), encoding="utf-8")
 
 
