@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,8 @@ from indictune.training.stopping import Stopped
 
 if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
+
+logger = logging.getLogger(__name__)
 
 # The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
 UNLOGGED = "unlogged_{rank}.json"
@@ -110,14 +113,22 @@ def finish(trainer: ExactTrainer) -> None:
         if args.should_save:
             files = {name: found for disk, part, _ in parts if disk == _disk(trainer) for name, found in part.items()}
             checkpoints.commit(unfinished.folder, last, replace(unfinished.manifest, files=files))
-            (output_dir / UNFINISHED).rmdir()
+            shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
     sharding.barrier()
     if args.should_save:
-        # Not `best_global_step`: it may be a step that was evaluated and not saved.
-        named = trainer.state.best_model_checkpoint
-        best = None if named is None else checkpoints.step_of(Path(named))
-        checkpoints.rotate(output_dir, args.save_total_limit, best, last)
+        _rotate(trainer, output_dir, last)
     trainer.stop_request.agreed |= any(asked for _, _, asked in parts)
+
+
+def _rotate(trainer: ExactTrainer, output_dir: Path, last: Path) -> None:
+    """Delete what `--save_total_limit` leaves no room for. A disk that refuses ends no run: `last` is there."""
+    # Not `best_global_step`: it may be a step that was evaluated and not saved.
+    named = trainer.state.best_model_checkpoint
+    best = None if named is None else checkpoints.step_of(Path(named))
+    try:
+        checkpoints.rotate(output_dir, trainer.args.save_total_limit, best, last)
+    except OSError as error:
+        logger.warning("%s is saved, and an older checkpoint cannot be removed: %s", last.name, error)
 
 
 def _written_beside(trainer: ExactTrainer, folder: Path) -> Future[dict[str, FileDigest]]:
