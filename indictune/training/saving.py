@@ -208,7 +208,9 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
 
 
 def _epoch_is_evaluated_next(trainer: ExactTrainer) -> bool:
-    return trainer.stop_request.epoch_ends and trainer.args.eval_strategy == IntervalStrategy.EPOCH
+    args, epoch = trainer.args, trainer.state.epoch
+    is_due = args.eval_strategy == IntervalStrategy.EPOCH and epoch is not None and args.eval_delay <= epoch
+    return trainer.stop_request.epoch_ends and is_due
 
 
 def _check_weights(trainer: ExactTrainer) -> None:
