@@ -281,15 +281,17 @@ class ExactTrainer(Trainer):
         return metrics
 
     def _look_for_stop(self) -> None:
-        """End an evaluation that one of the ranks was asked to stop in.
+        """End an evaluation that one of the ranks was asked to stop in, unless all would have to be trained again.
 
         Raises:
             Stopped: on all ranks.
         """
-        asked = torch.tensor(int(self.stop_request.asked), device=self.args.device)
+        last = checkpoints.path_of(Path(str(self.args.output_dir)), self.state.global_step)
+        lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
+        words = torch.tensor([self.stop_request.asked, lost], dtype=torch.int32, device=self.args.device)
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-        if asked.item():
+            torch.distributed.all_reduce(words, op=torch.distributed.ReduceOp.MAX)
+        if words.tolist() == [1, 0]:
             raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
