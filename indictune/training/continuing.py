@@ -104,11 +104,12 @@ class GoOn(TrainerCallback):
             trainer._load_rng_state(str(self.checkpoint))
         trainer.log_on(unlogged_of_task(self.checkpoint))
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
-            # In its own place, from which the Trainer takes the random states when the next step begins.
             trainer._save_checkpoint(trainer.model_wrapped, None)
             saving.finish(trainer)
         # The Trainer forgets here that the run had ended, and would do another step.
         control.should_training_stop |= state.global_step >= state.max_steps or self._has_lost_patience()
+            # The Trainer loads random states when the next step begins; the evaluation has drawn a number.
+            trainer.made_up = checkpoints.path_of(Path(str(args.output_dir)), state.global_step)
 
     def _has_lost_patience(self) -> bool:
         return any(

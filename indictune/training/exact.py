@@ -58,6 +58,7 @@ class ExactTrainer(Trainer):
     batches: TrainingBatches
     bad_steps: BadSteps
     unfinished: saving.Unfinished | None = None  # the checkpoint that is being written
+    made_up: Path | None = None  # the checkpoint after an evaluation that was due in the one gone on from
     _is_saving = False
 
     def __init__(
@@ -122,7 +123,6 @@ class ExactTrainer(Trainer):
     def tables(self, block: dict[str, Any]) -> str:
         """A block as people read it."""
 
-    @abstractmethod
     def unlogged(self) -> dict[str, Any]:
         """What the task logs beside the loss, since the last logged step, as JSON holds it; the same on all ranks."""
         return {}
@@ -130,6 +130,7 @@ class ExactTrainer(Trainer):
     def log_on(self, unlogged: dict[str, Any]) -> None:
         """Go on with what `unlogged` gave to a checkpoint."""
 
+    @abstractmethod
     def reload(self, folder: Path) -> nn.Module:
         """The saved model, on the CPU."""
 
@@ -222,6 +223,10 @@ class ExactTrainer(Trainer):
             conversion.load_weights(cast(nn.Module, self.model if model is None else model), checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Load the random states to go on with. A callback would come before they are loaded."""
+        super()._load_rng_state(checkpoint if self.made_up is None else str(self.made_up))
 
     def _load_best_model(self) -> None:
         """Load the best weights, which may be from before another strategy took over."""
