@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
@@ -69,6 +69,13 @@ def unlogged(checkpoint: Path, manifest: Manifest, args: TrainingArguments) -> t
     return sum(each["loss"] for each in noted) / len(noted), noted[0]["since_step"]
 
 
+def unlogged_of_task(checkpoint: Path) -> dict[str, Any]:
+    """What all ranks had alike (`ExactTrainer.unlogged`); empty where this disk does not hold it."""
+    for path in checkpoint.glob(UNLOGGED.format(rank="*")):
+        return dict(json.loads(path.read_text(encoding="utf-8"))["task"])
+    return {}
+
+
 class GoOn(TrainerCallback):
     """Does what a checkpoint left half done, before the first step after it.
 
@@ -89,24 +96,29 @@ class GoOn(TrainerCallback):
         assert manifest is not None
         # transformers 5.23 goes on with the checkpoint's --logging_steps, --eval_steps and --save_steps.
         state.compute_steps(args, state.max_steps)  # type: ignore[no-untyped-call]
+        for each in self._early_stopping():  # the Trainer has made it anew, with the checkpoint's patience
+            each.early_stopping_patience = cast(int, trainer.args.early_stopping_patience)
         self._find_best(state)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
+        trainer.log_on(unlogged_of_task(self.checkpoint))
         if manifest.evaluation_due:
             trainer._load_rng_state(str(self.checkpoint))
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
-            # In its own place, from which the Trainer takes the random states when the next step begins.
             trainer._save_checkpoint(trainer.model_wrapped, None)
             saving.finish(trainer)
+            # The Trainer loads random states when the next step begins; the evaluation has drawn a number.
+            trainer.made_up = checkpoints.path_of(Path(str(args.output_dir)), state.global_step)
         # The Trainer forgets here that the run had ended, and would do another step.
         control.should_training_stop |= state.global_step >= state.max_steps or self._has_lost_patience()
 
+    def _early_stopping(self) -> list[EarlyStoppingCallback]:
+        return [each for each in self.trainer.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
+
     def _has_lost_patience(self) -> bool:
         return any(
-            each.early_stopping_patience_counter >= each.early_stopping_patience
-            for each in self.trainer.callback_handler.callbacks
-            if isinstance(each, EarlyStoppingCallback)
+            each.early_stopping_patience_counter >= each.early_stopping_patience for each in self._early_stopping()
         )
 
     def _find_best(self, state: TrainerState) -> None:

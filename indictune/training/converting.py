@@ -73,7 +73,9 @@ def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) 
 
 
 def check_trusted(checkpoint: Path, trust_checkpoint: bool) -> None:
-    """`resuming.check_trusted`, for a checkpoint in the folder of a run.
+    """`resuming.check_trusted`, where the folder of a checkpoint is a run's `--output_dir`.
+
+    Whose run it was nothing in the folder can prove: an unpacked download passes (SECURITY.md).
 
     Raises:
         UserError: it is in no run's folder, or others could have written it.

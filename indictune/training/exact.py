@@ -58,6 +58,7 @@ class ExactTrainer(Trainer):
     batches: TrainingBatches
     bad_steps: BadSteps
     unfinished: saving.Unfinished | None = None  # the checkpoint that is being written
+    made_up: Path | None = None  # the checkpoint after an evaluation that was due in the one gone on from
     _is_saving = False
 
     def __init__(
@@ -121,6 +122,13 @@ class ExactTrainer(Trainer):
     @abstractmethod
     def tables(self, block: dict[str, Any]) -> str:
         """A block as people read it."""
+
+    def unlogged(self) -> dict[str, Any]:
+        """What the task logs beside the loss, since the last logged step, as JSON holds it; the same on all ranks."""
+        return {}
+
+    def log_on(self, unlogged: dict[str, Any]) -> None:
+        """Go on with what `unlogged` gave to a checkpoint."""
 
     @abstractmethod
     def reload(self, folder: Path) -> nn.Module:
@@ -216,6 +224,10 @@ class ExactTrainer(Trainer):
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Load the random states to go on with. A callback would come before they are loaded."""
+        super()._load_rng_state(checkpoint if self.made_up is None else str(self.made_up))
+
     def _load_best_model(self) -> None:
         """Load the best weights, which may be from before another strategy took over."""
         checkpoint = Path(str(self.state.best_model_checkpoint))
@@ -279,15 +291,17 @@ class ExactTrainer(Trainer):
         return metrics
 
     def _look_for_stop(self) -> None:
-        """End an evaluation that one of the ranks was asked to stop in.
+        """End an evaluation that one of the ranks was asked to stop in, unless all would have to be trained again.
 
         Raises:
             Stopped: on all ranks.
         """
-        asked = torch.tensor(int(self.stop_request.asked), device=self.args.device)
+        last = checkpoints.path_of(Path(str(self.args.output_dir)), self.state.global_step)
+        lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
+        words = torch.tensor([self.stop_request.asked, lost], dtype=torch.int32, device=self.args.device)
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-        if asked.item():
+            torch.distributed.all_reduce(words, op=torch.distributed.ReduceOp.MAX)
+        if words.tolist() == [1, 0]:
             raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -74,6 +74,15 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
     def tables(self, block: dict[str, Any]) -> str:
         return answers_table(block)
 
+    def unlogged(self) -> dict[str, Any]:
+        """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""
+        return {"of_micro_batches": self._metrics["train"], "num_tokens": self._total_train_tokens}
+
+    def log_on(self, unlogged: dict[str, Any]) -> None:
+        if unlogged:
+            self._metrics["train"].update(unlogged["of_micro_batches"])
+            self._total_train_tokens = unlogged["num_tokens"]
+
     def reload(self, folder: Path) -> nn.Module:
         trusts = runs_own_code(self.accelerator.unwrap_model(self.model))
         return load_trained_causal(folder, compute_dtype(self.args), trusts, device_map="cpu")

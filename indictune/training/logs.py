@@ -70,6 +70,9 @@ class RankLog:
         output_dir: of the run.
         rank: of this process.
         verbose: leave the other libraries' messages on the console too.
+
+    Attributes:
+        descriptors: of the files that our own messages of this rank go to.
     """
 
     def __init__(self, output_dir: Path, rank: int, verbose: bool) -> None:
@@ -83,6 +86,7 @@ class RankLog:
         self.results = _console(1)
         self.path = folder / f"rank-{rank}.log"
         file = self.path.open("a", encoding="utf-8", buffering=1)
+        self.descriptors = [*([self.console.fileno()] if rank == 0 else []), file.fileno()]
         file_handler = logging.StreamHandler(file)
         file_handler.setFormatter(logging.Formatter(FORMAT))
         root = logging.getLogger()

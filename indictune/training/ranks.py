@@ -38,6 +38,7 @@ class Ranks:
         self.rank = rank
         self.world_size = world_size
         self.started = time.time()
+        self._telling = threading.Lock()
         self._mine: dict[str, Any] = {
             "attempt": attempt,
             "pid": os.getpid(),
@@ -98,7 +99,8 @@ class Ranks:
 
     def _tell(self) -> None:
         try:
-            write_whole(self.folder / f"{self.rank}.json", json.dumps(self._mine))
+            with self._telling:  # the watchdog tells too, and would replace the end by what it read before
+                write_whole(self.folder / f"{self.rank}.json", json.dumps(self._mine))
         except OSError as error:  # a full disk must not end a run here
             logger.debug("%s: %s", self.folder, error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from indictune.data.batching import TrainingBatches
@@ -33,6 +35,8 @@ from indictune.training.stopping import Stopped
 
 if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
+
+logger = logging.getLogger(__name__)
 
 # The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
 UNLOGGED = "unlogged_{rank}.json"
@@ -114,11 +118,19 @@ def finish(trainer: ExactTrainer) -> None:
             files = {name: found for where, part, *_ in parts if where == disk for name, found in part.items()}
             save = parts[0][-1]
             checkpoints.commit(unfinished.folder, last, replace(unfinished.manifest, files=files, save=save))
-            (output_dir / UNFINISHED).rmdir()
+            shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
     sharding.barrier()
     if args.should_save:
-        checkpoints.rotate(output_dir, args.save_total_limit, checkpoints.best_step(last), last)
+        _rotate(args, output_dir, last)
     trainer.stop_request.agreed |= any(asked for _, _, asked, _ in parts)
+
+
+def _rotate(args: TrainingArguments, output_dir: Path, last: Path) -> None:
+    """Delete what `--save_total_limit` leaves no room for. A disk that refuses ends no run: `last` is there."""
+    try:
+        checkpoints.rotate(output_dir, args.save_total_limit, checkpoints.best_step(last), last)
+    except OSError as error:
+        logger.warning("%s is saved, and an older checkpoint cannot be removed: %s", last.name, error)
 
 
 def _written_beside(trainer: ExactTrainer, folder: Path) -> Future[dict[str, FileDigest]]:
@@ -162,9 +174,13 @@ def copy_recipe(output_dir: Path, folder: Path) -> None:
 
 
 def write_unlogged(trainer: ExactTrainer, folder: Path) -> None:
-    """Keep the loss that this rank has summed up since it was last logged."""
+    """Keep what this rank has summed up since it was last logged."""
     # A float32 is exact as the float that JSON writes.
-    noted = {"loss": trainer._tr_loss.item(), "since_step": trainer._globalstep_last_logged}
+    noted = {
+        "loss": trainer._tr_loss.item(),
+        "since_step": trainer._globalstep_last_logged,
+        "task": trainer.unlogged(),
+    }
     (folder / UNLOGGED.format(rank=trainer.args.process_index)).write_text(json.dumps(noted), encoding="utf-8")
 
 
@@ -199,7 +215,9 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
 
 
 def _epoch_is_evaluated_next(trainer: ExactTrainer) -> bool:
-    return trainer.stop_request.epoch_ends and trainer.args.eval_strategy == IntervalStrategy.EPOCH
+    args, epoch = trainer.args, trainer.state.epoch
+    is_due = args.eval_strategy == IntervalStrategy.EPOCH and epoch is not None and args.eval_delay <= epoch
+    return trainer.stop_request.epoch_ends and is_due
 
 
 def _check_weights(trainer: ExactTrainer) -> None:

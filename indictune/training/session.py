@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import torch
 from huggingface_hub import get_token
@@ -29,7 +29,7 @@ from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.shards import check_async_save
 from indictune.strategy.weights import check_weights, default_optimizer
-from indictune.training import checkpoints, output, resuming, settings
+from indictune.training import checkpoints, lock, output, resuming, settings
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
 from indictune.training.stopping import StopRequest
@@ -66,23 +66,32 @@ class Session:
         self._built: list[Any] = []
         self._decided: dict[str, Any] = {}
         self._log: RankLog | None = None
+        self._lock: TextIO | None = None
         self._found: list[Path] = []
         self.best_checkpoint: Path | None = None
         self.stop_request = StopRequest()
 
     def open_log(self, replaceable: Collection[str]) -> None:
-        """Start writing to this rank's log file, unless the run is refused already (`output.check_free`)."""
+        """Start writing to this rank's log file, unless the run is refused already (`output.check_free`).
+
+        Raises:
+            UserError: another run writes to the folder, or it cannot be written to.
+        """
         if not self.is_named and not replaceable:  # a command that may replace its files has a folder of its own
             self.recipe.problems.append("--output_dir is missing: name the folder that the model and logs go to.")
+        asked = self.recipe.values.get("resume_from_checkpoint")
         with self.checks():
-            output.check_free(self.output_dir, self.recipe.values.get("resume_from_checkpoint"), replaceable)
+            output.check_free(self.output_dir, asked, replaceable)
         if self.recipe.problems:
             return
         try:
             self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes
             if self.rank == 0:
+                self._lock = lock.held(self.output_dir)
+                output.check_free(self.output_dir, asked, replaceable)  # from whoever had it until then
                 output.forget_status(self.output_dir)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
+            self.stop_request.tells = self._log.descriptors
             attempt = f"{os.environ.get('MASTER_PORT')}-{restart.count(os.environ)}"
             self.ranks = Ranks(self._log.path.parent, self.rank, launch.world_size_of(os.environ), attempt)
         except OSError as error:

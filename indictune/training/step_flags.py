@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 
 from indictune.training.bad_steps import BadSteps
 from indictune.training.nonfinite import NonFinite
@@ -80,9 +81,14 @@ class StepFlags(TrainerCallback):
         self._on_their_way.append((state.global_step, _FlagsOnTheirWay(flags)))
         at_once = control.should_save or control.should_evaluate or control.should_training_stop
         self._read(leave=0 if at_once else 1)
-        self.stop_request.epoch_ends = state.global_step % self.batches.steps_per_epoch == 0
+        # The last step of a run may stand in the middle of an epoch.
+        self.stop_request.epoch_ends = (
+            control.should_training_stop or state.global_step % self.batches.steps_per_epoch == 0
+        )
         if not self.stop_request.epoch_ends:
             self._stop(control)
+        elif args.logging_strategy == IntervalStrategy.EPOCH:
+            control.should_log = True  # now, for a checkpoint of this step would not know that the line is due
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._read(leave=0)

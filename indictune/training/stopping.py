@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
-
-logger = logging.getLogger(__name__)
 
 # SLURM sends SIGTERM, or SIGUSR1 with `--signal=USR1@120`.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -34,7 +31,8 @@ class StopRequest:
         asked: whether a signal has come.
         agreed: whether all ranks know that one of them was asked.
         evaluation_due: whether the last step was to be evaluated, and was not.
-        epoch_ends: whether the end of an epoch is to come before another step.
+        epoch_ends: whether the end of an epoch, or of the training, is to come before another step.
+        tells: file descriptors that a signal is told to.
     """
 
     def __init__(self) -> None:
@@ -42,6 +40,7 @@ class StopRequest:
         self.agreed = False
         self.evaluation_due = False
         self.epoch_ends = False
+        self.tells: Sequence[int] = (2,)
         self._wait = False
 
     @contextmanager
@@ -72,7 +71,14 @@ class StopRequest:
         name = signal.Signals(number).name
         if not self._wait:
             raise Stopped(f"stopped by {name} before there was anything to save.")
-        logger.info("%s: a checkpoint is saved after this step, then the run ends; Ctrl-C ends it at once", name)
+        self._tell(f"{name}: a checkpoint is saved after this step, then the run ends; Ctrl-C ends it at once\n")
+
+    def _tell(self, line: str) -> None:
+        """Past all loggers: a signal may come while a stream is being written, on a console that has been halted for
+        long. To write to that stream too raises "reentrant call inside <_io.BufferedWriter>" (Python 3.11)."""
+        for descriptor in self.tells:
+            with suppress(OSError):  # a console that is gone
+                os.write(descriptor, line.encode())
 
 
 def leave_to_the_run(_worker: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from indictune.training import checkpoints
 from tests.distributed.launching import SCRIPT, Run, python, start
 
 FAULTY = "tests/faults/faulty.py"
@@ -68,7 +69,8 @@ class Job:
         }
         if not with_checkpoint:
             return found
-        state = json.loads((run.folder / "checkpoint-8" / "trainer_state.json").read_text(encoding="utf-8"))
+        last = checkpoints.listed(run.folder)[0]
+        state = json.loads((last / "trainer_state.json").read_text(encoding="utf-8"))
         timed = ("runtime", "per_second")
         history = [
             {name: value for name, value in entry.items() if not name.endswith(timed)}

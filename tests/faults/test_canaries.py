@@ -28,7 +28,7 @@ from indictune.training import checkpoints
 from indictune.training.checkpoints import MANIFEST
 from indictune.training.prepare import prepare_command
 from tests.conftest import FinishedRun
-from tests.distributed.launching import SCRIPT, python, start
+from tests.distributed.launching import SCRIPT, accelerate, python, start
 from tests.faults.canaries import PICKLES, Canary, model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 
@@ -264,20 +264,21 @@ def stopped(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory)
     return job
 
 
+def poison(checkpoint: Path, canary: Canary) -> None:
+    """Put canaries in place of all pickles, and make a manifest that fits."""
+    for name in PICKLES:
+        canary.saved(checkpoint / name)
+    manifest = checkpoints.read_manifest(checkpoint)
+    assert manifest is not None
+    digests = checkpoints.settle(checkpoint, checkpoints.files_in(checkpoint))
+    (checkpoint / MANIFEST).write_text(replace(manifest, files=digests).to_json())
+
+
 class TestACheckpoint:
     @pytest.fixture
     def job(self, stopped: Job, tmp_path: Path) -> Job:
         shutil.copytree(stopped.folder, tmp_path / "out")
         return replace(stopped, folder=tmp_path / "out")
-
-    def poison(self, checkpoint: Path, canary: Canary) -> None:
-        """Put canaries in place of all pickles, and make a manifest that fits."""
-        for name in PICKLES:
-            canary.saved(checkpoint / name)
-        manifest = checkpoints.read_manifest(checkpoint)
-        assert manifest is not None
-        digests = checkpoints.settle(checkpoint, checkpoints.files_in(checkpoint))
-        (checkpoint / MANIFEST).write_text(replace(manifest, files=digests).to_json())
 
     def refused(self, job: Job, *flags: str) -> str:
         result = replace(job, flags=flags).start()
@@ -294,7 +295,7 @@ class TestACheckpoint:
         assert not canary.ran.exists()
 
     def test_that_others_could_write_is_refused(self, job: Job, canary: Canary) -> None:
-        self.poison(job.folder / "checkpoint-4", canary)
+        poison(job.folder / "checkpoint-4", canary)
         (job.folder / "checkpoint-4" / "optimizer.pt").chmod(0o666)
         assert "optimizer.pt can be written by other users" in (told := self.refused(job))
         assert "pickles, which can run code" in told
@@ -302,21 +303,21 @@ class TestACheckpoint:
         assert not canary.ran.exists()
 
     def test_in_a_folder_that_others_could_write_is_refused(self, job: Job, canary: Canary) -> None:
-        self.poison(job.folder / "checkpoint-4", canary)
+        poison(job.folder / "checkpoint-4", canary)
         job.folder.chmod(0o777)
         assert f"{job.folder} can be written by other users" in self.refused(job)
         assert not canary.ran.exists()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
     def test_of_another_user_is_refused(self, job: Job, canary: Canary) -> None:
-        self.poison(job.folder / "checkpoint-4", canary)
+        poison(job.folder / "checkpoint-4", canary)
         os.chown(job.folder / "checkpoint-4" / "scheduler.pt", 12345, -1)
         assert "scheduler.pt belongs to another user" in self.refused(job)
         assert not canary.ran.exists()
 
     def test_from_elsewhere_is_refused(self, job: Job, canary: Canary, tmp_path: Path) -> None:
         elsewhere = job.folder.rename(tmp_path / "elsewhere") / "checkpoint-4"
-        self.poison(elsewhere, canary)
+        poison(elsewhere, canary)
         told = self.refused(job, "--resume_from_checkpoint", str(elsewhere))
         assert f"it is not in this run's --output_dir {job.folder}" in told
         assert not canary.ran.exists()
@@ -335,6 +336,31 @@ class TestACheckpoint:
             pytest.skip("the best one is the last")
         best.chmod(0o777)
         assert f"{best} can be written by other users" in self.refused(job)
+
+
+def test_a_checkpoint_in_parts_runs_its_code_only_where_it_is_trusted(
+    finished_run: FinishedRun, tmp_path: Path, canary: Canary
+) -> None:
+    """Of all files, those are unpickled without a list of what may be in them."""
+    launcher, foreign = tuple(accelerate("fsdp2", 1)), tmp_path / "elsewhere" / "checkpoint-2"
+    Job(finished_run.recipe, foreign.parent, launcher).start(f"SIGTERM@{STEP}:1")
+    poison(foreign, canary)
+    trusted = ("--trust_checkpoint", "true")
+
+    job = Job(finished_run.recipe, tmp_path / "out", launcher, ("--resume_from_checkpoint", str(foreign)))
+    assert job.start().returncode != 0
+    assert "pickles, which can run code" in job.status["message"]
+    assert not canary.ran.exists()
+    replace(job, flags=(*job.flags, *trusted)).start()
+    assert canary.ran.exists()
+    canary.ran.unlink()
+
+    (foreign / "pytorch_model_fsdp_0" / ".metadata").chmod(0o666)
+    convert = ("checkpoint", str(foreign), "--convert_to", str(tmp_path / "model"))
+    assert "pickles, which can run code" in subprocess_of(*convert).stderr
+    assert not canary.ran.exists()
+    subprocess_of(*convert, *trusted)
+    assert canary.ran.exists()
 
 
 class TestADataset:

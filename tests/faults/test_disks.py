@@ -90,3 +90,14 @@ def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
     job.folder.chmod(0o755)
     assert result.returncode == 2
     assert checkpoints.damage(job.folder / "checkpoint-4") == []
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(finished_run: FinishedRun, tmp_path: Path) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
+    job.folder.mkdir()
+    for step in (2, 4, 6):
+        (job.folder / f"{checkpoints.UNFINISHED}-checkpoint-{step}").touch()  # which stands where it would go
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert "is saved, and an older checkpoint cannot be removed: [Errno 20] Not a directory" in result.stderr
+    assert [path.name for path in checkpoints.listed(job.folder)] == [f"checkpoint-{step}" for step in (8, 6, 4, 2)]

@@ -12,7 +12,7 @@ import yaml
 from indictune.training import checkpoints, settings
 from tests.conftest import FinishedRun
 from tests.distributed.launching import Run
-from tests.faults.runs import Job
+from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +86,14 @@ def test_a_checkpoint_that_does_not_tell_its_settings_is_not_compared(tmp_path: 
         (tmp_path / "recipe.yaml").write_text(recipe)
     assert settings.differences(tmp_path, {"learning_rate": 1.0}) == []
     assert settings.other_optimizer(tmp_path, "sgd") is None
+
+
+@pytest.mark.parametrize(("patience", "last"), [(1, 4), (5, 8)])
+def test_the_patience_is_that_of_the_command_that_goes_on(
+    finished_run: FinishedRun, tmp_path: Path, patience: int, last: int
+) -> None:
+    """The evaluation of step 4 is no better than that of step 2; with a patience of 2 the run would end after 6."""
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--learning_rate", "0", "--early_stopping_patience", "2"))
+    assert job.start(f"SIGTERM@{STEP}:3").returncode == EXIT_RESUMABLE
+    assert replace(job, flags=(*job.flags, "--early_stopping_patience", str(patience))).start().returncode == 0
+    assert checkpoints.listed(job.folder)[0].name == f"checkpoint-{last}"

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
-from tests.distributed.launching import ROOT, SCRIPT, python, start
+from tests.distributed import test_llama
+from tests.distributed.launching import ROOT, SCRIPT, Run, python, start
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, FAULTY, SAVE, STEP, Job, wait_for
 
 
@@ -204,4 +206,88 @@ def test_an_epoch_is_evaluated_though_its_last_step_was_saved_before(recipe: Pat
     job.start(event)
     assert not (job.folder / "metrics.json").exists()
     assert job.start().returncode == 0
+    assert job.outcome() == whole.outcome()
+
+
+IN_MID_EPOCH = ("--max_steps", "6", "--eval_strategy", "epoch")
+
+
+def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_stopped(
+    recipe: Path, tmp_path: Path
+) -> None:
+    flags = (*IN_MID_EPOCH, "--save_strategy", "epoch")
+    whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
+    assert whole.start().returncode == 0
+    assert job.start(f"SIGTERM@{STEP}:6").returncode == EXIT_RESUMABLE
+    assert job.start().returncode == 0
+    assert evaluated(job) == [4, 6]
+    assert job.outcome() == whole.outcome()
+
+
+def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_killed(recipe: Path, tmp_path: Path) -> None:
+    flags = (*IN_MID_EPOCH, "--load_best_model_at_end", "false")
+    job = Job(recipe, tmp_path / "out", flags=flags)
+    assert job.start(f"SIGKILL@{EVALUATION}:6").returncode == -9
+    assert checkpoints.listed(job.folder)[0].name == "checkpoint-6"
+    assert job.start().returncode == 0
+    assert evaluated(job) == [4, 6]
+
+
+def evaluated(job: Job) -> list[int]:
+    """The steps that the last checkpoint knows an evaluation of."""
+    return [entry["step"] for entry in job.outcome()["history"] if "eval_loss" in entry]
+
+
+def test_an_epoch_whose_evaluation_is_not_yet_due_is_not_evaluated_when_the_run_goes_on(
+    recipe: Path, tmp_path: Path
+) -> None:
+    flags = ("--eval_strategy", "epoch", "--eval_delay", "2", "--load_best_model_at_end", "false")
+    whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
+    assert whole.start().returncode == 0
+    assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
+    assert job.start().returncode == 0
+    assert job.outcome() == whole.outcome()
+
+
+@pytest.mark.parametrize("event", [f"SIGKILL@{STEP}:5", f"SIGTERM@{STEP}:2"])
+def test_the_line_of_an_epoch_is_not_lost(recipe: Path, tmp_path: Path, event: str) -> None:
+    flags = ("--logging_strategy", "epoch")
+    whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
+    assert whole.start().returncode == 0
+    job.start(event)
+    assert job.start().returncode == 0
+    assert [step for step, *_ in job.outcome()["log"]] == [4, 8]
+    assert job.outcome() == whole.outcome()
+
+
+def test_a_run_without_a_checkpoint_is_not_stopped_once_its_model_is_finished(recipe: Path, tmp_path: Path) -> None:
+    flags = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
+    job = Job(recipe, tmp_path / "out", flags=flags)
+    result = job.start(f"SIGTERM@{EVALUATION}:2")
+    assert result.returncode == 0, result.stderr
+    assert job.status["state"] == "ok"
+    assert Run(job.folder).metrics["eval"]["num_examples"] == 13
+
+
+def test_an_evaluation_that_is_made_up_for_elsewhere_changes_no_random_number(
+    recipe: Path, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    stopped, job = Job(recipe, tmp_path / "elsewhere"), Job(recipe, tmp_path / "out")
+    assert stopped.start(f"SIGTERM@{EVALUATION}:2").returncode == EXIT_RESUMABLE
+    named = ("--resume_from_checkpoint", str(stopped.folder / "checkpoint-2"), "--trust_checkpoint", "true")
+    result = replace(job, flags=named).start()
+    assert result.returncode == 0, result.stderr
+    assert job.outcome()["weights"] == unbroken["weights"]
+    assert job.outcome()["history"] == unbroken["history"]
+
+
+def test_the_means_that_trl_logs_go_on_where_they_were(tmp_path: Path) -> None:
+    recipe = test_llama.write_job(tmp_path)
+    flags = ("--max_steps", "8", "--logging_steps", "5")
+    whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
+    assert whole.start(script=test_llama.SCRIPT).returncode == 0
+    assert job.start(f"SIGTERM@{STEP}:2", script=test_llama.SCRIPT).returncode == EXIT_RESUMABLE
+    assert job.start(script=test_llama.SCRIPT).returncode == 0
+    (first, *_) = [entry for entry in job.outcome()["history"] if "loss" in entry]
+    assert {"entropy", "mean_token_accuracy", "num_tokens"} <= first.keys()
     assert job.outcome() == whole.outcome()

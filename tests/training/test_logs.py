@@ -87,6 +87,8 @@ os.write(2, b"C++ to 2\\n")
 warnings.warn("a python warning")
 print("a result", file=log.results)
 print("a progress bar", file=sys.stderr)
+for descriptor in log.descriptors:
+    os.write(descriptor, b"a signal\\n")
 """
 
 
@@ -101,7 +103,7 @@ def test_the_console_gets_our_words_and_the_rank_files_get_everything(tmp_path: 
     first, second = speak(tmp_path, 0), speak(tmp_path, 1)
     assert first.stdout == "a result\n"
     assert first.stderr.splitlines() == [
-        "step of rank 0", "warning: seen by both", "warning: seen by rank 0", "a progress bar",
+        "step of rank 0", "warning: seen by both", "warning: seen by rank 0", "a progress bar", "a signal",
     ]  # fmt: skip
     assert second.stdout == "a result\n"
     assert second.stderr.splitlines() == ["[rank 1] seen by rank 1"]
@@ -116,6 +118,7 @@ def test_the_console_gets_our_words_and_the_rank_files_get_everything(tmp_path: 
             "C++ to 1\n",
             "C++ to 2\n",
             "a python warning\n",
+            "a signal\n",
         ):
             assert log.count(line) == 1, line
     assert "a progress bar" in (tmp_path / "logs" / "rank-1.log").read_text(encoding="utf-8")

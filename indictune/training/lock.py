@@ -1,0 +1,75 @@
+"""One run at a time in a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TextIO
+
+from indictune.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
+# For so long a file server may keep the lock of a machine that has died: NFS 4 for 90 s.
+PATIENCE_S = 120.0
+_LOOK_EVERY_S = 1.0
+
+
+def held(output_dir: Path) -> TextIO:
+    """Take a run's folder for this process.
+
+    The lock is the kernel's, and ends with the process, however that ends. It is a record lock, which no child takes
+    over: processes that read rows ahead outlive a killed run for some seconds, and must not keep the next one out.
+
+    Args:
+        output_dir: of the run; it is there.
+
+    Returns:
+        The file that is locked; to close it gives the folder back.
+
+    Raises:
+        UserError: another process has it.
+        OSError: the folder cannot be written to.
+    """
+    # No link, which may lead anywhere.
+    descriptor = os.open(output_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    file = os.fdopen(descriptor, "r+", encoding="utf-8")
+    me = f"process {os.getpid()} on {socket.gethostname()}"
+    other = _other(file)
+    if other is not None and not other.endswith(me.partition(" on ")[2]):
+        logger.warning("--output_dir %s: %s writes to it; waiting for its end", output_dir, other)
+        other = _other_after_a_while(file)
+    if other is not None:
+        file.close()
+        raise UserError(
+            f"--output_dir {output_dir}: another run writes to it ({other}). Wait for its end, or name another folder."
+        )
+    file.seek(0)
+    file.truncate()
+    file.write(me)
+    file.flush()
+    return file
+
+
+def _other(file: TextIO) -> str | None:
+    """Lock a file; returns who has, where somebody else has."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.seek(0)
+        return file.read() or "a process that does not tell its name"
+    except OSError as error:  # a file system that has no locks
+        logger.debug("%s: %s", file.name, error)
+    return None
+
+
+def _other_after_a_while(file: TextIO) -> str | None:
+    deadline = time.monotonic() + PATIENCE_S
+    while (other := _other(file)) is not None and time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY_S)
+    return other

@@ -1,0 +1,29 @@
+"""A second run in the folder of the first: a job that was submitted twice."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from indictune.training import lock
+from indictune.training.checkpoints import UNFINISHED
+from tests.conftest import FinishedRun
+from tests.faults.runs import Job
+
+
+def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_path: Path) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out")
+    written = job.folder / UNFINISHED / "checkpoint-2"
+    written.mkdir(parents=True)
+    with lock.held(job.folder):
+        result = job.start()
+        assert result.returncode == 2, result.stderr
+        assert job.status["message"] == (
+            f"--output_dir {job.folder}: another run writes to it (process {os.getpid()} on {socket.gethostname()}). "
+            "Wait for its end, or name another folder."
+        )
+        assert written.is_dir()
+        assert not (job.folder / "logs").exists()
+    assert job.start().returncode == 0
+    assert not written.exists()

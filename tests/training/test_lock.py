@@ -1,0 +1,85 @@
+"""One run at a time in a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from indictune.errors import UserError
+from indictune.training import lock
+from tests.distributed.launching import ROOT
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from indictune.training import lock
+held = lock.held(Path(sys.argv[1]))
+child = os.fork()  # as those that read rows ahead
+if child:
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that has the folder, and the number of its child."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, stdout=-1, text=True) as holder:
+        assert holder.stdout is not None
+        child = int(holder.stdout.readline())
+        try:
+            yield holder, child
+        finally:
+            holder.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_folder_that_another_process_has_is_refused_with_its_name(tmp_path: Path) -> None:
+    with holding(tmp_path) as (holder, _), pytest.raises(UserError) as raised:
+        lock.held(tmp_path)
+    assert raised.value.problems == [
+        f"--output_dir {tmp_path}: another run writes to it (process {holder.pid} on {socket.gethostname()}). Wait "
+        "for its end, or name another folder."
+    ]
+
+
+def test_a_process_that_is_killed_keeps_nobody_out_though_its_child_lives(tmp_path: Path) -> None:
+    with holding(tmp_path) as (holder, child):
+        holder.kill()
+        holder.wait()
+        os.kill(child, 0)
+        with lock.held(tmp_path):
+            told = (tmp_path / lock.LOCK).read_text(encoding="utf-8")
+    assert told == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def test_a_process_of_another_machine_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with holding(tmp_path) as (holder, _):
+        name = f"process {holder.pid} on node17"
+        (tmp_path / lock.LOCK).write_text(name)
+        monkeypatch.setattr(lock, "PATIENCE_S", 0.5)
+        with pytest.raises(UserError, match=rf"another run writes to it \({name}\)"):
+            lock.held(tmp_path)
+        monkeypatch.setattr(lock, "PATIENCE_S", 60)
+        threading.Timer(0.3, holder.kill).start()
+        lock.held(tmp_path).close()
+    assert f"--output_dir {tmp_path}: {name} writes to it; waiting for its end" in caplog.messages
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / lock.LOCK).symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"):
+        lock.held(tmp_path)
+    assert (tmp_path / "other").read_text() == "mine"
