@@ -32,6 +32,7 @@ from indictune.training import checkpoints, saving
 from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.copies import sent_to_device
 from indictune.training.epochs import EpochShuffle
+from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
 from indictune.training.randomness import RandomStates
 from indictune.training.stopping import Stopped, StopRequest, leave_to_the_run
@@ -58,6 +59,7 @@ class ExactTrainer(Trainer):
     batches: TrainingBatches
     bad_steps: BadSteps
     unfinished: saving.Unfinished | None = None  # the checkpoint that is being written
+    _asked_before: FlagsOnTheirWay | None = None  # to stop, at the evaluation's batch before
     _is_saving = False
 
     def __init__(
@@ -274,15 +276,14 @@ class ExactTrainer(Trainer):
         return metrics
 
     def _look_for_stop(self) -> None:
-        """End an evaluation that one of the ranks was asked to stop in.
+        """End an evaluation that one of the ranks was asked to stop in, a batch later, so that nothing waits for it.
 
         Raises:
             Stopped: on all ranks.
         """
-        asked = torch.tensor(int(self.stop_request.asked), device=self.args.device)
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-        if asked.item():
+        before = self._asked_before
+        self._asked_before = FlagsOnTheirWay(self.stop_request.asked, device=self.args.device)
+        if before is not None and any(before.read()):
             raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -339,6 +340,7 @@ class ExactTrainer(Trainer):
         `prediction_step` gives row numbers in place of labels. The nested metrics stay in
         `detailed_metrics[metric_key_prefix]`; the Trainer gets the flat ones.
         """
+        self._asked_before = None
         output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         results = _in_order(cast(np.ndarray, output.label_ids), output.predictions, len(self._evaluated))
         detailed = self.score(self._evaluated, results)
