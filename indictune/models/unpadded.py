@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # Rows up to so many times as long as the shortest of their run share a padded attention.
 LIKE_LENGTH = 1.5
 
-# Fewer heads of key and value than of query: torch 2.13 takes them as they are, 2.11 only as many of all three.
+# Fewer heads of key and value than of query: the kernel takes them from torch 2.12 on.
 _TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
 
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value, each [1, heads, tokens, width]
