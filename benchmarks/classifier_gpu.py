@@ -46,7 +46,7 @@ class Size:
         steps_of_curve: on which losses are compared.
         matmul_width: of the product that tells the device's speed.
         compiler: of `--torch_compile_backend`.
-        together: whether contenders start side by side, so that their times to the first step mean nothing.
+        started_at_once: contenders; if more than one, their times to the first step mean nothing.
     """
 
     model: dict[str, Any]
@@ -60,7 +60,7 @@ class Size:
     steps_of_curve: int
     matmul_width: int
     compiler: str
-    together: bool
+    started_at_once: int
 
 
 SIZES = {
@@ -76,7 +76,7 @@ SIZES = {
         steps_of_curve=8,
         matmul_width=8192,
         compiler="inductor",
-        together=False,
+        started_at_once=1,
     ),
     "tiny": Size(
         {"vocab_size": 2_000, "hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 192},
@@ -90,7 +90,7 @@ SIZES = {
         steps_of_curve=3,
         matmul_width=256,
         compiler="eager",
-        together=True,
+        started_at_once=2,
     ),
 }
 
@@ -183,7 +183,7 @@ def compare(plan: Plan, note: Note) -> None:
     runs = contenders(size, grouped)
     entries = [(each, _of_defaults(job, size) if each.title == "trainer_defaults" else job) for each in runs]
     race = Race(compete, plan.start, plan.deadline)
-    race.enter_all(entries, size.together)
+    race.enter_all(entries, size.started_at_once)
     run_race(race, runs, plan, job, note)
 
 
@@ -195,7 +195,7 @@ def compare_compiled(plan: Plan, note: Note) -> None:
     compiled = {**ours, "torch_compile": "true", "torch_compile_backend": size.compiler}
     runs = [Contender("ours", settings=ours), Contender("ours_compiled", settings=compiled)]
     race = Race(compete, plan.start, plan.deadline, patience_s=plan.left())
-    race.enter_all([(each, job) for each in runs], together=True)
+    race.enter_all([(each, job) for each in runs], at_once=2)
     run_race(race, runs, plan, job, note)
 
 

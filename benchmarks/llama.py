@@ -120,7 +120,7 @@ def compare_method(method: str, plan: Plan, job: Job, mfu_per_token: float, note
     size = SIZES[plan.size]
     runs = contenders(method, size.max_length)
     race = Race(compete, time.time(), plan.deadline)
-    race.enter_all([(contender, job) for contender in runs], together=True)
+    race.enter_all([(contender, job) for contender in runs], at_once=len(runs))
     race.run(size.laps, lambda: note({method: lines(runs, job, race, mfu_per_token)}))
     found = lines(runs, job, race, mfu_per_token)
     note({method: found})

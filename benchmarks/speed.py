@@ -144,7 +144,7 @@ class Runner:
         self.connection, theirs = context.Pipe()
         self.counted: dict[str, Any] = {}
         # Not a daemon, which could start no processes to load rows; so that it is ended with this one is up to us.
-        self.process: BaseProcess = context.Process(target=target, args=(contender, job, theirs))
+        self.process: BaseProcess = context.Process(target=_live, args=(target, contender, job, theirs))
         self.patience = patience
         self.process.start()
         Finalize(self, self.process.kill, exitpriority=0)
@@ -178,6 +178,14 @@ class Runner:
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
             raise RuntimeError(f"{self.title} failed:\n{self.log.read_text(encoding='utf-8')}") from None
+
+
+def _live(
+    target: Callable[[Contender, Job, Connection], None], contender: Contender, job: Job, connection: Connection
+) -> None:
+    """Start further processes as a script does: one that is spawned would spawn its own, which import all anew."""
+    multiprocessing.set_start_method(None, force=True)
+    target(contender, job, connection)
 
 
 def compare(rows: Sequence[Row], vocab_size: int, folder: Path, compiled: bool) -> list[dict[str, Any]]:

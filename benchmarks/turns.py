@@ -65,9 +65,9 @@ class Race:
         self.seconds_to_ready[contender.title] = runner.seconds_to_ready
         self.laps[contender.title] = []
 
-    def enter_all(self, entries: Sequence[tuple[Contender, Job]], together: bool) -> None:
-        """Start contenders one after the other, or side by side where the time of starting is not looked at."""
-        with ThreadPoolExecutor(len(entries) if together else 1) as pool:
+    def enter_all(self, entries: Sequence[tuple[Contender, Job]], at_once: int) -> None:
+        """Start so many contenders side by side; one where the time of starting is looked at."""
+        with ThreadPoolExecutor(at_once) as pool:
             list(pool.map(lambda entry: self._enter(*entry), entries))
 
     def run(self, laps: int, after_round: Callable[[], None]) -> None:

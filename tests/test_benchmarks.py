@@ -226,7 +226,7 @@ def test_a_contender_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> N
 
     job = Job(tmp_path, tmp_path, steps=9, steps_per_lap=3, folder=tmp_path)
     race = Race(takes_part, time.time(), time.time() + 300)
-    race.enter_all([(Contender(title), job) for title in ("early", "late", "well")], together=True)
+    race.enter_all([(Contender(title), job) for title in ("early", "late", "well")], at_once=3)
     rounds: list[int] = []
     race.run(3, lambda: rounds.append(len(race.laps["well"])))
     assert rounds == [1, 2, 3]
@@ -245,7 +245,7 @@ def test_a_race_is_over_in_time_whoever_is_silent(tmp_path: Path) -> None:
     job = Job(tmp_path, tmp_path, steps=9, steps_per_lap=3, folder=tmp_path)
     deadline = time.time() + 40
     race = Race(takes_part, time.time(), deadline)
-    race.enter_all([(Contender(title), job) for title in ("well", "silent")], together=False)
+    race.enter_all([(Contender(title), job) for title in ("well", "silent")], at_once=1)
     race.run(3, lambda: None)
     assert time.time() < deadline
     assert race.counted["well"] == {"laps": 1}
