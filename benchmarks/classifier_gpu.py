@@ -1,4 +1,4 @@
-"""A classifier of IndicBERT-v2's shape on a GPU: ours beside transformers' Trainer."""
+"""A classifier of IndicBERT-v2's shape on a GPU: ours by its recipe, beside transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LABELS = ("negative", "neutral", "positive")
 ROWS_OF_THE_GOAL = 2_000_000
 DEFAULT_BATCH_SIZE = 64  # of the Trainer at run_classification's defaults
+BASELINES = ("trainer_defaults", "trainer_best", "ours")
+RECIPE = Path(__file__).parents[1] / "recipes/sentiment/indicbert_v2.yaml"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Size:
         steps_of_curve: on which losses are compared.
         matmul_width: of the product that tells the device's speed.
         compiler: of `--torch_compile_backend`.
-        together: whether contenders start side by side, so that their times to the first step mean nothing.
+        started_at_once: contenders; if more than one, their times to the first step mean nothing.
     """
 
     model: dict[str, Any]
@@ -58,7 +60,7 @@ class Size:
     steps_of_curve: int
     matmul_width: int
     compiler: str
-    together: bool
+    started_at_once: int
 
 
 SIZES = {
@@ -71,10 +73,10 @@ SIZES = {
         steps_per_lap_of_defaults=30,
         warm_up_steps=2,
         laps=6,
-        steps_of_curve=20,
+        steps_of_curve=8,
         matmul_width=8192,
         compiler="inductor",
-        together=False,
+        started_at_once=1,
     ),
     "tiny": Size(
         {"vocab_size": 2_000, "hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 192},
@@ -88,7 +90,7 @@ SIZES = {
         steps_of_curve=3,
         matmul_width=256,
         compiler="eager",
-        together=True,
+        started_at_once=2,
     ),
 }
 
@@ -144,20 +146,27 @@ def write_rows(path: Path, size: Size) -> np.ndarray:
     return lengths
 
 
+def recipe(size: Size) -> dict[str, Any]:
+    """The settings of ours: all that the recipe for this model says, but for the model and the rows."""
+    return {"config": RECIPE, "global_batch_size": size.global_batch_size}
+
+
 def contenders(size: Size, grouped: tuple[int, ...]) -> list[Contender]:
-    """Who runs, in this order: what is compared with first, what may fail last."""
-    batch = {"global_batch_size": size.global_batch_size, "per_device_train_batch_size": size.global_batch_size}
-    bf16 = {**batch, "bf16": "true"}
-    best = {"per_device_train_batch_size": size.global_batch_size, "bf16": True, "optim": "adamw_torch_fused"}
-    compiled = {**bf16, "torch_compile": "true", "torch_compile_backend": size.compiler}
+    """Who runs, in this order: what is compared with first."""
+    ours = recipe(size)
+    best = {
+        "per_device_train_batch_size": size.global_batch_size,
+        "bf16": True,
+        "optim": "adamw_torch_fused",
+        "dataloader_num_workers": 2,  # as many as the recipe has
+    }
     return [
         Contender("trainer_defaults", "max_length"),
         Contender("trainer_best", "longest", best, grouped),
-        Contender("ours_bf16", settings=bf16),
-        Contender("ours_bf16_padded", settings={**bf16, "padding_free": "off"}),
-        Contender("ours_bf16_whole_vocabulary", settings={**bf16, "active_vocabulary": "off"}),
-        Contender("ours_fp32", settings={**batch, "bf16": "false", "tf32": "false"}),
-        Contender("ours_bf16_compiled", settings=compiled),
+        Contender("ours", settings=ours),
+        Contender("ours_padded", settings={**ours, "padding_free": "off"}),
+        Contender("ours_whole_vocabulary", settings={**ours, "active_vocabulary": "off"}),
+        Contender("ours_fp32", settings={**ours, "bf16": "false", "tf32": "false"}),
     ]
 
 
@@ -168,24 +177,51 @@ def compare(plan: Plan, note: Note) -> None:
     """
     size = SIZES[plan.size]
     steps_per_lap = size.warm_up_steps + size.steps_per_lap
-    job = job_of(plan, "compare", (1 + size.laps) * steps_per_lap)
-    rows = [json.loads(line) for line in job.train_file.read_text(encoding="utf-8").splitlines()]
+    job = job_of(plan, "compare", _steps(size))
+    rows = _rows(job)
     grouped = grouped_by_length(job.model, rows, 1 + size.laps, steps_per_lap, size.global_batch_size)
-    race = Race(compete, plan.start, plan.deadline)
     runs = contenders(size, grouped)
     entries = [(each, _of_defaults(job, size) if each.title == "trainer_defaults" else job) for each in runs]
-    race.enter_all(entries, size.together)
+    race = Race(compete, plan.start, plan.deadline)
+    race.enter_all(entries, size.started_at_once)
+    run_race(race, runs, plan, job, note)
+
+
+def compare_compiled(plan: Plan, note: Note) -> None:
+    """A part: ours compiled, beside ours. Compiling takes a minute or more, and is left out with the first lap."""
+    size = SIZES[plan.size]
+    job = job_of(plan, "compiled", _steps(size))
+    ours = recipe(size)
+    compiled = {**ours, "torch_compile": "true", "torch_compile_backend": size.compiler}
+    runs = [Contender("ours", settings=ours), Contender("ours_compiled", settings=compiled)]
+    race = Race(compete, plan.start, plan.deadline, patience_s=plan.left())
+    race.enter_all([(each, job) for each in runs], at_once=2)
+    run_race(race, runs, plan, job, note)
+
+
+def run_race(race: Race, runs: Sequence[Contender], plan: Plan, job: Job, note: Note) -> None:
+    """Let those that have entered run, and tell the table after each round and at the end."""
+    size = SIZES[plan.size]
+    rows = _rows(job)
     flops_per_row = classifier_flops(BertConfig.from_pretrained(job.model), _lengths(rows)) / len(rows)
     device = json.loads((plan.folder / "flops.json").read_text(encoding="utf-8"))
 
-    def lines(counted: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        found = [_line(each.title, size, race, counted.get(each.title, {}), flops_per_row / device) for each in runs]
-        return _with_ratios(found)
+    def lines() -> list[dict[str, Any]]:
+        return _with_ratios([_line(each.title, size, race, flops_per_row / device) for each in runs])
 
-    race.run(size.laps, lambda: note({"contenders": lines({})}))
-    found = lines(race.finish())
-    note({"contenders": found, "flops_per_row": flops_per_row})
+    note({"flops_per_row": flops_per_row})
+    race.run(size.laps, lambda: note({"contenders": lines()}))
+    found = lines()
+    note({"contenders": found})
     show(found)
+
+
+def _steps(size: Size) -> int:
+    return (1 + size.laps) * (size.warm_up_steps + size.steps_per_lap)
+
+
+def _rows(job: Job) -> list[dict[str, str]]:
+    return [json.loads(line) for line in job.train_file.read_text(encoding="utf-8").splitlines()]
 
 
 def job_of(plan: Plan, name: str, steps: int) -> Job:
@@ -208,7 +244,7 @@ def _lengths(rows: Sequence[dict[str, str]]) -> np.ndarray:
     return np.array([len(row["text"].split()) + 2 for row in rows])
 
 
-def _line(title: str, size: Size, race: Race, counted: dict[str, Any], mfu_per_row: float) -> dict[str, Any]:
+def _line(title: str, size: Size, race: Race, mfu_per_row: float) -> dict[str, Any]:
     """What is known of a contender so far.
 
     Args:
@@ -225,26 +261,25 @@ def _line(title: str, size: Size, race: Race, counted: dict[str, Any], mfu_per_r
         rows = size.steps_per_lap_of_defaults * DEFAULT_BATCH_SIZE
     speeds = [rows / seconds for seconds in laps]
     speed = statistics.median(speeds)
-    line |= {
+    counted = race.counted[title]
+    return line | {
         "rows_per_second": round(speed, 1),
         "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
         "laps": len(laps),
         "mfu": round(speed * mfu_per_row, 4),
         "seconds_for_2m_rows": round(ROWS_OF_THE_GOAL / speed, 1),
+        "tokens_per_second": round(speed * counted["tokens_per_row"]),
+        "padding_fraction": round(counted["padding_fraction"], 4),
+        "peak_memory_bytes": counted["peak_memory_bytes"],
+        "seconds_to_first_step": round(race.seconds_to_ready[title] + counted["first_step_s"], 1),
     }
-    if counted:
-        line |= {
-            "tokens_per_second": round(speed * counted["tokens_per_row"]),
-            "padding_fraction": round(counted["padding_fraction"], 4),
-            "peak_memory_bytes": counted["peak_memory_bytes"],
-            "seconds_to_first_step": round(race.seconds_to_ready[title] + counted["first_step_s"], 1),
-        }
-    return line
 
 
 def _with_ratios(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each line with how many times as fast it is as the Trainer, at its defaults and at its best."""
-    for baseline in lines[:2]:
+    """Each line with how many times as fast it is as those that others are compared with."""
+    for baseline in lines:
+        if baseline["contender"] not in BASELINES:
+            continue
         for line in lines:
             if "rows_per_second" in line and "rows_per_second" in baseline:
                 ratio = line["rows_per_second"] / baseline["rows_per_second"]
@@ -262,6 +297,7 @@ COLUMNS = {
     "seconds_for_2m_rows": ("2M rows s", "{:,.0f}"),
     "times_trainer_defaults": ("x defaults", "{:.2f}"),
     "times_trainer_best": ("x best", "{:.2f}"),
+    "times_ours": ("x ours", "{:.2f}"),
 }
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 MAX_LENGTH = 128
 BATCH_SIZE = 64
@@ -58,14 +58,15 @@ class Job:
 
 
 class Turns(TrainerCallback):
-    """Waits for the parent's word before each lap and tells its seconds after it; tells what was counted in the end.
+    """Waits for the parent's word before each lap; after it tells its seconds and what was counted so far.
 
-    The next batch is made inside the lap: the Trainer asks for it after the end of the step before.
+    The next batch is made inside the lap: the Trainer asks for it after the end of the step before. The last step's
+    loss is known when all is over, and what was counted is told once more then.
 
     Args:
         connection: to the parent.
         job: tells the steps of a lap.
-        counted: `padding_fraction` and whatever else is to be told at the end.
+        counted: `padding_fraction` and whatever else is to be told.
     """
 
     def __init__(self, connection: Connection, job: Job, counted: Callable[[], dict[str, Any]]) -> None:
@@ -85,7 +86,7 @@ class Turns(TrainerCallback):
             self.first_step_s = _now() - self._since
         step_of_lap = state.global_step % (self.job.warm_up_steps + self.job.steps_per_lap)
         if step_of_lap == 0:
-            self.connection.send(_now() - self._since)
+            self.connection.send((_now() - self._since, self._so_far()))
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # the GPU is the next contender's
             self._wait(control)
@@ -97,9 +98,12 @@ class Turns(TrainerCallback):
             self.losses.append(others["logs"]["loss"])
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        common = {"peak_memory_bytes": peak_memory_bytes(), "losses": self.losses, "first_step_s": self.first_step_s}
-        self.connection.send({**common, **self.counted()})
+        self.connection.send(self._so_far())
         sys.exit()  # what comes after training is not compared
+
+    def _so_far(self) -> dict[str, Any]:
+        common = {"peak_memory_bytes": peak_memory_bytes(), "losses": self.losses, "first_step_s": self.first_step_s}
+        return {**common, **self.counted()}
 
     def _wait(self, control: TrainerControl) -> None:
         control.should_training_stop = self.connection.recv() == "stop"
@@ -202,6 +206,24 @@ def run_script(
     run(script.main, read_recipe(flags, arguments))
 
 
+class CountingTrainer(Trainer):
+    """transformers' Trainer. What it counts stays on the device until it is asked for, so that nothing waits."""
+
+    rows = places = 0
+    tokens: int | torch.Tensor = 0
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *others: Any) -> torch.Tensor:
+        mask = inputs["attention_mask"]
+        self.rows += len(mask)
+        self.places += mask.numel()
+        self.tokens = self.tokens + mask.sum()
+        return super().training_step(model, inputs, *others)
+
+    def counted(self) -> dict[str, Any]:
+        """Of all steps so far."""
+        return {"padding_fraction": 1 - int(self.tokens) / self.places, "tokens_per_row": int(self.tokens) / self.rows}
+
+
 def train_by_transformers(
     contender: Contender, job: Job, callback: Callable[[Callable[[], dict[str, Any]]], TrainerCallback]
 ) -> None:
@@ -213,7 +235,7 @@ def train_by_transformers(
         callback: makes one more callback from what tells the padding.
     """
     from datasets import load_dataset
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, Trainer
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
     settings = dict(contender.settings)
     dropout = settings.pop("dropout", None)
@@ -233,21 +255,6 @@ def train_by_transformers(
     if contender.order:
         rows = rows.select(contender.order)
         settings["train_sampling_strategy"] = "sequential"
-    pad = DataCollatorWithPadding(tokenizer)
-    counts = {"rows": 0, "tokens": 0, "places": 0}
-
-    def pad_and_count(batch: list[dict[str, Any]]) -> Any:
-        tensors = pad(batch)
-        mask = tensors["attention_mask"]
-        counts["rows"] += len(mask)
-        counts["tokens"] += int(mask.sum())
-        counts["places"] += mask.numel()
-        return tensors
-
-    def counted() -> dict[str, Any]:
-        padding_fraction = 1 - counts["tokens"] / counts["places"]
-        return {"padding_fraction": padding_fraction, "tokens_per_row": counts["tokens"] / counts["rows"]}
-
     args = TrainingArguments(
         output_dir=str(job.folder / contender.title),
         max_steps=job.steps,
@@ -257,6 +264,6 @@ def train_by_transformers(
         use_cpu=not torch.cuda.is_available(),
         **{"per_device_train_batch_size": BATCH_SIZE, **settings},
     )
-    trainer = Trainer(model, args, train_dataset=rows, data_collator=pad_and_count)
-    trainer.add_callback(callback(counted))
+    trainer = CountingTrainer(model, args, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer))
+    trainer.add_callback(callback(trainer.counted))
     trainer.train()

@@ -24,11 +24,12 @@ IMPORTED_AS = {"scikit-learn": "sklearn"}
 
 def environment() -> dict[str, Any]:
     """Hardware, versions and date."""
+    changes = _git("status", "--porcelain", "--untracked-files=no")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "date": datetime.date.today().isoformat(),
         "commit": _git("rev-parse", "HEAD"),
-        "changed_since": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "changed_since": None if changes is None else bool(changes),
         "load_average": os.getloadavg(),
         "cpu": _cpu_name(),
         "cpu_cores": torch.multiprocessing.cpu_count(),
@@ -38,9 +39,12 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _git(*words: str) -> str:
-    """What git says of this checkout; nothing where there is none."""
-    done = subprocess.run(["git", *words], cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+def _git(*words: str) -> str | None:
+    """What git says of this checkout, or None where there is no git, or no checkout."""
+    try:
+        done = subprocess.run(["git", *words], cwd=RESULTS.parent, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
     return done.stdout.strip()
 
 
@@ -50,11 +54,16 @@ def _cpu_name() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-def write_results(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write `<date>-<hardware>-<name>.json` into a folder; returns its path."""
+def results_path(name: str, folder: Path = RESULTS) -> Path:
+    """`<date>-<hardware>-<name>.json` in a folder."""
     about = environment()
     hardware = " ".join([*about["gpus"][:1]] or [about["cpu"], str(about["cpu_cores"]), "cores"])
     words = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(r\)|\(tm\)|cpu|@.*?ghz", "", hardware.lower())).strip("-")
-    path = folder / f"{about['date']}-{words}-{name}.json"
+    return folder / f"{about['date']}-{words}-{name}.json"
+
+
+def write_results(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write to `results_path`; returns it."""
+    path = results_path(name, folder)
     path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

@@ -1,34 +1,38 @@
 """Everything that needs a GPU, in one go: speed, losses and stages of the classifier, and LLaMA.
 
-    python -m benchmarks.gpu [--minutes 9] [--trace FOLDER]
+    python -m benchmarks.gpu [--minutes 9] [--parts device classifier losses stages llama compiled]
 
-A BERT of IndicBERT-v2's shape with a vocabulary of 250,000 and random weights, on rows as long as tweets, beside
-transformers' Trainer; then adapters on a LLaMA of 8B, beside TRL. Each part is a process of its own with a limit of
-time: one that fails is told, and the others go on. There is one result file, written whenever there is something new,
-so that a run that is stopped keeps what it found. Models lie in TMPDIR, 17 GB of them: /dev/shm is quick where there
-is the memory. `--size tiny` tries the program on a CPU, in some minutes.
+A BERT of IndicBERT-v2's shape with a vocabulary of 250,000 and random weights, on rows as long as tweets, by the
+recipe for IndicBERT v2 and beside transformers' Trainer; then adapters on a LLaMA of 8B, beside TRL. Each part is a
+process of its own with a limit of time: one that fails is told, and the others go on. There is one result file,
+written whenever there is something new, so that a run that is stopped keeps what it found; the profiler's trace lies
+beside it. One GPU is used, the first of several. Models lie in TMPDIR, 17 GB of them: /dev/shm is quick where there is
+the memory. `--size tiny` tries the program on a CPU, in some minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks import classifier_gpu, llama, stages
-from benchmarks.environment import RESULTS, environment, write_results
+from benchmarks.environment import RESULTS, environment, results_path, write_results
 from benchmarks.parts import Part, Plan, run_part
 
 # Each part and its weight: it gets that share of the time which is left for it and those after it.
 PARTS: dict[str, tuple[Part, int]] = {
-    "device": (classifier_gpu.prepare, 1),
-    "classifier": (classifier_gpu.compare, 9),
-    "losses": (classifier_gpu.compare_losses, 2),
-    "stages": (stages.measure, 2),
-    "llama": (llama.compare, 9),
+    "device": (classifier_gpu.prepare, 4),
+    "classifier": (classifier_gpu.compare, 17),
+    "losses": (classifier_gpu.compare_losses, 7),
+    "stages": (stages.measure, 5),
+    "llama": (llama.compare, 14),
+    "compiled": (classifier_gpu.compare_compiled, 7),
 }
+NEEDED = "device"  # by all others
 SECONDS_TO_END = 25.0  # what is imported before the clock starts, and the end of the last part
 
 
@@ -37,20 +41,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--minutes", type=float, default=9.0, help="never longer than this")
-    parser.add_argument("--trace", type=Path, help="folder for the profiler's trace")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help=f"beside `{NEEDED}`")
     parser.add_argument("--full_length", action="store_true", help="LLaMA's rows have all 1,024 tokens")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result file")
     options = parser.parse_args()
+    # The Trainer would split each batch over all GPUs that it sees.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     end = time.time() + 60 * options.minutes - SECONDS_TO_END
-    for folder in filter(None, (options.trace, options.results)):
-        folder.mkdir(parents=True, exist_ok=True)
-    name = "gpu" if options.size == "full" else f"gpu-{options.size}"
+    options.results.mkdir(parents=True, exist_ok=True)
+    chosen = [title for title in PARTS if title in (NEEDED, *options.parts)]
+    name = "-".join(
+        ["gpu", *([] if len(chosen) == len(PARTS) else chosen), *([options.size] * (options.size != "full"))]
+    )
     results: dict[str, Any] = {"environment": environment(), "size": options.size, "parts": {}}
-    weights = [weight for _, weight in PARTS.values()]
+    trace = results_path(name, options.results).with_suffix(".trace.json.gz")
     with tempfile.TemporaryDirectory() as folder:
-        for number, (title, (part, weight)) in enumerate(PARTS.items()):
+        for number, title in enumerate(chosen):
             start = time.time()
-            deadline = start + (end - start) * weight / sum(weights[number:])
+            weights = [PARTS[each][1] for each in chosen[number:]]
+            deadline = start + (end - start) * weights[0] / sum(weights)
             found: dict[str, Any] = {}
             results["parts"][title] = found
 
@@ -59,7 +68,8 @@ def main() -> None:
                 write_results(name, results, options.results)
 
             print(f"-- {title}: {deadline - start:.0f} s at most", flush=True)
-            run_part(part, Plan(options.size, Path(folder), options.trace, options.full_length, start, deadline), note)
+            plan = Plan(options.size, Path(folder), trace, options.full_length, start, deadline)
+            run_part(PARTS[title][0], plan, note)
             note({"seconds": round(time.time() - start, 1)})
             if "error" in found:
                 print(f"{title} failed:\n{found['error']}", flush=True)

@@ -27,7 +27,7 @@ from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
 from benchmarks.turns import Race
 from indictune.models import builtin
 
-METHODS = ("qlora", "lora")
+METHODS = ("qlora", "lora")  # the second one where the first leaves time
 TRL_BATCH_SIZE = 8  # its default
 # Packs in a batch of ours: about as many places as TRL's padded rows have.
 PACKS = 4
@@ -68,7 +68,7 @@ SIZES = {
             "num_attention_heads": 32,
         },
         max_length=1024,  # TRL's default
-        steps_per_lap=5,
+        steps_per_lap=2,
         warm_up_steps=1,
         laps=6,
     ),
@@ -89,27 +89,42 @@ SIZES = {
 
 
 def compare(plan: Plan, note: Note) -> None:
-    """A part: one method after the other, with the same time for each."""
+    """A part: one method after the other, each with all the time that is left."""
     size = SIZES[plan.size]
     model, rows = plan.folder / "llama", plan.folder / "chats.jsonl"
+    since = time.time()
     config = write_model(model, size.model)
+    note({"seconds_to_write_model": round(time.time() - since, 1)})
     lengths = write_rows(rows, 3 * size.steps * TRL_BATCH_SIZE, size.max_length, plan.full_length)
     os.environ["INDICTUNE_CACHE"] = str(plan.folder / "cache_of_llama")
     flops_per_token = adapter_flops(config, lengths) / float(lengths.sum())
     device = json.loads((plan.folder / "flops.json").read_text(encoding="utf-8"))
     note({"flops_per_token": flops_per_token, "rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 1)})
-    for number, method in enumerate(METHODS):
+    for method in METHODS:
         folder = plan.folder / method
         folder.mkdir()
         job = Job(model, rows, size.steps, size.steps_per_lap, folder, size.warm_up_steps)
-        methods_left = len(METHODS) - number
-        deadline = plan.deadline - plan.left() * (methods_left - 1) / methods_left
-        lines = compare_method(method, job, size, deadline)
-        for line in lines:
-            if "tokens_per_second" in line:
-                line["mfu"] = round(line["tokens_per_second"] * flops_per_token / device, 4)
-        note({method: lines})
-        show(lines)
+        compare_method(method, plan, job, flops_per_token / device, note)
+
+
+def compare_method(method: str, plan: Plan, job: Job, mfu_per_token: float, note: Note) -> None:
+    """Run the contenders by turns, and tell the table after each round and at the end.
+
+    Args:
+        method: of the adapter.
+        plan: of the part.
+        job: of all.
+        mfu_per_token: utilisation of the device's bf16 products at one token a second.
+        note: gets the table.
+    """
+    size = SIZES[plan.size]
+    runs = contenders(method, size.max_length)
+    race = Race(compete, time.time(), plan.deadline)
+    race.enter_all([(contender, job) for contender in runs], at_once=len(runs))
+    race.run(size.laps, lambda: note({method: lines(runs, job, race, mfu_per_token)}))
+    found = lines(runs, job, race, mfu_per_token)
+    note({method: found})
+    show(found)
 
 
 def write_model(folder: Path, shape: dict[str, Any]) -> LlamaConfig:
@@ -265,29 +280,25 @@ def trl_trainer(contender: Contender, job: Job) -> Any:
     )
 
 
-def compare_method(method: str, job: Job, size: Size, deadline: float) -> list[dict[str, Any]]:
-    """The contenders' lines of the table, at the deadline (by `time.time()`) at the latest."""
-    race = Race(compete, time.time(), deadline)
-    runs = contenders(method, size.max_length)
-    race.enter_all([(contender, job) for contender in runs], together=True)
-    race.run(size.laps, lambda: None)
-    counted = race.finish()
-    lines = [_line(contender.title, job, race, counted.get(contender.title)) for contender in runs]
-    trl = lines[-1]
-    for line in lines:
+def lines(runs: Sequence[Contender], job: Job, race: Race, mfu_per_token: float) -> list[dict[str, Any]]:
+    """The table so far, TRL last."""
+    found = [_line(contender.title, job, race, mfu_per_token) for contender in runs]
+    trl = found[-1]
+    for line in found:
         if "tokens_per_second" in line and "tokens_per_second" in trl:
             line["times_trl"] = round(line["tokens_per_second"] / trl["tokens_per_second"], 2)
             line["memory_of_trl"] = round(line["peak_memory_bytes"] / trl["peak_memory_bytes"], 2)
-    return lines
+    return found
 
 
-def _line(title: str, job: Job, race: Race, counted: dict[str, Any] | None) -> dict[str, Any]:
+def _line(title: str, job: Job, race: Race, mfu_per_token: float) -> dict[str, Any]:
     line: dict[str, Any] = {"contender": title}
     if title in race.errors:
         line["error"] = race.errors[title]
     laps = race.laps.get(title)
-    if counted is None or not laps:
+    if not laps:
         return line
+    counted = race.counted[title]
     steps_of_lap = job.warm_up_steps + job.steps_per_lap
     tokens = counted["tokens_of_steps"]
     timed = [
@@ -299,6 +310,7 @@ def _line(title: str, job: Job, race: Race, counted: dict[str, Any] | None) -> d
         "tokens_per_second": round(statistics.median(speeds), 1),
         "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
         "laps": len(laps),
+        "mfu": round(statistics.median(speeds) * mfu_per_token, 4),
         "tokens_per_step": round(statistics.mean(tokens), 1),
         "padding_fraction": round(counted["padding_fraction"], 4),
         "peak_memory_bytes": counted["peak_memory_bytes"],

@@ -26,7 +26,7 @@ class Plan:
     Attributes:
         size: `full` or `tiny`.
         folder: for models and rows, shared by all parts.
-        traces: folder for the trace of the profiler, or None for none.
+        trace: file (`.json.gz`) for what the profiler sees.
         full_length: whether LLaMA's rows are as long as they may be, not as real ones are.
         start: of the part, by `time.time()`.
         deadline: at which it is stopped.
@@ -34,7 +34,7 @@ class Plan:
 
     size: str
     folder: Path
-    traces: Path | None
+    trace: Path
     full_length: bool
     start: float
     deadline: float

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,6 @@ VOCABULARIES = (30_000, 250_000)
 LAPS = 5
 STEPS_OF_CURVE = 12
 STEPS_OF_SEEDS = 60
-SECONDS_TO_END = 5.0
 FP32 = {"dropout": 0.0, "logging_steps": 1}
 
 Row = dict[str, str]
@@ -120,10 +120,11 @@ class Runner:
         contender: that runs.
         job: of all.
         target: the life of the process.
-        patience_s: after how many seconds of silence it has failed; None never.
+        patience: after how many seconds of silence it has failed, asked anew each time; None never.
 
     Attributes:
         seconds_to_ready: from its start to where training begins.
+        counted: what it had counted after its last lap.
 
     Raises:
         RuntimeError: it failed; so do the methods.
@@ -134,7 +135,7 @@ class Runner:
         contender: Contender,
         job: Job,
         target: Callable[[Contender, Job, Connection], None] = compete,
-        patience_s: float | None = None,
+        patience: Callable[[], float | None] = lambda: None,
     ) -> None:
         since = time.perf_counter()
         context = multiprocessing.get_context("spawn")
@@ -142,9 +143,12 @@ class Runner:
         self.title = contender.title
         self.connection: Connection
         self.connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=target, args=(contender, job, theirs), daemon=True)
-        self.patience_s = patience_s
+        self.counted: dict[str, Any] = {}
+        # Not a daemon, which could start no processes to load rows; so that it is ended with this one is up to us.
+        self.process: BaseProcess = context.Process(target=_live, args=(target, contender, job, theirs))
+        self.patience = patience
         self.process.start()
+        Finalize(self, self.process.kill, exitpriority=0)
         theirs.close()
         self._hear()  # it is ready
         self.seconds_to_ready = time.perf_counter() - since
@@ -152,23 +156,37 @@ class Runner:
     def lap(self) -> float:
         """Let it run a lap; returns its seconds."""
         self.connection.send("go")
-        return float(self._hear())
+        seconds, self.counted = self._hear()
+        return float(seconds)
 
     def finish(self) -> dict[str, Any]:
-        """What it counted. What it would still do after training is cut off."""
+        """What it has counted when it stops now. What it would do then is cut off."""
         self.connection.send("stop")
         counted: dict[str, Any] = self._hear()
-        self.process.join(SECONDS_TO_END)
-        self.process.terminate()
+        self.end()
         return counted
+
+    def end(self) -> None:
+        """Wherever it is."""
+        self.process.kill()
+        self.process.join()
 
     def _hear(self) -> Any:
         try:
-            if not self.connection.poll(self.patience_s):
-                raise RuntimeError(f"{self.title} said nothing for {self.patience_s} s.")
+            patience_s = self.patience()
+            if not self.connection.poll(patience_s):
+                raise RuntimeError(f"{self.title} said nothing for {patience_s:.0f} s.")
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
             raise RuntimeError(f"{self.title} failed:\n{self.log.read_text(encoding='utf-8')}") from None
+
+
+def _live(
+    target: Callable[[Contender, Job, Connection], None], contender: Contender, job: Job, connection: Connection
+) -> None:
+    """Start further processes as a script does: one that is spawned would spawn its own, which import all anew."""
+    multiprocessing.set_start_method(None, force=True)
+    target(contender, job, connection)
 
 
 def compare(

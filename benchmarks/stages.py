@@ -15,7 +15,7 @@ from torch.autograd.profiler_util import DeviceType, FunctionEventAvg  # type: i
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from benchmarks.classifier_gpu import SIZES, job_of
+from benchmarks.classifier_gpu import SIZES, job_of, recipe
 from benchmarks.contenders import Contender, Job, run_sentiment, write_to_log
 from benchmarks.parts import Note, Plan
 from benchmarks.speed import Runner
@@ -143,22 +143,18 @@ def host(events: Iterable[FunctionEventAvg], steps: int) -> dict[str, float]:
     return {name: round(value / steps, 2) for name, value in found.items()}
 
 
-def profile_stages(size: str, trace: Path | None, contender: Contender, job: Job, connection: Connection) -> None:
+def profile_stages(size: str, trace: Path, contender: Contender, job: Job, connection: Connection) -> None:
     """The whole life of the profiled process."""
     write_to_log(contender, job)
     run_sentiment(contender, job, lambda *_: StageProfiler(connection, WARM_UP_STEPS[size], STEPS[size], trace))
 
 
 def measure(plan: Plan, note: Note) -> None:
-    """A part: the stages of ours in bf16."""
-    rows = SIZES[plan.size].global_batch_size
+    """A part: the stages of ours by its recipe."""
     steps = WARM_UP_STEPS[plan.size] + 2 * STEPS[plan.size]
     job = job_of(plan, "stages", steps)
-    settings = {"global_batch_size": rows, "per_device_train_batch_size": rows, "bf16": "true"}
-    trace = None if plan.traces is None else plan.traces / "classifier_trace.json.gz"
-    runner = Runner(
-        Contender("profiled", settings=settings), job, partial(profile_stages, plan.size, trace), PATIENCE_S
-    )
+    contender = Contender("profiled", settings=recipe(SIZES[plan.size]))
+    runner = Runner(contender, job, partial(profile_stages, plan.size, plan.trace), lambda: PATIENCE_S)
     found = runner.finish()
     note(found)
     show(found)

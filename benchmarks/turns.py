@@ -12,8 +12,8 @@ from benchmarks.contenders import Contender, Job
 from benchmarks.parts import last_lines
 from benchmarks.speed import Runner
 
-PATIENCE_S = 90.0
-SECONDS_TO_FINISH = 5.0
+PATIENCE_S = 120.0
+SECONDS_TO_END = 5.0
 
 
 class Race:
@@ -23,28 +23,41 @@ class Race:
         target: the life of a contender's process.
         start: by `time.time()`; two thirds of the time are for starting, the rest is for laps alone.
         deadline: when all must be over.
+        patience_s: after how many seconds of silence a contender has failed.
 
     Attributes:
         laps: seconds of each contender's laps, the first of each left out.
+        counted: what each contender had counted after its last lap.
         errors: of those that are out.
         seconds_to_ready: from the start of each process to where training begins.
     """
 
-    def __init__(self, target: Callable[[Contender, Job, Connection], None], start: float, deadline: float) -> None:
+    def __init__(
+        self,
+        target: Callable[[Contender, Job, Connection], None],
+        start: float,
+        deadline: float,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.target = target
         self.last_start = start + (deadline - start) * 2 / 3
-        self.deadline = deadline
+        self.end = deadline - SECONDS_TO_END
+        self.patience_s = patience_s
         self.laps: dict[str, list[float]] = {}
+        self.counted: dict[str, dict[str, Any]] = {}
         self.errors: dict[str, str] = {}
         self.seconds_to_ready: dict[str, float] = {}
         self._runners: dict[str, Runner] = {}
+
+    def _patience(self) -> float:
+        return max(0.0, min(self.patience_s, self.end - time.time()))
 
     def _enter(self, contender: Contender, job: Job) -> None:
         if time.time() > self.last_start:
             self.errors[contender.title] = "No time was left to start it."
             return
         try:
-            runner = Runner(contender, job, self.target, PATIENCE_S)
+            runner = Runner(contender, job, self.target, self._patience)
         except RuntimeError as error:
             self.errors[contender.title] = last_lines(str(error))
             return
@@ -52,9 +65,9 @@ class Race:
         self.seconds_to_ready[contender.title] = runner.seconds_to_ready
         self.laps[contender.title] = []
 
-    def enter_all(self, entries: Sequence[tuple[Contender, Job]], together: bool) -> None:
-        """Start contenders one after the other, or side by side where the time of starting is not looked at."""
-        with ThreadPoolExecutor(len(entries) if together else 1) as pool:
+    def enter_all(self, entries: Sequence[tuple[Contender, Job]], at_once: int) -> None:
+        """Start so many contenders side by side; one where the time of starting is looked at."""
+        with ThreadPoolExecutor(at_once) as pool:
             list(pool.map(lambda entry: self._enter(*entry), entries))
 
     def run(self, laps: int, after_round: Callable[[], None]) -> None:
@@ -65,29 +78,23 @@ class Race:
         took = 0.0
         for _ in range(laps):
             since = time.time()
-            if since + took > self.deadline - SECONDS_TO_FINISH:
-                return
+            if since + took > self.end:
+                break
             self._round()
             took = time.time() - since
             after_round()
-
-    def finish(self) -> dict[str, dict[str, Any]]:
-        """What each contender counted that came to the end."""
-        for title in self._runners:
-            if not self.laps[title]:
+        for runner in self._runners.values():
+            runner.end()
+        for title, seconds in self.laps.items():
+            if not seconds and title not in self.errors:
                 self.errors[title] = "It had no time for a lap that counts."
-        return {title: counted for title in list(self._runners) if (counted := self._try(title, Runner.finish))}
 
     def _round(self) -> None:
-        for title in list(self._runners):
-            seconds = self._try(title, Runner.lap)
-            if seconds is not None:
-                self.laps[title].append(seconds)
-
-    def _try(self, title: str, action: Callable[[Runner], Any]) -> Any:
-        try:
-            return action(self._runners[title])
-        except RuntimeError as error:
-            self.errors[title] = last_lines(str(error))
-            del self._runners[title]
-            return None
+        for title, runner in list(self._runners.items()):
+            try:
+                self.laps[title].append(runner.lap())
+                self.counted[title] = runner.counted
+            except RuntimeError as error:
+                if time.time() < self.end:  # else it was the time that failed it
+                    self.errors[title] = last_lines(str(error))
+                self._runners.pop(title).end()

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 def plan(folder: Path, seconds: float) -> Plan:
     now = time.time()
-    return Plan("tiny", folder, None, False, now, now + seconds)
+    return Plan("tiny", folder, folder / "trace.json.gz", False, now, now + seconds)
 
 
 def run(part: Part, folder: Path, seconds: float) -> dict[str, Any]:
@@ -77,6 +77,18 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").split()[2] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("missing", ["git", "checkout"])
+def test_of_a_copy_nothing_is_said_of_commits(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import environment
+
+    if missing == "git":
+        monkeypatch.setenv("PATH", "")
+    else:
+        monkeypatch.setattr(environment, "RESULTS", tmp_path / "results")
+    about = environment.environment()
+    assert (about["commit"], about["changed_since"]) == (None, None)
 
 
 @pytest.mark.parametrize(("percentiles", "mean"), [(TWEETS, 30), (PROMPTS, 22), (ANSWERS, 169)])
@@ -171,19 +183,22 @@ def test_only_the_tokens_of_timed_steps_count() -> None:
     # Laps of three steps: one to warm up, and two. The first lap does not count.
     job = Job(Path(), Path(), steps=12, steps_per_lap=2, folder=Path(), warm_up_steps=1)
     tokens = [1_000, 1_000, 1_000, 1_000, 10, 20, 1_000, 40, 50]
-    counted = {"tokens_of_steps": tokens, "padding_fraction": 0.0, "peak_memory_bytes": 1}
-    line = _line("one", job, race, counted)
+    race.counted["one"] = {"tokens_of_steps": tokens, "padding_fraction": 0.0, "peak_memory_bytes": 1}
+    line = _line("one", job, race, 0.001)
     assert line["slowest_and_fastest_lap"] == [15.0, 90.0]
     assert line["laps"] == 2
-    race.errors["one"] = "no"
-    assert _line("one", job, race, None) == {"contender": "one", "error": "no"}
+    assert line["mfu"] == 0.0525
+    race.errors["two"] = "no"
+    assert _line("two", job, race, 0.001) == {"contender": "two", "error": "no"}
 
 
 def runs_well(_contender: Contender, _job: Job, connection: Connection) -> None:
     connection.send("ready")
-    while connection.recv() != "stop":
-        connection.send(1.5)
-    connection.send({"answer": 42})
+    laps = 0
+    while True:
+        connection.recv()
+        laps += 1
+        connection.send((1.5, {"laps": laps}))
 
 
 def takes_part(contender: Contender, job: Job, connection: Connection) -> None:
@@ -195,9 +210,12 @@ def takes_part(contender: Contender, job: Job, connection: Connection) -> None:
     if contender.title == "late":
         connection.send("ready")
         connection.recv()
-        connection.send(1.0)
+        connection.send((1.0, {}))
         connection.recv()
         raise ValueError("cannot go on")
+    if contender.title == "silent":
+        connection.send("ready")
+        time.sleep(600)
     runs_well(contender, job, connection)
 
 
@@ -208,15 +226,30 @@ def test_a_contender_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> N
 
     job = Job(tmp_path, tmp_path, steps=9, steps_per_lap=3, folder=tmp_path)
     race = Race(takes_part, time.time(), time.time() + 300)
-    race.enter_all([(Contender(title), job) for title in ("early", "late", "well")], together=True)
+    race.enter_all([(Contender(title), job) for title in ("early", "late", "well")], at_once=3)
     rounds: list[int] = []
     race.run(3, lambda: rounds.append(len(race.laps["well"])))
     assert rounds == [1, 2, 3]
-    assert race.finish() == {"well": {"answer": 42}}
+    assert race.counted["well"] == {"laps": 4}
     assert race.laps["well"] == [1.5] * 3
     assert race.errors["early"].splitlines()[-1] == "ValueError: cannot start"
     assert race.errors["late"].splitlines()[-1] == "ValueError: cannot go on"
     assert set(race.errors) == {"early", "late"}
+
+
+@pytest.mark.slow
+def test_a_race_is_over_in_time_whoever_is_silent(tmp_path: Path) -> None:
+    from benchmarks.contenders import Contender, Job
+    from benchmarks.turns import Race
+
+    job = Job(tmp_path, tmp_path, steps=9, steps_per_lap=3, folder=tmp_path)
+    deadline = time.time() + 40
+    race = Race(takes_part, time.time(), deadline)
+    race.enter_all([(Contender(title), job) for title in ("well", "silent")], at_once=1)
+    race.run(3, lambda: None)
+    assert time.time() < deadline
+    assert race.counted["well"] == {"laps": 1}
+    assert race.errors == dict.fromkeys(("well", "silent"), "It had no time for a lap that counts.")
 
 
 def errors_in(found: Any) -> Iterator[str]:
@@ -232,27 +265,29 @@ def errors_in(found: Any) -> Iterator[str]:
 @pytest.mark.timeout(700)
 def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--minutes", "10"]
-    folders = ["--results", str(tmp_path / "results"), "--trace", str(tmp_path)]
-    done = subprocess.run([*command, *folders], cwd=ROOT, capture_output=True, text=True, check=False)
+    results = tmp_path / "results"
+    done = subprocess.run([*command, "--results", str(results)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "results").glob("*-gpu-tiny.json")
+    (path,) = results.glob("*-gpu-tiny.json")
     parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
-    assert list(parts) == ["device", "classifier", "losses", "stages", "llama"]
+    assert list(parts) == ["device", "classifier", "losses", "stages", "llama", "compiled"]
     assert list(errors_in(parts)) == []
     assert parts["device"]["bf16_matmul_tflops"] > 0
     lines = {line["contender"]: line for line in parts["classifier"]["contenders"]}
-    assert len(lines) == 7
+    assert len(lines) == 6
     for line in lines.values():
         assert line["rows_per_second"] > 0
         assert line["seconds_to_first_step"] > 0
         assert line["times_trainer_defaults"] > 0
-    assert lines["ours_bf16"]["padding_fraction"] == 0 < lines["ours_bf16_padded"]["padding_fraction"]
+    assert lines["ours"]["padding_fraction"] == 0 < lines["ours_padded"]["padding_fraction"]
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
     assert len(parts["losses"]["ours"]) == 3
     assert parts["losses"]["largest"] < 1e-4
     assert sum(parts["stages"]["share_of_busy_time"].values()) == pytest.approx(1, abs=0.01)
     assert parts["stages"]["host"]["loading_and_collation_ms"] > 0
-    assert json.loads(gzip.decompress((tmp_path / "classifier_trace.json.gz").read_bytes()))["traceEvents"]
+    (trace,) = results.glob("*-gpu-tiny.trace.json.gz")
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert [line["times_ours"] > 0 for line in parts["compiled"]["contenders"]] == [True, True]
     for method in ("qlora", "lora"):
         assert [line["contender"] for line in parts["llama"][method]] == [
             *(f"{method}_ours_packed", f"{method}_ours_joined", f"{method}_trl")

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -23,8 +26,11 @@ from indictune.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# On a CPU, rows up to so many times as long as the shortest of their run share a padded attention.
+# Rows up to so many times as long as the shortest of their run share a padded attention.
 LIKE_LENGTH = 1.5
+
+# Fewer heads of key and value than of query: the kernel takes them from torch 2.12 on.
+_TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
 
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value, each [1, heads, tokens, width]
 
@@ -211,14 +217,13 @@ def _varlen_attention(
 ) -> torch.Tensor:
     """Attention by torch's kernel for sequences of many lengths."""
     query, key, value = (each[0].transpose(0, 1) for each in states)
-    # The option is newer than the kernel: without it, models of BERT's kind run with torch 2.11, too.
-    grouped: dict[str, Any] = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-    output: Any = varlen_attn(
-        *(query, key, value, boundaries, boundaries, longest, longest),
-        scale=scaling,
-        window_size=window,
-        **grouped,
-    )
+    options: dict[str, Any] = {"scale": scaling, "window_size": window}
+    heads_of_group = query.shape[1] // key.shape[1]
+    if heads_of_group > 1 and _TAKES_GROUPS:
+        options["enable_gqa"] = True
+    elif heads_of_group > 1:
+        key, value = (each.repeat_interleave(heads_of_group, 1) for each in (key, value))
+    output: Any = varlen_attn(query, key, value, boundaries, boundaries, longest, longest, **options)
     return output[None]  # type: ignore[no-any-return]
 
 
@@ -251,20 +256,51 @@ def _attention_by_length(
     flat = [each[0].transpose(0, 1) for each in states]
     if not states[0].is_cuda:  # torch's kernel for CPUs takes longer in bf16 than in fp32 (2.13)
         flat = [each.float() for each in flat]
-    lengths = boundaries.diff()
-    runs = [_places(boundaries[:-1][run], lengths[run]) for run in _runs(lengths.tolist())]
-    all_places = torch.cat([places.flatten() for places, _ in runs])
-    sizes = [places.numel() for places, _ in runs]
+    by_length = _by_length(boundaries)
+    sizes = [real.numel() for real in by_length.real]
     # All runs are gathered at once: the gradient of each gathering is as large as all tokens.
-    padded = (torch.split(each.index_select(0, all_places), sizes) for each in flat)
+    padded = (torch.split(each.index_select(0, by_length.places), sizes) for each in flat)
     outputs = []
-    for (_, real), *run_states in zip(runs, *padded, strict=True):
+    for real, is_full, *run_states in zip(by_length.real, by_length.is_full, *padded, strict=True):
         query, key, value = (each.unflatten(0, real.shape).transpose(1, 2) for each in run_states)
-        mask = _visible(real, bool(module.is_causal), sliding_window)
+        mask = _visible(real, is_full, bool(module.is_causal), sliding_window)
         output, _ = sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling)
         outputs.append(output.flatten(0, 1))
-    all_real = torch.cat([real.flatten() for _, real in runs]).nonzero()[:, 0]
-    return torch.cat(outputs).index_select(0, all_real)[None].to(dtype)
+    return torch.cat(outputs).index_select(0, by_length.tokens)[None].to(dtype)
+
+
+@dataclass(frozen=True)
+class _ByLength:
+    """The documents of a batch, padded run by run.
+
+    Attributes:
+        places: the token that each place of all runs takes, int64 [places].
+        tokens: the place of each token, int64 [tokens].
+        real: of each run, which places are no padding, bool [documents, longest].
+        is_full: of each run, whether all are.
+    """
+
+    places: torch.Tensor
+    tokens: torch.Tensor
+    real: list[torch.Tensor]
+    is_full: list[bool]
+
+
+@lru_cache(maxsize=1)
+def _by_length(boundaries: torch.Tensor) -> _ByLength:
+    """Found once for all layers of a batch, because a GPU is waited for to read the boundaries."""
+    on_host = boundaries.cpu()
+    lengths = on_host.diff()
+    runs = [_places(on_host[:-1][run], lengths[run]) for run in _runs(lengths.tolist())]
+    places = torch.cat([places.flatten() for places, _ in runs])
+    tokens = torch.cat([real.flatten() for _, real in runs]).nonzero()[:, 0]
+    device = boundaries.device
+    return _ByLength(
+        places.to(device),
+        tokens.to(device),
+        [real.to(device) for _, real in runs],
+        [bool(real.all()) for _, real in runs],
+    )
 
 
 def _runs(lengths: list[int]) -> Iterator[slice]:
@@ -286,13 +322,13 @@ def _places(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, 
     return torch.where(real, starts[:, None] + offsets, 0), real
 
 
-def _visible(real: torch.Tensor, causal: bool, window: int | None) -> torch.Tensor | None:
+def _visible(real: torch.Tensor, is_full: bool, causal: bool, window: int | None) -> torch.Tensor | None:
     """True where a token (second but last dimension) sees another, bool [documents, 1, longest, longest].
 
     None where it sees all of its document, or, in a causal model, all that lies before it.
     """
     longest = real.shape[1]
-    if bool(real.all()) and (window is None or longest <= window):
+    if is_full and (window is None or longest <= window):
         return None
     sees = real[:, None, None].expand(-1, 1, longest, -1)
     numbers = torch.arange(longest, device=real.device)

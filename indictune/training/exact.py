@@ -32,6 +32,7 @@ from indictune.training import checkpoints, saving
 from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.copies import sent_to_device
 from indictune.training.epochs import EpochShuffle
+from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
 from indictune.training.randomness import RandomStates
 from indictune.training.stopping import Stopped, StopRequest, leave_to_the_run
@@ -59,6 +60,7 @@ class ExactTrainer(Trainer):
     bad_steps: BadSteps
     unfinished: saving.Unfinished | None = None  # the checkpoint that is being written
     made_up: Path | None = None  # the checkpoint after an evaluation that was due in the one gone on from
+    _asked_before: FlagsOnTheirWay | None = None  # to stop, at the evaluation's batch before
     _is_saving = False
 
     def __init__(
@@ -293,15 +295,16 @@ class ExactTrainer(Trainer):
     def _look_for_stop(self) -> None:
         """End an evaluation that one of the ranks was asked to stop in, unless all would have to be trained again.
 
+        They learn of it a batch later, so that nothing waits for it.
+
         Raises:
             Stopped: on all ranks.
         """
         last = checkpoints.path_of(Path(str(self.args.output_dir)), self.state.global_step)
-        lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
-        words = torch.tensor([self.stop_request.asked, lost], dtype=torch.int32, device=self.args.device)
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(words, op=torch.distributed.ReduceOp.MAX)
-        if words.tolist() == [1, 0]:
+        is_lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
+        before = self._asked_before
+        self._asked_before = FlagsOnTheirWay(self.stop_request.asked, is_lost, device=self.args.device)
+        if before is not None and before.read() == [True, False]:
             raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -358,6 +361,7 @@ class ExactTrainer(Trainer):
         `prediction_step` gives row numbers in place of labels. The nested metrics stay in
         `detailed_metrics[metric_key_prefix]`; the Trainer gets the flat ones.
         """
+        self._asked_before = None
         output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         results = _in_order(cast(np.ndarray, output.label_ids), output.predictions, len(self._evaluated))
         detailed = self.score(self._evaluated, results)

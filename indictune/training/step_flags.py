@@ -6,36 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from indictune.training.bad_steps import BadSteps
+from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
 from indictune.training.stopping import StopRequest
-
-
-class _FlagsOnTheirWay:
-    """Flags that travel from the device to the host, over all ranks, while the next step runs.
-
-    Args:
-        flags: int32 [flags].
-    """
-
-    def __init__(self, flags: torch.Tensor) -> None:
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
-        self._arrived = torch.Event(flags.device) if flags.device.type != "cpu" else None
-        if self._arrived is None:
-            self._host = flags
-        else:  # into pinned memory, because a copy to any other waits
-            self._host = torch.empty_like(flags, device="cpu", pin_memory=True).copy_(flags, non_blocking=True)
-            self._arrived.record()
-
-    def read(self) -> list[bool]:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return [bool(flag) for flag in self._host.tolist()]
 
 
 class StepFlags(TrainerCallback):
@@ -67,18 +44,15 @@ class StepFlags(TrainerCallback):
         self.is_writing = is_writing
         self.finish = finish
         self.batches = bad_steps.batches
-        self._on_their_way: deque[tuple[int, _FlagsOnTheirWay]] = deque()
-        self._words: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._on_their_way: deque[tuple[int, FlagsOnTheirWay]] = deque()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.bad_steps.go_on_after(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         bad = self.nonfinite.take()
-        known = self._words_on(args.device)
-        asked, writing = known[self.stop_request.asked], known[self.is_writing()]
-        flags = torch.stack([known[0] if bad is None else bad.int(), asked, writing])
-        self._on_their_way.append((state.global_step, _FlagsOnTheirWay(flags)))
+        known = (False if bad is None else bad, self.stop_request.asked, self.is_writing())
+        self._on_their_way.append((state.global_step, FlagsOnTheirWay(*known, device=args.device)))
         at_once = control.should_save or control.should_evaluate or control.should_training_stop
         self._read(leave=0 if at_once else 1)
         # The last step of a run may stand in the middle of an epoch.
@@ -97,15 +71,6 @@ class StepFlags(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._read(leave=0)
-
-    def _words_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """0 and 1 as int32 scalars that are there already: making one would wait for the device."""
-        if self._words is None:
-            self._words = (
-                torch.zeros((), dtype=torch.int32, device=device),
-                torch.ones((), dtype=torch.int32, device=device),
-            )
-        return self._words
 
     def _stop(self, control: TrainerControl) -> None:
         control.should_save |= self.stop_request.agreed

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from tests.distributed.launching import Run, distance
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 Start = Callable[..., Run]
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")

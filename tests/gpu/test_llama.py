@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 import yaml
 
 from tests.distributed.launching import Run
@@ -13,10 +12,7 @@ from tests.distributed.test_llama import METHODS, job, run_under
 
 __all__ = ["job", "run_under"]
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 Start = Callable[..., Run]
 BF16 = ("--bf16", "true")

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import runpy
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config import read_recipe
 from indictune.models.unpadded import CAUSAL, CLASSIFIERS, classify_unpadded, read_unpadded
-from indictune.training.running import run
-from tests.distributed.launching import ROOT
+from tests.distributed.launching import SCRIPT, python, start
 from tests.models.test_unpadded import batches, causal, classifier, gradients, joined_documents
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def on_gpu(batch: dict[str, object]) -> dict[str, object]:
@@ -73,21 +65,17 @@ def test_a_causal_model_reads_documents_as_if_alone(model_type: str) -> None:
     assert (together - expected).abs().max() <= 5e-2 * expected.abs().max()
 
 
-def waits(folder: Path, steps: int) -> int:
-    """How often the host waited for the GPU in a run of so many steps, in bf16, without logs between."""
-    main = runpy.run_path(str(ROOT / "scripts/train_sentiment.py"))["main"]
-    flags = ["--config", str(ROOT / "recipes/sentiment/demo.yaml"), "--output_dir", str(folder), "--bf16", "true"]
-    flags += ["--max_steps", str(steps), "--logging_steps", "1000", "--eval_strategy", "no", "--save_strategy", "no"]
-    flags += ["--load_best_model_at_end", "false"]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            assert run(main, read_recipe(flags, (ModelArguments, DataArguments, SentimentTrainingArguments))) == 0
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(each.message) for each in caught)
+def waits(folder: Path, steps: int, dropout: str) -> int:
+    """How often the host waited for the GPU in a run of so many steps of one epoch, in bf16, without logs between."""
+    flags = ["--config", "recipes/sentiment/demo.yaml", "--output_dir", str(folder), "--bf16", "true"]
+    flags += ["--global_batch_size", "16", "--dropout", dropout, "--max_steps", str(steps), "--logging_steps", "1000"]
+    flags += ["--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
+    done = start([*python(), "tests/gpu/waiting.py", SCRIPT, *flags])
+    assert done.returncode == 0, done.stderr
+    return (folder / "logs/rank-0.log").read_text(encoding="utf-8").count("called a synchronizing CUDA operation")
 
 
-def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path) -> None:
-    assert waits(tmp_path / "long", 60) == waits(tmp_path / "short", 20) > 0
+@pytest.mark.parametrize("dropout", ["0", "0.1"])
+def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, dropout: str) -> None:
+    """Attention with dropout takes another kernel."""
+    assert waits(tmp_path / "long", 60, dropout) == waits(tmp_path / "short", 20, dropout) > 0

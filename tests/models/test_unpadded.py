@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from indictune.data.collation import JoinRows, PadToLongest, Row
@@ -64,7 +65,7 @@ def batches(model: Any, lengths: Sequence[int] = LENGTHS) -> tuple[dict[str, Any
 
 def gradients(model: Any, logits: torch.Tensor) -> dict[str, torch.Tensor]:
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    wanted = (logits.square().sum(-1) * torch.arange(1.0, len(logits) + 1)).sum()
+    wanted = (logits.square().sum(-1) * torch.arange(1.0, len(logits) + 1, device=logits.device)).sum()
     found = torch.autograd.grad(wanted, list(trained.values()), allow_unused=True)
     return {name: each for name, each in zip(trained, found, strict=True) if each is not None}
 
@@ -179,6 +180,40 @@ def test_attention_that_lets_rows_see_each_other_is_noticed(monkeypatch: pytest.
     classify_unpadded(model)
     monkeypatch.setattr(unpadded, "_visible", lambda *_: None)
     assert (model(**joined).logits - expected).abs().max() > 1e-3
+
+
+def test_where_documents_stand_is_found_once_for_all_layers() -> None:
+    """Else a GPU would be waited for in every layer."""
+    model = classifier("modernbert")
+    _, joined = batches(model)
+    classify_unpadded(model)
+    unpadded._by_length.cache_clear()
+    model(**joined)
+    found = unpadded._by_length.cache_info()
+    assert (found.misses, found.hits) == (1, model.config.num_hidden_layers - 1)
+    joined["cu_seq_lens_q"] = joined["cu_seq_lens_q"].clone()  # another batch, for all that is known
+    model(**joined)
+    assert unpadded._by_length.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("takes_groups", [True, False])
+def test_groups_of_heads_reach_a_kernel_that_does_not_know_them(
+    monkeypatch: pytest.MonkeyPatch, takes_groups: bool
+) -> None:
+    """The kernel itself is CUDA's; that of torch 2.11 takes as many heads of key and value as of query."""
+
+    def kernel(*states: Any, enable_gqa: bool = False, **options: Any) -> torch.Tensor:
+        assert enable_gqa is takes_groups
+        query, key, value = (each.transpose(0, 1) for each in states[:3])
+        return functional.scaled_dot_product_attention(query, key, value, enable_gqa=enable_gqa).transpose(0, 1)
+
+    monkeypatch.setattr(unpadded, "varlen_attn", kernel)
+    monkeypatch.setattr(unpadded, "_TAKES_GROUPS", takes_groups)
+    torch.manual_seed(0)
+    states = torch.randn(1, 6, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    found = unpadded._varlen_attention(states, torch.tensor([0, 9], dtype=torch.int32), 9, None, (-1, -1))
+    expected = functional.scaled_dot_product_attention(*states, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("heads_first", [False, True])
