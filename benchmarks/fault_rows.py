@@ -121,7 +121,11 @@ CORRUPTIONS: dict[str, Callable[[bytes], bytes | None]] = {
 
 def corruptions(contender: Contender, counts: Counts, work: Path) -> Found:
     """3: each file of the newest checkpoint is corrupted in each way."""
-    strides = {ONE: counts["every corruption"], FSDP2: counts["every corruption of a shard"]}
+    strides = {
+        ONE: counts["every corruption"],
+        FSDP2: counts["every corruption of a shard"],
+        ZERO3: counts["every corruption of ZeRO's shard"],
+    }
     return _under_each(contender, work, strides, _corrupted)
 
 

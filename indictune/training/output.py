@@ -65,6 +65,16 @@ def write_status(output_dir: Path, state: State, message: str) -> None:
     write_json(output_dir / "status.json", {"state": state, "message": message})
 
 
+def stopped_at(output_dir: Path) -> float:
+    """When the latest command on this folder was asked to stop, in seconds since 1970; 0 where it ended otherwise."""
+    status = output_dir / "status.json"
+    try:
+        is_resumable = json.loads(status.read_text(encoding="utf-8"))["state"] == "resumable"
+        return status.stat().st_mtime if is_resumable else 0.0
+    except (OSError, ValueError):
+        return 0.0
+
+
 def forget_status(output_dir: Path) -> None:
     """Take an earlier command's status away, so that a run which is killed does not leave another's."""
     (output_dir / "status.json").unlink(missing_ok=True)

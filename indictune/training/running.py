@@ -7,14 +7,17 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Collection
-from typing import cast
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, cast
 
+import psutil
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune.config import Recipe
 from indictune.errors import UserError
-from indictune.strategy import launch
+from indictune.strategy import launch, restart
 from indictune.training import output, stopping
 from indictune.training.disks import SaveError
 from indictune.training.nonfinite import NonFiniteLossError
@@ -55,19 +58,28 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
         if session.rank == 0:
             print(f"{session.output_dir}: this run is finished; there is nothing to resume.")
         return EXIT_OK
+    if restart.count(os.environ) and _was_stopped_before(session.output_dir):
+        return EXIT_RESUMABLE
     started = time.time()
+    session.end = partial(_end, session, started)
     with session.stop_request.listening():
         state, message = _outcome(main, session, replaceable)
         session.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
+        if session.ranks is not None:
+            session.ranks.ended(state, message)
         if state != "ok":
             state, message = _first_cause(session, state, message)
-        if session.rank == 0:
-            _report(session, state, message)
-        elif state != "ok":
-            _speak_if_rank_0_does_not(session, state, message, started)
+        _tell(session, state, message, started)
     if torch.distributed.is_initialized() and state == "ok":
         torch.distributed.destroy_process_group()
     return _CODES[state]
+
+
+def _was_stopped_before(output_dir: Path) -> bool:
+    """Whether the run was asked to stop since its launcher began: torchrun takes exit code 75 for a failure, and with
+    `--max-restarts` starts again what was to end."""
+    launched: float = psutil.Process(os.getppid()).create_time()
+    return output.stopped_at(output_dir) > launched
 
 
 def _outcome(
@@ -95,19 +107,37 @@ def _outcome(
 
 
 def _first_cause(session: Session, state: output.State, message: str) -> tuple[output.State, str]:
-    """How the run ended, where another rank ended first: what this one saw may be no more than a broken connection."""
+    """How the run ended, where another rank ended first: what this one saw may be no more than a broken connection, or
+    the SIGTERM that a launcher sends to those that are left."""
     ranks = session.ranks
-    if ranks is None or ranks.world_size == 1:
-        return state, message
-    ranks.ended(state, message)
-    if state != "failed":
+    if ranks is None or ranks.world_size == 1 or state == "user_error":
         return state, message
     first = ranks.first_end()
     if first is not None:
         rank, its_state, its_message = first
+        if its_state == state == "resumable":
+            return state, message
         return cast(output.State, its_state), f"[rank {rank}] {its_message}"
-    missing = ranks.missing()
-    return state, "; ".join([*missing, message])
+    if state == "failed":
+        return state, "; ".join([*ranks.missing(), message])
+    gone = ranks.gone()
+    return ("failed", "; ".join(gone)) if gone else (state, message)
+
+
+def _end(session: Session, started: float, message: str) -> NoReturn:
+    """Tell why the run has failed and end the process, whatever its main thread does."""
+    try:
+        _tell(session, "failed", message, started)
+    finally:
+        os._exit(EXIT_FAILED)
+
+
+def _tell(session: Session, state: output.State, message: str, started: float) -> None:
+    """Tell how the run ended, from one rank."""
+    if session.rank == 0:
+        _report(session, state, message)
+    elif state != "ok":
+        _speak_if_rank_0_does_not(session, state, message, started)
 
 
 def _report(session: Session, state: output.State, message: str) -> None:

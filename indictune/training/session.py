@@ -52,11 +52,13 @@ class Session:
         stop_request: whether a signal asks this process to stop.
         ranks: of the run; None before there is a log.
         watchdog: of this rank; None before the process group is up, and where there is one process.
+        end: tells why the run has failed and ends the process, whatever its main thread does; set by `run`.
     """
 
     checkpoint: str | None = None
     ranks: Ranks | None = None
     watchdog: Watchdog | None = None
+    end: Callable[[str], None]
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
         self.recipe = recipe
@@ -312,7 +314,7 @@ class Session:
     def _watch(self, args: IndicTrainingArguments) -> None:
         """Start the watchdog. A collective gives up after `--ddp_timeout`; half of that is long for anything."""
         if self.ranks is not None and self._log is not None and args.world_size > 1:
-            self.watchdog = Watchdog(self.ranks, args.ddp_timeout / 2, self._log.path)
+            self.watchdog = Watchdog(self.ranks, args.ddp_timeout / 2, self._log.path, self.end)
             self.watchdog.start()
 
     def start_evaluation(self, arguments: type[Training]) -> Training:

@@ -6,12 +6,15 @@
 
 A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
 in the third after so many seconds, wherever the run is. `NAN` spoils what the call gives, `INFINITE_GRADIENT` what a
-trainer's method leaves in the model. `SLOW` holds the call up, and from `FULL` on no file grows large. Two events are
-joined by `+`.
+trainer's method leaves in the model. `SLOW` holds the call up, `STUCK` for ever and deaf to signals. From `FULL` on
+no file grows large; from `EROFS` on, or any other name of an error, each call fails with it. Two events are joined by
+`+`.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import importlib
 import os
 import resource
@@ -25,6 +28,13 @@ from typing import Any
 
 SLOW_S = 5
 FULL_BYTES = 200_000
+
+
+def _wait_in_c() -> None:
+    """As NCCL waits for a rank that does not come: without the GIL, and no signal handler of Python's runs."""
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
 
 
 def hit(event: str) -> None:
@@ -52,6 +62,11 @@ def hit(event: str) -> None:
             os.kill(os.getpid(), signal.Signals[name])
         if now and name == "SLOW":
             time.sleep(SLOW_S)
+        if now and name == "STUCK":
+            _wait_in_c()
+        if calls >= int(count) and name in errno.errorcode.values():
+            number = getattr(errno, name)
+            raise OSError(number, os.strerror(number))
         if now and name == "FULL":
             resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.RLIM_INFINITY))
         result = original(*args, **settings)

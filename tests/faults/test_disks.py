@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +79,72 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_stays(finished_run: Finishe
     assert message.startswith(f"checkpoint-2 could not be written to {job.folder}: "), result.stderr
     assert "There is no earlier one" in message
     assert not [path.name for path in job.folder.iterdir() if "checkpoint" in path.name]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that holds a checkpoint, and not two."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(disk)]
+    made = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"a file system cannot be mounted here: {made.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture(scope="module")
+def unbroken(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What comes out where nothing happens."""
+    whole = Job(finished_run.recipe, tmp_path_factory.mktemp("unbroken") / "out")
+    assert whole.start().returncode == 0
+    return whole.outcome()
+
+
+def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_when_there_is_room(
+    finished_run: FinishedRun, small_disk: Path, unbroken: dict[str, Any]
+) -> None:
+    job = Job(finished_run.recipe, small_disk / "out")
+    result = job.start()
+    assert result.returncode == 1
+    message = job.status["message"]
+    assert message.startswith(f"checkpoint-4 could not be written to {job.folder}: "), result.stderr
+    assert "No space left on device. It needs " in message
+    assert "checkpoint-2 is whole" in message
+    assert [path.name for path in job.folder.iterdir() if "checkpoint" in path.name] == ["checkpoint-2"]
+    assert checkpoints.damage(job.folder / "checkpoint-2") == []
+    subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
+    assert job.start().returncode == 0
+    assert job.outcome() == unbroken
+
+
+PLACES = ["os:fsync:1", "os:fsync:9", "pathlib:Path.rename:2", "torch:save:2"]
+FAST = [("EROFS", "os:fsync:9"), ("EACCES", "pathlib:Path.rename:2")]
+
+
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        pytest.param(error, place, marks=[] if (error, place) in FAST else pytest.mark.slow)
+        for error in ("EROFS", "EACCES")
+        for place in PLACES
+    ],
+)
+def test_a_disk_that_takes_no_more_from_some_call_on_is_told(
+    finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path, error: str, place: str
+) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out")
+    result = job.start(f"{error}@{place}")
+    assert result.returncode == 1
+    assert f" could not be written to {job.folder}: {os.strerror(getattr(errno, error))}" in job.status["message"]
+    found = [path for path in job.folder.iterdir() if "checkpoint" in path.name]
+    assert found == checkpoints.listed(job.folder)
+    assert [checkpoints.damage(path) for path in found] == [[] for _ in found]
+    assert job.start().returncode == 0
+    assert job.outcome() == unbroken
 
 
 def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(

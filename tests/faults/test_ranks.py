@@ -83,6 +83,47 @@ def test_a_rank_that_is_killed_is_named(finished_run: FinishedRun, tmp_path: Pat
     assert [path.name for path in checkpoints.listed(tmp_path / "out")] == ["checkpoint-2"]
 
 
+def test_a_rank_that_waits_in_c_for_a_killed_one_ends_soon_and_names_it(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    event = f"SIGKILL@{STEP}:3@1+STUCK@{STEP}:3@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event) as (first, second):
+        assert second.wait(120) == -signal.SIGKILL
+        first.send_signal(signal.SIGTERM)
+        since = time.monotonic()
+        said = first.communicate(timeout=60)[1]
+    assert time.monotonic() - since < 15
+    assert first.returncode == 1
+    expected = (
+        f"rank 1 (process {second.pid} on {socket.gethostname()}) is gone: it was killed, or died without a word"
+    )
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status == {"state": "failed", "message": expected}
+    assert said.endswith(f"indictune: {expected}\n")
+
+
+def test_a_rank_that_has_ended_well_ends_no_other(finished_run: FinishedRun, tmp_path: Path) -> None:
+    event = "STUCK@indictune.training.results:write_metrics:1@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event) as (first, second):
+        assert second.wait(120) == 0
+        with pytest.raises(subprocess.TimeoutExpired):
+            first.wait(7)  # the other's death, without a word, would have ended it after 4
+
+
+def test_a_signal_that_a_dead_ranks_launcher_sends_is_no_request_to_stop(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """It comes before there is anything to save; torchrun starts the run again, unless it was asked to stop."""
+    place = "indictune.training.session:Session.decide:1"
+    with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGKILL@{place}@1+SLOW@{place}@0") as (first, second):
+        assert second.wait(120) == -signal.SIGKILL
+        wait_for(lambda: (tmp_path / "out" / "logs" / ".ranks" / "0.json").exists(), 60)
+        first.send_signal(signal.SIGTERM)
+        said = first.communicate(timeout=60)[1]
+    assert first.returncode == 1
+    assert re.search(r"indictune: rank 1 \(process \d+ on .*\) is gone", said)
+
+
 def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
     flags = ("--ddp_timeout", "10")
     with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGSTOP@{STEP}:3@1", *flags) as (first, second):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from indictune.training import checkpoints, output
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, free_port, python, torchrun
-from tests.faults.runs import STEP, Job, environment, wait_for
+from tests.faults.runs import STEP, Job, environment, processes_of, wait_for
 
 # What SLURM's commands do on one node.
 SRUN = """#!/bin/bash
@@ -23,36 +24,49 @@ if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$CALLS"; fi
 """
 
 
-@pytest.mark.slow
-def test_a_slurm_job_saves_is_queued_again_and_goes_on(finished_run: FinishedRun, tmp_path: Path) -> None:
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """The environment of a job."""
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (commands / name).write_text(text, encoding="utf-8")
         (commands / name).chmod(0o755)
-    out, calls = tmp_path / "out", tmp_path / "calls"
-    variables = {
+    return {
         **environment(),
         "PATH": f"{commands}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}",
-        "CALLS": str(calls),
+        "CALLS": str(tmp_path / "calls"),
         "SLURM_JOB_NODELIST": "here",
         "SLURM_JOB_ID": "7",
         "SLURM_NNODES": "1",
-        "PROCESSES_PER_NODE": "2",
         "MAIN_PROCESS_PORT": str(free_port()),
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "processes"), [("ddp", "2"), ("single_gpu", "1")])
+def test_a_slurm_job_saves_is_queued_again_and_goes_on(
+    finished_run: FinishedRun, slurm: dict[str, str], tmp_path: Path, strategy: str, processes: str
+) -> None:
+    out, calls = tmp_path / "out", tmp_path / "calls"
+    variables = {**slurm, "PROCESSES_PER_NODE": processes}
     flags = ["--config", str(finished_run.recipe), "--output_dir", str(out), "--num_train_epochs"]
-    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT, *flags]
-    of_another_job = ["-c", "import time; time.sleep(600)", "-u", SCRIPT]
+    job = ["bash", "scripts/slurm/train.sbatch", f"accelerate_configs/{strategy}.yaml", SCRIPT, *flags]
+    sleeper = [*python(), "-c", "import time; time.sleep(600)", "-u", SCRIPT]
+    rank_of_another_job = {**variables, "SLURM_JOB_ID": "77", "ACCELERATE_MIXED_PRECISION": "no"}
     with (
-        subprocess.Popen([*python(), *of_another_job], env={**variables, "SLURM_JOB_ID": "77"}) as other,
+        subprocess.Popen(sleeper, env=rank_of_another_job) as another,
+        subprocess.Popen(sleeper, env=variables) as no_rank,
         subprocess.Popen([*job, "100"], cwd=ROOT, env=variables) as started,
     ):
-        wait_for(lambda: (out / "train_log.jsonl").exists(), 180)
-        started.send_signal(signal.SIGUSR1)
-        assert started.wait(90) == 0
-        assert other.poll() is None
-        other.kill()
+        try:
+            wait_for(lambda: (out / "train_log.jsonl").exists(), 180)
+            started.send_signal(signal.SIGUSR1)
+            assert started.wait(90) == 0
+            assert [another.poll(), no_rank.poll()] == [None, None]
+        finally:
+            for each in (another, no_rank, started):
+                each.kill()
     assert calls.read_text(encoding="utf-8") == "requeue 7\n"
     assert '"state": "resumable"' in (out / "status.json").read_text(encoding="utf-8")
 
@@ -62,6 +76,17 @@ def test_a_slurm_job_saves_is_queued_again_and_goes_on(finished_run: FinishedRun
     assert "Going on from " in again.stderr
     assert (out / "metrics.json").exists()
     assert calls.read_text(encoding="utf-8") == "requeue 7\n"
+
+
+def test_a_slurm_job_that_dies_before_it_begins_is_not_queued_again_for_what_the_last_one_told(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    output.write_status(tmp_path / "out", "resumable", "stopped after step 4, which is saved.")
+    (tmp_path / "bin" / "srun").write_text("#!/bin/bash\nexit 3\n", encoding="utf-8")
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT]
+    ended = subprocess.run([*job, "--output_dir", str(tmp_path / "out")], cwd=ROOT, env=slurm, check=False)
+    assert ended.returncode == 3
+    assert not (tmp_path / "calls").exists()
 
 
 def test_a_slurm_job_without_an_output_dir_is_refused() -> None:
@@ -99,3 +124,14 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed(finished_run: FinishedRun
     result = job.start(f"SIGKILL@{STEP}:6@1")
     assert result.returncode == 0, result.stderr
     assert job.outcome() == unbroken.outcome()
+
+
+def test_torchrun_starts_a_run_that_was_asked_to_stop_in_vain(finished_run: FinishedRun, tmp_path: Path) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "3"))
+    result = job.start(f"SIGTERM@{STEP}:3")  # of each rank, in each start
+    assert result.returncode != 0
+    assert job.status["state"] == "resumable"
+    assert job.status["message"].startswith("stopped after step 4, which is saved."), result.stderr
+    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
+    assert "Going on from" not in (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
+    assert processes_of(job.folder) == []
