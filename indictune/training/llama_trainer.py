@@ -60,24 +60,6 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
             return JoinRows()
         return PadToLongest(self._pad_token_id, "right", with_row_numbers=evaluating)
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """TRL's loss of a micro-batch, without the entropy and the accuracy beside it. For these, TRL (1.16) gathers
-        four numbers from all ranks and reads them on the host, at every micro-batch. A callback comes after that.
-        """
-        if return_outputs or num_items_in_batch is None or self.aux_loss_enabled:  # the last: a mixture of experts
-            return super().compute_loss(  # type: ignore[no-untyped-call]
-                model, inputs, return_outputs, num_items_in_batch
-            )
-        outputs = model(**inputs, use_cache=False, fused_lm_head=True)
-        loss = -outputs.log_probs.sum() / torch.as_tensor(num_items_in_batch).clamp(min=1)
-        return loss * self.accelerator.num_processes  # over which gradients are averaged
-
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The summed loss, the tokens that count and the right ones."""
         outputs = model(**inputs, fused_lm_head=True)

@@ -12,7 +12,6 @@ from datasets import Dataset
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
-from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune.data.collation import IndexedRows, JoinRows, PadToLongest
 from indictune.models.unpadded import ATTENTION
@@ -136,47 +135,6 @@ class TestMicroBatches:
         in_pieces = one_step(tiny_trainer(base, tmp_path, rows, **settings))
         assert in_pieces[0] == pytest.approx(whole[0], abs=1e-5)
         assert_same(whole[1], in_pieces[1])
-
-
-class TestNumbersReadOnTheHost:
-    """Each is one that a GPU is waited for."""
-
-    @staticmethod
-    def of_a_step(base: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
-        """How often `Tensor.item` is called in a step of two micro-batches that is not logged and ends no epoch."""
-        rows = answer_rows(*[9, 5, 12, 7] * 9)
-        reads = [0]
-        original = torch.Tensor.item
-
-        def item(tensor: torch.Tensor) -> float:
-            reads[0] += 1
-            return original(tensor)
-
-        counts = {}
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "item", item)
-            for steps in (2, 6):
-                reads[0] = 0
-                cut = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "global_batch_size": 6}
-                tiny_trainer(base, folder, rows, **cut, max_steps=steps, logging_steps=100).train()
-                counts[steps] = reads[0]
-        return (counts[6] - counts[2]) / 4
-
-    def test_a_step_has_none(self, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.of_a_step(base, tmp_path, monkeypatch) == 0
-
-    def test_with_the_loss_of_trl_it_has(self, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Else `LlamaTrainer.compute_loss` can go."""
-        monkeypatch.setattr(LlamaTrainer, "compute_loss", SFTTrainer.compute_loss)
-        assert self.of_a_step(base, tmp_path, monkeypatch) >= 2
-
-    def test_the_loss_is_that_of_trl(self, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        loss, moved = one_step(tiny_trainer(base, tmp_path, ROWS))
-        monkeypatch.setattr(LlamaTrainer, "compute_loss", SFTTrainer.compute_loss)
-        loss_of_trl, moved_of_trl = one_step(tiny_trainer(base, tmp_path, ROWS))
-        assert loss == loss_of_trl
-        for name, each in moved_of_trl.items():
-            assert torch.equal(moved[name], each), name
 
 
 class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
