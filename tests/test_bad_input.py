@@ -82,7 +82,7 @@ class Job:
             before = result.stderr.partition(f"indictune: {message}\n")[0]
             assert "Traceback" not in before
         if self.out.exists():
-            assert {path.name for path in self.out.iterdir()} <= {"status.json", "logs"}
+            assert {path.name for path in self.out.iterdir()} <= {"status.json", "logs", ".lock"}
         lines = message.splitlines()
         if len(lines) == 1:
             return Refused(lines, result.stdout, result.stderr)

@@ -45,7 +45,8 @@ def on_two_nodes(strategy: str, recipe: Path, folders: list[Path], event: str | 
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param("ddp", marks=slow), "fsdp2", pytest.param("zero1", marks=slow), "zero3"]
+    "strategy",
+    ["fsdp2", pytest.param("ddp", marks=slow), pytest.param("zero1", marks=slow), pytest.param("zero3", marks=slow)],
 )
 def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     strategy: str, finished_run: FinishedRun, tmp_path: Path

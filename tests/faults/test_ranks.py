@@ -102,6 +102,7 @@ def test_a_rank_that_waits_in_c_for_a_killed_one_ends_soon_and_names_it(
     assert said.endswith(f"indictune: {expected}\n")
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_ended_well_ends_no_other(finished_run: FinishedRun, tmp_path: Path) -> None:
     event = "STUCK@indictune.training.results:write_metrics:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event) as (first, second):
@@ -110,6 +111,7 @@ def test_a_rank_that_has_ended_well_ends_no_other(finished_run: FinishedRun, tmp
             first.wait(7)  # the other's death, without a word, would have ended it after 4
 
 
+@pytest.mark.slow
 def test_a_signal_that_a_dead_ranks_launcher_sends_is_no_request_to_stop(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
