@@ -53,11 +53,13 @@ def compare(rows: Sequence[Row], vocab_size: int, folder: Path) -> dict[str, lis
     """What the profiler found in each run, by contender, with one vocabulary."""
     model, train_file = folder / "model", write_rows(rows, folder / "train.jsonl")
     write_model(model, rows, vocab_size)
-    job = Job(model, train_file, 3 * STEPS, 3 * STEPS, folder)
     grouped = grouped_by_length(model, rows, 3, STEPS)
     chosen = [each for each in contenders(grouped) if each.title in TITLES]
     found: dict[str, list[dict[str, Any]]] = {title: [] for title in TITLES}
-    for _ in range(RUNS):
+    for run in range(RUNS):
+        own = folder / f"run-{run}"
+        own.mkdir()
+        job = Job(model, train_file, 3 * STEPS, 3 * STEPS, own)
         for each in chosen:
             found[each.title].append(Runner(each, job, profile).finish())
     return found
