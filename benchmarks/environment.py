@@ -24,7 +24,8 @@ IMPORTED_AS = {"scikit-learn": "sklearn"}
 
 def environment() -> dict[str, Any]:
     """Hardware, versions and date."""
-    changes = _git("status", "--porcelain", "--untracked-files=no")
+    # What programs before this one have written is no change of what runs.
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)benchmarks/results")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "date": datetime.date.today().isoformat(),
