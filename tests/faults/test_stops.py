@@ -132,9 +132,10 @@ def test_a_signal_to_all_processes_reaches_no_worker(recipe: Path, unbroken: dic
     flags += ["--load_best_model_at_end", "false", "--save_strategy", "no", "--logging_steps", "1"]
     command = [*python(), SCRIPT, *flags]
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL) as started:
-        wait_for(lambda: (job.folder / "train_log.jsonl").exists(), 60)
+        log = job.folder / "train_log.jsonl"
+        wait_for(lambda: log.exists() and bool(log.read_text(encoding="utf-8")), 60)  # the workers have started
         os.killpg(started.pid, signal.SIGTERM)
-        assert started.wait(30) == EXIT_RESUMABLE
+        assert started.wait(30) == EXIT_RESUMABLE, (job.folder / "logs/rank-0.log").read_text(encoding="utf-8")
     assert job.status["message"].startswith("stopped after step ")
 
 
