@@ -54,11 +54,11 @@ def _damage_read_by_all(
 
     A disk that lacks files is given them before by one that has them all, and to which nobody else can write.
     """
-    output_dir = Path(str(args.output_dir))
-    is_whole = not checkpoints.damage(checkpoint, thorough=False)
-    gives = is_whole and (trust_checkpoint or _why_not_own(checkpoint, output_dir) is None)
-    nodes.give_files(checkpoint, gives, args, disks_group)
-    sharding.barrier()
+    if args.save_on_each_node:
+        is_whole = not checkpoints.damage(checkpoint, thorough=False)
+        gives = is_whole and (trust_checkpoint or _why_not_own(checkpoint, Path(str(args.output_dir))) is None)
+        nodes.give_files(checkpoint, gives, args, disks_group)
+        sharding.barrier()
     manifest = checkpoints.read_manifest(checkpoint)
     problems = checkpoints.damage(checkpoint, share=nodes.share_of_files(args))
     parts = sharding.from_all((problems, manifest.save if manifest else ""))
@@ -208,7 +208,7 @@ def newest_whole(
             if best is not None and best != checkpoint and args.load_best_model_at_end:
                 problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
             if not problems:
-                return checkpoint, best
+                return checkpoint, best if best is not None and best.is_dir() else None
             spare = spare or checkpoint
         for problem in problems[:3]:
             logger.warning("checkpoint-%d cannot be gone on from: %s", step, problem)

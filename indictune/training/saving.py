@@ -21,7 +21,6 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from indictune.data.batching import TrainingBatches
@@ -121,14 +120,17 @@ def finish(trainer: ExactTrainer) -> None:
             shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
     sharding.barrier()
     if args.should_save:
-        _rotate(args, output_dir, last)
+        _rotate(trainer, output_dir, last)
     trainer.stop_request.agreed |= any(asked for _, _, asked, _ in parts)
 
 
-def _rotate(args: TrainingArguments, output_dir: Path, last: Path) -> None:
+def _rotate(trainer: ExactTrainer, output_dir: Path, last: Path) -> None:
     """Delete what `--save_total_limit` leaves no room for. A disk that refuses ends no run: `last` is there."""
+    # Not `best_global_step`: it may be a step that was evaluated and not saved.
+    named = trainer.state.best_model_checkpoint
+    best = None if named is None else checkpoints.step_of(Path(named))
     try:
-        checkpoints.rotate(output_dir, args.save_total_limit, checkpoints.best_step(last), last)
+        checkpoints.rotate(output_dir, trainer.args.save_total_limit, best, last)
     except OSError as error:
         logger.warning("%s is saved, and an older checkpoint cannot be removed: %s", last.name, error)
 

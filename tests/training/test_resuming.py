@@ -88,6 +88,12 @@ class TestNewestWhole:
     def test_comes_with_the_best_that_was_saved(self, found: list[Path], args: TrainingArguments) -> None:
         assert resuming.newest_whole(found, "auto", args, False) == (found[2], found[1])
 
+    def test_comes_without_a_best_that_is_gone_and_not_needed(
+        self, found: list[Path], args: TrainingArguments
+    ) -> None:
+        shutil.rmtree(found[1])
+        assert resuming.newest_whole([found[0], found[2]], "auto", args, False) == (found[2], None)
+
     def test_one_whose_best_is_whole_comes_first_where_it_is_needed(
         self, found: list[Path], args: TrainingArguments
     ) -> None:
