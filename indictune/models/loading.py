@@ -195,7 +195,8 @@ def read_weights(
 def runs_own_code(model: Model) -> bool:
     """Whether the model runs Python code that came with its files, which the user has then allowed."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
-    return type(base).__module__.startswith("transformers_modules")
+    # A split model is of a class that torch derives from its own.
+    return any(each.__module__.startswith("transformers_modules") for each in type(base).__mro__)
 
 
 def read_base_of(

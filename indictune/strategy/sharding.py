@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 T = TypeVar("T")
@@ -70,6 +72,26 @@ def _forget_unused_renamings(model: PreTrainedModel) -> None:
 def architecture_of(model: nn.Module) -> str:
     """The name of a model's class as `config.json` has it; a split model is of a class that torch makes of it."""
     return type(model).__name__.removeprefix("FSDP")
+
+
+def save_code(model: nn.Module, folder: str | Path) -> None:
+    """Write the modules of a split model that has code of its own, and name its class in its configuration.
+
+    Of a split model transformers 5.23 would write torch's files, where the class is from that FSDP2 has put in place
+    of the model's own; so that class is told to have no code. Of any other model the Trainer writes what it needs.
+
+    Args:
+        model: in training, without wrappers.
+        folder: of a checkpoint or a model; it is there.
+    """
+    own: Any = next((each for each in type(model).__mro__ if vars(each).get("_auto_class")), None)
+    if own is None or own is type(model):
+        return
+    cast(Any, type(model))._auto_class = None
+    custom_object_save(own, folder)
+    plain = cast(PreTrainedModel, model)
+    module = own.__module__.rpartition(".")[2]
+    plain.config.auto_map = {**plain.config.auto_map, own._auto_class: f"{module}.{own.__name__}"}
 
 
 def gather_full_model(accelerator: Accelerator) -> None:

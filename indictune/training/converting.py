@@ -125,6 +125,8 @@ def _describe(checkpoint: Path, folder: Path) -> None:
     copy_files(checkpoint.parent, [RECIPE], folder)
     if "auto_map" in json.loads(config_file(checkpoint).read_text(encoding="utf-8")):
         copy_files(checkpoint, ["*.py"], folder)
+        for script in folder.glob("zero_to_*.py"):  # DeepSpeed's, not the model's
+            script.unlink()
 
 
 def _model(args: CheckpointArguments, checkpoint: Path, weights: dict[str, Tensor]) -> PreTrainedModel:

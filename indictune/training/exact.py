@@ -35,7 +35,7 @@ from indictune.training.epochs import EpochShuffle
 from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
 from indictune.training.randomness import RandomStates
-from indictune.training.stopping import Stopped, StopRequest, leave_to_the_run
+from indictune.training.stopping import DeafWorkers, Stopped, StopRequest
 
 Batch = dict[str, torch.Tensor]
 
@@ -308,20 +308,22 @@ class ExactTrainer(Trainer):
             raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save, with four things mended for which a callback on saving comes too late.
+        """Save, with five things mended for which a callback on saving comes too late.
 
         Where checkpoints are kept in shards, the Trainer writes nothing here, and then looks whether the folder of the
         best checkpoint is there, each rank for itself (5.23, `_save_checkpoint`). It may be there for one rank and not
         yet for another: seen is one rank loading the best model at the end while the other waited for it, for ever.
         So such a checkpoint would not say what model it is of. peft leaves the configuration out of an adapter's
-        folder. And a saved model has all rows of its embedding.
+        folder. A split model's own code is saved (`sharding.save_code`). And a saved model has all rows of its
+        embedding.
         """
         folder = output_dir or str(self.args.output_dir)
         if self.args.should_save:
             Path(folder).mkdir(parents=True, exist_ok=True)
+            model = self.accelerator.unwrap_model(self.model)
+            sharding.save_code(model, folder)
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
-            model = self.accelerator.unwrap_model(self.model)
             save_adapter_extras(model, folder)
             save_whole_vocabulary(model, folder)
             if Path(folder) != Path(str(self.args.output_dir)):  # a checkpoint
@@ -383,7 +385,7 @@ class ExactTrainer(Trainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=leave_to_the_run,
+            multiprocessing_context=DeafWorkers() if self.args.dataloader_num_workers else None,
         )
 
 

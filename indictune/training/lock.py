@@ -56,6 +56,15 @@ def held(output_dir: Path) -> TextIO:
     return file
 
 
+def is_free(output_dir: Path) -> bool:
+    """Whether no other process has the folder. Not for the process that has it: to look would give it back."""
+    try:
+        with (output_dir / LOCK).open("r+", encoding="utf-8") as file:
+            return _other(file) is None
+    except OSError:  # there is none, or it is not ours to write
+        return True
+
+
 def _other(file: TextIO) -> str | None:
     """Lock a file; returns who has, where somebody else has."""
     try:

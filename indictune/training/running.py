@@ -141,10 +141,10 @@ def _tell(session: Session, state: output.State, message: str, started: float) -
 
 
 def _report(session: Session, state: output.State, message: str) -> None:
-    """Tell the user how the run ended, on the console and in `status.json`."""
+    """Tell the user how the run ended, on the console and in `status.json`, unless that is of a run that goes on."""
     if message:
         session.tell(f"indictune: {message}")
-    if session.is_named:
+    if session.is_named and session.has_folder:
         try:
             output.write_status(session.output_dir, state, message)
         except OSError as error:

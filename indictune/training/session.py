@@ -101,6 +101,11 @@ class Session:
                 f"--output_dir {self.output_dir}: cannot be written to ({error.strerror}); name another folder."
             ) from error
 
+    @property
+    def has_folder(self) -> bool:
+        """Whether no other run writes to the folder, as far as rank 0 can tell; the other ranks take it for so."""
+        return self.rank != 0 or self._lock is not None or lock.is_free(self.output_dir)
+
     def show(self, text: str) -> None:
         """Print a result to standard output, on rank 0."""
         if self.rank == 0:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.context import ForkContext, ForkProcess
 from types import FrameType
 
 # SLURM sends SIGTERM, or SIGUSR1 with `--signal=USR1@120`.
@@ -81,13 +82,26 @@ class StopRequest:
                 os.write(descriptor, line.encode())
 
 
-def leave_to_the_run(_worker: int) -> None:
-    """Let a process that reads rows ahead ignore the signals (`worker_init_fn` of a loader).
+class _Deaf(ForkProcess):
+    def start(self) -> None:
+        """Start it with the signals blocked, which a new process takes over before it runs a line.
 
-    Where they are sent to all processes, it would die of them, and the run of its death.
+        A handler would come too late: torch sets its own first, by which a SIGTERM ends the process.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class DeafWorkers(ForkContext):
+    """Starts processes that leave the signals to the run (`multiprocessing_context` of a loader).
+
+    Where signals are sent to all processes, those that read rows ahead would die of them, and the run of their death.
     """
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+
+    Process = _Deaf
 
 
 def end_with_launcher(environ: Mapping[str, str]) -> None:

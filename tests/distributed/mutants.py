@@ -83,10 +83,21 @@ def without_released_parameters() -> None:
     engine_class.empty_partition_cache = lambda engine: None
 
 
+def without_its_code() -> None:
+    """The code that transformers takes for that of a split model."""
+    sharding.save_code = lambda model, folder: None
+
+
 # Workarounds of upstream faults. Where one of these runs well, upstream has mended its own, and ours can go.
 WITHOUT = {
     each.__name__: each
-    for each in (without_mended_names, without_borrowed_type, without_chosen_blocks, without_released_parameters)
+    for each in (
+        without_mended_names,
+        without_borrowed_type,
+        without_chosen_blocks,
+        without_released_parameters,
+        without_its_code,
+    )
 }
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 from indictune.training import lock
@@ -19,11 +20,15 @@ def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_pat
     with lock.held(job.folder):
         result = job.start()
         assert result.returncode == 2, result.stderr
-        assert job.status["message"] == (
-            f"--output_dir {job.folder}: another run writes to it (process {os.getpid()} on {socket.gethostname()}). "
-            "Wait for its end, or name another folder."
+        assert result.stderr.splitlines()[-1] == (
+            f"indictune: --output_dir {job.folder}: another run writes to it (process {os.getpid()} on "
+            f"{socket.gethostname()}). Wait for its end, or name another folder."
         )
         assert written.is_dir()
         assert not (job.folder / "logs").exists()
+        mistyped = replace(job, flags=("--learning_rate", "fast")).start()
+        assert mistyped.returncode == 2
+        assert "--learning_rate fast" in mistyped.stderr
+        assert not (job.folder / "status.json").exists()  # it would be taken for the first run's
     assert job.start().returncode == 0
     assert not written.exists()

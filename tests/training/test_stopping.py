@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tests.distributed.launching import ROOT
 
 SPEAK = """
@@ -35,3 +37,38 @@ def test_a_signal_may_come_while_a_message_waits_for_a_console_that_stands_still
     assert said.count("x") == 999_999
     assert "SIGTERM: a checkpoint is saved after this step, then the run ends; Ctrl-C ends it at once\n" in said
     assert said.endswith("asked: True\n")
+
+
+READ_AHEAD = """
+import os, signal, sys
+from torch.utils.data import DataLoader
+from indictune.training.stopping import SIGNALS, DeafWorkers
+
+def as_from_a_scheduler(worker):
+    # torch's handler is there, the worker's first row is not.
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+
+context = DeafWorkers() if sys.argv[2] == "deaf" else None
+rows = DataLoader(range(8), num_workers=2, worker_init_fn=as_from_a_scheduler, multiprocessing_context=context)
+print([int(row) for row in rows])
+print("blocked here:", signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
+
+def read_ahead(name: str, workers: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", READ_AHEAD, name, workers]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_a_new_process_that_reads_rows_ahead_hears_no_signal(name: str) -> None:
+    read = read_ahead(name, "deaf")
+    assert read.returncode == 0, read.stderr
+    assert read.stdout == "[0, 1, 2, 3, 4, 5, 6, 7]\nblocked here: set()\n"
+
+
+def test_else_it_would_end_and_the_run_with_it() -> None:
+    """Without `DeafWorkers` (torch 2.13)."""
+    read = read_ahead("SIGTERM", "torch's")
+    assert read.returncode == 1
+    assert "exited unexpectedly" in read.stderr
