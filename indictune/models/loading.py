@@ -192,7 +192,7 @@ def read_weights(
     return model, set(info["missing_keys"]) | mismatched
 
 
-def runs_own_code(model: Model) -> bool:
+def runs_own_code(model: nn.Module) -> bool:
     """Whether the model runs Python code that came with its files, which the user has then allowed."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     # A split model is of a class that torch derives from its own.

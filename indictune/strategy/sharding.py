@@ -111,6 +111,12 @@ def load_in_place(trainer: Trainer, checkpoint: str) -> None:
     trainer._load_optimizer_and_scheduler(checkpoint)
 
 
+def bare(trainer: Trainer) -> nn.Module:
+    """The model in training without what a strategy or the compiler has put around it: parameters have their names."""
+    model: nn.Module = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    return model
+
+
 def whole_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape that each parameter has when it is whole, also where this rank holds a part of it."""
     # A DTensor's shape is that of the whole; ZeRO-3 leaves an empty tensor, and notes the shape beside it.
@@ -125,7 +131,7 @@ def whole_norms(trainer: Trainer) -> dict[str, float]:
         engine: Any = trainer.model_wrapped
         engine.empty_partition_cache()
     norms = {}
-    for name, each in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
+    for name, each in bare(trainer).named_parameters():
         if not each.requires_grad:
             continue
         with gathered(each):

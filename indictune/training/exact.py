@@ -222,7 +222,7 @@ class ExactTrainer(Trainer):
         """Load weights, also those that another strategy has saved. A callback comes when the Trainer has refused."""
         checkpoint = Path(resume_from_checkpoint)
         if conversion.is_foreign(checkpoint, self.args):
-            conversion.load_weights(cast(nn.Module, self.model if model is None else model), checkpoint)
+            conversion.load_weights(sharding.bare(self), checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -234,7 +234,7 @@ class ExactTrainer(Trainer):
         """Load the best weights, which may be from before another strategy took over."""
         checkpoint = Path(str(self.state.best_model_checkpoint))
         if conversion.is_foreign(checkpoint, self.args):
-            conversion.load_weights(cast(nn.Module, self.model), checkpoint)
+            conversion.load_weights(sharding.bare(self), checkpoint)
         else:
             super()._load_best_model()
 
@@ -245,7 +245,7 @@ class ExactTrainer(Trainer):
             return
         assert self.lr_scheduler is not None
         optimizer = cast(AcceleratedOptimizer, self.optimizer).optimizer
-        conversion.load_states(cast(nn.Module, self.model), optimizer, Path(checkpoint))
+        conversion.load_states(sharding.bare(self), optimizer, Path(checkpoint))
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True))
 
     def _run_epoch(self, *args: Any, **settings: Any) -> None:
@@ -320,7 +320,7 @@ class ExactTrainer(Trainer):
         folder = output_dir or str(self.args.output_dir)
         if self.args.should_save:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            model = self.accelerator.unwrap_model(self.model)
+            model = sharding.bare(self)
             sharding.save_code(model, folder)
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:

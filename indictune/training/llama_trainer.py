@@ -20,6 +20,7 @@ from indictune.llama_arguments import LlamaTrainingArguments
 from indictune.models.causal import load_trained_causal
 from indictune.models.loading import Model, runs_own_code
 from indictune.models.unpadded import read_unpadded, reads_unpadded
+from indictune.strategy import sharding
 from indictune.training.exact import Batch, ExactTrainer
 
 
@@ -84,7 +85,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
             self._total_train_tokens = unlogged["num_tokens"]
 
     def reload(self, folder: Path) -> nn.Module:
-        trusts = runs_own_code(self.accelerator.unwrap_model(self.model))
+        trusts = runs_own_code(sharding.bare(self))
         return load_trained_causal(folder, compute_dtype(self.args), trusts, device_map="cpu")
 
 

@@ -19,6 +19,7 @@ from indictune.evaluation.tables import per_label_table, per_language_table
 from indictune.models.classifier import class_names, load_trained
 from indictune.models.loading import Model, runs_own_code
 from indictune.models.unpadded import classify_unpadded, uncounted_token
+from indictune.strategy import sharding
 from indictune.training.exact import Batch, ExactTrainer
 from indictune.training.loss import ExactLoss, row_losses
 
@@ -83,5 +84,5 @@ class IndicTrainer(ExactTrainer):
         return f"{per_language_table(block)}\n\n{per_label_table(block)}"
 
     def reload(self, folder: Path) -> nn.Module:
-        trusts = runs_own_code(self.accelerator.unwrap_model(self.model))
+        trusts = runs_own_code(sharding.bare(self))
         return load_trained(folder, trusts, device_map="cpu")

@@ -72,7 +72,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     """
     probe = _probe(trainer)
     trained = _logits(trainer, probe)
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = sharding.bare(trainer)
     active = active_embedding(model)
     shapes = sharding.whole_shapes(model)
     if active is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import FinishedRun
 from tests.distributed.launching import Run, accelerate, python, train
+from tests.faults.runs import STEP, Job
 
 pytestmark = pytest.mark.slow  # it compiles for minutes
 FLAGS = ("--dropout", "0", "--logging_steps", "1")
@@ -29,3 +31,19 @@ def test_its_losses_are_those_of_the_plain_one(
     assert compiled.series("loss") == pytest.approx(plain.series("loss"), abs=1e-4)
     assert compiled.series("loss") != plain.series("loss")  # other kernels round otherwise
     assert compiled.weights.keys() == plain.weights.keys()
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp2", "zero3"])
+def test_it_is_stopped_and_goes_on(finished_run: FinishedRun, tmp_path: Path, strategy: str) -> None:
+    launcher = python() if strategy == "single" else accelerate(strategy, 2)
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(launcher), ("--torch_compile", "true"))
+    job.start(f"SIGTERM@{STEP}:3")
+    assert job.status["state"] == "resumable"
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert "Going on from" in (job.folder / "logs/rank-0.log").read_text(encoding="utf-8")
+    whole = replace(job, folder=tmp_path / "whole")
+    assert whole.start().returncode == 0
+    for found, expected in zip(Run(job.folder).log, Run(whole.folder).log, strict=True):
+        assert found["step"] == expected["step"]
+        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
