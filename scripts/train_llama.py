@@ -19,7 +19,7 @@ from indictune.data.conversations import load_conversations
 from indictune.data.rejects import keep_rejected
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models.causal import check_packing, load_causal, load_causal_config
-from indictune.models.loading import load_tokenizer
+from indictune.models.loading import has_own_code, load_tokenizer
 from indictune.models.unpadded import reads_unpadded
 from indictune.strategy.sharding import reading_weights
 from indictune.training.continuing import train
@@ -49,7 +49,8 @@ def main(session: Session) -> None:
 
     keep_rejected(splits.folder, session.output_dir, session.rank)
     chats = tokenise_splits(splits, tokenizer, template, data_args)
-    padded = not (data_args.packing or reads_unpadded(config, model_args.attn_implementation))
+    own_code = has_own_code(model_args, config)
+    padded = not (data_args.packing or reads_unpadded(config, model_args.attn_implementation, own_code))
     session.fit_batches(LlamaTrainingArguments, lengths_of(chats.train), chats.place, padded)
     args = session.start(LlamaTrainingArguments, has_validation=splits.validation is not None)
     session.warn([*splits.notes, *chats.notes])

@@ -19,7 +19,7 @@ from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
 from indictune.data.rejects import keep_rejected
 from indictune.models.classifier import label_order, load_classifier, load_classifier_config
-from indictune.models.loading import load_tokenizer
+from indictune.models.loading import has_own_code, load_tokenizer
 from indictune.models.unpadded import pads
 from indictune.models.vocabulary import check_active_vocabulary
 from indictune.strategy.sharding import reading_weights
@@ -44,7 +44,8 @@ def main(session: Session) -> None:
         planned = partial(session.planned, SentimentTrainingArguments)
         check_active_vocabulary(planned("active_vocabulary"), model_args.method, str(planned("optim")))
     with session.checks():
-        padded = pads(planned("padding_free"), config, model_args.attn_implementation)
+        own_code = has_own_code(model_args, config)
+        padded = pads(planned("padding_free"), config, model_args.attn_implementation, own_code)
     with session.checks():
         data_args = session.build(DataArguments)
         splits = load_splits(data_args)

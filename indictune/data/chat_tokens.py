@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ _ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
 _EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 _JINJA_ERRORS = (Exception,)  # a template computes, and can go wrong in any way
+
+# What a template that writes today's date gets, so that a run goes on after midnight with the rows that it had. It is
+# the day that LLaMA 3's own templates fall back on.
+DAY = datetime.datetime(2024, 7, 26)
 
 _BATCH_ROWS = 500  # what the tokenizer makes of a long row takes megabytes for a while
 _MAX_PLACES = 20
@@ -310,6 +315,7 @@ def _written_out(
             chat_template=template,
             return_assistant_tokens_mask=marked,
             add_generation_prompt=open_answer,
+            strftime_now=DAY.strftime,
             **cast(dict[str, Any], tokenizer.special_tokens_map),
         ),
     )

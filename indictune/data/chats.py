@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -85,7 +84,6 @@ def tokenise_splits(
     loaded = {name: rows for name, rows in given.items() if rows is not None}
     parts = [
         *(tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, args.packing),
-        datetime.date.today().isoformat() if "strftime_now" in template else None,
         splits.folder.name,
     ]
     make = partial(_prepare, splits.folder, loaded, tokenizer, template, args)

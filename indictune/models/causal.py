@@ -25,6 +25,7 @@ from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.loading import (
     Model,
     check_vocabulary,
+    has_own_code,
     load_config,
     read_base_of,
     read_weights,
@@ -67,6 +68,11 @@ def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
         raise UserError(
             f"--packing: {args.model_name_or_path} is of the type {config.model_type}, not known to keep packed "
             f"documents apart ({', '.join(PACKED_MODELS)} are). Leave --packing out."
+        )
+    if has_own_code(args, config):
+        raise UserError(
+            f"--packing with --trust_remote_code: the code that comes with {args.model_name_or_path} is not known to "
+            "keep packed documents apart. Leave --packing out."
         )
     if args.attn_implementation not in PACKED_ATTENTION:
         raise UserError(

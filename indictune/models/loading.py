@@ -192,6 +192,12 @@ def read_weights(
     return model, set(info["missing_keys"]) | mismatched
 
 
+def has_own_code(args: ModelArguments, config: PreTrainedConfig) -> bool:
+    """Whether the model will be of a class that comes with its files, and not of one of transformers'."""
+    own = config.to_dict().get("auto_map") or {}
+    return args.trust_remote_code and any(name.startswith("AutoModel") for name in own)
+
+
 def runs_own_code(model: nn.Module) -> bool:
     """Whether the model runs Python code that came with its files, which the user has then allowed."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model

@@ -1,7 +1,8 @@
 """Models that read a batch as one sequence without padding, each row seeing itself alone.
 
 `JoinRows` makes such batches. The model's own `forward` runs, so that whatever a strategy hooks into it still fires:
-rows are kept apart by an attention function, and a classifier's head gets each row's own token by a forward hook.
+rows are kept apart by an attention function, and a classifier's head gets each row's own token, or the mean of its
+tokens, by a forward hook.
 """
 
 from __future__ import annotations
@@ -41,26 +42,30 @@ CLASSIFIERS = ("albert", "bert", "llama", "modernbert", "roberta", "xlm-roberta"
 CAUSAL = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
 
 
-def why_padded(config: PreTrainedConfig, attn_implementation: str | None) -> str | None:
+def why_padded(config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False) -> str | None:
     """Why a classifier has to pad its rows, or None if it need not.
 
     Args:
         config: of the model.
         attn_implementation: the attention that the user named, if any.
+        own_code: the model's class comes with its files, and may read any token, or see any.
     """
+    if own_code:
+        return "the model has code of its own, which is not known to keep joined rows apart"
     if config.model_type not in CLASSIFIERS:
         return (
             f"models of the type {config.model_type} are not known to work without it ({', '.join(CLASSIFIERS)} are)"
         )
     if attn_implementation is not None:
         return f"--attn_implementation {attn_implementation} needs it"
-    if config.to_dict().get("classifier_pooling", "cls") != "cls":
-        return "the model reads the mean of all tokens, not the first one"
     return None
 
 
 def pads(
-    padding_free: Literal["auto", "on", "off"], config: PreTrainedConfig, attn_implementation: str | None
+    padding_free: Literal["auto", "on", "off"],
+    config: PreTrainedConfig,
+    attn_implementation: str | None,
+    own_code: bool = False,
 ) -> bool:
     """Whether a classifier's rows are padded.
 
@@ -72,7 +77,7 @@ def pads(
     Raises:
         UserError: `on`, and the model cannot do without padding.
     """
-    reason = why_padded(config, attn_implementation)
+    reason = why_padded(config, attn_implementation, own_code)
     if reason is not None and padding_free == "on":
         raise UserError(f"--padding_free on: {reason}. Leave it out, and rows are padded by length.")
     if reason is not None and padding_free == "auto":
@@ -80,9 +85,9 @@ def pads(
     return reason is not None or padding_free == "off"
 
 
-def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None) -> bool:
+def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False) -> bool:
     """Whether a causal language model with this attention, or the default, may be given to `read_unpadded`."""
-    return config.model_type in CAUSAL and attn_implementation in (None, "sdpa")
+    return config.model_type in CAUSAL and attn_implementation in (None, "sdpa") and not own_code
 
 
 def uncounted_token(config: PreTrainedConfig) -> int | None:
@@ -109,8 +114,10 @@ def classify_unpadded(model: nn.Module) -> None:
     else:
         # BERT's and ALBERT's pooler belongs to the base model, and reads what their encoder gives.
         base = own.base_model
-        encoder = base if own.config.model_type == "modernbert" else base.encoder
-        encoder.register_forward_hook(_first_tokens, with_kwargs=True)
+        is_modern = own.config.model_type == "modernbert"
+        encoder = base if is_modern else base.encoder
+        takes_means = is_modern and own.config.classifier_pooling == "mean"
+        encoder.register_forward_hook(_means if takes_means else _first_tokens, with_kwargs=True)
 
 
 def _own(model: nn.Module) -> Any:
@@ -123,6 +130,16 @@ def _first_tokens(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, 
     if "cu_seq_lens_q" in kwargs:
         starts = kwargs["cu_seq_lens_q"][:-1]
         output.last_hidden_state = output.last_hidden_state[0, starts][:, None]
+    return output
+
+
+def _means(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """A forward hook: of each row the mean of its tokens' states, as [rows, 1, width]."""
+    if "cu_seq_lens_q" in kwargs:
+        states, lengths = output.last_hidden_state[0], kwargs["cu_seq_lens_q"].diff()
+        # `unsafe`: else a GPU would be waited for to check the lengths.
+        means = torch.segment_reduce(states.float(), "mean", lengths=lengths, axis=0, unsafe=True)
+        output.last_hidden_state = means[:, None].to(states.dtype)
     return output
 
 

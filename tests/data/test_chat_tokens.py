@@ -360,6 +360,17 @@ def refusal(tokenizer: PreTrainedTokenizerBase, name: str | None, train_on_promp
     return refused.value.message
 
 
+def test_a_template_that_writes_the_date_writes_the_same_on_every_day(byte_level: PreTrainedTokenizerFast) -> None:
+    """Else a run that is stopped could not go on after midnight: its rows would be others."""
+    template = (
+        "{{ strftime_now('%d %b %Y') }}{% for message in messages %}{% if message.role == 'user' %}"
+        "{{ message.content }}{% else %}{% generation %}{{ message.content }}{% endgeneration %}{% endif %}"
+        "{% endfor %}"
+    )
+    written = byte_level.decode(prompt_ids(chat(HINDI[0]), byte_level, template))
+    assert written == f"26 Jul 2024{HINDI[0][0]}"
+
+
 def test_a_name_that_is_none_is_refused(byte_level: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     expected = "there is no such template; expected chatml, llama2, llama3 or plain, or a .jinja file."
     missing = str(tmp_path / "gone.jinja")

@@ -319,6 +319,15 @@ class TestPacking:
         with pytest.raises(UserError, match="--packing: some/model is of the type bert, not known to keep packed"):
             check_packing(ModelArguments("some/model"), CONFIGS["bert"]())
 
+    def test_own_code_is_refused_where_it_would_run(self) -> None:
+        config = CONFIGS["llama"]()
+        config.auto_map = {"AutoModelForCausalLM": "modeling_abacus.Abacus"}
+        check_packing(ModelArguments("some/llama"), config)  # transformers' own class is taken
+        with pytest.raises(UserError, match="--packing with --trust_remote_code: the code that comes with some/llama"):
+            check_packing(ModelArguments("some/llama", trust_remote_code=True), config)
+        config.auto_map = {"AutoConfig": "configuration_abacus.Config"}
+        check_packing(ModelArguments("some/llama", trust_remote_code=True), config)
+
 
 class TestWhatIsReadAgain:
     @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
