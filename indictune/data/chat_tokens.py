@@ -30,9 +30,12 @@ _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
 _EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 _JINJA_ERRORS = (Exception,)  # a template computes, and can go wrong in any way
 
-# What a template that writes today's date gets, so that a run goes on after midnight with the rows that it had. It is
-# the day that LLaMA 3's own templates fall back on.
-DAY = datetime.datetime(2024, 7, 26)
+# The day that a template writes as today's, so that a run goes on after midnight with the rows that it had. It is the
+# one that LLaMA 3's own templates fall back on. transformers makes a text of a function that is given to a template.
+_DAY = datetime.datetime(2024, 7, 26)
+_DIRECTIVES = ("%a", "%A", "%b", "%B", "%d", "%H", "%I", "%j", "%m", "%M", "%p", "%S", "%x", "%X", "%y", "%Y")
+_FORMATTED = "".join(f"|replace('{each}', '{_DAY.strftime(each)}')" for each in _DIRECTIVES)
+_TODAY = f"{{%- macro strftime_now(format) -%}}{{{{ format{_FORMATTED} }}}}{{%- endmacro -%}}"
 
 _BATCH_ROWS = 500  # what the tokenizer makes of a long row takes megabytes for a while
 _MAX_PLACES = 20
@@ -312,10 +315,9 @@ def _written_out(
         tuple[list[str], list[list[Span]]],
         render_jinja_template(
             [cast(list[dict[str, Any]], messages)],
-            chat_template=template,
+            chat_template=_TODAY + template if "strftime_now" in template else template,
             return_assistant_tokens_mask=marked,
             add_generation_prompt=open_answer,
-            strftime_now=DAY.strftime,
             **cast(dict[str, Any], tokenizer.special_tokens_map),
         ),
     )

@@ -363,7 +363,8 @@ def refusal(tokenizer: PreTrainedTokenizerBase, name: str | None, train_on_promp
 def test_a_template_that_writes_the_date_writes_the_same_on_every_day(byte_level: PreTrainedTokenizerFast) -> None:
     """Else a run that is stopped could not go on after midnight: its rows would be others."""
     template = (
-        "{{ strftime_now('%d %b %Y') }}{% for message in messages %}{% if message.role == 'user' %}"
+        "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
+        "{% for message in messages %}{% if message.role == 'user' %}"
         "{{ message.content }}{% else %}{% generation %}{{ message.content }}{% endgeneration %}{% endif %}"
         "{% endfor %}"
     )
