@@ -48,9 +48,13 @@ def _contains(outer: nn.ModuleList, inner: nn.ModuleList) -> bool:
 def fit_to_model(model: nn.Module) -> None:
     """Make one config file serve every architecture. To be called before the Trainer exists.
 
-    Tells accelerate which classes FSDP wraps (nothing else reads it), and mends the names of saved weights.
+    Tells accelerate which classes FSDP wraps (nothing else reads it), and mends the names of saved weights. A model
+    that FSDP2 splits is compiled block by block: around a model that is compiled as a whole the hooks that gather and
+    free its layers never run (accelerate 1.15, `compile_regions_fsdp2`), and nothing was compiled (torch 2.13).
     """
     os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(repeated_blocks(model))
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             _forget_unused_renamings(module)

@@ -21,6 +21,7 @@ from indictune.data.cache import write_through
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 UNFINISHED = ".unfinished-checkpoint"  # its sibling while it is written
+UNFINISHED_MODEL = ".unfinished-model"
 _REPLACED = ".replaced-checkpoint"
 _HASHED_AT_ONCE = 4
 EVERY_FILE = slice(None)
@@ -181,7 +182,7 @@ def remove_leftovers(output_dir: Path) -> None:
     manifest = read_manifest(replaced)
     if manifest is not None and not path_of(output_dir, manifest.step).exists():
         replaced.rename(path_of(output_dir, manifest.step))
-    for leftover in (replaced, *output_dir.glob(f"{UNFINISHED}*")):
+    for leftover in (replaced, output_dir / UNFINISHED_MODEL, *output_dir.glob(f"{UNFINISHED}*")):
         shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -326,7 +326,7 @@ class ExactTrainer(Trainer):
         if self.args.should_save:
             save_adapter_extras(model, folder)
             save_whole_vocabulary(model, folder)
-            if Path(folder) != Path(str(self.args.output_dir)):  # a checkpoint
+            if Path(folder).name.startswith(checkpoints.PREFIX):
                 save_row_ids(model, folder)
                 if not list(Path(folder).glob("*.safetensors")):
                     tokenizer = cast(PreTrainedTokenizerBase, self.processing_class)

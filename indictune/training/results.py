@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from datasets import Dataset
 from huggingface_hub import HfApi
 from transformers.trainer_utils import TrainOutput
 
+from indictune.data.cache import write_through
 from indictune.strategy import sharding
 from indictune.training import output
+from indictune.training.checkpoints import UNFINISHED_MODEL
 from indictune.training.exact import ExactTrainer
 from indictune.training.session import Session
 from indictune.training.throughput import Throughput
@@ -31,14 +34,32 @@ PUBLISHED = (
 
 
 def save(trainer: ExactTrainer, session: Session) -> None:
-    """Save the trained model in `--output_dir`, and make sure that it is the trained one. All ranks must call it.
+    """Save the trained model in `--output_dir`, whole or not at all. All ranks must call it.
+
+    It is written beside its place and read back, and then put there.
 
     Raises:
-        SavedModelError: it is not.
+        SavedModelError: it is not the trained one.
     """
     sharding.gather_full_model(trainer.accelerator)
-    trainer.save_model(trainer.args.output_dir, _internal_call=True)  # pushed once, by `finish`, when all is written
-    verify_saved(trainer, session.output_dir)
+    unfinished = session.output_dir / UNFINISHED_MODEL
+    trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
+    verify_saved(trainer, unfinished)
+    if trainer.args.should_save:
+        put_in_place(unfinished, session.output_dir)
+
+
+def put_in_place(folder: Path, target: Path) -> None:
+    """Move all that is in a folder to another, weights last, once it is on the disk. The folder is gone then."""
+    for path in sorted(folder.iterdir(), key=lambda path: ".safetensors" in path.name):
+        there = target / path.name
+        if path.is_dir():
+            shutil.rmtree(there, ignore_errors=True)
+        else:
+            write_through(path)
+        path.replace(there)
+    write_through(target)
+    folder.rmdir()
 
 
 def finish(

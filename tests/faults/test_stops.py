@@ -170,6 +170,17 @@ def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_pa
     assert checkpoints.damage(last) == []
 
 
+def test_a_model_is_in_its_place_when_it_is_whole(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+    job = Job(recipe, tmp_path / "out")
+    # Written, and not yet read back.
+    assert job.start("SIGKILL@indictune.training.results:verify_saved:1").returncode == -9
+    assert (job.folder / checkpoints.UNFINISHED_MODEL / "model.safetensors").is_file()
+    assert not (job.folder / "model.safetensors").exists()
+    assert job.start().returncode == 0
+    assert not (job.folder / checkpoints.UNFINISHED_MODEL).exists()
+    assert job.outcome() == unbroken
+
+
 def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     assert job.start("SIGKILL@indictune.training.results:save:1").returncode == -9
