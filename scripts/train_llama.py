@@ -11,6 +11,7 @@ deepspeed --num_gpus 8 scripts/train_llama.py --deepspeed ds_configs/zero3_offlo
 
 import sys
 
+import indictune.held_signals  # noqa: F401, before all that is slow
 from indictune.config import read_recipe
 from indictune.data.chat_tokens import answer_ends
 from indictune.data.chats import set_template, tokenise_splits

@@ -12,6 +12,7 @@ deepspeed --num_gpus 8 scripts/train_sentiment.py --deepspeed ds_configs/zero3.j
 import sys
 from functools import partial
 
+import indictune.held_signals  # noqa: F401, before all that is slow
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.data.collation import lengths_of

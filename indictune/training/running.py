@@ -87,6 +87,7 @@ def _outcome(
 ) -> tuple[output.State, str]:
     """How this rank's run ended, and what there is to say of it."""
     try:
+        stopping.let_through()
         stopping.end_with_launcher(os.environ)
         session.open_log(replaceable)
         main(session)

@@ -82,6 +82,15 @@ class StopRequest:
                 os.write(descriptor, line.encode())
 
 
+def let_through() -> None:
+    """Let the signals come that `held_signals` has held back, where somebody listens by now.
+
+    Raises:
+        Stopped: one has come meanwhile.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
 class _Deaf(ForkProcess):
     def start(self) -> None:
         """Start it with the signals blocked, which a new process takes over before it runs a line.

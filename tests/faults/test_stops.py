@@ -139,6 +139,37 @@ def test_a_signal_to_all_processes_reaches_no_worker(recipe: Path, unbroken: dic
     assert job.status["message"].startswith("stopped after step ")
 
 
+def test_a_signal_while_a_script_imports_is_heard_when_it_has(tmp_path: Path) -> None:
+    """A preempted job is queued again by its `status.json`."""
+    jobs = {
+        name: (tmp_path / name.lower(), [*python(), f"scripts/{script}.py", "--config", f"recipes/{recipe}/demo.yaml"])
+        for name, script, recipe in (
+            ("SIGTERM", "train_sentiment", "sentiment"),
+            ("SIGUSR1", "train_llama", "llama"),
+        )
+    }
+    started = {
+        name: subprocess.Popen([*command, "--output_dir", str(folder)], cwd=ROOT, stderr=-1, text=True)
+        for name, (folder, command) in jobs.items()
+    }
+    for name, process in started.items():
+        number = getattr(signal, name)
+        wait_for(lambda pid=process.pid, number=number: _holds_back(pid, number), 60)
+        process.send_signal(number)
+    for name, process in started.items():
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == EXIT_RESUMABLE, said
+        status = json.loads((jobs[name][0] / "status.json").read_text(encoding="utf-8"))
+        assert status["state"] == "resumable"
+        assert status["message"].startswith(f"stopped by {name} before there was anything to save.")
+
+
+def _holds_back(pid: int, number: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    (blocked,) = (line.split()[1] for line in lines if line.startswith("SigBlk:"))
+    return bool(int(blocked, 16) >> (number - 1) & 1)
+
+
 # Stopped in its last evaluation, after its last step in the middle of an epoch; and in the second of two evaluations
 # of four batches, which was no better than the first.
 AT_ITS_LAST_STEP = ("--max_steps", "6", "--eval_steps", "6", "--save_steps", "6")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from accelerate.utils import TorchDynamoPlugin
 from peft import LoraConfig, TaskType, get_peft_model
 from torch import nn
 from transformers import AutoModelForSequenceClassification
@@ -68,3 +69,14 @@ def test_accelerate_is_told_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "SomethingElse")
     fit_to_model(classifier("bert"))
     assert os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] == "BertLayer"
+
+
+def test_a_split_model_is_compiled_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", raising=False)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
+    fit_to_model(classifier("bert"))
+    assert not TorchDynamoPlugin(backend="inductor").use_regional_compilation
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "false")  # so that it is put back
+    fit_to_model(classifier("bert"))
+    assert TorchDynamoPlugin(backend="inductor").use_regional_compilation

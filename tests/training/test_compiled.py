@@ -29,7 +29,8 @@ def test_its_losses_are_those_of_the_plain_one(
     compiled = train(launcher, tmp_path / "compiled", *flags)
     assert len(plain.log) == 8
     assert compiled.series("loss") == pytest.approx(plain.series("loss"), abs=1e-4)
-    assert compiled.series("loss") != plain.series("loss")  # other kernels round otherwise
+    # Other kernels round otherwise; those of single blocks, which is what FSDP2 leaves to compile, do not.
+    assert (compiled.series("loss") != plain.series("loss")) == (strategy != "fsdp2")
     assert compiled.weights.keys() == plain.weights.keys()
 
 

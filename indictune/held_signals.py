@@ -1,0 +1,9 @@
+"""Holds back the signals that ask a run to stop, until it listens (`stopping.let_through`).
+
+Scripts import it before all else, for this alone: their imports take seconds, in which a signal would end the process
+without a word. Ctrl-C is not held back: whoever types it looks on.
+"""
+
+import signal
+
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
