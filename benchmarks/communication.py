@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.environment import environment, write_results
 from indictune.layout import table
+from indictune.strategy.communication import sent_bytes
 
 ROOT = Path(__file__).parents[1]
 RANKS = 2
@@ -74,23 +75,15 @@ def expected_bytes(
         accumulation_steps: micro-batches of a step.
         gpu: NCCL scatters sums; torch's gloo (2.13) sends whole sums to all, and each rank keeps its share.
     """
-    gather = (RANKS - 1) / RANKS  # in a ring, of the gathered bytes
-    reduce = 2 * gather  # a sum that all get: scattered, then gathered
-    gradients = count.elements * BYTES[reduce_dtype]
-    weights = count.elements * weight_bytes
-    if strategy == "ddp":
-        return reduce * gradients
-    if strategy == "fsdp2":
-        scatter = gather if gpu else reduce
-        again = count.elements_in_units * weight_bytes
-        return scatter * gradients + accumulation_steps * gather * (weights + again)
-    # DeepSpeed 0.19 sums in whole buckets and keeps its share, too. ZeRO-1 does so once a step. ZeRO-3 gathers once a
-    # micro-batch while all weights are fewer than `stage3_max_reuse_distance` (1e9): they stay for the backward pass.
-    if strategy == "zero1":
-        return reduce * gradients + gather * weights
-    if strategy == "zero2":
-        return accumulation_steps * reduce * gradients + gather * weights
-    return accumulation_steps * (reduce * gradients + gather * weights)
+    return sent_bytes(
+        strategy,
+        RANKS,
+        gradients=count.elements * BYTES[reduce_dtype],
+        weights=count.elements * weight_bytes,
+        weights_again=count.elements_in_units * weight_bytes,
+        accumulation_steps=accumulation_steps,
+        gpu=gpu,
+    )
 
 
 def count_bytes(strategy: str, folder: Path, *flags: str, as_trainer: bool = False) -> list[Count]:

@@ -17,6 +17,7 @@ from indictune.errors import UserError
 from indictune.models.loading import Model
 from indictune.models.vocabulary import ActiveEmbedding, check_row_ids, obstacle, obstacle_of_optimizer, used_ids
 from indictune.strategy.check import came_up
+from indictune.strategy.communication import sent_bytes
 from indictune.strategy.sharding import gathered
 
 logger = logging.getLogger(__name__)
@@ -88,9 +89,9 @@ def _chosen(
 def _in_words(active: ActiveEmbedding, args: SentimentTrainingArguments) -> str:
     rows, width = active.weight.shape
     unused = (len(active.position_of) - rows) * width
-    memory, gradient = saved_bytes(unused, args)
+    memory, traffic = saved_bytes(unused, args)
     kinds = "weights, gradient and AdamW's states" if _has_two_states(args) else "weights and gradient"
-    sent = f", {_size(gradient)} less of gradient to send at each step" if args.world_size > 1 else ""
+    sent = f", {_size(traffic)} less to send at each step" if args.world_size > 1 else ""
     decay = (
         f". Rows that no text uses keep their start, where --weight_decay {args.weight_decay:g} would shrink them"
         if args.weight_decay > 0
@@ -103,7 +104,7 @@ def _in_words(active: ActiveEmbedding, args: SentimentTrainingArguments) -> str:
 
 
 def saved_bytes(unused: int, args: SentimentTrainingArguments) -> tuple[int, int]:
-    """What is not stored on each process, and not sent as gradient in a step.
+    """What each process does not store, and does not send in a step.
 
     Args:
         unused: numbers in the rows that are left out.
@@ -116,7 +117,16 @@ def saved_bytes(unused: int, args: SentimentTrainingArguments) -> tuple[int, int
     each = {"weights": 2 if in_half else 4, "gradient": 2 if in_half else 4, "states": states}
     split = SPLIT.get(family, ())
     memory = sum(size / (args.world_size if kind in split else 1) for kind, size in each.items())
-    return round(unused * memory), unused * getattr(torch, args.reduce_dtype).itemsize
+    # Of an embedding, FSDP2 keeps what it has gathered for the backward pass.
+    traffic = sent_bytes(
+        family,
+        args.world_size,
+        gradients=unused * getattr(torch, args.reduce_dtype).itemsize,
+        weights=unused * (2 if args.bf16 or args.fp16 else 4),
+        weights_again=0,
+        accumulation_steps=args.gradient_accumulation_steps,
+    )
+    return round(unused * memory), round(traffic)
 
 
 def _has_two_states(args: SentimentTrainingArguments) -> bool:

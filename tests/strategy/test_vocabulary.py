@@ -139,22 +139,24 @@ def test_the_log_tells_what_is_saved(
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "memory", "gradient"),
+    ("family", "settings", "memory", "sent"),
     [
         ("ddp", {}, 16, 4),
         ("ddp", {"bf16": True}, 16, 4),
         ("ddp", {"reduce_dtype": "bfloat16"}, 16, 2),
         ("fsdp2", {}, 8, 4),
-        ("zero1", {}, 12, 4),
-        ("zero2", {}, 10, 4),
-        ("zero3", {}, 8, 4),
-        ("zero3", {"bf16": True}, 8, 4),
-        ("zero2", {"bf16": True}, 9, 4),
+        ("fsdp2", {"gradient_accumulation_steps": 3}, 8, 8),
+        ("zero1", {}, 12, 6),
+        ("zero2", {}, 10, 6),
+        ("zero3", {}, 8, 6),
+        ("zero3", {"bf16": True}, 8, 5),
+        ("zero2", {"bf16": True}, 9, 5),
+        ("zero2", {"gradient_accumulation_steps": 2}, 10, 10),
     ],
 )
 def test_what_two_processes_save_of_each_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, settings: dict[str, Any], memory: int, gradient: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, settings: dict[str, Any], memory: int, sent: int
 ) -> None:
     monkeypatch.setattr(vocabulary, "came_up", lambda args: family)
     monkeypatch.setattr(SentimentTrainingArguments, "world_size", 2)
-    assert saved_bytes(1000, arguments(tmp_path, **settings)) == (1000 * memory, 1000 * gradient)
+    assert saved_bytes(1000, arguments(tmp_path, **settings)) == (1000 * memory, 1000 * sent)
