@@ -34,7 +34,7 @@ bench: $(STAMP)  ## measure on a CPU what the documents claim, within 10 minutes
 	$(BIN)/python -m benchmarks.startup
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.dealing
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chat_preparation --rows 4000
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.preparation --rows 20000 100000 --vocabularies 30000 --repeats 1
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.preparation --rows 10000 40000 80000 --vocabularies 30000 --repeats 1
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

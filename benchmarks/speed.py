@@ -11,8 +11,8 @@ layers compute; on a CPU, attention alone pads rows of like length (`LIKE_LENGTH
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step.
 `--steps` of a lap make it longer where the machine is unsteady; the table has the median of the laps' ratios, the
 least and the largest. `--seeds` (minutes) compares bf16 with fp32 instead, by the mean of five seeds beside their
-spread. `--compile` (minutes) adds a contender of a compiled model; its first lap, which is left out, has the
-compilation.
+spread. `--compile` (minutes) adds a contender of a compiled model; its first lap, which is left out, has most of the
+compilation, and the least of its ratios a lap that met lengths for which it compiled anew.
 """
 
 from __future__ import annotations

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import Trainer, TrainingArguments
 
 from indictune.data.batching import (
     NO_ROW,
@@ -242,3 +247,28 @@ class TestEvaluationBatches:
     def test_a_last_step_is_no_larger_than_its_rows_need(self) -> None:
         assert self.ranks([1] * 6, 4, 2) == [[[0, 1, 2]], [[3, 4, 5]]]
         assert self.ranks([1] * 7, 4, 2) == [[[0, 1, 2, 3]], [[4, 5, 6, NO_ROW]]]
+
+
+@pytest.mark.parametrize(("seed", "data_seed"), [(42, None), (7, 3)])
+def test_global_batches_are_those_of_transformers_trainer(tmp_path: Path, seed: int, data_seed: int | None) -> None:
+    """The plain shuffled recipe, which the loss curve is compared with."""
+    args = TrainingArguments(
+        str(tmp_path),
+        seed=seed,
+        data_seed=data_seed,
+        per_device_train_batch_size=4,
+        remove_unused_columns=False,
+        use_cpu=True,
+        report_to="none",
+    )
+    rows = Dataset.from_dict({"input_ids": [[number] for number in range(13)]})
+    loader: Any = Trainer(torch.nn.Linear(1, 1), args, train_dataset=rows).get_train_dataloader()
+    ours = TrainingBatches([1] * 13, 4, 1, 0, 1, seed if data_seed is None else data_seed)
+    orders = []
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        ours.epoch = epoch
+        plain = [set(batch["input_ids"][:, 0].tolist()) for batch in loader]
+        assert [set(batch) - {NO_ROW} for batch in ours] == plain
+        orders.append(plain)
+    assert orders[0] != orders[1]
