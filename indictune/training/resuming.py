@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 from indictune.errors import UserError
 from indictune.strategy import handover, nodes, sharding
 from indictune.strategy.launch import Launch
-from indictune.training import checkpoints, settings
+from indictune.training import abandoned, checkpoints, settings
 from indictune.training.output import AUTO
 
 logger = logging.getLogger(__name__)
@@ -101,9 +101,11 @@ def check_trusted(
 
 def _why_not_own(checkpoint: Path, output_dir: Path) -> str | None:
     """Why others may have written a checkpoint; None where only this user can, by this run."""
-    if checkpoint.resolve().parent != output_dir.resolve() or checkpoint.is_symlink():
+    run, folder = output_dir.resolve(), checkpoint.resolve().parent
+    left_behind = folder.parent == run and abandoned.number_of(folder) > 0
+    if not (folder == run or left_behind) or checkpoint.is_symlink():
         return f"it is not in this run's --output_dir {output_dir}"
-    found = map(_open_to_others, (output_dir.resolve(), checkpoint, *sorted(checkpoint.rglob("*"))))
+    found = map(_open_to_others, (run, folder, checkpoint, *sorted(checkpoint.rglob("*"))))
     return next(filter(None, found), None)
 
 
