@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
@@ -129,18 +131,21 @@ def doubts_to_come(output_dir: Path, trust_checkpoint: bool) -> list[str]:
     return [f"--output_dir: {why}: its checkpoints would not be gone on from without --trust_checkpoint true."]
 
 
-def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int, optim: str) -> None:
-    """Refuse a checkpoint whose state this launch cannot take over.
+def check_fits(
+    checkpoint: Path, launch: Launch, global_batch_size: int, optim: str, configuration: Mapping[str, Any]
+) -> None:
+    """Refuse a checkpoint whose state this run cannot take over.
 
     Args:
         checkpoint: to go on from.
         launch: that would go on.
         global_batch_size: of this run.
         optim: `--optim` of this run.
+        configuration: of this run, or the part of it that is known: the flags of its model are looked at.
 
     Raises:
         UserError: it was written by another strategy and one of the two is ZeRO, by another number of ZeRO's
-            processes, with other global batches, or by another optimizer.
+            processes, with other global batches, by another optimizer, or with other trained weights.
     """
     manifest = checkpoints.read_manifest(checkpoint)
     assert manifest is not None  # `candidates` has read it
@@ -158,6 +163,7 @@ def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int, optim: 
             f"--optim {optim}: {checkpoint.name} was written with {before}, whose states are others; give "
             f"--optim {before}, or start afresh in another --output_dir."
         )
+    problems += settings.misfits(checkpoint, configuration)
     if not handover.can_go_on(manifest.strategy, manifest.world_size, launch):
         command = handover.command(manifest.strategy, manifest.world_size, sys.argv)
         problems.append(

@@ -179,7 +179,8 @@ class Session:
             for checkpoint in self._found[:1]:
                 resuming.check_trusted(checkpoint, self.output_dir, self.trusts_checkpoint)
                 optim = self._decided.get("optim", planned("optim"))
-                resuming.check_fits(checkpoint, self.launch, planned("global_batch_size"), optim)
+                rows, known = planned("global_batch_size"), resolved(*self._built)
+                resuming.check_fits(checkpoint, self.launch, rows, optim, known)
         with self.checks():
             check_hub_token(planned("push_to_hub"))
         with self.checks():
@@ -312,8 +313,9 @@ class Session:
         for each in filter(None, (chosen, self.best_checkpoint)):
             resuming.check_trusted(each, self.output_dir, self.trusts_checkpoint)
         if chosen is not None:
-            resuming.check_fits(chosen, self.launch, args.global_batch_size, OptimizerNames(args.optim).value)
-            self.warn(settings.differences(chosen, resolved(*self._built)))
+            optim, configuration = OptimizerNames(args.optim).value, resolved(*self._built)
+            resuming.check_fits(chosen, self.launch, args.global_batch_size, optim, configuration)
+            self.warn(settings.differences(chosen, configuration))
         self.checkpoint = None if chosen is None else str(chosen)
 
     def _watch(self, args: IndicTrainingArguments) -> None:

@@ -180,7 +180,7 @@ class TestFits:
     """What `write` makes is of DDP on 2 processes, with global batches of 8 rows."""
 
     def test_the_same_launch_goes_on_without_a_word(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), 8, "adamw_torch")
+        resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), 8, "adamw_torch", {})
         assert caplog.messages == []
 
     @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ class TestFits:
     def test_another_that_can_go_on_is_told(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, launch: Launch, told: str
     ) -> None:
-        resuming.check_fits(write(tmp_path, 4), launch, 8, "adamw_torch")
+        resuming.check_fits(write(tmp_path, 4), launch, 8, "adamw_torch", {})
         (message,) = caplog.messages
         assert message.startswith(f"checkpoint-4 was written by ddp on 2 process(es), and {told}")
         assert ("dropout draws other numbers" in message) == (launch.world_size != 2)
@@ -206,7 +206,7 @@ class TestFits:
         monkeypatch.setattr(sys, "argv", ["scripts/train.py", "--local_rank=1", "--seed", "3"])
         folder = write(tmp_path, 4)
         with pytest.raises(UserError) as raised:
-            resuming.check_fits(folder, Launch("zero3", 2), 8, "adamw_torch")
+            resuming.check_fits(folder, Launch("zero3", 2), 8, "adamw_torch", {})
         assert raised.value.problems == [
             f"--resume_from_checkpoint {folder}: was written by ddp on 2 process(es), and this run is zero3 on 2; "
             "ZeRO's states cannot be carried over. Go on with it by `accelerate launch --config_file "
@@ -215,4 +215,4 @@ class TestFits:
 
     def test_another_global_batch_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="--global_batch_size 16: checkpoint-4 was trained with 8"):
-            resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), 16, "adamw_torch")
+            resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), 16, "adamw_torch", {})
