@@ -16,7 +16,6 @@ import torch
 from huggingface_hub import get_token
 from transformers import PreTrainedConfig, set_seed
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-from transformers.training_args import OptimizerNames
 
 from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed, check_values
 from indictune.config import Recipe, resolved
@@ -178,9 +177,8 @@ class Session:
             self._found = resuming.candidates(self.output_dir, planned("resume_from_checkpoint"))
             for checkpoint in self._found[:1]:
                 resuming.check_trusted(checkpoint, self.output_dir, self.trusts_checkpoint)
-                optim = self._decided.get("optim", planned("optim"))
-                rows, known = planned("global_batch_size"), resolved(*self._built)
-                resuming.check_fits(checkpoint, self.launch, rows, optim, known)
+                known = {name: self._decided.get(name, planned(name)) for name in resuming.LOOKED_AT}
+                resuming.check_fits(checkpoint, self.launch, resolved(*self._built) | known)
         with self.checks():
             check_hub_token(planned("push_to_hub"))
         with self.checks():
@@ -313,8 +311,8 @@ class Session:
         for each in filter(None, (chosen, self.best_checkpoint)):
             resuming.check_trusted(each, self.output_dir, self.trusts_checkpoint)
         if chosen is not None:
-            optim, configuration = OptimizerNames(args.optim).value, resolved(*self._built)
-            resuming.check_fits(chosen, self.launch, args.global_batch_size, optim, configuration)
+            configuration = resolved(*self._built)
+            resuming.check_fits(chosen, self.launch, configuration)
             self.warn(settings.differences(chosen, configuration))
         self.checkpoint = None if chosen is None else str(chosen)
 
