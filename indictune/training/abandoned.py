@@ -73,5 +73,12 @@ def told(names: Sequence[str], folder: Path) -> str:
         folder: in which they are now.
     """
     newest = next((name for name in names if checkpoints.step_of(Path(name)) >= 0), None)
-    way_back = "" if newest is None else f" A whole one is gone on from by --resume_from_checkpoint {folder / newest}."
-    return f"This run goes on without what stood in its way, now in {folder}: {', '.join(names)}.{way_back}"
+    way_back = (
+        "" if newest is None else f" --resume_from_checkpoint {folder / newest} goes on from it, where it is whole."
+    )
+    return f"Moved to {folder}, because this run does not go on from it: {', '.join(names)}.{way_back}"
+
+
+def notes(output_dir: Path) -> list[str]:
+    """What the user should know of a folder in which something was left behind, in a sentence each."""
+    return [f"{path} holds what was left behind there: auto takes none of it." for path in folders(output_dir)]

@@ -82,11 +82,10 @@ def look(folder: Path) -> list[Found]:
     unfinished = [Found(path, None, [], unfinished=True) for path in checkpoints.listed(folder / UNFINISHED)]
     found = unfinished + [_looked_at(path) for path in checkpoints.listed(folder)]
     if not found:
-        left = "".join(f" {path} holds what its run has left behind." for path in abandoned.folders(folder))
-        raise UserError(
-            f"{folder}: holds no checkpoint (no {PREFIX}<step>). Name a run's --output_dir, or a checkpoint of "
-            f"it.{left}"
+        problem = (
+            f"{folder}: holds no checkpoint (no {PREFIX}<step>). Name a run's --output_dir, or a checkpoint of it."
         )
+        raise UserError(" ".join([problem, *abandoned.notes(folder)]))
     return sorted(found, key=lambda each: each.step, reverse=True)
 
 
@@ -139,7 +138,7 @@ def shown(folder: Path, found: Sequence[Found]) -> str:
         )
     elif is_finished(folder):
         lines.append("The run is finished: --resume_from_checkpoint auto trains nothing.")
-    lines += [f"{path} holds what this run has left behind." for path in abandoned.folders(folder)]
+    lines += abandoned.notes(folder)
     return "\n".join(lines)
 
 

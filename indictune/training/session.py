@@ -28,7 +28,7 @@ from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.shards import check_async_save
 from indictune.strategy.weights import check_weights, default_optimizer
-from indictune.training import checkpoints, lock, output, resuming, settings
+from indictune.training import abandoned, checkpoints, lock, output, resuming, settings
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
 from indictune.training.stopping import StopRequest
@@ -281,6 +281,7 @@ class Session:
             logger.info("Going on from %s", self.checkpoint)
         elif self.recipe.values.get("resume_from_checkpoint") == output.AUTO:
             logger.info("%s holds no whole checkpoint: starting afresh", self.output_dir)
+            self.warn(abandoned.notes(self.output_dir))
         logger.info(
             "%s on %d process(es), global batch of %d rows = %d x %d rows x %d accumulation step(s)",
             *(self.launch.strategy, args.world_size, args.global_batch_size, args.world_size),

@@ -48,8 +48,8 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
     result = replace(job, flags=(*other, *named)).start(f"SIGTERM@{STEP}:2")
     assert result.returncode == EXIT_RESUMABLE, result.stderr
     assert (
-        f"warning: This run goes on without what stood in its way, now in {left}: metrics.json, checkpoint-8, "
-        f"checkpoint-6. A whole one is gone on from by --resume_from_checkpoint {left / 'checkpoint-8'}."
+        f"warning: Moved to {left}, because this run does not go on from it: metrics.json, checkpoint-8, "
+        f"checkpoint-6. --resume_from_checkpoint {left / 'checkpoint-8'} goes on from it, where it is whole."
     ) in result.stderr
     assert (steps(job.folder), steps(left)) == ([6, 4, 2], [8, 6])
 
@@ -64,7 +64,7 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
     assert not abandoned.folders(job.folder)[1:]
 
     assert main(["checkpoint", str(job.folder)]) == 0
-    assert f"{left} holds what this run has left behind." in capsys.readouterr().out
+    assert f"{left} holds what was left behind there: auto takes none of it." in capsys.readouterr().out
     assert main(["checkpoint", str(left)]) == 0
     shown = capsys.readouterr().out
     assert "auto none" in shown
@@ -135,4 +135,7 @@ def test_a_folder_with_nothing_else_says_where_its_checkpoints_are(
 ) -> None:
     write(tmp_path / "abandoned-1", 4)
     assert main(["checkpoint", str(tmp_path)]) == 2
-    assert f"{tmp_path / 'abandoned-1'} holds what its run has left behind." in capsys.readouterr().err
+    assert (
+        f"{tmp_path / 'abandoned-1'} holds what was left behind there: auto takes none of it."
+        in capsys.readouterr().err
+    )
