@@ -11,7 +11,9 @@ from indictune.strategy.launch import Launch
 # states have no such way out: DeepSpeed's universal checkpoints were 8e-4 off in loss after 20 steps (0.19.8).
 _INTERCHANGEABLE = frozenset({"single", "ddp", "fsdp2"})
 
-_FLAGS_OF_LAUNCHES = ("--deepspeed", "--local_rank", "--fsdp")
+# The last follows from the number of processes.
+_FLAGS_OF_LAUNCHES = ("--deepspeed", "--local_rank", "--fsdp", "--gradient_accumulation_steps")
+_MICRO_BATCH = "--per_device_train_batch_size"
 
 
 def can_go_on(family: str, world_size: int, launch: Launch) -> bool:
@@ -27,14 +29,16 @@ def can_go_on(family: str, world_size: int, launch: Launch) -> bool:
     return (family, world_size) == (launch.family, launch.world_size)
 
 
-def command(family: str, world_size: int, typed: Iterable[str]) -> str:
+def command(family: str, world_size: int, typed: Iterable[str], per_device_batch_size: int | None = None) -> str:
     """What was typed, under the launcher that brings another strategy up.
 
     Args:
         family: of the strategy.
         world_size: its processes.
         typed: the script and its flags.
+        per_device_batch_size: in place of the one that was given, where that does not fit; None leaves it.
     """
+    dropped = (*_FLAGS_OF_LAUNCHES, *([] if per_device_batch_size is None else [_MICRO_BATCH]))
     launcher = ["python"]
     if family != "single":
         config = f"accelerate_configs/{family}.yaml"
@@ -42,8 +46,10 @@ def command(family: str, world_size: int, typed: Iterable[str]) -> str:
     kept: list[str] = []
     words = iter(typed)
     for word in words:
-        if word in _FLAGS_OF_LAUNCHES:
+        if word in dropped:
             next(words, None)  # its value
-        elif word.partition("=")[0] not in _FLAGS_OF_LAUNCHES:
+        elif word.partition("=")[0] not in dropped:
             kept.append(word)
+    if per_device_batch_size is not None:
+        kept += [_MICRO_BATCH, str(per_device_batch_size)]
     return shlex.join([*launcher, *kept])

@@ -12,7 +12,7 @@ from indictune.command_arguments import CheckpointArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.layout import table
-from indictune.training import checkpoints
+from indictune.training import abandoned, checkpoints
 from indictune.training.checkpoints import MANIFEST, PREFIX, UNFINISHED, Manifest
 from indictune.training.output import is_finished
 
@@ -82,9 +82,10 @@ def look(folder: Path) -> list[Found]:
     unfinished = [Found(path, None, [], unfinished=True) for path in checkpoints.listed(folder / UNFINISHED)]
     found = unfinished + [_looked_at(path) for path in checkpoints.listed(folder)]
     if not found:
-        raise UserError(
+        problem = (
             f"{folder}: holds no checkpoint (no {PREFIX}<step>). Name a run's --output_dir, or a checkpoint of it."
         )
+        raise UserError(" ".join([problem, *abandoned.notes(folder)]))
     return sorted(found, key=lambda each: each.step, reverse=True)
 
 
@@ -100,7 +101,7 @@ def best_step(found: Sequence[Found]) -> int | None:
 
 def resumed_step(folder: Path, found: Sequence[Found]) -> int | None:
     """The step that `--resume_from_checkpoint auto` goes on from; None where it starts afresh, or trains nothing."""
-    if folder in [each.path for each in found] or is_finished(folder):
+    if folder in [each.path for each in found] or abandoned.number_of(folder) or is_finished(folder):
         return None
     return next((each.step for each in found if each.state == "whole"), None)
 
@@ -131,8 +132,13 @@ def shown(folder: Path, found: Sequence[Found]) -> str:
     lines += _versions(found)
     if resumed is not None:
         lines.append(f"--resume_from_checkpoint auto goes on from {PREFIX}{resumed}.")
+    elif abandoned.number_of(folder):
+        lines.append(
+            "A run has left these behind: --resume_from_checkpoint takes the one that it names, and auto none."
+        )
     elif is_finished(folder):
         lines.append("The run is finished: --resume_from_checkpoint auto trains nothing.")
+    lines += abandoned.notes(folder)
     return "\n".join(lines)
 
 

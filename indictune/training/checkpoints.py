@@ -256,8 +256,6 @@ def rotate(output_dir: Path, limit: int | None, best_step: int | None, last: Pat
         return
     kept = {last} | ({path_of(output_dir, best_step)} if best_step else set())
     free = [path for path in listed(output_dir) if path not in kept]  # the newest first
-    # Those of later steps were damaged, or of a run that this one has left.
-    free.sort(key=lambda path: step_of(path) > step_of(last))
     for path in free[max(limit - len(kept & set(listed(output_dir))), 0) :]:
         remove(path)
 

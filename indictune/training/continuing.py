@@ -11,7 +11,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 from transformers.trainer_utils import TrainOutput
 
 from indictune.errors import UserError
-from indictune.training import checkpoints, saving
+from indictune.strategy import sharding
+from indictune.training import abandoned, checkpoints, saving
 from indictune.training.checkpoints import Manifest
 from indictune.training.exact import ExactTrainer
 from indictune.training.saving import UNLOGGED
@@ -74,6 +75,33 @@ def unlogged_of_task(checkpoint: Path) -> dict[str, Any]:
     for path in checkpoint.glob(UNLOGGED.format(rank="*")):
         return dict(json.loads(path.read_text(encoding="utf-8"))["task"])
     return {}
+
+
+class LeaveBehind(TrainerCallback):
+    """Moves away what the run does not go on from, before its first step, when nothing can refuse the checkpoint any
+    more. It would be taken for this run's: `auto` would return to it, and a step that is bad roll back to it.
+
+    Args:
+        output_dir: of the run.
+        checkpoint: that it goes on from; None where it starts afresh.
+    """
+
+    def __init__(self, output_dir: Path, checkpoint: Path | None) -> None:
+        self.output_dir = output_dir
+        self.checkpoint = checkpoint
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        left = abandoned.not_gone_on_from(self.output_dir, self.checkpoint)
+        numbers = map(abandoned.number_of, abandoned.folders(self.output_dir))
+        on_disks = sharding.from_all((max(numbers, default=0), [path.name for path in left]))
+        names = list(dict.fromkeys(name for _, own in on_disks for name in own))
+        if not names:
+            return
+        folder = self.output_dir / f"{abandoned.PREFIX}{max(number for number, _ in on_disks) + 1}"
+        if args.should_save and left:
+            abandoned.move(left, folder)
+        sharding.barrier()
+        logger.warning("%s", abandoned.told(names, folder))
 
 
 class GoOn(TrainerCallback):

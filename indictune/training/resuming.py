@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
 from indictune.errors import UserError
-from indictune.strategy import handover, nodes, sharding
+from indictune.strategy import batch, handover, nodes, sharding
 from indictune.strategy.launch import Launch
-from indictune.training import checkpoints, settings
+from indictune.training import abandoned, checkpoints, settings
 from indictune.training.output import AUTO
 
 logger = logging.getLogger(__name__)
+
+LOOKED_AT = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_device", "optim")
 
 
 def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Path]:
@@ -101,9 +105,11 @@ def check_trusted(
 
 def _why_not_own(checkpoint: Path, output_dir: Path) -> str | None:
     """Why others may have written a checkpoint; None where only this user can, by this run."""
-    if checkpoint.resolve().parent != output_dir.resolve() or checkpoint.is_symlink():
+    run, folder = output_dir.resolve(), checkpoint.resolve().parent
+    left_behind = folder.parent == run and abandoned.number_of(folder) > 0
+    if not (folder == run or left_behind) or checkpoint.is_symlink():
         return f"it is not in this run's --output_dir {output_dir}"
-    found = map(_open_to_others, (output_dir.resolve(), checkpoint, *sorted(checkpoint.rglob("*"))))
+    found = map(_open_to_others, (run, folder, checkpoint, *sorted(checkpoint.rglob("*"))))
     return next(filter(None, found), None)
 
 
@@ -127,26 +133,26 @@ def doubts_to_come(output_dir: Path, trust_checkpoint: bool) -> list[str]:
     return [f"--output_dir: {why}: its checkpoints would not be gone on from without --trust_checkpoint true."]
 
 
-def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int, optim: str) -> None:
-    """Refuse a checkpoint whose state this launch cannot take over.
+def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose state this run cannot take over.
 
     Args:
         checkpoint: to go on from.
         launch: that would go on.
-        global_batch_size: of this run.
-        optim: `--optim` of this run.
+        configuration: of this run: the fields `LOOKED_AT`, and those of its model as far as they are known.
 
     Raises:
         UserError: it was written by another strategy and one of the two is ZeRO, by another number of ZeRO's
-            processes, with other global batches, or by another optimizer.
+            processes, with other global batches, by another optimizer, or with other trained weights.
     """
     manifest = checkpoints.read_manifest(checkpoint)
     assert manifest is not None  # `candidates` has read it
     flag = f"--resume_from_checkpoint {checkpoint}"
+    rows, optim = configuration["global_batch_size"], configuration["optim"]
     problems = []
-    if manifest.global_batch_size != global_batch_size:
+    if manifest.global_batch_size != rows:
         problems.append(
-            f"--global_batch_size {global_batch_size}: {checkpoint.name} was trained with "
+            f"--global_batch_size {rows}: {checkpoint.name} was trained with "
             f"{manifest.global_batch_size}, and its place in the rows counts in them; give that, or start "
             "afresh in another --output_dir."
         )
@@ -156,12 +162,12 @@ def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int, optim: 
             f"--optim {optim}: {checkpoint.name} was written with {before}, whose states are others; give "
             f"--optim {before}, or start afresh in another --output_dir."
         )
+    problems += settings.misfits(checkpoint, configuration)
     if not handover.can_go_on(manifest.strategy, manifest.world_size, launch):
-        command = handover.command(manifest.strategy, manifest.world_size, sys.argv)
         problems.append(
             f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "
             f"{launch.strategy} on {launch.world_size}; ZeRO's states cannot be carried over. Go on with it by "
-            f"`{command}`."
+            f"`{_command(manifest, configuration)}`."
         )
     if problems:
         raise UserError(problems)
@@ -173,6 +179,15 @@ def check_fits(checkpoint: Path, launch: Launch, global_batch_size: int, optim: 
             "go on where they were%s.",
             *(checkpoint.name, *wrote, *goes_on, drawn),
         )
+
+
+def _command(manifest: checkpoints.Manifest, configuration: Mapping[str, Any]) -> str:
+    """What goes on with a checkpoint: what was typed, under its launch, with micro-batches that fit there."""
+    fitting = planned = configuration["per_device_train_batch_size"]
+    if configuration["max_tokens_per_device"] is None:
+        fitting = batch.largest_that_fits(manifest.global_batch_size, planned, manifest.world_size)
+    changed = None if fitting == planned else fitting
+    return handover.command(manifest.strategy, manifest.world_size, sys.argv, changed)
 
 
 def newest_whole(

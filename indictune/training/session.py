@@ -16,7 +16,6 @@ import torch
 from huggingface_hub import get_token
 from transformers import PreTrainedConfig, set_seed
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-from transformers.training_args import OptimizerNames
 
 from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed, check_values
 from indictune.config import Recipe, resolved
@@ -29,7 +28,7 @@ from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.shards import check_async_save
 from indictune.strategy.weights import check_weights, default_optimizer
-from indictune.training import checkpoints, lock, output, resuming, settings
+from indictune.training import abandoned, checkpoints, lock, output, resuming, settings
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
 from indictune.training.stopping import StopRequest
@@ -178,8 +177,8 @@ class Session:
             self._found = resuming.candidates(self.output_dir, planned("resume_from_checkpoint"))
             for checkpoint in self._found[:1]:
                 resuming.check_trusted(checkpoint, self.output_dir, self.trusts_checkpoint)
-                optim = self._decided.get("optim", planned("optim"))
-                resuming.check_fits(checkpoint, self.launch, planned("global_batch_size"), optim)
+                known = {name: self._decided.get(name, planned(name)) for name in resuming.LOOKED_AT}
+                resuming.check_fits(checkpoint, self.launch, resolved(*self._built) | known)
         with self.checks():
             check_hub_token(planned("push_to_hub"))
         with self.checks():
@@ -282,6 +281,7 @@ class Session:
             logger.info("Going on from %s", self.checkpoint)
         elif self.recipe.values.get("resume_from_checkpoint") == output.AUTO:
             logger.info("%s holds no whole checkpoint: starting afresh", self.output_dir)
+            self.warn(abandoned.notes(self.output_dir))
         logger.info(
             "%s on %d process(es), global batch of %d rows = %d x %d rows x %d accumulation step(s)",
             *(self.launch.strategy, args.world_size, args.global_batch_size, args.world_size),
@@ -312,8 +312,9 @@ class Session:
         for each in filter(None, (chosen, self.best_checkpoint)):
             resuming.check_trusted(each, self.output_dir, self.trusts_checkpoint)
         if chosen is not None:
-            resuming.check_fits(chosen, self.launch, args.global_batch_size, OptimizerNames(args.optim).value)
-            self.warn(settings.differences(chosen, resolved(*self._built)))
+            configuration = resolved(*self._built)
+            resuming.check_fits(chosen, self.launch, configuration)
+            self.warn(settings.differences(chosen, configuration))
         self.checkpoint = None if chosen is None else str(chosen)
 
     def _watch(self, args: IndicTrainingArguments) -> None:

@@ -14,11 +14,14 @@ from indictune.training.output import RECIPE
 # `Optimizer.load_state_dict`, `LambdaLR.load_state_dict`).
 IN_THE_STATES = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 
+# They are in the names and shapes of an adapter's weights, and so in the optimizer's states.
+OF_THE_ADAPTER = ("lora_r", "lora_target_modules", "use_dora", "modules_to_save")
+
 # Others that decide what is learnt. Rows, their order and their tokens are compared by a digest, and
-# `--global_batch_size` and `--optim` are refused.
+# `--global_batch_size`, `--optim`, `--method` and those of the adapter's weights are refused.
 OF_THE_STEPS = (
-    *("model_name_or_path", "model_revision", "method", "dropout"),
-    *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_dora", "use_rslora", "modules_to_save"),
+    *("model_name_or_path", "model_revision", "dropout"),
+    *("lora_alpha", "lora_dropout", "use_rslora"),
     *("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
     *("bf16", "fp16", "reduce_dtype"),
@@ -63,6 +66,28 @@ def differences(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
     return notes
 
 
+def misfits(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
+    """Why the weights of a checkpoint do not fit the model of a run, in a sentence for each flag.
+
+    Args:
+        checkpoint: to go on from.
+        now: the configuration of the run, or the part of it that is known.
+    """
+    before = settings_of(checkpoint)
+    method = before.get("method")
+    names = ("method",) if method == "full" or method != now.get("method") else OF_THE_ADAPTER
+    return [
+        f"--{name} {_shown(now[name])}: {checkpoint.name} was written with --{name} {_shown(before[name])}, and its "
+        "weights fit no other; give that, or start afresh in another --output_dir."
+        for name in names
+        if name in before and name in now and _in_any_order(before[name]) != _in_any_order(now[name])
+    ]
+
+
+def _in_any_order(value: Any) -> Any:
+    return sorted(value) if isinstance(value, list) else value
+
+
 def other_optimizer(checkpoint: Path, optim: str) -> str | None:
     """The `--optim` that a checkpoint was written with, where `optim` cannot take its states over; else None."""
     before = settings_of(checkpoint).get("optim")
@@ -74,4 +99,4 @@ def _states(optim: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return " ".join(map(str, value)) or "(none)" if isinstance(value, list) else str(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import EarlyStoppingCallback
 
 from indictune.training import bad_steps, saving
-from indictune.training.continuing import GoOn
+from indictune.training.continuing import GoOn, LeaveBehind
 from indictune.training.exact import ExactTrainer
 from indictune.training.ranks import Progress
 from indictune.training.session import Session
@@ -32,6 +32,8 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     """
     throughput = Throughput(trainer.batches)
     trainer.stop_request = session.stop_request
+    checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
+    trainer.add_callback(LeaveBehind(session.output_dir, checkpoint))  # before the others read what is there
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
     path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
@@ -43,6 +45,6 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     if session.watchdog is not None:
         trainer.add_callback(Progress(session.watchdog))
-    if session.checkpoint is not None:
-        trainer.add_callback(GoOn(trainer, Path(session.checkpoint), session.best_checkpoint))
+    if checkpoint is not None:
+        trainer.add_callback(GoOn(trainer, checkpoint, session.best_checkpoint))
     return throughput

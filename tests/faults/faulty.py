@@ -6,9 +6,10 @@
 
 A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
 in the third after so many seconds, wherever the run is. `NAN` spoils what the call gives, `INFINITE_GRADIENT` what a
-trainer's method leaves in the model. `SLOW` holds the call up, `STUCK` for ever and deaf to signals. From `FULL` on
-no file grows large; from `EROFS` on, or any other name of an error, each call fails with it. Two events are joined by
-`+`.
+trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the newest checkpoint of the trainer
+whose method it is, `OPENED` lets other users write to them. `SLOW` holds the call up, `STUCK` for ever and deaf to
+signals. From `FULL` on no file grows large; from `EROFS` on, or any other name of an error, each call fails with it.
+Two events are joined by `+`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ import sys
 import threading
 import time
 from functools import reduce
+from pathlib import Path
 from typing import Any
+
+from indictune.training import checkpoints
 
 SLOW_S = 5
 FULL_BYTES = 200_000
@@ -35,6 +39,16 @@ def _wait_in_c() -> None:
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
+
+
+def spoil(path: Path, how: str) -> None:
+    """Change one byte of a file, or let others do so."""
+    if how == "OPENED":
+        path.chmod(0o666)
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
 
 
 def hit(event: str) -> None:
@@ -69,6 +83,8 @@ def hit(event: str) -> None:
             raise OSError(number, os.strerror(number))
         if now and name == "FULL":
             resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.RLIM_INFINITY))
+        if now and name in ("FLIPPED", "OPENED"):
+            spoil(checkpoints.listed(Path(args[0].args.output_dir))[0] / "optimizer.pt", name)
         result = original(*args, **settings)
         if now and name == "NAN":
             return result * float("nan")

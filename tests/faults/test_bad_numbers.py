@@ -15,7 +15,6 @@ from indictune.training import checkpoints
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate
 from tests.faults.runs import Job
-from tests.training.test_checkpoints import flip_a_bit
 
 # Two micro-batches a step: the fifth is of the third step.
 LOSS = "NAN@indictune.training.loss:ExactLoss.__call__:5"
@@ -105,30 +104,26 @@ def saved_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactor
     return job
 
 
-def rolled_back_at_step_5(saved_run: Job, folder: Path) -> tuple[Job, int, str]:
-    """Go on from step 2, past what stands there as step 4: the run, its exit code and what it said."""
-    flags = ["--resume_from_checkpoint", str(folder / "checkpoint-2"), "--on_nonfinite", "rollback"]
-    flags += ["--save_strategy", "no", "--load_best_model_at_end", "false"]
-    job = replace(saved_run, folder=folder, flags=tuple(flags))
-    result = job.start(LOSS)
+def rolled_back_at_step_5(saved_run: Job, folder: Path, fault: str) -> tuple[Job, int, str]:
+    """Go on from step 4, whose checkpoint is spoilt meanwhile: the run, its exit code and what it said."""
+    flags = ("--on_nonfinite", "rollback", "--save_strategy", "no", "--load_best_model_at_end", "false")
+    job = replace(saved_run, folder=shutil.copytree(saved_run.folder, folder), flags=flags)
+    in_training = f"{fault}@indictune.training.exact:ExactTrainer.training_step:1"
+    result = job.start(f"{in_training}+NAN@indictune.training.loss:ExactLoss.__call__:1")
     return job, result.returncode, result.stderr
 
 
 def test_a_damaged_checkpoint_is_not_rolled_back_to(saved_run: Job, tmp_path: Path) -> None:
-    folder = shutil.copytree(saved_run.folder, tmp_path / "out")
-    flip_a_bit(folder / "checkpoint-4" / "optimizer.pt")
-    job, code, said = rolled_back_at_step_5(saved_run, folder)
+    job, code, said = rolled_back_at_step_5(saved_run, tmp_path / "out", "FLIPPED")
     assert code == 0, said
-    assert f"{folder / 'checkpoint-4' / 'optimizer.pt'} is not as it was written" in said
+    assert f"{job.folder / 'checkpoint-4' / 'optimizer.pt'} is not as it was written" in said
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
 
 
 def test_a_checkpoint_that_others_can_write_is_not_rolled_back_to(saved_run: Job, tmp_path: Path) -> None:
-    folder = shutil.copytree(saved_run.folder, tmp_path / "out")
-    (folder / "checkpoint-4" / "optimizer.pt").chmod(0o666)
-    job, code, said = rolled_back_at_step_5(saved_run, folder)
+    job, code, said = rolled_back_at_step_5(saved_run, tmp_path / "out", "OPENED")
     assert code == 2, said
-    assert job.status["message"].startswith(f"--on_nonfinite rollback to {folder / 'checkpoint-4'}: ")
+    assert job.status["message"].startswith(f"--on_nonfinite rollback to {job.folder / 'checkpoint-4'}: ")
     assert "can be written by other users" in job.status["message"]
 
 

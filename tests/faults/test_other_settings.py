@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -62,14 +64,17 @@ def test_the_same_settings_go_on_without_a_word(job: Job) -> None:
     assert "other settings" not in result.stderr
 
 
-def test_another_optimizer_is_refused_with_all_other_problems_and_before_the_model_is_read(job: Job) -> None:
-    result = replace(job, flags=(*job.flags, "--optim", "sgd", "--save_total_limit", "0")).start()
+def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_before_the_model_is_read(job: Job) -> None:
+    flags = ("--optim", "sgd", "--save_total_limit", "0", "--method", "lora", "--lora_r", "4")
+    result = replace(job, flags=(*job.flags, *flags)).start()
     assert result.returncode == 2
     assert job.status["message"].splitlines() == [
-        "2 problems:",
+        "3 problems:",
         "  1. --optim sgd: checkpoint-4 was written with adamw_torch_fused, whose states are others; give --optim "
         "adamw_torch_fused, or start afresh in another --output_dir.",
-        "  2. --save_total_limit 0: expected at least 1; --save_strategy no --load_best_model_at_end false "
+        "  2. --method lora: checkpoint-4 was written with --method full, and its weights fit no other; give that, or "
+        "start afresh in another --output_dir.",
+        "  3. --save_total_limit 0: expected at least 1; --save_strategy no --load_best_model_at_end false "
         "saves none.",
     ]
 
@@ -97,3 +102,58 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
     assert job.start(f"SIGTERM@{STEP}:3").returncode == EXIT_RESUMABLE
     assert replace(job, flags=(*job.flags, "--early_stopping_patience", str(patience))).start().returncode == 0
     assert checkpoints.listed(job.folder)[0].name == f"checkpoint-{last}"
+
+
+class TestMisfits:
+    """Of an adapter's weights; what is compared is what `recipe.yaml` holds."""
+
+    LORA: ClassVar[dict[str, Any]] = {
+        "method": "lora",
+        "lora_r": 8,
+        "lora_alpha": 16,
+        "lora_target_modules": ["query", "value"],
+        "use_dora": False,
+        "modules_to_save": [],
+    }
+
+    def misfits(self, folder: Path, before: Mapping[str, Any], **now: Any) -> list[str]:
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(dict(before)))
+        return settings.misfits(folder, {**before, **now})
+
+    @pytest.mark.parametrize(
+        ("name", "value", "told"),
+        [
+            ("method", "qlora", "--method qlora: {} was written with --method lora, "),
+            ("method", "full", "--method full: {} was written with --method lora, "),
+            ("lora_r", 16, "--lora_r 16: {} was written with --lora_r 8, "),
+            (
+                *("lora_target_modules", ["value"]),
+                "--lora_target_modules value: {} was written with --lora_target_modules query value, ",
+            ),
+            ("use_dora", True, "--use_dora True: {} was written with --use_dora False, "),
+            (
+                "modules_to_save",
+                ["pooler"],
+                "--modules_to_save pooler: {} was written with --modules_to_save (none), ",
+            ),
+        ],
+    )
+    def test_another_value_is_named_with_the_old_one(
+        self, tmp_path: Path, name: str, value: object, told: str
+    ) -> None:
+        way_out = "and its weights fit no other; give that, or start afresh in another --output_dir."
+        assert self.misfits(tmp_path, self.LORA, **{name: value}) == [told.format(tmp_path.name) + way_out]
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("lora_alpha", 32), ("lora_target_modules", ["value", "query"]), ("use_dora", False)]
+    )
+    def test_what_changes_no_shape_fits(self, tmp_path: Path, name: str, value: object) -> None:
+        assert self.misfits(tmp_path, self.LORA, **{name: value}) == []
+
+    def test_flags_of_adapters_count_for_nothing_where_there_is_none(self, tmp_path: Path) -> None:
+        assert self.misfits(tmp_path, {**self.LORA, "method": "full"}, lora_r=16) == []
+
+    def test_what_is_not_known_is_not_compared(self, tmp_path: Path) -> None:
+        assert settings.misfits(tmp_path, self.LORA) == []
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(self.LORA))
+        assert settings.misfits(tmp_path, {}) == []

@@ -39,3 +39,14 @@ def test_the_command_is_what_was_typed_under_another_launcher() -> None:
     assert command("fsdp2", 4, ["s.py", "--deepspeed=z.json", "--deepspeed"]) == (
         "accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 4 s.py"
     )
+
+
+@pytest.mark.parametrize(
+    "typed", [["--per_device_train_batch_size", "8"], ["--per_device_train_batch_size=8"], ["--seed", "1"]]
+)
+def test_the_command_has_the_micro_batch_that_fits_in_place_of_the_given_one(typed: list[str]) -> None:
+    words = command("zero2", 2, ["s.py", *typed, "--gradient_accumulation_steps", "1"], 4).split()
+    assert words.count("--per_device_train_batch_size") == 1
+    assert words[-2:] == ["--per_device_train_batch_size", "4"]
+    assert "--gradient_accumulation_steps" not in words
+    assert command("zero2", 2, ["s.py", *typed]).endswith(" ".join(["s.py", *typed]))

@@ -7,14 +7,23 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import TrainingArguments
 
 from indictune.errors import UserError
+from indictune.strategy.batch import accumulation_steps
 from indictune.strategy.launch import Launch
 from indictune.training import checkpoints, resuming
 from tests.training.test_checkpoints import flip_a_bit, truncate, write
+
+OF_THIS_RUN: dict[str, Any] = {
+    "global_batch_size": 8,
+    "per_device_train_batch_size": 4,
+    "max_tokens_per_device": None,
+    "optim": "adamw_torch",
+}
 
 
 def steps(output_dir: Path, asked: str | None) -> list[int]:
@@ -180,7 +189,7 @@ class TestFits:
     """What `write` makes is of DDP on 2 processes, with global batches of 8 rows."""
 
     def test_the_same_launch_goes_on_without_a_word(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), 8, "adamw_torch")
+        resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN)
         assert caplog.messages == []
 
     @pytest.mark.parametrize(
@@ -197,7 +206,7 @@ class TestFits:
     def test_another_that_can_go_on_is_told(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, launch: Launch, told: str
     ) -> None:
-        resuming.check_fits(write(tmp_path, 4), launch, 8, "adamw_torch")
+        resuming.check_fits(write(tmp_path, 4), launch, OF_THIS_RUN)
         (message,) = caplog.messages
         assert message.startswith(f"checkpoint-4 was written by ddp on 2 process(es), and {told}")
         assert ("dropout draws other numbers" in message) == (launch.world_size != 2)
@@ -206,13 +215,30 @@ class TestFits:
         monkeypatch.setattr(sys, "argv", ["scripts/train.py", "--local_rank=1", "--seed", "3"])
         folder = write(tmp_path, 4)
         with pytest.raises(UserError) as raised:
-            resuming.check_fits(folder, Launch("zero3", 2), 8, "adamw_torch")
+            resuming.check_fits(folder, Launch("zero3", 2), OF_THIS_RUN)
         assert raised.value.problems == [
             f"--resume_from_checkpoint {folder}: was written by ddp on 2 process(es), and this run is zero3 on 2; "
             "ZeRO's states cannot be carried over. Go on with it by `accelerate launch --config_file "
             "accelerate_configs/ddp.yaml --num_processes 2 scripts/train.py --seed 3`."
         ]
 
+    @pytest.mark.parametrize(("given", "fits"), [("8", "4"), ("3", "2"), ("2", "2"), ("1", "1")])
+    def test_the_command_passes_the_check_of_batches(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, fits: str
+    ) -> None:
+        flag = "--per_device_train_batch_size"
+        monkeypatch.setattr(sys, "argv", ["scripts/train.py", flag, given])
+        now = OF_THIS_RUN | {"per_device_train_batch_size": int(given)}
+        with pytest.raises(UserError) as raised:
+            resuming.check_fits(write(tmp_path, 4), Launch("zero3", 1), now)
+        words = raised.value.problems[0].split("`")[1].split()
+        assert words[words.index(flag) + 1] == fits
+        processes = int(words[words.index("--num_processes") + 1])
+        assert accumulation_steps(8, int(fits), processes) == 8 // (processes * int(fits))
+        now["max_tokens_per_device"] = 100  # which the micro-batch follows from
+        with pytest.raises(UserError, match=f"{flag} {given}`"):
+            resuming.check_fits(tmp_path / "checkpoint-4", Launch("zero3", 1), now)
+
     def test_another_global_batch_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="--global_batch_size 16: checkpoint-4 was trained with 8"):
-            resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), 16, "adamw_torch")
+            resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN | {"global_batch_size": 16})

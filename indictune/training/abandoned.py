@@ -1,0 +1,84 @@
+"""What a run leaves behind when it goes on from an earlier step than its last, or from elsewhere.
+
+It stands in `abandoned-<number>` below `--output_dir`: the newest checkpoint there is not the run's newest, and none
+gives way to one that the run saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from indictune.data.cache import write_through
+from indictune.training import checkpoints
+
+PREFIX = "abandoned-"
+_MARK_OF_THE_END = "metrics.json"
+_RECORDS = ("train_log.jsonl", "nonfinite.jsonl")
+
+
+def number_of(folder: Path) -> int:
+    """The number in the name of such a folder; 0 where it is none."""
+    number = folder.name.removeprefix(PREFIX)
+    return int(number) if folder.name.startswith(PREFIX) and number.isascii() and number.isdigit() else 0
+
+
+def folders(output_dir: Path) -> list[Path]:
+    """What a run has left behind, the latest first."""
+    found = [path for path in output_dir.glob(f"{PREFIX}*") if number_of(path) > 0]
+    return sorted(found, key=number_of, reverse=True)
+
+
+def not_gone_on_from(output_dir: Path, checkpoint: Path | None) -> list[Path]:
+    """What is in a run's folder and not of the steps that it goes on from.
+
+    That is checkpoints of later steps, and the mark of a finished run; all checkpoints and records where it goes on
+    from another folder.
+
+    Args:
+        output_dir: of the run.
+        checkpoint: that it goes on from; None where it starts afresh.
+
+    Returns:
+        In an order in which what is left is one run's wherever the moving is cut: checkpoints the newest first.
+    """
+    step, names = 0, [_MARK_OF_THE_END]
+    if checkpoint is not None:
+        step = checkpoints.step_of(checkpoint)
+        own = checkpoints.path_of(output_dir, step)
+        if not (own.exists() and own.samefile(checkpoint)):
+            step, names = -1, [_MARK_OF_THE_END, *_RECORDS]
+    found = [output_dir / name for name in names if (output_dir / name).exists()]
+    return found + [path for path in checkpoints.listed(output_dir) if checkpoints.step_of(path) > step]
+
+
+def move(paths: Iterable[Path], folder: Path) -> None:
+    """Move files and folders into a new one beside them.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    folder.mkdir(mode=0o755)
+    for path in paths:
+        path.rename(folder / path.name)
+    write_through(folder)
+    write_through(folder.parent)
+
+
+def told(names: Sequence[str], folder: Path) -> str:
+    """What the user should know of what was moved.
+
+    Args:
+        names: of files and folders, in the order of `not_gone_on_from`.
+        folder: in which they are now.
+    """
+    newest = next((name for name in names if checkpoints.step_of(Path(name)) >= 0), None)
+    way_back = (
+        "" if newest is None else f" --resume_from_checkpoint {folder / newest} goes on from it, where it is whole."
+    )
+    return f"Moved to {folder}, because this run does not go on from it: {', '.join(names)}.{way_back}"
+
+
+def notes(output_dir: Path) -> list[str]:
+    """What the user should know of a folder in which something was left behind, in a sentence each."""
+    return [f"{path} holds what was left behind there: auto takes none of it." for path in folders(output_dir)]

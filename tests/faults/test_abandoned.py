@@ -1,0 +1,141 @@
+"""A run that goes on from an earlier step keeps what it leaves behind, and never returns to it by itself."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indictune.cli import main
+from indictune.errors import UserError
+from indictune.training import abandoned, checkpoints, resuming
+from tests.conftest import FinishedRun
+from tests.distributed.launching import Run
+from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
+from tests.training.test_checkpoints import write
+
+FLAGS = ("--save_total_limit", "20", "--logging_steps", "1")
+
+
+@pytest.fixture(scope="module")
+def finished(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """With checkpoints of steps 2, 4, 6 and 8."""
+    job = Job(finished_run.recipe, tmp_path_factory.mktemp("finished") / "out", flags=FLAGS)
+    assert job.start().returncode == 0
+    return job
+
+
+def steps(folder: Path) -> list[int]:
+    return [checkpoints.step_of(path) for path in checkpoints.listed(folder)]
+
+
+def losses(run: Run) -> dict[float, Any]:
+    return {entry["step"]: entry["loss"] for entry in run.log}
+
+
+def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that_were_left(
+    finished: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = replace(finished, folder=shutil.copytree(finished.folder, tmp_path / "out"))
+    left = job.folder / "abandoned-1"
+    was = {step: checkpoints.read_manifest(job.folder / f"checkpoint-{step}") for step in (4, 6, 8)}
+    other = (*FLAGS, "--max_grad_norm", "0.001")
+    named = ("--resume_from_checkpoint", str(job.folder / "checkpoint-4"))
+
+    result = replace(job, flags=(*other, *named)).start(f"SIGTERM@{STEP}:2")
+    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    assert (
+        f"warning: Moved to {left}, because this run does not go on from it: metrics.json, checkpoint-8, "
+        f"checkpoint-6. --resume_from_checkpoint {left / 'checkpoint-8'} goes on from it, where it is whole."
+    ) in result.stderr
+    assert (steps(job.folder), steps(left)) == ([6, 4, 2], [8, 6])
+
+    result = replace(job, flags=other).start()
+    assert result.returncode == 0, result.stderr
+    assert f"Going on from {job.folder / 'checkpoint-6'}" in (job.folder / "logs/rank-0.log").read_text()
+    assert list(losses(Run(job.folder))) == list(range(1, 9))
+    assert losses(Run(job.folder))[8] != losses(Run(finished.folder))[8]
+    for step in (6, 8):
+        assert checkpoints.damage(left / f"checkpoint-{step}") == []
+        assert checkpoints.read_manifest(left / f"checkpoint-{step}") == was[step]
+    assert not abandoned.folders(job.folder)[1:]
+
+    assert main(["checkpoint", str(job.folder)]) == 0
+    assert f"{left} holds what was left behind there: auto takes none of it." in capsys.readouterr().out
+    assert main(["checkpoint", str(left)]) == 0
+    shown = capsys.readouterr().out
+    assert "auto none" in shown
+    assert "auto goes on" not in shown
+    assert "finished" not in shown
+
+    named = ("--resume_from_checkpoint", str(left / "checkpoint-6"))
+    result = replace(job, flags=(*FLAGS, *named)).start()
+    assert result.returncode == 0, result.stderr
+    assert steps(job.folder) == [8]
+    assert steps(job.folder / "abandoned-2") == [8, 6, 4, 2]
+    assert losses(Run(job.folder)) == losses(Run(finished.folder))
+
+
+class TestNotGoneOnFrom:
+    @pytest.fixture
+    def out(self, tmp_path: Path) -> Path:
+        """A finished run."""
+        for step in (2, 4, 10):
+            write(tmp_path / "out", step)
+        for name in ("metrics.json", "train_log.jsonl", "nonfinite.jsonl", "model.safetensors"):
+            (tmp_path / "out" / name).touch()
+        return tmp_path / "out"
+
+    def left(self, out: Path, checkpoint: Path | None) -> list[str]:
+        return [path.name for path in abandoned.not_gone_on_from(out, checkpoint)]
+
+    def test_of_the_newest_that_is_the_mark_of_the_end(self, out: Path) -> None:
+        assert self.left(out, out / "checkpoint-10") == ["metrics.json"]
+
+    def test_of_an_earlier_one_that_is_what_came_later(self, out: Path) -> None:
+        assert self.left(out, out / "checkpoint-4") == ["metrics.json", "checkpoint-10"]
+        assert self.left(out, None) == ["metrics.json", "checkpoint-10", "checkpoint-4", "checkpoint-2"]
+
+    def test_of_one_from_elsewhere_that_is_every_step(self, out: Path, tmp_path: Path) -> None:
+        elsewhere = write(tmp_path / "elsewhere", 4)
+        every = ["metrics.json", "train_log.jsonl", "nonfinite.jsonl", "checkpoint-10", "checkpoint-4", "checkpoint-2"]
+        assert self.left(out, elsewhere) == every
+        assert self.left(tmp_path / "new", elsewhere) == []
+
+    def test_a_link_to_one_of_the_run_is_its_own(self, out: Path, tmp_path: Path) -> None:
+        (tmp_path / "linked").symlink_to(out)
+        assert self.left(out, tmp_path / "linked" / "checkpoint-4") == ["metrics.json", "checkpoint-10"]
+
+    def test_what_is_left_where_the_moving_is_cut_is_one_runs(
+        self, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(out, 8)
+        left = abandoned.not_gone_on_from(out, out / "checkpoint-2")
+        for number in range(1, len(left) + 1):
+            abandoned.move(left[number - 1 : number], out / f"abandoned-{number}")
+            assert steps(out) == [2, 4, 8, 10][: max(5 - number, 1)][::-1]
+        assert [path.name for path in abandoned.folders(out)] == [f"abandoned-{n}" for n in (4, 3, 2, 1)]
+
+
+def test_what_was_left_behind_is_trusted_as_the_rest_of_the_run(tmp_path: Path) -> None:
+    left = write(tmp_path / "abandoned-1", 4)
+    resuming.check_trusted(left, tmp_path, trust_checkpoint=False)
+    left.parent.chmod(0o777)
+    with pytest.raises(UserError, match=r"abandoned-1 can be written by other users"):
+        resuming.check_trusted(left, tmp_path, trust_checkpoint=False)
+    with pytest.raises(UserError, match="is not in this run's --output_dir"):
+        resuming.check_trusted(write(tmp_path / "other", 4), tmp_path, trust_checkpoint=False)
+
+
+def test_a_folder_with_nothing_else_says_where_its_checkpoints_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "abandoned-1", 4)
+    assert main(["checkpoint", str(tmp_path)]) == 2
+    assert (
+        f"{tmp_path / 'abandoned-1'} holds what was left behind there: auto takes none of it."
+        in capsys.readouterr().err
+    )
