@@ -293,7 +293,7 @@ class ExactTrainer(Trainer):
         return metrics
 
     def look_for_stop(self, what: str) -> None:
-        """End what a rank was asked to stop in, unless all would be trained again. It is known a call later: none waits.
+        """End what a rank was asked to stop in, or not, if all would be lost. Known a call later, so none waits.
 
         Args:
             what: was done, and what going on does, as the message says it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import resource
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,15 @@ from typing import Any
 import torch
 from datasets import Dataset
 from huggingface_hub import HfApi
+from peft import PeftModel
 from transformers.trainer_utils import TrainOutput
 
 from indictune.strategy import sharding
-from indictune.training import output
+from indictune.training import disks, output
 from indictune.training.exact import ExactTrainer
 from indictune.training.session import Session
 from indictune.training.throughput import Throughput
-from indictune.training.verification import verify_saved
+from indictune.training.verification import shapes_when_saved, verify_saved
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +31,28 @@ PUBLISHED = (
     *("spiece.model", "sentencepiece.bpe.model", "*.jinja", "README.md", "metrics.json"),
 )
 
+WEIGHTS = ("model*.safetensors*", "adapter_model*.safetensors*")
+
 
 def save(trainer: ExactTrainer, session: Session) -> None:
     """Save the trained model in `--output_dir`, and make sure that it is the trained one. All ranks must call it.
 
     Raises:
         SavedModelError: it is not.
+        SaveError: the disk does not take it.
     """
     sharding.gather_full_model(trainer.accelerator)
-    trainer.save_model(trainer.args.output_dir, _internal_call=True)  # pushed once, by `finish`, when all is written
+    with disks.telling_of_model(session.output_dir, WEIGHTS, _bytes_of_weights(trainer)):
+        trainer.save_model(trainer.args.output_dir, _internal_call=True)  # pushed once, by `finish`, when all is there
     verify_saved(trainer, session.output_dir)
+
+
+def _bytes_of_weights(trainer: ExactTrainer) -> int:
+    """Of those that are saved, whichever rank holds them."""
+    model = sharding.bare(trainer)
+    shapes, is_adapter = shapes_when_saved(model), isinstance(model, PeftModel)
+    saved = [(name, each) for name, each in model.named_parameters() if each.requires_grad or not is_adapter]
+    return sum(math.prod(shapes[name]) * each.element_size() for name, each in saved)
 
 
 def finish(
