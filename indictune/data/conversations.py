@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from indictune.arguments import BadRowArguments
 from indictune.data.cache import file_digest, made_once
-from indictune.data.hub import fingerprint_of, hub_records, load_hub_dataset
+from indictune.data.hub import CsvFiles, fingerprint_of, hub_records, load_hub_dataset
 from indictune.data.languages import language_of
 from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
 from indictune.data.progress import shown
-from indictune.data.reading import Record, read_records, without_halves
+from indictune.data.reading import RECORD_EXTENSIONS, Record, read_records, without_halves
 from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
 from indictune.data.sources import BUILTIN_PREFIX, SPLITS
 from indictune.data.tables import map_table, stored_batches, write_table
@@ -208,12 +208,16 @@ def _dataset_sources(name: str, config: str | None) -> dict[str, _Source]:
         return {split: _file_source(str(folder / f"{split}.jsonl"), origin) for split in SPLITS}
     if name.startswith(BUILTIN_PREFIX):
         raise UserError(f"{origin}: there are no such built-in conversations; expected {BUILTIN_CHATS}.")
-    found = load_hub_dataset(name, config)
-    return {
-        split: _Source(f"{name}/{split}", origin, _reader(found[split]), fingerprint_of(found[split]))
-        for split in SPLITS
-        if split in found
-    }
+    sources: dict[str, _Source] = {}
+    for split, rows in load_hub_dataset(name, config).items():
+        if isinstance(rows, CsvFiles):
+            raise UserError(
+                f"{origin}: it is made of csv files ({rows.files[0]}); expected {', '.join(RECORD_EXTENSIONS)}. "
+                "Write the rows to such a file, and give it by --train_file."
+            )
+        if split in SPLITS:
+            sources[split] = _Source(f"{name}/{split}", origin, _reader(rows), fingerprint_of(rows))
+    return sources
 
 
 def _reader(rows: Dataset) -> Callable[[BadRows], Iterator[Record]]:

@@ -6,6 +6,8 @@ import json
 import shutil
 import tempfile
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +77,15 @@ class BadRows:
         if len(self.problems) == _MAX_LISTED:
             self.problems.append(f"{self.source}: {_MAX_LISTED} {_BROKEN} found; the lines after them were not read.")
             self.problems.raise_any()
+
+    @contextmanager
+    def naming(self, file: str) -> Iterator[None]:
+        """A block in which lines are those of a file of the split."""
+        split, self.source = self.source, file
+        try:
+            yield
+        finally:
+            self.source = split
 
     def finish(self, good: int) -> None:
         """All rows were read, of which `good` can be used.

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from indictune.arguments import DataArguments, TextArguments
 from indictune.data.cache import file_digest
-from indictune.data.hub import fingerprint_of, hub_batches, load_hub_dataset
+from indictune.data.hub import CsvFiles, csv_batches, fingerprint_of, hub_batches, load_hub_dataset
 from indictune.data.reading import read_batches
 from indictune.data.rejects import BadRows
 from indictune.errors import Problems, UserError
@@ -85,7 +85,7 @@ def _hub_sources(args: DataArguments) -> dict[str, Source]:
     found = load_hub_dataset(name, args.dataset_config_name)
     return {
         split: Source(
-            f"{name}/{split}",
+            _name(f"{name}/{split}", found[split]),
             origin,
             _reader(found[split], args),
             fingerprint_of(found[split]),
@@ -96,6 +96,13 @@ def _hub_sources(args: DataArguments) -> dict[str, Source]:
     }
 
 
-def _reader(rows: Dataset, args: TextArguments) -> Callable[[BadRows], Iterator[pa.RecordBatch]]:
-    """Reads a split. Its rows can all be read: a dataset has types."""
+def _name(split: str, rows: Dataset | CsvFiles) -> str:
+    """As messages name it: by its file, whose lines can be opened, where it is one."""
+    return rows.files[0] if isinstance(rows, CsvFiles) and len(rows.files) == 1 else split
+
+
+def _reader(rows: Dataset | CsvFiles, args: TextArguments) -> Callable[[BadRows], Iterator[pa.RecordBatch]]:
+    """Reads a split. The rows of one that has types can all be read."""
+    if isinstance(rows, CsvFiles):
+        return partial(csv_batches, rows, *columns_of(args))
     return lambda _: hub_batches(rows, *columns_of(args))

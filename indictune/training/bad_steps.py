@@ -41,13 +41,13 @@ class BadSteps:
     ) -> None:
         self.batches = batches
         self.place = place
-        self.path = path
+        self.record = None if path is None else output.Record(path)
         self.trusts_checkpoint = trusts_checkpoint
         self.count = 0
 
     def go_on_after(self, step: int) -> None:
         """Count the steps up to this one that were left out; later ones are done again. All ranks must call it."""
-        noted = [] if self.path is None else output.keep_steps(self.path, step)
+        noted = [] if self.record is None else output.keep_steps(self.record.path, step)
         left_out = [each for each in noted if each["action"] != "stop"]
         self.count = max(sharding.from_all(len(left_out)))  # rank 0 alone has a record
 
@@ -58,10 +58,9 @@ class BadSteps:
         micro_batches = self.batches.micro_batches(epoch, step_of_epoch)
         rows = [row for micro_batch in micro_batches for row in micro_batch if row != NO_ROW]
         places = [self.place(row) for row in rows]
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                noted = {"step": step, "action": action, "rows": rows, "places": places}
-                file.write(json.dumps(noted, ensure_ascii=False) + "\n")
+        if self.record is not None:
+            noted = {"step": step, "action": action, "rows": rows, "places": places}
+            self.record.append(json.dumps(noted, ensure_ascii=False) + "\n")
         return ", ".join(places)
 
     def stop(self, step: int) -> NonFiniteLossError:

@@ -1,7 +1,8 @@
-"""What is told of a disk that does not take a checkpoint."""
+"""What is told of a disk that does not take a checkpoint, a model or another file of a run."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -14,9 +15,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune.training import checkpoints
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
 
 class SaveError(RuntimeError):
-    """A checkpoint could not be written. Those before it are whole."""
+    """A checkpoint or the model could not be written. The checkpoints before it are whole."""
 
 
 @contextmanager
@@ -35,11 +38,45 @@ def telling(output_dir: Path, step: int, bytes_in_memory: int) -> Iterator[None]
         yield
     except (Exception, CheckpointException) as error:
         shutil.rmtree(output_dir / checkpoints.UNFINISHED, ignore_errors=True)
-        needed = _bytes_of_last(output_dir) or bytes_in_memory
-        cause = _cause(error, output_dir, needed)
-        if cause is None:
-            raise
-        raise SaveError(_message(output_dir, step, cause, needed)) from error
+        _tell(error, f"checkpoint-{step}", output_dir, _bytes_of_last(output_dir) or bytes_in_memory)
+        raise
+
+
+@contextmanager
+def telling_of_model(output_dir: Path, needed: int) -> Iterator[None]:
+    """A block that writes the trained model: where it cannot, the part that was written is removed.
+
+    Args:
+        output_dir: of the run.
+        needed: bytes of the weights.
+
+    Raises:
+        SaveError: in place of what the libraries say of a disk that does not take it.
+    """
+    try:
+        yield
+    except Exception as error:
+        shutil.rmtree(output_dir / checkpoints.UNFINISHED_MODEL, ignore_errors=True)
+        _tell(error, "the model", output_dir, needed)
+        raise
+
+
+def message_of(error: OSError, output_dir: Path) -> str | None:
+    """What to tell of a file that there was no room for; None where the error is another one, or names no file."""
+    if error.errno not in _NO_ROOM or error.filename is None:
+        return None
+    return f"{error.filename} could not be written: {error.strerror}. {_way_out(output_dir)}"
+
+
+def _tell(error: BaseException, what: str, output_dir: Path, needed: int) -> None:
+    """Raise `SaveError`, where the disk is to blame."""
+    cause = _cause(error, output_dir, needed)
+    if cause is not None:
+        free = shutil.disk_usage(output_dir).free
+        raise SaveError(
+            f"{what} could not be written to {output_dir}: {cause}. It needs {needed:,} bytes, and {free:,} are free. "
+            f"{_way_out(output_dir)}"
+        ) from error
 
 
 def _bytes_of_last(output_dir: Path) -> int | None:
@@ -76,11 +113,7 @@ def _cause(error: BaseException, output_dir: Path, needed: int) -> str | None:
     return None
 
 
-def _message(output_dir: Path, step: int, cause: str, needed: int) -> str:
-    free = shutil.disk_usage(output_dir).free
+def _way_out(output_dir: Path) -> str:
     whole = [path.name for path in checkpoints.listed(output_dir) if not checkpoints.damage(path, thorough=False)]
-    last = f"{whole[0]} is whole" if whole else "There is no earlier one"
-    return (
-        f"checkpoint-{step} could not be written to {output_dir}: {cause}. It needs {needed:,} bytes, and "
-        f"{free:,} are free. {last}; when there is room, --resume_from_checkpoint auto goes on."
-    )
+    last = f"{whole[0]} is whole" if whole else "There is no earlier checkpoint"
+    return f"{last}; when there is room, --resume_from_checkpoint auto goes on."

@@ -60,7 +60,7 @@ class ExactTrainer(Trainer):
     bad_steps: BadSteps
     unfinished: saving.Unfinished | None = None  # the checkpoint that is being written
     made_up: Path | None = None  # the checkpoint after an evaluation that was due in the one gone on from
-    _asked_before: FlagsOnTheirWay | None = None  # to stop, at the evaluation's batch before
+    asked_before: FlagsOnTheirWay | None = None  # to stop, at the batch or token before
     _is_saving = False
 
     def __init__(
@@ -292,20 +292,21 @@ class ExactTrainer(Trainer):
             raise saving.stopped_after(self.state.global_step) from None
         return metrics
 
-    def _look_for_stop(self) -> None:
-        """End an evaluation that one of the ranks was asked to stop in, unless all would have to be trained again.
+    def look_for_stop(self, what: str) -> None:
+        """End what a rank was asked to stop in, or not, if all would be lost. Known a call later, so none waits.
 
-        They learn of it a batch later, so that nothing waits for it.
+        Args:
+            what: was done, and what going on does, as the message says it.
 
         Raises:
             Stopped: on all ranks.
         """
         last = checkpoints.path_of(Path(str(self.args.output_dir)), self.state.global_step)
         is_lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
-        before = self._asked_before
-        self._asked_before = FlagsOnTheirWay(self.stop_request.asked, is_lost, device=self.args.device)
+        before = self.asked_before
+        self.asked_before = FlagsOnTheirWay(self.stop_request.asked, is_lost, device=self.args.device)
         if before is not None and before.read() == [True, False]:
-            raise Stopped("stopped while the finished model was evaluated; going on evaluates it again.")
+            raise Stopped(f"stopped while {what}.")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save, with five things mended for which a callback on saving comes too late.
@@ -344,7 +345,7 @@ class ExactTrainer(Trainer):
         A callback cannot: the Trainer would gather all logits, and average losses over batches instead of rows; TRL's
         loss depends on the number of processes (3.7251 on one, 3.7283 on two, trl 1.16).
         """
-        self._look_for_stop()
+        self.look_for_stop("the finished model was evaluated; going on evaluates it again")
         inputs = sent_to_device(inputs, self.args.device)
         row_numbers = inputs.pop("row_numbers")
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -363,7 +364,7 @@ class ExactTrainer(Trainer):
         `prediction_step` gives row numbers in place of labels. The nested metrics stay in
         `detailed_metrics[metric_key_prefix]`; the Trainer gets the flat ones.
         """
-        self._asked_before = None
+        self.asked_before = None
         output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         results = _in_order(cast(np.ndarray, output.label_ids), output.predictions, len(self._evaluated))
         detailed = self.score(self._evaluated, results)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Collection
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from indictune.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 State = Literal["ok", "user_error", "failed", "resumable"]
 
@@ -22,11 +27,74 @@ TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is either the old one or the new one, never a part."""
+    """Write a file that is either the old one or the new one, never a part.
+
+    Raises:
+        OSError: it names the file, what it needs and what is free.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with _naming(path, text):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _naming(path: Path, text: str) -> Iterator[None]:
+    """A block that writes a file; the error of a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        needed, free = len(text.encode()), shutil.disk_usage(path.parent).free
+        told = f"{error.strerror}. It needs {needed:,} bytes, and {free:,} are free"
+        raise OSError(error.errno, told, str(path)) from error
+
+
+class Record:
+    """A file of JSON lines that grows. What the disk does not take waits for the next line; no run ends by it.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._waiting = ""
+        self._warned = False
+
+    def append(self, line: str) -> None:
+        """Add a line, after those that wait; the first time that the disk does not take them, warn."""
+        self._waiting += line
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with _naming(self.path, self._waiting):
+                _add(self.path, self._waiting)
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.path, size)  # a part of a line
+            if not self._warned:
+                logger.warning(
+                    "%s cannot be written: %s. The run goes on; lines wait for room", self.path, error.strerror
+                )
+            self._warned = True
+        else:
+            self._waiting = ""
+
+    def end(self) -> None:
+        """Write what waits, at the end of a run, or tell that it is missing."""
+        if self._waiting:
+            self.append("")
+        if self._waiting:
+            logger.warning("%s lacks its last %d lines: there was no room", self.path, self._waiting.count("\n"))
+
+
+def _add(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def write_json(path: Path, content: Any) -> None:

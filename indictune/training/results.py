@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import resource
 import shutil
 from pathlib import Path
@@ -11,16 +12,17 @@ from typing import Any
 import torch
 from datasets import Dataset
 from huggingface_hub import HfApi
+from peft import PeftModel
 from transformers.trainer_utils import TrainOutput
 
 from indictune.data.cache import write_through
 from indictune.strategy import sharding
-from indictune.training import output
+from indictune.training import disks, output
 from indictune.training.checkpoints import UNFINISHED_MODEL
 from indictune.training.exact import ExactTrainer
 from indictune.training.session import Session
 from indictune.training.throughput import Throughput
-from indictune.training.verification import verify_saved
+from indictune.training.verification import shapes_when_saved, verify_saved
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,12 @@ def save(trainer: ExactTrainer, session: Session) -> None:
 
     Raises:
         SavedModelError: it is not the trained one.
+        SaveError: the disk does not take it.
     """
     sharding.gather_full_model(trainer.accelerator)
     unfinished = session.output_dir / UNFINISHED_MODEL
-    trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
+    with disks.telling_of_model(session.output_dir, _bytes_of_weights(trainer)):
+        trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
     verify_saved(trainer, unfinished)
     if trainer.args.should_save:
         put_in_place(unfinished, session.output_dir)
@@ -60,6 +64,14 @@ def put_in_place(folder: Path, target: Path) -> None:
         path.replace(there)
     write_through(target)
     folder.rmdir()
+
+
+def _bytes_of_weights(trainer: ExactTrainer) -> int:
+    """Of those that are saved, whichever rank holds them."""
+    model = sharding.bare(trainer)
+    shapes, is_adapter = shapes_when_saved(model), isinstance(model, PeftModel)
+    saved = [(name, each) for name, each in model.named_parameters() if each.requires_grad or not is_adapter]
+    return sum(math.prod(shapes[name]) * each.element_size() for name, each in saved)
 
 
 def finish(

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from indictune.config import Recipe
 from indictune.errors import UserError
 from indictune.strategy import launch, restart
-from indictune.training import output, stopping
+from indictune.training import disks, output, stopping
 from indictune.training.disks import SaveError
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.session import Session
@@ -100,6 +100,9 @@ def _outcome(
     except KeyboardInterrupt:
         return "resumable", INTERRUPTED
     except (Exception, CheckpointException) as error:  # torch's own is none of the first
+        told = disks.message_of(error, session.output_dir) if isinstance(error, OSError) else None
+        if told is not None:
+            return "failed", told
         logging.getLogger().exception("the run failed")
         if session.rank == 0:
             traceback.print_exc()

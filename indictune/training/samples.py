@@ -30,12 +30,16 @@ def write_samples(
         template: writes them out.
         count: rows to answer. 0 writes nothing.
         max_new_tokens: of an answer, at most.
+
+    Raises:
+        Stopped: a rank was asked to stop, and going on need not train again.
     """
     if not count:
         return
     tokenizer = trainer.processing_class
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     ends, lines = answer_ends(tokenizer, template), []
+    trainer.asked_before = None  # in training, where a step would be lost otherwise
     for messages in rows.table["messages"][:count].to_pylist():
         prompt = prompt_ids(messages, tokenizer, template)
         answer = greedy(trainer, prompt, max_new_tokens, ends)
@@ -61,6 +65,7 @@ def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: 
     tokens, cache = torch.tensor([prompt], device=device), None
     with torch.no_grad(), trainer.compute_loss_context_manager():
         while len(answer) < max_new_tokens:
+            trainer.look_for_stop("the trained model wrote samples; going on writes them")
             output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
             tokens = broadcast(output.logits[:, -1:].argmax(-1))
             cache = output.past_key_values

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from indictune.training.output import keep_steps
+from indictune.training.output import Record, keep_steps, write_whole
 from indictune.training.throughput import Throughput
 
 logger = logging.getLogger(__name__)
@@ -19,8 +19,8 @@ LOGGED = ("loss", "grad_norm", "learning_rate")
 
 
 class TrainLog(TrainerCallback):
-    """Appends to the log on rank 0. A resumed run drops what was logged after its checkpoint, then goes on; where the
-    log is not there, it writes what the checkpoint knows of it, without rates.
+    """Appends to the log on rank 0. A resumed run drops what was logged after its checkpoint, then goes on; for what
+    the log lacks, it writes what the checkpoint knows of it, without rates.
 
     Args:
         path: of the log.
@@ -28,16 +28,19 @@ class TrainLog(TrainerCallback):
     """
 
     def __init__(self, path: Path, throughput: Throughput) -> None:
-        self.path = path
+        self.record = Record(path)
         self.throughput = throughput
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
-        if not self.path.exists():  # a new disk, or a checkpoint from elsewhere
-            logged = [_in_json_line(entry) for entry in state.log_history if "loss" in entry]
-            self.path.write_text("".join(logged), encoding="utf-8")
-        keep_steps(self.path, state.global_step)
+        path = self.record.path
+        kept = {entry["step"]: entry for entry in keep_steps(path, state.global_step)}
+        # A new disk, a checkpoint from elsewhere, or a disk that had been full.
+        known = {entry["step"]: entry for entry in state.log_history if "loss" in entry}
+        if known.keys() - kept.keys() or not path.exists():
+            entries = sorted((known | kept).items())
+            write_whole(path, "".join(_in_json_line(entry) for _, entry in entries))
 
     def on_log(
         self,
@@ -51,8 +54,7 @@ class TrainLog(TrainerCallback):
             return
         entry = {"step": state.global_step, "epoch": state.epoch}
         entry |= {name: logs[name] for name in LOGGED if name in logs} | self.throughput.lap()
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(_in_json_line(entry))
+        self.record.append(_in_json_line(entry))
         logger.info(
             "step %d of %d: loss %.4f, %.0f rows/s",
             state.global_step,
@@ -61,11 +63,15 @@ class TrainLog(TrainerCallback):
             entry["samples_per_second"],
         )
 
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self.record.end()
+
 
 def _in_json_line(entry: dict[str, Any]) -> str:
     return json.dumps({name: _in_json(value) for name, value in entry.items()}) + "\n"
 
 
-def _in_json(value: float) -> float | str:
+def _in_json(value: object) -> object:
     """JSON has no NaN and no infinity; as texts, `float` and pandas read them."""
-    return value if math.isfinite(value) else str(value)
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

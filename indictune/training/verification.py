@@ -73,12 +73,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     probe = _probe(trainer)
     trained = _logits(trainer, probe)
     model = sharding.bare(trainer)
-    active = active_embedding(model)
-    shapes = sharding.whole_shapes(model)
-    if active is not None:
-        name, embedding = active
-        shapes[name] = (len(embedding.position_of), embedding.embedding_dim)
-    facts = Facts(shapes, sharding.whole_norms(trainer), active, probe, trained)
+    facts = Facts(shapes_when_saved(model), sharding.whole_norms(trainer), active_embedding(model), probe, trained)
     found: list[str] = []
     if trainer.is_world_process_zero():
         try:
@@ -92,6 +87,15 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
             f"{folder}: the saved model is not the trained one; its checkpoints are untouched. " + " ".join(found)
         )
     logger.info("The saved model was read again: it is the trained one")
+
+
+def shapes_when_saved(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Of each parameter, whole and with all rows of the embedding."""
+    shapes, active = sharding.whole_shapes(model), active_embedding(model)
+    if active is not None:
+        name, embedding = active
+        shapes[name] = (len(embedding.position_of), embedding.embedding_dim)
+    return shapes
 
 
 def _probe(trainer: ExactTrainer) -> dict[str, torch.Tensor]:

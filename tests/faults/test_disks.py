@@ -78,7 +78,7 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_stays(finished_run: Finishe
     assert result.returncode == 1
     message = job.status["message"]
     assert message.startswith(f"checkpoint-2 could not be written to {job.folder}: "), result.stderr
-    assert "There is no earlier one" in message
+    assert "There is no earlier checkpoint" in message
     assert not [path.name for path in job.folder.iterdir() if "checkpoint" in path.name]
 
 
@@ -146,6 +146,45 @@ def test_a_disk_that_takes_no_more_from_some_call_on_is_told(
     assert [checkpoints.damage(path) for path in found] == [[] for _ in found]
     assert job.start().returncode == 0
     assert job.outcome() == unbroken
+
+
+def test_a_model_that_the_disk_does_not_take_is_told_and_the_last_checkpoint_stays(
+    finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out")
+    result = job.start("FULL@indictune.training.results:save:1")
+    assert result.returncode == 1
+    message = job.status["message"]
+    assert message.startswith(f"the model could not be written to {job.folder}: File too large. It needs "), message
+    assert "checkpoint-8 is whole; when there is room, --resume_from_checkpoint auto goes on." in message
+    weights = sum(each.nbytes for each in Run(finished_run.folder).weights.values())
+    assert f"It needs {weights:,} bytes" in message
+    assert "Traceback" not in result.stderr
+    assert not list(job.folder.glob("*.safetensors"))
+    assert job.start().returncode == 0
+    assert job.outcome() == unbroken
+
+
+def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_on(
+    finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out")
+    result = job.start(f"ENOSPC@indictune.training.output:_add:1+SIGTERM@{STEP}:5")
+    assert result.returncode == 75, result.stderr
+    warning = f"warning: {job.folder / 'train_log.jsonl'} cannot be written: No space left on device. It needs "
+    assert result.stderr.count(warning) == 1
+    assert (job.folder / "train_log.jsonl").read_text(encoding="utf-8") == ""
+    assert job.start().returncode == 0
+    assert job.outcome() == unbroken
+
+
+def test_a_recipe_that_the_disk_does_not_take_is_told(finished_run: FinishedRun, tmp_path: Path) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out")
+    result = job.start("ENOSPC@pathlib:Path.replace:1")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    told = f"{job.folder / 'recipe.yaml'} could not be written: No space left on device. It needs "
+    assert f"indictune: {told}" in result.stderr
 
 
 def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(

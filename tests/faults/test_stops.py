@@ -15,7 +15,7 @@ import pytest
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
 from tests.distributed import test_llama
-from tests.distributed.launching import ROOT, SCRIPT, Run, python, start
+from tests.distributed.launching import ROOT, SCRIPT, Run, accelerate, python, start
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, FAULTY, SAVE, STEP, Job, wait_for
 
 
@@ -123,6 +123,46 @@ def test_a_stop_in_the_last_evaluation_loses_nothing(recipe: Path, unbroken: dic
     assert not (job.folder / "metrics.json").exists()
     assert job.start().returncode == 0
     assert job.outcome() == unbroken
+
+
+# In the first answer, in the second, and on one of two ranks alone.
+@pytest.mark.parametrize(
+    ("launcher", "token"),
+    [
+        ("python", "3"),
+        pytest.param("python", "11", marks=pytest.mark.slow),
+        pytest.param("fsdp2", "3@1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_stop_while_samples_are_written_ends_the_run_and_going_on_writes_them(
+    tmp_path: Path, launcher: str, token: str
+) -> None:
+    command = tuple(python() if launcher == "python" else accelerate(launcher, 2))
+    sizes = ("--num_sample_generations", "2", "--max_new_tokens", "9", "--max_steps", "2")
+    flags = (*test_llama.METHODS["full"], *sizes)
+    job = Job(test_llama.write_job(tmp_path), tmp_path / "out", command, flags)
+    stopped = job.start(f"SIGTERM@indictune.training.samples:broadcast:{token}", test_llama.SCRIPT)
+    assert stopped.returncode == (EXIT_RESUMABLE if launcher == "python" else 1), stopped.stderr
+    assert job.status == {
+        "state": "resumable",
+        "message": "stopped while the trained model wrote samples; going on writes them. "
+        "--resume_from_checkpoint auto goes on with it.",
+    }
+    assert not (job.folder / "samples.jsonl").exists()
+    gone_on = job.start(script=test_llama.SCRIPT)
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert len((job.folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert (job.folder / "metrics.json").exists()
+
+
+def test_a_stop_while_samples_are_written_loses_no_training(tmp_path: Path) -> None:
+    """Where nothing was saved, the rest is done first."""
+    sizes = ("--num_sample_generations", "1", "--max_new_tokens", "9", "--max_steps", "1")
+    flags = (*test_llama.METHODS["full"], *sizes, "--eval_strategy", "no", "--save_strategy", "no")
+    job = Job(test_llama.write_job(tmp_path), tmp_path / "out", flags=flags)
+    result = job.start("SIGTERM@indictune.training.samples:broadcast:3", test_llama.SCRIPT)
+    assert result.returncode == 0, result.stderr
+    assert (job.folder / "samples.jsonl").exists()
 
 
 def test_a_signal_to_all_processes_reaches_no_worker(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:

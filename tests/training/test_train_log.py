@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,59 @@ def test_a_line_that_a_killed_run_left_unfinished_is_dropped(log: Log, unfinishe
     log.path.write_text(f'{{"step": 2}}\n{unfinished}')
     log.begin(step=4)
     assert log.entries == [{"step": 2}]
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_no_line_is_lost(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.begin()
+    log.log(2)
+    whole = log.path.rename(log.path.with_suffix(".whole"))
+    log.path.symlink_to("/dev/full")
+    log.log(4)
+    log.log(6)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"{log.path} cannot be written: No space left on device. It needs ")
+    log.path.unlink()
+    whole.rename(log.path)
+    log.log(8)
+    assert [entry["step"] for entry in log.entries] == [2, 4, 6, 8]
+
+
+def test_lines_that_never_found_room_are_told_at_the_end(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    log.begin()
+    log.path.unlink()
+    log.path.symlink_to("/dev/full")
+    log.log(4)
+    log.log(6)
+    log.callback.on_train_end(log.args, TrainerState(), TrainerControl())
+    assert caplog.messages[-1] == f"{log.path} lacks its last 2 lines: there was no room"
+
+
+def test_a_part_of_a_line_is_taken_back(log: Log) -> None:
+    log.begin()
+    log.log(2)
+    size = log.path.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))
+    try:
+        log.log(4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert log.path.stat().st_size == size
+    log.log(6)
+    assert [entry["step"] for entry in log.entries] == [2, 4, 6]
+
+
+def test_a_resumed_run_fills_the_hole_that_a_full_disk_left(log: Log) -> None:
+    log.path.write_text('{"step": 2, "loss": 0.5, "samples_per_second": 7.0}\n{"step": 8, "loss": 0.1}\n')
+    state = TrainerState(global_step=6)
+    state.log_history = [
+        *({"step": step, "loss": step / 10} for step in (2, 4, 6)), {"step": 6, "eval_loss": 1.0}
+    ]  # fmt: skip
+    log.callback.on_train_begin(log.args, state, TrainerControl())
+    assert log.entries == [
+        {"step": 2, "loss": 0.5, "samples_per_second": 7.0},
+        {"step": 4, "loss": 0.4},
+        {"step": 6, "loss": 0.6},
+    ]

@@ -1,0 +1,140 @@
+"""Datasets of csv and json files, on the Hub or in a folder: what the files say is what the model sees."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from indictune.arguments import DataArguments
+from indictune.data.conversations import load_conversations
+from indictune.data.loading import load_splits
+from indictune.data.rejects import REJECTED
+from indictune.errors import UserError
+from indictune.llama_arguments import ChatDataArguments
+
+GOOD = 'text,label\n"good, film",None\nNA,null\nnull,NA\nNone,nan\n1.0,None\n'
+DECLARED = (
+    "---\ndataset_info:\n  features:\n  - name: text\n    dtype: string\n  - name: label\n    dtype:\n"
+    "      class_label:\n        names:\n          '0': negative\n          '1': positive\n---\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    return tmp_path / "set"
+
+
+def problem_of(**arguments: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        load_splits(DataArguments(dataset_name="set", **arguments))
+    return caught.value.message
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.tsv"])
+def test_a_folder_gives_the_rows_that_its_file_gives(folder: Path, name: str) -> None:
+    rows = [line.rsplit(",", 1) for line in GOOD.replace('"', "").splitlines()]
+    text = GOOD if name == "train.csv" else "".join("\t".join(row) + "\n" for row in rows)
+    (folder / name).write_text(text)
+    by_name = load_splits(DataArguments(dataset_name="set"))
+    by_file = load_splits(DataArguments(train_file=str(folder / name)))
+    assert by_name.train.table.equals(by_file.train.table)
+    assert by_name.train.table["text"].to_pylist() == ["good, film", "NA", "null", "None", "1.0"]
+    assert by_name.train.table["label"].to_pylist() == ["None", "null", "NA", "nan", "None"]
+    assert by_name.labels == by_file.labels == ["NA", "None", "nan", "null"]
+    assert by_name.train.place(1) == f"{folder / name}:3"
+
+
+def test_rows_with_more_fields_than_the_header_shift_no_column(folder: Path) -> None:
+    (folder / "train.csv").write_text("text,label\ngood film,pos,x\nbad film,neg,y\n")
+    lines = problem_of().splitlines()
+    assert f"--dataset_name set {folder / 'train.csv'}:2: 3 fields where the header has 2; a field that " in lines[1]
+    assert f"{folder / 'train.csv'}:3: 3 fields" in lines[2]
+
+
+def test_such_a_row_is_left_out_where_bad_rows_are(folder: Path) -> None:
+    (folder / "train.csv").write_text("text,label\ngood film,pos\nbad, film,neg\nbad film,neg\n")
+    splits = load_splits(DataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.5))
+    assert splits.train.table["text"].to_pylist() == ["good film", "bad film"]
+    (entry,) = map(json.loads, (splits.folder / REJECTED).read_text().splitlines())
+    assert (entry["file"], entry["line"], entry["read"]) == (str(folder / "train.csv"), 3, "bad, film,neg\n")
+
+
+def test_several_files_are_a_split_whose_bad_rows_are_named_by_file_and_line(folder: Path) -> None:
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.csv'\n---\n")
+    (folder / "hi.csv").write_text("text,label\na,x\nb,y\n")
+    (folder / "te.csv").write_text("text,label\nc,x,1\nd,y\n")
+    assert f"{folder / 'te.csv'}:2: 3 fields" in problem_of()
+    splits = load_splits(DataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.5))
+    assert splits.train.table["text"].to_pylist() == ["a", "b", "d"]
+    assert splits.train.place(2) == "set/train row 3"
+    (entry,) = map(json.loads, (splits.folder / REJECTED).read_text().splitlines())
+    assert (entry["file"], entry["line"]) == (str(folder / "te.csv"), 2)
+
+
+def test_declared_class_names_stand_for_numbers_and_for_nothing_else(folder: Path) -> None:
+    (folder / "README.md").write_text(DECLARED)
+    (folder / "train.csv").write_text("text,label\nNA,1\nb,0\nc,positive\n")
+    (folder / "test.csv").write_text("text,label\nd,-1\n")
+    splits = load_splits(DataArguments(dataset_name="set"))
+    assert splits.train.table["label"].to_pylist() == ["positive", "negative", "positive"]
+    assert splits.labels == ["negative", "positive"]
+    assert splits.notes == ["--dataset_name set: its test rows have no labels and are left out."]
+    (folder / "train.csv").write_text("text,label\nNA,1\nb,0\nc,2\n")
+    assert f"{folder / 'train.csv'}:4: label 2 is none of those that its README.md declares" in problem_of()
+
+
+@pytest.mark.parametrize("settings", ["sep: ';'", "header: null", "encoding: latin-1", "on_bad_lines: skip"])
+def test_csv_files_in_a_way_of_their_own_are_refused_with_the_way_out(folder: Path, settings: str) -> None:
+    config = f"---\nconfigs:\n- config_name: default\n  data_files: train.csv\n  {settings}\n---\n"
+    (folder / "README.md").write_text(config)
+    (folder / "train.csv").write_text("text,label\na,x\nb,y\n")
+    problem = problem_of()
+    assert "--dataset_name set: " in problem
+    assert "give them by --train_file FILE" in problem
+
+
+def test_what_the_library_has_kept_of_csv_files_is_refused_without_the_network(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train.csv").write_text("text,label\na,x\nb,y\n")
+    datasets.load_dataset("set")
+    (kept,) = Path("cache/set").rglob("set-train.arrow")
+    kept.rename(kept.with_name("tweets-train.arrow"))
+    os.rename("cache/set", "cache/me___tweets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="only what `datasets` has made of its csv files"):
+        load_splits(DataArguments(dataset_name="me/tweets"))
+
+
+def test_texts_of_json_files_stay_what_they_are(folder: Path) -> None:
+    texts = ["NA", "null", "None", "2026-01-02", "1e5", "nan", ""]
+    rows = [{"text": text, "label": label} for text, label in zip(texts, ["None", "NA"] * 4, strict=False)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = load_splits(DataArguments(dataset_name="set"))
+    assert splits.train.table["text"].to_pylist() == texts[:-1]
+    assert splits.labels == ["NA", "None"]
+
+
+def test_texts_of_json_files_that_all_are_dates_are_refused(folder: Path) -> None:
+    (folder / "train.jsonl").write_text('{"text": "a", "label": "2026-01-02"}\n{"text": "b", "label": "2026-02-02"}\n')
+    assert "all of column label (--label_column) are dates" in problem_of()
+
+
+def test_conversations_in_csv_files_are_refused(folder: Path) -> None:
+    (folder / "train.csv").write_text("prompt,completion\na,b,c\n")
+    with pytest.raises(UserError, match=r"made of csv files .*train\.csv\); expected \.json"):
+        load_conversations(ChatDataArguments(dataset_name="set"))
+
+
+def test_answers_in_json_files_that_all_are_dates_are_refused(folder: Path) -> None:
+    (folder / "train.jsonl").write_text('{"prompt": "a", "completion": "2026-01-02"}\n')
+    with pytest.raises(UserError, match="set/train row 1: completion"):
+        load_conversations(ChatDataArguments(dataset_name="set"))
