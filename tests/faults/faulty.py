@@ -6,7 +6,8 @@
 
 A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
 in the third after so many seconds, wherever the run is. `NAN` spoils what the call gives, `INFINITE_GRADIENT` what a
-trainer's method leaves in the model. `SLOW` holds the call up, `STUCK` for ever and deaf to signals. From `FULL` on
+trainer's method leaves in the model. `SLOW` holds the call up, `STUCK` for ever and deaf to signals; `REFUSED` is a
+`UserError`. From `FULL` on
 no file grows large; from `EROFS` on, or any other name of an error, each call fails with it. Two events are joined by
 `+`.
 """
@@ -25,6 +26,8 @@ import threading
 import time
 from functools import reduce
 from typing import Any
+
+from indictune.errors import UserError
 
 SLOW_S = 5
 FULL_BYTES = 200_000
@@ -64,6 +67,8 @@ def hit(event: str) -> None:
             time.sleep(SLOW_S)
         if now and name == "STUCK":
             _wait_in_c()
+        if now and name == "REFUSED":
+            raise UserError("refused by this rank alone")
         if calls >= int(count) and name in errno.errorcode.values():
             number = getattr(errno, name)
             raise OSError(number, os.strerror(number))
