@@ -15,6 +15,11 @@ def count(environ: Mapping[str, str]) -> int:
     return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def attempt(environ: Mapping[str, str]) -> str:
+    """A name that all ranks of a launch share. A later launch may have the same: see `training.ranks`."""
+    return f"{environ.get('TORCHELASTIC_RUN_ID')}-{environ.get('MASTER_PORT')}-{count(environ)}"
+
+
 def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> None:
     """Bring the process group up after a restart on one node; else leave that to whoever does it first.
 

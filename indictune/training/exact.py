@@ -34,10 +34,12 @@ from indictune.training.copies import sent_to_device
 from indictune.training.epochs import EpochShuffle
 from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
+from indictune.training.progress import Progress
 from indictune.training.randomness import RandomStates
 from indictune.training.stopping import DeafWorkers, Stopped, StopRequest
 
 Batch = dict[str, torch.Tensor]
+Collator = Callable[[list[Row]], dict[str, Any]]
 
 
 class ExactTrainer(Trainer):
@@ -86,6 +88,7 @@ class ExactTrainer(Trainer):
         set_up_communication(self.accelerator, args, model)
         self.nonfinite = NonFinite()
         self.stop_request = StopRequest()
+        self.progress = Progress()
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self._evaluated: Dataset = eval_dataset
         if train_dataset is not None:
@@ -101,7 +104,7 @@ class ExactTrainer(Trainer):
             self.add_callback(EpochShuffle(self.batches))
 
     @abstractmethod
-    def collator(self, evaluating: bool) -> Callable[[list[Row]], dict[str, Any]]:
+    def collator(self, evaluating: bool) -> Collator:
         """What makes a micro-batch of rows. For evaluation it adds `row_numbers`, int64 [rows]."""
 
     @abstractmethod
@@ -157,7 +160,7 @@ class ExactTrainer(Trainer):
     ) -> tuple[list[Batch], Any]:
         """The micro-batches of a step, on the device. A loader of our own would be lost where a resumed run skips what
         it has seen: accelerate 1.15 makes a plain one of it (`skip_first_batches`)."""
-        on_device = (sent_to_device(batch, device) for batch in epoch_iterator)
+        on_device = self.progress.passing("reading rows", (sent_to_device(batch, device) for batch in epoch_iterator))
         samples: tuple[list[Batch], Any] = super().get_batch_samples(on_device, num_batches, device)
         return samples
 
@@ -165,6 +168,12 @@ class ExactTrainer(Trainer):
         """A micro-batch's step. A callback sees its loss only after the Trainer has waited for it."""
         loss = super().training_step(*args, **settings)
         self.nonfinite.note(loss)
+        return loss
+
+    def compute_loss(self, *args: Any, **settings: Any) -> Any:
+        """A micro-batch's loss. No callback comes after it, before the ranks wait for each other."""
+        loss = super().compute_loss(*args, **settings)
+        self.progress.passed("a backward pass")
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -259,10 +268,9 @@ class ExactTrainer(Trainer):
         saving.finish(self)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            output: TrainOutput = super()._finalize_training(*args, **settings)  # type: ignore[no-untyped-call]
+            return cast(TrainOutput, super()._finalize_training(*args, **settings))  # type: ignore[no-untyped-call]
         finally:
             self.args.save_total_limit = limit
-        return output
 
     @cached_property
     def writers(self) -> ProcessGroup | None:
@@ -314,9 +322,8 @@ class ExactTrainer(Trainer):
         Where checkpoints are kept in shards, the Trainer writes nothing here, and then looks whether the folder of the
         best checkpoint is there, each rank for itself (5.23, `_save_checkpoint`). It may be there for one rank and not
         yet for another: seen is one rank loading the best model at the end while the other waited for it, for ever.
-        So such a checkpoint would not say what model it is of. peft leaves the configuration out of an adapter's
-        folder. A split model's own code is saved (`sharding.save_code`). And a saved model has all rows of its
-        embedding.
+        So such a checkpoint would not say what model it is of. peft leaves out an adapter's configuration. A split
+        model's own code is saved (`sharding.save_code`). And a saved model has all rows of its embedding.
         """
         folder = output_dir or str(self.args.output_dir)
         if self.args.should_save:
@@ -334,17 +341,14 @@ class ExactTrainer(Trainer):
                     save_description(model, sharding.architecture_of(model), tokenizer, folder)
 
     def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: Batch,
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[None, Any, torch.Tensor]:
         """Measure each row, and give its number in place of labels.
 
         A callback cannot: the Trainer would gather all logits, and average losses over batches instead of rows; TRL's
         loss depends on the number of processes (3.7251 on one, 3.7283 on two, trl 1.16).
         """
+        self.progress.passed("evaluating a batch")
         self.look_for_stop("the finished model was evaluated; going on evaluates it again")
         inputs = sent_to_device(inputs, self.args.device)
         row_numbers = inputs.pop("row_numbers")
@@ -373,10 +377,7 @@ class ExactTrainer(Trainer):
         return output._replace(metrics={**(output.metrics or {}), **scalars})
 
     def _loader(
-        self,
-        dataset: Dataset,
-        batches: TrainingBatches | EvaluationBatches,
-        collator: Callable[[list[Row]], dict[str, Any]],
+        self, dataset: Dataset, batches: TrainingBatches | EvaluationBatches, collator: Collator
     ) -> DataLoader[Row]:
         return DataLoader(
             IndexedRows(dataset),

@@ -133,6 +133,15 @@ def write_status(output_dir: Path, state: State, message: str) -> None:
     write_json(output_dir / "status.json", {"state": state, "message": message})
 
 
+def status_since(output_dir: Path, since: float) -> dict[str, str]:
+    """`status.json`, where it was written after `since`, in seconds since 1970; else nothing."""
+    status = output_dir / "status.json"
+    try:
+        return dict(json.loads(status.read_text(encoding="utf-8"))) if status.stat().st_mtime >= since else {}
+    except (OSError, ValueError):
+        return {}
+
+
 def stopped_at(output_dir: Path) -> float:
     """When the latest command on this folder was asked to stop, in seconds since 1970; 0 where it ended otherwise."""
     status = output_dir / "status.json"

@@ -14,48 +14,63 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.training.output import write_whole
+from indictune.training.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _END_WAIT_S = 2.0
 _GRACE_S = 3.0
+_TOGETHER_S = 3.0
 _GONE = "is gone: it was killed, or died without a word"
 
 
 class Ranks:
     """The ranks of a run as their files tell.
 
+    What an earlier attempt has left counts for nothing: files of another attempt's name, and those of this name that
+    have not changed since this rank began, unless its process and this one began together. A launcher starts all
+    ranks at once, a rank takes longer than that to import what it needs before it tells anything, and a file may be
+    older than this rank where another was faster, and has failed.
+
     Args:
         logs: the run's folder of logs, which all ranks of a machine see.
         rank: of this process.
         world_size: of the run.
-        attempt: told apart from others by this; what ranks of another have left counts for nothing.
+        attempt: its name, as far as its ranks share one (`restart.attempt`).
     """
 
     def __init__(self, logs: Path, rank: int, world_size: int, attempt: str) -> None:
         self.folder = logs / ".ranks"
         self.rank = rank
         self.world_size = world_size
-        self.started = time.time()
         self._telling = threading.Lock()
+        self._may_tell = False
         self._mine: dict[str, Any] = {
             "attempt": attempt,
             "pid": os.getpid(),
+            "born": psutil.Process().create_time(),
             "host": socket.gethostname(),
             "launcher": os.getppid(),
             "step": 0,
+            "count": 0,
+            "place": "the start",
             "end": None,
         }
+        self._before = self._read()
+
+    def begin(self) -> None:
+        """Tell that this rank is there. Before, it tells nothing: the folder may be another run's."""
+        self._may_tell = True
         self._tell()
 
-    def at_step(self, step: int) -> None:
-        """Tell where this rank is."""
-        if step != self._mine["step"]:
-            self._mine["step"] = step
+    def at(self, step: int, count: int, place: str) -> None:
+        """Tell where this rank is (`Progress`)."""
+        here = {"step": step, "count": count, "place": place}
+        if not here.items() <= self._mine.items():
+            self._mine |= here
             self._tell()
 
     @property
@@ -73,38 +88,60 @@ class Ranks:
         deadline = time.time() + _END_WAIT_S
         while True:
             ends = {rank: each["end"] for rank, each in self._others().items() if each["end"]}
-            ends = {rank: end for rank, end in ends.items() if end["state"] != "ok" and end["time"] >= self.started}
+            ends = {rank: end for rank, end in ends.items() if end["state"] != "ok"}
             if ends or time.time() > deadline:
                 break
             time.sleep(0.1)
         if not ends:
             return None
-        rank = min(ends, key=lambda rank: float(ends[rank]["time"]))
+        # What the user gave is wrong of itself, whatever a clock of another machine says of the others' ends.
+        rank = min(ends, key=lambda rank: (ends[rank]["state"] != "user_error", float(ends[rank]["time"])))
         return rank, str(ends[rank]["state"]), str(ends[rank]["message"])
 
-    def missing(self) -> list[str]:
-        """A sentence for each rank of this machine that is gone, is stopped, or lags behind this one."""
+    def dead(self) -> list[str]:
+        """A sentence for each other rank of this machine that is stopped, or gone without telling how it ended."""
         found = []
         for rank, each in self._others().items():
-            state = _state_of(each["pid"]) if each["host"] == self._mine["host"] else "running"
-            if state != "running":
-                found.append(f"{_name(rank, each)} {state}")
-            elif each["step"] < self._mine["step"]:
-                found.append(f"{_name(rank, each)} is still at step {each['step']}")
+            if each["host"] == self._mine["host"] and not each["end"]:
+                state = _state_of(each["pid"])
+                if state != "running":
+                    found.append(f"{_name(rank, each)} {state}")
         return found
+
+    def late(self) -> dict[int, str]:
+        """A sentence for each rank, this one too, that has not come as far as another and has not ended.
+
+        Only where nothing moves any more: as long as this rank moves, it does not know how far the others are.
+        """
+        ranks = {self.rank: self._mine, **self._others()}
+        furthest = max(each["count"] for each in ranks.values())
+        return {
+            rank: f"{_name(rank, each)} holds up the others: since step {each['step']} it came no further than "
+            f"{each['place']}"
+            for rank, each in ranks.items()
+            if each["count"] < furthest and not each["end"]
+        }
 
     def gone(self) -> list[str]:
         """A sentence for each rank of the same launcher that is gone and has not told how it ended."""
         found = []
         for rank, each in self._others().items():
-            # Else the file may be what an earlier run with the same port has left.
-            is_beside_this = (each["host"], each.get("launcher")) == (self._mine["host"], self._mine["launcher"])
+            # Processes of another container may have this host's name; their numbers say nothing here.
+            is_beside_this = (each["host"], each["launcher"]) == (self._mine["host"], self._mine["launcher"])
             if is_beside_this and not each["end"] and _state_of(each["pid"]) == _GONE:
                 found.append(f"{_name(rank, each)} {_GONE}")
         return found
 
     def _others(self) -> dict[int, dict[str, Any]]:
-        """What the other ranks tell; those that have told nothing are left out."""
+        """What the other ranks of this attempt tell; those that have told nothing are left out."""
+        return {
+            rank: told
+            for rank, told in self._read().items()
+            if told != self._before.get(rank) or abs(told["born"] - self._mine["born"]) < _TOGETHER_S
+        }
+
+    def _read(self) -> dict[int, dict[str, Any]]:
+        """What is told in this attempt's name."""
         found = {}
         for rank in set(range(self.world_size)) - {self.rank}:
             try:
@@ -116,6 +153,8 @@ class Ranks:
         return found
 
     def _tell(self) -> None:
+        if not self._may_tell:
+            return
         try:
             with self._telling:  # the watchdog tells too, and would replace the end by what it read before
                 write_whole(self.folder / f"{self.rank}.json", json.dumps(self._mine))
@@ -148,6 +187,9 @@ class Watchdog(threading.Thread):
         patience_s: without any progress.
         log: file of this rank.
         end: tells why the run has failed, and ends the process.
+
+    Attributes:
+        progress: of this rank; whoever trains tells it.
     """
 
     def __init__(self, ranks: Ranks, patience_s: float, log: Path, end: Callable[[str], None]) -> None:
@@ -156,22 +198,28 @@ class Watchdog(threading.Thread):
         self.patience_s = patience_s
         self.log = log
         self.end = end
-        self.step = 0
-        self._last = time.monotonic()
-
-    def progress(self, step: int) -> None:
-        """Something has moved."""
-        self.step = step
-        self._last = time.monotonic()
+        self.progress = Progress()
 
     def run(self) -> None:
+        told, spoke_at_s = 0, 0.0
         while True:
             time.sleep(min(_LOOK_EVERY_S, self.patience_s / 4))
-            self.ranks.at_step(self.step)
+            here, still_s = self.progress, self.progress.still_s
+            # A place within a step tells something only where a rank stays there.
+            if here.step != told or still_s > self.patience_s / 4:
+                told = here.step
+                self.ranks.at(here.step, here.count, here.place)
             self._look_for_the_dead()
-            if time.monotonic() - self._last > self.patience_s:
+            if still_s < self.patience_s:
+                spoke_at_s = 0.0
+            elif still_s - spoke_at_s > self.patience_s:
                 self._speak()
-                self._last = time.monotonic()
+                spoke_at_s = still_s
+
+    def waits_for(self) -> list[str]:
+        """A sentence for each other rank that holds up this one, where that has not moved for long."""
+        late = self.ranks.late() if self.progress.still_s > self.patience_s else {}
+        return [] if self.ranks.rank in late else list(late.values())
 
     def _look_for_the_dead(self) -> None:
         if self.ranks.gone():
@@ -181,25 +229,9 @@ class Watchdog(threading.Thread):
                 self.end("; ".join(gone))
 
     def _speak(self) -> None:
-        missing = self.ranks.missing() or ["no rank of this machine lags behind"]
+        names = self.ranks.dead() or [*self.ranks.late().values()] or ["no rank of this machine lags behind"]
         logger.warning(
-            "nothing has moved for %.0f s after step %d: %s", self.patience_s, self.step, "; ".join(missing)
+            "nothing has moved for %.0f s after step %d: %s", self.patience_s, self.progress.step, "; ".join(names)
         )
         with self.log.open("a", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
-
-
-class Progress(TrainerCallback):
-    """Tells the watchdog that something has moved.
-
-    Args:
-        watchdog: of this rank.
-    """
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self.watchdog = watchdog
-
-    def _moved(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.watchdog.progress(state.global_step)
-
-    on_step_end = on_substep_end = on_prediction_step = on_save = _moved

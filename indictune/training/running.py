@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NamedTuple, NoReturn, cast
 
 import psutil
 import torch
@@ -40,6 +41,20 @@ INTERRUPTED = (
 )
 
 
+class End(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        state: for `status.json`.
+        message: for the user; empty where there is nothing to say.
+        trace: of this rank's error, where it is not one that the user can mend.
+    """
+
+    state: output.State
+    message: str
+    trace: str = ""
+
+
 def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection[str] = ()) -> int:
     """Run a training script's `main` and turn how it ends into a message, `status.json` and an exit code.
 
@@ -63,16 +78,15 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
     started = time.time()
     session.end = partial(_end, session, started)
     with session.stop_request.listening():
-        state, message = _outcome(main, session, replaceable)
+        end = _outcome(main, session, replaceable)
         session.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
-        if session.ranks is not None:
-            session.ranks.ended(state, message)
-        if state != "ok":
-            state, message = _first_cause(session, state, message)
-        _tell(session, state, message, started)
-    if torch.distributed.is_initialized() and state == "ok":
+        session.ranks.ended(end.state, end.message)
+        if end.state != "ok":
+            end = _first_cause(session, end, started)
+        _tell(session, end, started)
+    if torch.distributed.is_initialized() and end.state == "ok":
         torch.distributed.destroy_process_group()
-    return _CODES[state]
+    return _CODES[end.state]
 
 
 def _was_stopped_before(output_dir: Path) -> bool:
@@ -82,9 +96,7 @@ def _was_stopped_before(output_dir: Path) -> bool:
     return output.stopped_at(output_dir) > launched
 
 
-def _outcome(
-    main: Callable[[Session], None], session: Session, replaceable: Collection[str]
-) -> tuple[output.State, str]:
+def _outcome(main: Callable[[Session], None], session: Session, replaceable: Collection[str]) -> End:
     """How this rank's run ended, and what there is to say of it."""
     try:
         stopping.let_through()
@@ -92,79 +104,88 @@ def _outcome(
         session.open_log(replaceable)
         main(session)
     except UserError as error:
-        return "user_error", error.message
+        return End("user_error", error.message)
     except (NonFiniteLossError, SaveError) as error:
-        return "failed", str(error)
+        return End("failed", str(error))
     except Stopped as error:
-        return "resumable", f"{error} {GO_ON}"
+        return End("resumable", f"{error} {GO_ON}")
     except KeyboardInterrupt:
-        return "resumable", INTERRUPTED
+        return End("resumable", INTERRUPTED)
     except (Exception, CheckpointException) as error:  # torch's own is none of the first
         told = disks.message_of(error, session.output_dir) if isinstance(error, OSError) else None
         if told is not None:
-            return "failed", told
+            return End("failed", told)
         logging.getLogger().exception("the run failed")
-        if session.rank == 0:
-            traceback.print_exc()
-        return "failed", f"{type(error).__name__}: {error}"
-    return "ok", ""
+        return End("failed", f"{type(error).__name__}: {error}", traceback.format_exc())
+    return End("ok", "")
 
 
-def _first_cause(session: Session, state: output.State, message: str) -> tuple[output.State, str]:
-    """How the run ended, where another rank ended first: what this one saw may be no more than a broken connection, or
-    the SIGTERM that a launcher sends to those that are left."""
+def _first_cause(session: Session, end: End, started: float) -> End:
+    """How the run ended, where it ended because of another rank: what this one saw may be no more than a broken
+    connection, or the SIGTERM that a launcher sends to those that are left."""
     ranks = session.ranks
-    if ranks is None or ranks.world_size == 1 or state == "user_error":
-        return state, message
+    if ranks.world_size == 1 or end.state == "user_error":
+        return end
+    spoken = _spoken(session, started)  # by a rank that was tired of waiting, or was refused and has no log
+    if spoken.get("state") in ("user_error", "failed"):
+        return End(cast(output.State, spoken["state"]), spoken["message"])
     first = ranks.first_end()
-    if first is not None:
-        rank, its_state, its_message = first
-        if its_state == state == "resumable":
-            return state, message
-        return cast(output.State, its_state), f"[rank {rank}] {its_message}"
-    if state == "failed":
-        return state, "; ".join([*ranks.missing(), message])
-    gone = ranks.gone()
-    return ("failed", "; ".join(gone)) if gone else (state, message)
+    told = None if first is None else End(cast(output.State, first[1]), f"[rank {first[0]}] {first[2]}")
+    if told is not None and told.state == "user_error":
+        return told
+    others = ranks.gone() if end.state == "resumable" else [*ranks.dead(), *session.late()]
+    if others:
+        errors = [each.message for each in (told or end,) if each.state == "failed"]
+        return End("failed", "; ".join([*others, *errors]))
+    is_the_same = first is not None and first[1:] == end[:2]  # what all ranks have run into
+    if told is None or is_the_same or told.state == end.state == "resumable":
+        return end
+    return told
 
 
 def _end(session: Session, started: float, message: str) -> NoReturn:
     """Tell why the run has failed and end the process, whatever its main thread does."""
     try:
-        _tell(session, "failed", message, started)
+        _tell(session, End("failed", message), started)
     finally:
         os._exit(EXIT_FAILED)
 
 
-def _tell(session: Session, state: output.State, message: str, started: float) -> None:
+def _tell(session: Session, end: End, started: float) -> None:
     """Tell how the run ended, from one rank."""
-    if session.rank == 0:
-        _report(session, state, message)
-    elif state != "ok":
-        _speak_if_rank_0_does_not(session, state, message, started)
+    if session.rank != 0:
+        if end.state != "ok":
+            _speak_if_rank_0_does_not(session, end, started)
+    elif _spoken(session, started) != {"state": end.state, "message": end.message}:
+        print(end.trace, end="", file=sys.stderr, flush=True)
+        _report(session, end)
 
 
-def _report(session: Session, state: output.State, message: str) -> None:
+def _spoken(session: Session, started: float) -> dict[str, str]:
+    """What a rank has told of how this run ended; empty where none has."""
+    return output.status_since(session.output_dir, started) if session.is_named else {}
+
+
+def _report(session: Session, end: End) -> None:
     """Tell the user how the run ended, on the console and in `status.json`, unless that is of a run that goes on."""
-    if message:
-        session.tell(f"indictune: {message}")
+    if end.message:
+        session.tell(f"indictune: {end.message}")
     if session.is_named and session.has_folder:
         try:
-            output.write_status(session.output_dir, state, message)
+            output.write_status(session.output_dir, end.state, end.message)
         except OSError as error:
             session.tell(f"indictune: status.json could not be written: {error}")
 
 
-def _speak_if_rank_0_does_not(session: Session, state: output.State, message: str, started: float) -> None:
-    """Wait until rank 0 has told the same problem, and tell it from here only if it has not.
+def _speak_if_rank_0_does_not(session: Session, end: End, started: float) -> None:
+    """Wait until rank 0 has told a problem too, and tell it from here only if it has not.
 
     The launcher ends the other processes as soon as one has ended, so a rank that does not wait would cut rank 0's
     message off; and a problem of one rank alone (a file that is missing on its node) would never be heard.
     """
-    status = session.output_dir / "status.json"
-    deadline = time.time() + SECONDS_FOR_RANK_0[state]
+    deadline = time.time() + SECONDS_FOR_RANK_0[end.state]
     while time.time() < deadline:
-        if session.is_named and status.exists() and status.stat().st_mtime >= started:
+        if _spoken(session, started).get("state", "ok") != "ok":
             return
         time.sleep(0.1)
-    _report(session, state, f"[rank {session.rank}] {message}")
+    _report(session, end._replace(message=f"[rank {session.rank}] {end.message}"))

@@ -49,13 +49,12 @@ class Session:
         launch: what the launcher asked for.
         checkpoint: folder of the checkpoint to go on from, or None; set by `start`.
         stop_request: whether a signal asks this process to stop.
-        ranks: of the run; None before there is a log.
+        ranks: of the run.
         watchdog: of this rank; None before the process group is up, and where there is one process.
         end: tells why the run has failed and ends the process, whatever its main thread does; set by `run`.
     """
 
     checkpoint: str | None = None
-    ranks: Ranks | None = None
     watchdog: Watchdog | None = None
     end: Callable[[str], None]
 
@@ -71,6 +70,8 @@ class Session:
         self._found: list[Path] = []
         self.best_checkpoint: Path | None = None
         self.stop_request = StopRequest()
+        world_size, attempt = launch.world_size_of(os.environ), restart.attempt(os.environ)
+        self.ranks = Ranks(self.output_dir / "logs", rank, world_size, attempt)
 
     def open_log(self, replaceable: Collection[str]) -> None:
         """Start writing to this rank's log file, unless the run is refused already (`output.check_free`).
@@ -93,8 +94,7 @@ class Session:
                 output.forget_status(self.output_dir)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
             self.stop_request.tells = self._log.descriptors
-            attempt = f"{os.environ.get('MASTER_PORT')}-{restart.count(os.environ)}"
-            self.ranks = Ranks(self._log.path.parent, self.rank, launch.world_size_of(os.environ), attempt)
+            self.ranks.begin()
         except OSError as error:
             raise UserError(
                 f"--output_dir {self.output_dir}: cannot be written to ({error.strerror}); name another folder."
@@ -319,9 +319,13 @@ class Session:
 
     def _watch(self, args: IndicTrainingArguments) -> None:
         """Start the watchdog. A collective gives up after `--ddp_timeout`; half of that is long for anything."""
-        if self.ranks is not None and self._log is not None and args.world_size > 1:
+        if self._log is not None and args.world_size > 1:
             self.watchdog = Watchdog(self.ranks, args.ddp_timeout / 2, self._log.path, self.end)
             self.watchdog.start()
+
+    def late(self) -> list[str]:
+        """A sentence for each rank that has held up this one for long."""
+        return [] if self.watchdog is None else self.watchdog.waits_for()
 
     def start_evaluation(self, arguments: type[Training]) -> Training:
         """Begin to evaluate without training. It raises every problem found so far itself.

@@ -11,7 +11,6 @@ from transformers import EarlyStoppingCallback
 from indictune.training import bad_steps, saving
 from indictune.training.continuing import GoOn, LeaveBehind
 from indictune.training.exact import ExactTrainer
-from indictune.training.ranks import Progress
 from indictune.training.session import Session
 from indictune.training.spikes import WarnOfSpikes
 from indictune.training.step_flags import StepFlags
@@ -44,7 +43,8 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     if session.watchdog is not None:
-        trainer.add_callback(Progress(session.watchdog))
+        trainer.progress = session.watchdog.progress
+        trainer.add_callback(trainer.progress)
     if checkpoint is not None:
         trainer.add_callback(GoOn(trainer, checkpoint, session.best_checkpoint))
     return throughput

@@ -8,8 +8,8 @@ A signal comes just before the third call of the function; in the second example
 in the third after so many seconds, wherever the run is. `NAN` spoils what the call gives, `INFINITE_GRADIENT` what a
 trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the newest checkpoint of the trainer
 whose method it is, `OPENED` lets other users write to them. `SLOW` holds the call up, `STUCK` for ever and deaf to
-signals. From `FULL` on no file grows large; from `EROFS` on, or any other name of an error, each call fails with it.
-Two events are joined by `+`.
+signals; `REFUSED` is a `UserError`. From `FULL` on no file grows large; from `EROFS` on, or any other name of an
+error, each call fails with it. Two events are joined by `+`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from indictune.errors import UserError
 from indictune.training import checkpoints
 
 SLOW_S = 5
@@ -78,6 +79,8 @@ def hit(event: str) -> None:
             time.sleep(SLOW_S)
         if now and name == "STUCK":
             _wait_in_c()
+        if now and name == "REFUSED":
+            raise UserError("refused by this rank alone")
         if calls >= int(count) and name in errno.errorcode.values():
             number = getattr(errno, name)
             raise OSError(number, os.strerror(number))

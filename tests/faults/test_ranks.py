@@ -139,6 +139,72 @@ def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -
     assert "most recent call first" in log
 
 
+FETCHING = "indictune.data.collation:IndexedRows.__getitem__"
+
+
+def test_a_rank_that_hangs_between_two_steps_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """It has ended the same step as the rank that waits for it."""
+    flags = ("--ddp_timeout", "10")
+    with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{FETCHING}:14@1", *flags) as (first, second):
+        said = first.communicate(timeout=120)[1]
+    assert first.returncode == 1
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    expected = f"rank 1 (process {second.pid} on {socket.gethostname()}) holds up the others: since step "
+    assert status["message"].startswith(expected)
+    assert re.search(rf"warning: nothing has moved for 5 s after step \d: {re.escape(expected)}", said)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("event", "state"),
+    [("REFUSED", "user_error"), pytest.param("ENOENT", "failed", marks=pytest.mark.slow)],
+)
+def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(
+    finished_run: FinishedRun, tmp_path: Path, event: str, state: str
+) -> None:
+    session = "indictune.training.session:Session"
+    told = tmp_path / "out" / "logs" / ".ranks"
+    both = f"{event}@{session}.decide:1@1+SLOW@{session}.open_log:1@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", both) as (first, _):
+        wait_for(lambda: (told / "1.json").exists() and "message" in (told / "1.json").read_text(), 120)
+        assert not (told / "0.json").exists()
+        wait_for(lambda: (told / "0.json").exists(), 60)
+        first.send_signal(signal.SIGTERM)  # as launchers do
+        said = first.communicate(timeout=60)[1]
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == state, said
+    assert status["message"].startswith("[rank 1] ")
+
+
+def test_the_error_of_the_rank_that_failed_comes_first_and_no_other_ranks_traceback(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """Rank 0 fails too, as of a broken connection."""
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("ddp", 2)))
+    said = job.start(f"ENOENT@{STEP}:3@1+ECONNRESET@{STEP}:3@0").stderr
+    error = "[rank 1] FileNotFoundError: [Errno 2] No such file or directory"
+    assert job.status == {"state": "failed", "message": error}
+    assert said.count(error) == 1
+    before, _, after = said.partition(f"indictune: {error}")
+    assert "Traceback" not in before
+    assert "ConnectionResetError" not in after
+    for rank, name in enumerate(("ConnectionResetError", "FileNotFoundError")):
+        log = (job.folder / "logs" / f"rank-{rank}.log").read_text(encoding="utf-8")
+        assert "Traceback" in log
+        assert name in log
+
+
+@pytest.mark.slow
+def test_an_error_of_all_ranks_is_told_once_with_its_traceback(finished_run: FinishedRun, tmp_path: Path) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("ddp", 2)))
+    said = job.start(f"ENOENT@{STEP}:3").stderr
+    error = "FileNotFoundError: [Errno 2] No such file or directory"
+    assert job.status == {"state": "failed", "message": error}
+    before, _, after = said.partition(f"indictune: {error}\n")
+    assert before.count("Traceback") == 1
+    assert error not in after
+
+
 LAUNCHERS: dict[str, list[str]] = {
     "python": python(),
     "accelerate, one process": [str(BIN / "accelerate"), "launch", "--num_processes", "1", "--cpu"],
