@@ -133,17 +133,18 @@ def doubts_to_come(output_dir: Path, trust_checkpoint: bool) -> list[str]:
     return [f"--output_dir: {why}: its checkpoints would not be gone on from without --trust_checkpoint true."]
 
 
-def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any]) -> None:
+def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     """Refuse a checkpoint whose state this run cannot take over.
 
     Args:
         checkpoint: to go on from.
         launch: that would go on.
         configuration: of this run: the fields `LOOKED_AT`, and those of its model as far as they are known.
+        model: the configuration of its model, as for `config.json`; empty where it is not known.
 
     Raises:
         UserError: it was written by another strategy and one of the two is ZeRO, by another number of ZeRO's
-            processes, with other global batches, by another optimizer, or with other trained weights.
+            processes, with other global batches, by another optimizer, or with weights of other shapes.
     """
     manifest = checkpoints.read_manifest(checkpoint)
     assert manifest is not None  # `candidates` has read it
@@ -161,6 +162,13 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
         problems.append(
             f"--optim {optim}: {checkpoint.name} was written with {before}, whose states are others; give "
             f"--optim {before}, or start afresh in another --output_dir."
+        )
+    shape = settings.other_shape(checkpoint, model)
+    if shape is not None:
+        problems.append(
+            f"--model_name_or_path {configuration.get('model_name_or_path')}: {checkpoint.name} is of a model of "
+            f"another shape ({shape}); give the model that it was trained from, or start afresh in another "
+            "--output_dir."
         )
     problems += settings.misfits(checkpoint, configuration)
     if not handover.can_go_on(manifest.strategy, manifest.world_size, launch):

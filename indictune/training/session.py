@@ -65,6 +65,7 @@ class Session:
         self.output_dir = Path(recipe.values.get("output_dir") or ".")
         self._built: list[Any] = []
         self._decided: dict[str, Any] = {}
+        self._model: dict[str, Any] = {}
         self._log: RankLog | None = None
         self._lock: TextIO | None = None
         self._found: list[Path] = []
@@ -151,6 +152,7 @@ class Session:
             config: of the model.
             max_length: of a text, in tokens.
         """
+        self._model = config.to_dict()
         with self.checks():
             check_max_length(config, max_length)
         with self.checks():
@@ -178,7 +180,7 @@ class Session:
             for checkpoint in self._found[:1]:
                 resuming.check_trusted(checkpoint, self.output_dir, self.trusts_checkpoint)
                 known = {name: self._decided.get(name, planned(name)) for name in resuming.LOOKED_AT}
-                resuming.check_fits(checkpoint, self.launch, resolved(*self._built) | known)
+                resuming.check_fits(checkpoint, self.launch, resolved(*self._built) | known, self._model)
         with self.checks():
             check_hub_token(planned("push_to_hub"))
         with self.checks():
@@ -313,7 +315,7 @@ class Session:
             resuming.check_trusted(each, self.output_dir, self.trusts_checkpoint)
         if chosen is not None:
             configuration = resolved(*self._built)
-            resuming.check_fits(chosen, self.launch, configuration)
+            resuming.check_fits(chosen, self.launch, configuration, self._model)
             self.warn(settings.differences(chosen, configuration))
         self.checkpoint = None if chosen is None else str(chosen)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from indictune.models.bases import CONFIG
 from indictune.training.output import RECIPE
 
 # They are in the optimizer's states and the schedule's, which take those of the command's place (torch 2.13,
@@ -26,6 +28,12 @@ OF_THE_STEPS = (
     *("optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
     *("bf16", "fp16", "reduce_dtype"),
     *("metric_for_best_model", "greater_is_better", "load_best_model_at_end", "early_stopping_patience"),
+)
+
+# Of a model's configuration. Not the vocabulary, to which a tokenizer may have added.
+_SHAPE = (
+    *("model_type", "hidden_size", "embedding_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
 )
 
 # Values of --optim that take over the states of another.
@@ -82,6 +90,26 @@ def misfits(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
         for name in names
         if name in before and name in now and _in_any_order(before[name]) != _in_any_order(now[name])
     ]
+
+
+def other_shape(checkpoint: Path, model: Mapping[str, Any]) -> str | None:
+    """How the model of a checkpoint differs in shape from that of a run; None where it does not, or does not tell.
+
+    Args:
+        checkpoint: to go on from.
+        model: the run's configuration of its model, as for `config.json`.
+    """
+    found = next((checkpoint / name for name in (CONFIG, "config.json") if (checkpoint / name).is_file()), None)
+    try:
+        before = {} if found is None else dict(json.loads(found.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    others = [
+        f"{name} {before[name]}, here {model[name]}"
+        for name in _SHAPE
+        if None not in (before.get(name), model.get(name)) and before[name] != model[name]
+    ]
+    return "; ".join(others) or None
 
 
 def _in_any_order(value: Any) -> Any:

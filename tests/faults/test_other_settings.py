@@ -104,6 +104,37 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
     assert checkpoints.listed(job.folder)[0].name == f"checkpoint-{last}"
 
 
+@pytest.mark.parametrize("config", ["config.json", "base_config.json"])
+def test_a_model_of_another_shape_is_told(tmp_path: Path, config: str) -> None:
+    (tmp_path / config).write_text('{"model_type": "bert", "hidden_size": 128, "vocab_size": 9, "dtype": "float32"}')
+    same = {"model_type": "bert", "hidden_size": 128, "vocab_size": 10, "num_hidden_layers": 2}
+    assert settings.other_shape(tmp_path, same) is None
+    assert settings.other_shape(tmp_path, {**same, "hidden_size": 256}) == "hidden_size 128, here 256"
+    assert settings.other_shape(tmp_path, {}) is None
+    (tmp_path / config).write_text("[")
+    assert settings.other_shape(tmp_path, {**same, "hidden_size": 256}) is None
+
+
+def test_another_model_is_refused_and_the_same_in_another_place_is_not(job: Job, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    moved.mkdir()
+    for name in names:
+        shutil.copy(job.folder / "checkpoint-4" / name, moved)
+    again = replace(job, flags=(*job.flags, "--model_name_or_path", str(moved)))
+    config = (moved / "config.json").read_text()
+    (moved / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
+    assert again.start().returncode == 2
+    assert again.status["message"] == (
+        f"--model_name_or_path {moved}: checkpoint-4 is of a model of another shape (num_hidden_layers 2, here 1); "
+        "give the model that it was trained from, or start afresh in another --output_dir."
+    )
+    (moved / "config.json").write_text(config)
+    result = again.start()
+    assert result.returncode == 0, result.stderr
+    assert f"--model_name_or_path builtin:tiny-indic-bert, now {moved}" in result.stderr
+
+
 class TestMisfits:
     """Of an adapter's weights; what is compared is what `recipe.yaml` holds."""
 

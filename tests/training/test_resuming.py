@@ -189,7 +189,7 @@ class TestFits:
     """What `write` makes is of DDP on 2 processes, with global batches of 8 rows."""
 
     def test_the_same_launch_goes_on_without_a_word(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN)
+        resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN, {})
         assert caplog.messages == []
 
     @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ class TestFits:
     def test_another_that_can_go_on_is_told(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, launch: Launch, told: str
     ) -> None:
-        resuming.check_fits(write(tmp_path, 4), launch, OF_THIS_RUN)
+        resuming.check_fits(write(tmp_path, 4), launch, OF_THIS_RUN, {})
         (message,) = caplog.messages
         assert message.startswith(f"checkpoint-4 was written by ddp on 2 process(es), and {told}")
         assert ("dropout draws other numbers" in message) == (launch.world_size != 2)
@@ -215,7 +215,7 @@ class TestFits:
         monkeypatch.setattr(sys, "argv", ["scripts/train.py", "--local_rank=1", "--seed", "3"])
         folder = write(tmp_path, 4)
         with pytest.raises(UserError) as raised:
-            resuming.check_fits(folder, Launch("zero3", 2), OF_THIS_RUN)
+            resuming.check_fits(folder, Launch("zero3", 2), OF_THIS_RUN, {})
         assert raised.value.problems == [
             f"--resume_from_checkpoint {folder}: was written by ddp on 2 process(es), and this run is zero3 on 2; "
             "ZeRO's states cannot be carried over. Go on with it by `accelerate launch --config_file "
@@ -230,15 +230,15 @@ class TestFits:
         monkeypatch.setattr(sys, "argv", ["scripts/train.py", flag, given])
         now = OF_THIS_RUN | {"per_device_train_batch_size": int(given)}
         with pytest.raises(UserError) as raised:
-            resuming.check_fits(write(tmp_path, 4), Launch("zero3", 1), now)
+            resuming.check_fits(write(tmp_path, 4), Launch("zero3", 1), now, {})
         words = raised.value.problems[0].split("`")[1].split()
         assert words[words.index(flag) + 1] == fits
         processes = int(words[words.index("--num_processes") + 1])
         assert accumulation_steps(8, int(fits), processes) == 8 // (processes * int(fits))
         now["max_tokens_per_device"] = 100  # which the micro-batch follows from
         with pytest.raises(UserError, match=f"{flag} {given}`"):
-            resuming.check_fits(tmp_path / "checkpoint-4", Launch("zero3", 1), now)
+            resuming.check_fits(tmp_path / "checkpoint-4", Launch("zero3", 1), now, {})
 
     def test_another_global_batch_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="--global_batch_size 16: checkpoint-4 was trained with 8"):
-            resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN | {"global_batch_size": 16})
+            resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN | {"global_batch_size": 16}, {})
