@@ -63,6 +63,11 @@ class BadSteps:
             self.record.append(json.dumps(noted, ensure_ascii=False) + "\n")
         return ", ".join(places)
 
+    def end(self) -> None:
+        """Tell at the end of a run if the record is not whole."""
+        if self.record is not None:
+            self.record.end()
+
     def stop(self, step: int) -> NonFiniteLossError:
         """The end of a run."""
         return NonFiniteLossError(

@@ -71,6 +71,7 @@ class StepFlags(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._read(leave=0)
+        self.bad_steps.end()
 
     def _stop(self, control: TrainerControl) -> None:
         control.should_save |= self.stop_request.agreed

@@ -73,6 +73,16 @@ def test_a_step_that_is_left_out_changes_no_weight(
     assert losses[2] == "nan" or event == GRADIENT
 
 
+def test_a_record_that_the_disk_does_not_take_ends_no_run(finished_run: FinishedRun, tmp_path: Path) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--on_nonfinite", "skip"))
+    result = job.start(f"{LOSS}+ENOSPC@indictune.training.output:_add:1")
+    assert result.returncode == 0, result.stderr
+    record = job.folder / "nonfinite.jsonl"
+    assert f"warning: {record} cannot be written: No space left on device. It needs " in result.stderr
+    assert f"warning: {record} lacks its last 1 lines: there was no room" in result.stderr
+    assert "warning: the loss or the gradient of step 3 is NaN or infinite: skip; its rows: " in result.stderr
+
+
 def stopped_after(job: Job, step: int) -> None:
     """Make a finished run one that was killed after the checkpoint of this step."""
     (job.folder / "metrics.json").unlink()
