@@ -139,13 +139,15 @@ def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -
     assert "most recent call first" in log
 
 
-FETCHING = "indictune.data.collation:IndexedRows.__getitem__"
+FETCHING = "indictune.data.collation:IndexedRows.__getitem__:14"
+FORWARD = "indictune.training.loss:ExactLoss.__call__:3"
 
 
-def test_a_rank_that_hangs_between_two_steps_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [FETCHING, pytest.param(FORWARD, marks=pytest.mark.slow)])
+def test_a_rank_that_hangs_within_a_step_is_named(finished_run: FinishedRun, tmp_path: Path, place: str) -> None:
     """It has ended the same step as the rank that waits for it."""
     flags = ("--ddp_timeout", "10")
-    with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{FETCHING}:14@1", *flags) as (first, second):
+    with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{place}@1", *flags) as (first, second):
         said = first.communicate(timeout=120)[1]
     assert first.returncode == 1
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
