@@ -16,7 +16,7 @@ import pytest
 
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, SCRIPT, accelerate, deepspeed, free_port, python, torchrun
+from tests.distributed.launching import BIN, ROOT, SCRIPT, accelerate, deepspeed, free_port, python, start, torchrun
 from tests.faults.runs import FAULTY, STEP, Job, environment, processes_of, wait_for
 
 SLOW = ("fsdp2", "zero1", "zero2", "zero3_offload")
@@ -139,13 +139,15 @@ def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -
     assert "most recent call first" in log
 
 
-FETCHING = "indictune.data.collation:IndexedRows.__getitem__"
+FETCHING = "indictune.data.collation:IndexedRows.__getitem__:14"
+FORWARD = "indictune.training.loss:ExactLoss.__call__:3"
 
 
-def test_a_rank_that_hangs_between_two_steps_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [FETCHING, pytest.param(FORWARD, marks=pytest.mark.slow)])
+def test_a_rank_that_hangs_within_a_step_is_named(finished_run: FinishedRun, tmp_path: Path, place: str) -> None:
     """It has ended the same step as the rank that waits for it."""
     flags = ("--ddp_timeout", "10")
-    with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{FETCHING}:14@1", *flags) as (first, second):
+    with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{place}@1", *flags) as (first, second):
         said = first.communicate(timeout=120)[1]
     assert first.returncode == 1
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
@@ -157,23 +159,20 @@ def test_a_rank_that_hangs_between_two_steps_is_named(finished_run: FinishedRun,
 
 @pytest.mark.parametrize(
     ("event", "state"),
-    [("REFUSED", "user_error"), pytest.param("ENOENT", "failed", marks=pytest.mark.slow)],
+    [("ENOENT", "failed"), pytest.param("REFUSED", "user_error", marks=pytest.mark.slow)],
 )
-def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(
-    finished_run: FinishedRun, tmp_path: Path, event: str, state: str
-) -> None:
+def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(tmp_path: Path, event: str, state: str) -> None:
+    """The launcher then asks rank 0 to stop, which has seen nothing of it."""
     session = "indictune.training.session:Session"
-    told = tmp_path / "out" / "logs" / ".ranks"
-    both = f"{event}@{session}.decide:1@1+SLOW@{session}.open_log:1@0"
-    with two_ranks(finished_run.recipe, tmp_path / "out", both) as (first, _):
-        wait_for(lambda: (told / "1.json").exists() and "message" in (told / "1.json").read_text(), 120)
-        assert not (told / "0.json").exists()
-        wait_for(lambda: (told / "0.json").exists(), 60)
-        first.send_signal(signal.SIGTERM)  # as launchers do
-        said = first.communicate(timeout=60)[1]
+    events = f"{event}@{session}.decide:1@1+SLOW@{session}.open_log:1@0"
+    # Rank 1 waits a while for rank 0 to tell of it too.
+    events += "".join(f"+SLOW@{session}.decide:1@0" for _ in range(1 if state == "failed" else 4))
+    flags = ["--config", "recipes/sentiment/demo.yaml", "--output_dir", str(tmp_path / "out")]
+    said = start([*torchrun(2), FAULTY, events, "tests/faults/deciding.py", *flags]).stderr
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
     assert status["state"] == state, said
     assert status["message"].startswith("[rank 1] ")
+    assert said.count(f"indictune: {status['message']}") == 1
 
 
 def test_the_error_of_the_rank_that_failed_comes_first_and_no_other_ranks_traceback(
