@@ -75,7 +75,7 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
         return EXIT_OK
     if restart.count(os.environ) and _was_stopped_before(session.output_dir):
         return EXIT_RESUMABLE
-    started = time.time()
+    started = psutil.Process().create_time()  # another rank may have told its end before this one has come here
     session.end = partial(_end, session, started)
     with session.stop_request.listening():
         end = _outcome(main, session, replaceable)

@@ -120,6 +120,7 @@ def test_a_refused_row_is_told_every_time(tokenizer: PreTrainedTokenizerBase) ->
 
 
 @pytest.mark.usefixtures("empty_cache")
+@pytest.mark.slow
 def test_four_times_the_rows_take_no_more_memory() -> None:
     """12,000 rows held in memory as tokens or objects would take about 100 MiB more than 3,000, as Python objects."""
     for name, count in (("few.jsonl", 3_000), ("many.jsonl", 12_000)):

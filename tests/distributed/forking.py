@@ -169,6 +169,7 @@ def _main() -> None:
         os.dup2(2, 1)  # what an import prints is no answer
         for script in ("train_sentiment.py", "train_llama.py"):
             runpy.run_path(f"scripts/{script}", run_name="imported")
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1))  # `held_signals` is for a script
         for name in LAUNCHERS:
             importlib.import_module(name)
         import torch  # here, for rank.py has no use for it

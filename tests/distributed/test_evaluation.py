@@ -24,9 +24,9 @@ def numbers(metrics: Any) -> dict[str, float]:
     ("strategy", "ranks"),
     [
         pytest.param("single", 1, marks=pytest.mark.slow),
-        pytest.param("ddp", 2, marks=pytest.mark.slow),
+        ("ddp", 2),
         pytest.param("ddp", 3, marks=pytest.mark.slow),
-        ("fsdp2", 2),
+        pytest.param("fsdp2", 2, marks=pytest.mark.slow),
         pytest.param("zero2_offload", 2, marks=pytest.mark.slow),
         pytest.param("zero3", 3, marks=pytest.mark.slow),
     ],

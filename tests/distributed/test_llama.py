@@ -210,6 +210,7 @@ def test_auto_goes_on_from_the_newest_checkpoint(
     assert resumed.metrics["eval"]["loss"] == pytest.approx(whole.metrics["eval"]["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_under_fsdp2_one_rank_reads_the_checkpoint(job: Path, tmp_path: Path) -> None:
     readers = tmp_path / "readers"
     readers.mkdir()

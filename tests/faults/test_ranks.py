@@ -83,6 +83,7 @@ def test_a_rank_that_is_killed_is_named(finished_run: FinishedRun, tmp_path: Pat
     assert [path.name for path in checkpoints.listed(tmp_path / "out")] == ["checkpoint-2"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_in_c_for_a_killed_one_ends_soon_and_names_it(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_signal_that_a_dead_ranks_launcher_sends_is_no_request_to_stop(
     assert re.search(r"indictune: rank 1 \(process \d+ on .*\) is gone", said)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
     flags = ("--ddp_timeout", "10")
     with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGSTOP@{STEP}:3@1", *flags) as (first, second):
@@ -165,8 +167,8 @@ def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(tmp_path: Path, even
     """The launcher then asks rank 0 to stop, which has seen nothing of it."""
     session = "indictune.training.session:Session"
     events = f"{event}@{session}.decide:1@1+SLOW@{session}.open_log:1@0"
-    # Rank 1 waits a while for rank 0 to tell of it too.
-    events += "".join(f"+SLOW@{session}.decide:1@0" for _ in range(1 if state == "failed" else 4))
+    # Rank 1 waits up to 20 s for rank 0 to tell of it too.
+    events += 5 * f"+SLOW@{session}.decide:1@0"
     flags = ["--config", "recipes/sentiment/demo.yaml", "--output_dir", str(tmp_path / "out")]
     said = start([*torchrun(2), FAULTY, events, "tests/faults/deciding.py", *flags]).stderr
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))

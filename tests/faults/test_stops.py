@@ -179,29 +179,28 @@ def test_a_signal_to_all_processes_reaches_no_worker(recipe: Path, unbroken: dic
     assert job.status["message"].startswith("stopped after step ")
 
 
-def test_a_signal_while_a_script_imports_is_heard_when_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "script", "recipe_name"),
+    [
+        ("SIGTERM", "train_sentiment", "sentiment"),
+        pytest.param("SIGUSR1", "train_llama", "llama", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_while_a_script_imports_is_heard_when_it_has(
+    tmp_path: Path, name: str, script: str, recipe_name: str
+) -> None:
     """A preempted job is queued again by its `status.json`."""
-    jobs = {
-        name: (tmp_path / name.lower(), [*python(), f"scripts/{script}.py", "--config", f"recipes/{recipe}/demo.yaml"])
-        for name, script, recipe in (
-            ("SIGTERM", "train_sentiment", "sentiment"),
-            ("SIGUSR1", "train_llama", "llama"),
-        )
-    }
-    started = {
-        name: subprocess.Popen([*command, "--output_dir", str(folder)], cwd=ROOT, stderr=-1, text=True)
-        for name, (folder, command) in jobs.items()
-    }
-    for name, process in started.items():
-        number = getattr(signal, name)
-        wait_for(lambda pid=process.pid, number=number: _holds_back(pid, number), 60)
-        process.send_signal(number)
-    for name, process in started.items():
-        _, said = process.communicate(timeout=120)
-        assert process.returncode == EXIT_RESUMABLE, said
-        status = json.loads((jobs[name][0] / "status.json").read_text(encoding="utf-8"))
-        assert status["state"] == "resumable"
-        assert status["message"].startswith(f"stopped by {name} before there was anything to save.")
+    flags = ["--config", f"recipes/{recipe_name}/demo.yaml", "--output_dir", str(tmp_path)]
+    command = [*python(), f"scripts/{script}.py", *flags]
+    number = getattr(signal, name)
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as started:
+        wait_for(lambda: _holds_back(started.pid, number), 60)
+        started.send_signal(number)
+        _, said = started.communicate(timeout=120)
+    assert started.returncode == EXIT_RESUMABLE, said
+    status = json.loads((tmp_path / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "resumable"
+    assert status["message"].startswith(f"stopped by {name} before there was anything to save.")
 
 
 def _holds_back(pid: int, number: int) -> bool:
