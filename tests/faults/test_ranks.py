@@ -127,16 +127,21 @@ def test_a_signal_that_a_dead_ranks_launcher_sends_is_no_request_to_stop(
     assert re.search(r"indictune: rank 1 \(process \d+ on .*\) is gone", said)
 
 
+def assert_named(folder: Path, said: str, pid: int, what: str) -> None:
+    """The watchdog warns of rank 1 while the run waits for it, and the run ends with its name."""
+    expected = f"rank 1 (process {pid} on {socket.gethostname()}) {what}"
+    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    assert status["message"].startswith(expected)
+    assert re.search(rf"warning: nothing has moved for 5 s after step \d: {re.escape(expected)}", said)
+
+
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
     flags = ("--ddp_timeout", "10")
     with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGSTOP@{STEP}:3@1", *flags) as (first, second):
         said = first.communicate(timeout=120)[1]
     assert first.returncode == 1
-    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
-    expected = f"rank 1 (process {second.pid} on {socket.gethostname()}) is stopped (SIGSTOP)"
-    assert status["message"].startswith(expected)
-    assert re.search(rf"warning: nothing has moved for 5 s after step \d: {re.escape(expected)}", said)
+    assert_named(tmp_path / "out", said, second.pid, "is stopped (SIGSTOP)")
     log = (tmp_path / "out" / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert "most recent call first" in log
 
@@ -152,10 +157,7 @@ def test_a_rank_that_hangs_within_a_step_is_named(finished_run: FinishedRun, tmp
     with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{place}@1", *flags) as (first, second):
         said = first.communicate(timeout=120)[1]
     assert first.returncode == 1
-    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
-    expected = f"rank 1 (process {second.pid} on {socket.gethostname()}) holds up the others: since step "
-    assert status["message"].startswith(expected)
-    assert re.search(rf"warning: nothing has moved for 5 s after step \d: {re.escape(expected)}", said)
+    assert_named(tmp_path / "out", said, second.pid, "holds up the others: since step ")
     assert "Traceback" not in said
 
 
