@@ -6,13 +6,18 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkContext, ForkProcess
 from types import FrameType
 
+import psutil
+
 # SLURM sends SIGTERM, or SIGUSR1 with `--signal=USR1@120`.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SECONDS_BETWEEN_LOOKS = 0.5
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
@@ -72,7 +77,7 @@ class StopRequest:
         name = signal.Signals(number).name
         if not self._wait:
             raise Stopped(f"stopped by {name} before there was anything to save.")
-        self._tell(f"{name}: a checkpoint is saved after this step, then the run ends; Ctrl-C ends it at once\n")
+        self._tell(f"{name}: the run ends as soon as nothing is lost by it; Ctrl-C ends it at once\n")
 
     def _tell(self, line: str) -> None:
         """Past all loggers: a signal may come while a stream is being written, on a console that has been halted for
@@ -116,11 +121,28 @@ class DeafWorkers(ForkContext):
 def end_with_launcher(environ: Mapping[str, str]) -> None:
     """Get a SIGTERM when the launcher dies, where there is one.
 
-    `accelerate launch` with one process (1.15) dies of a SIGTERM and leaves its child training on. Linux alone can
-    help.
+    `accelerate launch` with one process (1.15) dies of a SIGTERM and leaves its child training on; so does `deepspeed`
+    (0.19), whose child has started the ranks. Linux alone can help.
     """
     if sys.platform == "linux" and ("LOCAL_RANK" in environ or "ACCELERATE_MIXED_PRECISION" in environ):
         launcher = os.getppid()
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
         if os.getppid() != launcher:  # it has died in between
             os.kill(os.getpid(), signal.SIGTERM)
+        for ancestor in _launchers_of_launchers(sys.argv[0]):
+            threading.Thread(target=_end_with, args=(ancestor,), daemon=True).start()
+
+
+def _launchers_of_launchers(script: str) -> list[psutil.Process]:
+    """Those behind the parent that were given the script too: a shell was not."""
+    found = []
+    with suppress(psutil.Error):  # of another user, or gone
+        found = [each for each in psutil.Process().parents()[1:] if script in each.cmdline()]
+    return found
+
+
+def _end_with(launcher: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        while launcher.is_running() and launcher.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    os.kill(os.getpid(), signal.SIGTERM)

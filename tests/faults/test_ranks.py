@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from indictune.training import checkpoints
@@ -220,8 +221,8 @@ LAUNCHERS: dict[str, list[str]] = {
 @pytest.mark.parametrize(
     "launcher",
     [
-        "accelerate, one process",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("python", "torchrun", "deepspeed")),
+        *("accelerate, one process", "deepspeed"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("python", "torchrun")),
     ],
 )
 def test_no_process_outlives_its_launcher(
@@ -244,3 +245,25 @@ def test_no_process_outlives_its_launcher(
     wait_for(lambda: not processes_of(tmp_path), 10)
     (last,) = checkpoints.listed(tmp_path / "out")
     assert checkpoints.damage(last) == []
+
+
+@pytest.mark.parametrize("launcher", ["accelerate, one process", "deepspeed"])
+def test_these_launchers_leave_their_children_behind(tmp_path: Path, launcher: str) -> None:
+    """Once they do not, `stopping.end_with_launcher` may go."""
+    script = tmp_path / "sleeping.py"
+    script.write_text("import sys, time\nopen(sys.argv[-1], 'w').close()\ntime.sleep(600)\n", encoding="utf-8")
+    begun = tmp_path / "begun"
+    with subprocess.Popen(
+        [*LAUNCHERS[launcher], str(script), str(begun)],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as started:
+        wait_for(begun.exists, 120)
+        started.send_signal(signal.SIGTERM)
+        started.wait(60)
+    left = processes_of(tmp_path)
+    for pid in left:
+        psutil.Process(pid).kill()
+    assert left

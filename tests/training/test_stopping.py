@@ -35,7 +35,7 @@ def test_a_signal_may_come_while_a_message_waits_for_a_console_that_stands_still
         said = speaking.stderr.read().decode()
     assert speaking.returncode == 0, said.strip("x")
     assert said.count("x") == 999_999
-    assert "SIGTERM: a checkpoint is saved after this step, then the run ends; Ctrl-C ends it at once\n" in said
+    assert "SIGTERM: the run ends as soon as nothing is lost by it; Ctrl-C ends it at once\n" in said
     assert said.endswith("asked: True\n")
 
 
