@@ -1,4 +1,4 @@
-"""The rows of the scoreboard that are runs: each is put through a contender and counted. For `benchmarks.faults`."""
+"""The rows of the scoreboard that are faults of one run: each is put through a contender and counted."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 from benchmarks.fault_runs import (
     DDP,
     FSDP2,
     JUDGED,
+    MANY_STEPS,
     ONE,
     STEPS,
     ZERO3,
     Contender,
     Job,
     ended,
-    kill_processes_of,
     losses,
     steps_lost,
 )
-from tests.distributed.launching import BIN, ROOT, free_port
-from tests.faults.runs import environment, processes_of
+from indictune.training import checkpoints
+from tests.distributed.launching import ROOT
+from tests.faults.runs import environment
 
 Counts = dict[str, int]
 Found = dict[str, Any]  # by case: words and how often, or how much
 
 LAUNCHER_S = 2  # of a launched run's seconds, in which no rank runs yet
-RANK_TIMEOUT_S = 20
-GIVE_UP_S = 60
-DEAD_AFTER_S = 10
+SMALL_DISK = "a small disk"
 
 
 def kills(contender: Contender, counts: Counts, work: Path) -> Found:
@@ -48,7 +49,7 @@ def kills(contender: Contender, counts: Counts, work: Path) -> Found:
 def _under_each(contender: Contender, work: Path, wanted: Counts, put: Callable[[Job, int], Counter[str]]) -> Found:
     """What `put` counts under each launch of the contender for which a number is given."""
     return {
-        launch: dict(put(Job(contender, work, launch, "plain" if launch == ONE else "two ranks"), number))
+        launch: dict(put(Job(contender, work, launch), number))
         for launch, number in wanted.items()
         if launch in contender.launches and number
     }
@@ -164,7 +165,7 @@ def stops(contender: Contender, counts: Counts, work: Path) -> Found:
         events[place] = [f"{contender.places[place]}:{call}" for call in calls]
     events["in data preparation"] = [f"{contender.places['in data preparation']}:1"]
     found: Found = {case: dict(_stopped(job, each)) for case, each in events.items()}
-    on_two = Job(contender, work, DDP, "long, two ranks")
+    on_two = Job(contender, work, DDP, "long")
     calls = range(1, STEPS, counts["every stop of one rank"])
     found["to one of two ranks"] = dict(_stopped(on_two, [f"{contender.places['in a step']}:{n}@1" for n in calls]))
     return found
@@ -186,122 +187,102 @@ def _stopped(job: Job, places: list[str]) -> Counter[str]:
     return +found
 
 
-def orphans(contender: Contender, counts: Counts, work: Path) -> Found:
-    """5: SIGTERM and SIGINT to a launcher: how long until no process is left."""
-    launchers = {
-        "accelerate launch, one process": [str(BIN / "accelerate"), "launch", "--num_processes", "1", "--cpu"],
-        "torchrun, two": [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(free_port())],
-    }
-    found: Found = {}
-    for title, launcher in launchers.items():
-        for number in (signal.SIGTERM, signal.SIGINT)[: counts["signals to launchers"]]:
-            with_launcher = replace(contender, launches={ONE: launcher.copy})
-            folder = work / f"{number.name}-{len(found)}"
-            job = Job(with_launcher, work, kind="plain" if "one" in title else "two ranks")
-            found[f"{number.name} to {title}"] = _left(job, folder, number)
-    return found
-
-
-def _left(job: Job, folder: Path, number: signal.Signals) -> Found:
-    words = job.words(folder, "--max_steps", "20000", "--save_total_limit", "2")
-    with subprocess.Popen(
-        words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as started:
-        try:
-            deadline = time.monotonic() + 2 * GIVE_UP_S
-            while not (folder / "checkpoint-3").exists():
-                if time.monotonic() > deadline or started.poll() is not None:
-                    raise RuntimeError(f"the run in {folder} did not begin")
-                time.sleep(0.02)
-            started.send_signal(number)
-            since, late = time.monotonic(), 0
-            while (left := len(processes_of(folder))) and time.monotonic() < since + GIVE_UP_S:
-                if time.monotonic() > since + DEAD_AFTER_S:
-                    late = late or left
-                time.sleep(0.1)
-            return {"seconds": round(time.monotonic() - since, 1), "left after 10 s": late, "left in the end": left}
-        finally:
-            kill_processes_of(folder)
-            started.kill()
-
-
-def lost_ranks(contender: Contender, counts: Counts, work: Path) -> Found:
-    """6: one of two ranks is killed or stopped: how long until the run ended, and whether it named the rank."""
-    job = Job(contender, work, DDP, "two ranks")
-    found: Found = {}
-    for name in ("SIGKILL", "SIGSTOP")[: counts["ways to lose a rank"]]:
-        folder = work / name
-        event = f"{name}@{contender.places['in a step']}:3@1"
-        since = time.monotonic()
-        code, said = job.run(folder, event, "--ddp_timeout", str(RANK_TIMEOUT_S), timeout_s=GIVE_UP_S)
-        status = folder / "status.json"
-        message = status.read_text(encoding="utf-8") if status.exists() else ""
-        found[name] = {
-            "seconds": round(time.monotonic() - since, 1),
-            "still running when given up": int(code is None),
-            "told by the run": int("rank 1 (process" in message or "rank 1 (process" in said),
-            "told by the launcher": int("rank      : 1" in said),
-        }
-    return found
-
-
 def full_disks(contender: Contender, counts: Counts, work: Path) -> Found:
-    """7: no file may get longer than a limit, from the third step on; then there is room again."""
+    """7: from the third step on no room, or no right to write; then there is again."""
     job = Job(contender, work)
     sizes = sorted(path.stat().st_size for path in (job.unbroken[0] / "checkpoint-4").iterdir())
     # Of the largest file all but a byte, of the one before it, and next to nothing.
     limits = [sizes[-1] // 1024, sizes[-2] // 1024, 16][: counts["limits"]]
-    found = Counter[str]()
+    limited = Counter[str]()
     for limit in limits:
         folder = job.stopped_at(2, work / f"full-{limit}")
         words = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *job.words(folder)]
         done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-        found["told by the exit code"] += done.returncode != 0
-        found["named the folder"] += "could not be written to" in done.stderr or str(folder) in done.stderr
-        found["a partial checkpoint left"] += (folder / "checkpoint-3").exists()
-        found[job.until_it_ends(folder)] += 1
-    return {"a limit on the size of files": dict(+found)}
+        limited.update(_not_written(job, folder, done.returncode, done.stderr))
+    found: Found = {"a limit on the size of files": dict(+limited), SMALL_DISK: _on_a_small_disk(job)}
+    for error in ("EROFS", "EACCES"):
+        refused = Counter[str]()
+        for write in ("torch:save", "transformers.modeling_utils:safe_save_file"):
+            for call in range(1, 1000, counts["every refused write"]):
+                folder = job.stopped_at(2, work / f"{error}-{write.replace(':', '-')}-{call}")
+                code, said = job.run(folder, f"{error}@{write}:{call}")
+                if code == 0:  # it has no more such calls
+                    shutil.rmtree(folder)
+                    break
+                refused.update(_not_written(job, folder, code, said))
+        found[f"{error} from a write on"] = dict(+refused)
+    return found
+
+
+def _not_written(job: Job, folder: Path, code: int | None, said: str) -> Counter[str]:
+    """What a run has told and left, and how it ends when it can write again."""
+    partial = [path for path in folder.glob("checkpoint-*") if not (path / "trainer_state.json").exists()]
+    found = Counter[str]()
+    found["told by the exit code"] += code != 0
+    found["named the folder"] += "could not be written to" in said or str(folder) in said
+    found["a partial checkpoint left"] += bool(partial)
+    found[job.until_it_ends(folder)] += 1
+    return found
+
+
+def _on_a_small_disk(job: Job) -> Found:
+    """A file system that has room for half a checkpoint, and then for all."""
+    disk = job.work / "disk"
+    disk.mkdir()
+    before = job.stopped_at(2, job.work / "before")
+    held = sum(path.stat().st_size for path in before.rglob("*"))
+    half = sum(path.stat().st_size for path in (before / "checkpoint-2").iterdir()) // 2
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={held + half}", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        return {"not run": "no file system can be mounted here"}
+    try:
+        folder = Path(shutil.copytree(before, disk / "out"))
+        code, said = job.run(folder)
+        subprocess.run(["mount", "-o", "remount,size=1g", str(disk)], check=True)
+        return dict(+_not_written(job, folder, code, said))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+BAD_NUMBERS = {
+    "NaN in the loss": ("NAN", "loss"),
+    "an infinite loss": ("INFINITE", "loss"),
+    "NaN in the gradients": ("NAN_GRADIENT", "gradients"),
+    "infinite gradients": ("INFINITE_GRADIENT", "gradients"),
+}
 
 
 def bad_numbers(contender: Contender, counts: Counts, work: Path) -> Found:
-    """8: a NaN in the loss of each step."""
-    job, found = Job(contender, work), Counter[str]()
-    for step in range(1, STEPS + 1, counts["every step"]):
-        folder = work / f"nan-{step}"
-        code, _ = job.run(folder, f"NAN@{contender.places['loss']}:{step}")
-        saved = [path for path in folder.glob("checkpoint-*") if int(path.name.rpartition("-")[2]) >= step]
-        found["stopped"] += code != 0
-        found["saved after it"] += bool(saved)
-        found["not stopped"] += code == 0
-        shutil.rmtree(folder)
-    return {"NaN in the loss": dict(+found)}
-
-
-def resumes(contender: Contender, counts: Counts, work: Path) -> Found:
-    """9: gone on with after each step."""
+    """8: NaN or inf in loss or gradients of each of 20 steps; where there is a policy, by each."""
     found: Found = {}
-    for kind in ("plain", "accumulation", "batches by length", "workers 2"):
-        job, cases = Job(contender, work, kind=kind), Counter[str]()
-        for step in range(1, STEPS, counts["every step"]):
-            folder = job.stopped_at(step, work / f"resumed-{step}")
-            cases[job.until_it_ends(folder)] += 1
-        found[kind] = dict(cases)
-    return found
-
-
-def other_launches(contender: Contender, counts: Counts, work: Path) -> Found:
-    """10: checkpoint-4 is gone on with under another number of processes, with the same rows in each step."""
-    alone = Job(contender, work, ONE, "no dropout")
-    two = Job(contender, work, DDP, "no dropout, two ranks")
-    found: Found = {}
-    changes = {"one process, then DDP x2": (alone, two), "DDP x2, then one process": (two, alone)}
-    for title, (before, after) in list(changes.items())[: counts["changes of launch"]]:
-        folder = before.stopped_at(4, work / title.replace(" ", "-").replace(",", ""))
-        code, said = after.run(folder)
-        expected = losses(before.unbroken[0])
-        if not ended(folder):
-            found[title] = {"refused": int(code is not None), "in its words": said[-300:]}
+    for kind in ("many steps", "many steps, skip", "many steps, rollback"):
+        if kind not in contender.flags:
             continue
-        differences = [abs(one - other) for one, other in zip(expected, losses(folder), strict=True)]
-        found[title] = {"largest difference of losses": float(f"{max(differences):.2g}")}
+        job = Job(contender, work, kind=kind)
+        for title, (event, place) in BAD_NUMBERS.items():
+            cases = Counter[str]()
+            for step in range(1, MANY_STEPS + 1, counts["every bad step"]):
+                cases.update(
+                    _went_bad(job, work / f"{event}-{step}", f"{event}@{contender.places[place]}:{step}", step)
+                )
+            found[title + kind.removeprefix("many steps")] = dict(+cases)
     return found
+
+
+def _went_bad(job: Job, folder: Path, event: str, step: int) -> Counter[str]:
+    code, _ = job.run(folder, event)
+    saved = [path for path in checkpoints.listed(folder) if checkpoints.step_of(path) >= step]
+    found = Counter[str]()
+    found["stopped"] += code not in (0, None)
+    found["ended"] += code == 0
+    found["saved a weight that is not finite"] += not all(map(_is_finite, folder.rglob("model.safetensors")))
+    found["saved after it, and stopped"] += code != 0 and bool(saved)
+    found["told a loss of 0"] += code == 0 and 0.0 in losses(folder)
+    shutil.rmtree(folder)
+    return found
+
+
+def _is_finite(path: Path) -> bool:
+    return all(bool(torch.isfinite(each).all()) for each in load_file(path).values())

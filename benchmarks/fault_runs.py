@@ -20,12 +20,23 @@ from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start,
 from tests.faults.runs import EVALUATION, FAULTY, SAVE, STEP, processes_of
 
 SAMPLES = ROOT / "indictune/data/samples/train.jsonl"
-STEPS = 8  # in two epochs
+STEPS, MANY_STEPS = 8, 20  # in two epochs and in five
+GLOBAL_BATCH = 8
 TRAIN_ROWS, HELD_OUT_ROWS = 32, 16
 TRIES = 3
 TIMEOUT_S = 180
 JUDGED = ("exact", "wrong", "stuck")
-ONE, DDP, FSDP2, ZERO3 = "one process", "DDP x2", "FSDP2 x2", "ZeRO-3 x2"
+ONE, DDP, FSDP2 = "one process", "DDP x2", "FSDP2 x2"
+ZERO2, ZERO3, ZERO3_OFFLOAD = "ZeRO-2 x2", "ZeRO-3 x2", "ZeRO-3 with offload x2"
+
+# Saved where --save_steps or an event tells, and logged at each step.
+EACH_STEP = (
+    *("--save_strategy", "steps", "--save_total_limit", "20", "--learning_rate", "1e-4", "--logging_steps", "1"),
+)
+OURS = (
+    *("--global_batch_size", str(GLOBAL_BATCH), "--resume_from_checkpoint", "auto"),
+    *("--load_best_model_at_end", "false"),
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class Contender:
         launches: what starts it, by name.
         flags: by the kind of run.
         places: functions that it calls, by what they do.
+        packed: script and flags of a run of a language model on packed rows, where it has one.
     """
 
     title: str
@@ -45,6 +57,7 @@ class Contender:
     launches: Mapping[str, Callable[[], list[str]]]
     flags: Mapping[str, tuple[str, ...]]
     places: Mapping[str, str]
+    packed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,7 @@ class Job:
         contender: who runs.
         work: gets the folders of the runs.
         launch: a key of its `launches`.
-        kind: a key of its `flags`.
+        kind: a key of its `flags`; those that begin with "accumulation" split what a process reads in two.
     """
 
     contender: Contender
@@ -67,9 +80,10 @@ class Job:
         """The command; `event` as in `tests/faults/faulty.py`."""
         faulty = (FAULTY, event) if event else ()
         contender = self.contender
+        rows = GLOBAL_BATCH // (1 if self.launch == ONE else 2) // (2 if self.kind.startswith("accumulation") else 1)
         return [
-            *(*contender.launches[self.launch](), *faulty, *contender.command, *contender.flags[self.kind], *flags),
-            *("--output_dir", str(folder)),
+            *(*contender.launches[self.launch](), *faulty, *contender.command, *contender.flags[self.kind]),
+            *("--per_device_train_batch_size", str(rows), *flags, "--output_dir", str(folder)),
         ]
 
     def run(
@@ -114,7 +128,8 @@ class Job:
 
     def stopped_at(self, step: int, folder: Path) -> Path:
         """A folder as the unbroken run has left it after a step."""
-        later = [f"checkpoint-{each}" for each in range(step + 1, STEPS + 1)]
+        saved = checkpoints.listed(self.unbroken[0])
+        later = [path.name for path in saved if checkpoints.step_of(path) > step]
         shutil.copytree(self.unbroken[0], folder, ignore=shutil.ignore_patterns(*later, "metrics.json", "status.json"))
         (folder / "model.safetensors").unlink()
         return folder
@@ -145,7 +160,7 @@ def losses(folder: Path) -> list[float]:
     if log.exists():
         entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     else:
-        state = folder / f"checkpoint-{STEPS}" / "trainer_state.json"
+        state = checkpoints.listed(folder)[0] / "trainer_state.json"
         entries = json.loads(state.read_text(encoding="utf-8"))["log_history"]
     return [entry["loss"] for entry in entries if "loss" in entry]
 
@@ -157,10 +172,6 @@ def kill_processes_of(folder: Path) -> None:
             psutil.Process(pid).kill()
 
 
-def _of_batches(rows: int, *flags: str) -> tuple[str, ...]:
-    return ("--per_device_train_batch_size", str(rows), *flags)
-
-
 def contenders(work: Path) -> list[Contender]:
     """Ours and the stock Trainer, on the same rows, which are written into a folder."""
     lines = SAMPLES.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -169,21 +180,26 @@ def contenders(work: Path) -> list[Contender]:
         (work / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
     shared = (
         *("--train_file", str(work / "train.jsonl"), "--validation_file", str(work / "validation.jsonl")),
-        *("--save_strategy", "steps", "--save_total_limit", "20", "--learning_rate", "1e-4", "--logging_steps", "1"),
+        *EACH_STEP,
     )
     # The stock Trainer saves 3 seconds after a SIGTERM, and a run of 8 steps has ended by then.
     long = ("--num_train_epochs", "75", "--save_steps", "20", "--eval_strategy", "steps", "--eval_steps", "20")
-    quiet = ("--num_train_epochs", "2", "--save_steps", "1", "--eval_strategy", "no")
+    quiet = ("--save_steps", "1", "--eval_strategy", "no")
+    plain, many = (("--num_train_epochs", str(epochs), *quiet) for epochs in (2, 5))
+    workers = ("--dataloader_num_workers", "2")
     both = {
-        "plain": _of_batches(8, *quiet),
-        "two ranks": _of_batches(4, *quiet),
-        "long": _of_batches(8, *long),
-        "long, two ranks": _of_batches(4, *long),
-        "workers 2": _of_batches(8, *quiet, "--dataloader_num_workers", "2"),
-        "no dropout": _of_batches(8, *quiet, "--dropout", "0"),
-        "no dropout, two ranks": _of_batches(4, *quiet, "--dropout", "0"),
+        "plain": plain,
+        "plain, workers 2": (*plain, *workers),
+        "long": long,
+        "many steps": many,
+        "many steps, no dropout": (*many, "--dropout", "0"),
     }
     return [_ours(shared, both), _stock(shared, both)]
+
+
+def _of_two(kinds: dict[str, tuple[str, ...]], name: str, *flags: str) -> dict[str, tuple[str, ...]]:
+    """A kind of batches, without workers and with."""
+    return {name + kind.removeprefix("plain"): (*kinds[kind], *flags) for kind in ("plain", "plain, workers 2")}
 
 
 def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contender:
@@ -191,18 +207,24 @@ def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contend
         "ours",
         (
             *(SCRIPT, "--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "32", *shared),
-            *("--global_batch_size", "8", "--load_best_model_at_end", "false", "--resume_from_checkpoint", "auto"),
+            *OURS,
         ),
         {
             ONE: python,
             DDP: partial(accelerate, "ddp", 2),
             FSDP2: partial(accelerate, "fsdp2", 2),
+            ZERO2: partial(accelerate, "zero2", 2),
+            ZERO3_OFFLOAD: partial(accelerate, "zero3_offload", 2),
             ZERO3: partial(accelerate, "zero3", 2),
         },
         {
             **kinds,
-            "accumulation": (*kinds["two ranks"],),  # on one process
-            "batches by length": (*kinds["plain"], "--max_tokens_per_device", "100"),
+            **_of_two(kinds, "accumulation"),
+            **_of_two(kinds, "batches by length", "--max_tokens_per_device", "100"),
+            "packed rows": (),
+            "packed rows, workers 2": kinds["plain, workers 2"][-2:],
+            "many steps, skip": (*kinds["many steps"], "--on_nonfinite", "skip", "--max_nonfinite_steps", "1"),
+            "many steps, rollback": (*kinds["many steps"], "--on_nonfinite", "rollback"),
         },
         {
             "after a step": STEP,
@@ -211,7 +233,19 @@ def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contend
             "in saving": SAVE,
             "in data preparation": "indictune.data.preparation:_encoder",
             "loss": "indictune.training.loss:ExactLoss.__call__",
+            "gradients": "indictune.training.exact:ExactTrainer.training_step",
         },
+        _packed(),
+    )
+
+
+def _packed() -> tuple[str, ...]:
+    chats = ROOT / "indictune/data/samples/chats"
+    return (
+        *("scripts/train_llama.py", "--model_name_or_path", "builtin:tiny-indic-llama", "--method", "full"),
+        *("--train_file", str(chats / "train.jsonl"), "--validation_file", str(chats / "validation.jsonl")),
+        *("--packing", "true", "--max_length", "128", "--bf16", "false", "--max_steps", str(STEPS)),
+        *(*EACH_STEP, *OURS),
     )
 
 
@@ -223,8 +257,8 @@ def _stock(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Conten
         {ONE: python, DDP: partial(torchrun, 2)},
         {
             **kinds,
-            "accumulation": (*kinds["two ranks"], "--gradient_accumulation_steps", "2"),
-            "batches by length": (*kinds["plain"], "--train_sampling_strategy", "group_by_length"),
+            **_of_two(kinds, "accumulation", "--gradient_accumulation_steps", "2"),
+            **_of_two(kinds, "batches by length", "--train_sampling_strategy", "group_by_length"),
         },
         {
             "after a step": "transformers.trainer_callback:DefaultFlowCallback.on_step_end",
@@ -233,5 +267,6 @@ def _stock(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Conten
             "in saving": "transformers.trainer:Trainer._save_checkpoint",
             "in data preparation": "transformers.tokenization_utils_base:PreTrainedTokenizerBase.__call__",
             "loss": "transformers.trainer:Trainer.compute_loss",
+            "gradients": "transformers.trainer:Trainer.training_step",
         },
     )

@@ -14,6 +14,7 @@ and 16, ours are test cases: pytest runs the suite of the row.
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
 import time
 import traceback
@@ -23,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fault_rows, fault_suites
+from benchmarks import fault_launches, fault_rows, fault_suites
 from benchmarks.environment import environment, write_results
 from benchmarks.fault_rows import Counts, Found
 from benchmarks.fault_runs import Contender, contenders
@@ -43,11 +44,17 @@ COUNTS: dict[str, Counts] = {
         "random stops": 1,
         "every stop": 5,
         "every stop of one rank": 5,
+        "every launcher": 3,
         "signals to launchers": 1,
         "ways to lose a rank": 2,
         "limits": 1,
+        "every refused write": 1000,
+        "every bad step": 10,
         "every step": 5,
-        "changes of launch": 2,
+        "kinds of batches": 3,
+        "kinds of batches with workers": 1,
+        "launches gone on under": 1,
+        "every change of launch": 3,
         "slow suites": 0,
     },
     "full": {
@@ -61,25 +68,31 @@ COUNTS: dict[str, Counts] = {
         "random stops": 15,
         "every stop": 1,
         "every stop of one rank": 1,
+        "every launcher": 1,
         "signals to launchers": 2,
         "ways to lose a rank": 2,
         "limits": 3,
+        "every refused write": 1,
+        "every bad step": 1,
         "every step": 1,
-        "changes of launch": 2,
+        "kinds of batches": 4,
+        "kinds of batches with workers": 4,
+        "launches gone on under": 5,
+        "every change of launch": 1,
         "slow suites": 1,
     },
 }
 RUN_ROWS: dict[str, tuple[str, Callable[[Contender, Counts, Path], Found]]] = {
-    "6": ("rank lost", fault_rows.lost_ranks),  # first, for it waits more than it computes
+    "6": ("rank lost", fault_launches.lost_ranks),  # first, for it waits more than it computes
     "1": ("SIGKILL", fault_rows.kills),
     "2": ("SIGKILL at a write", fault_rows.writes),
     "3": ("corrupted file", fault_rows.corruptions),
     "4": ("SIGTERM", fault_rows.stops),
-    "5": ("launcher stopped", fault_rows.orphans),
+    "5": ("launcher stopped", fault_launches.orphans),
     "7": ("full disk", fault_rows.full_disks),
     "8": ("bad numbers", fault_rows.bad_numbers),
-    "9": ("resume after any step", fault_rows.resumes),
-    "10": ("other number of processes", fault_rows.other_launches),
+    "9": ("resume after any step", fault_launches.resumes),
+    "10": ("another launch", fault_launches.other_launches),
 }
 SUITE_ROWS = {
     "11": "wrong configuration",
@@ -154,6 +167,7 @@ def main() -> None:
     parser.add_argument("--counts", choices=COUNTS, default="short")
     parser.add_argument("--rows", choices=sorted(TITLES, key=int), nargs="+", default=sorted(TITLES, key=int))
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, and by all it starts
     since = time.monotonic()
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(2) as pool:
         both = contenders(Path(work))

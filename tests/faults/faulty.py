@@ -5,11 +5,11 @@
     ... SIGKILL@after:2.5 ...
 
 A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
-in the third after so many seconds, wherever the run is. `NAN` spoils what the call gives, `INFINITE_GRADIENT` what a
-trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the newest checkpoint of the trainer
-whose method it is, `OPENED` lets other users write to them. `SLOW` holds the call up, `STUCK` for ever and deaf to
-signals; `REFUSED` is a `UserError`. From `FULL` on no file grows large; from `EROFS` on, or any other name of an
-error, each call fails with it. Two events are joined by `+`.
+in the third after so many seconds, wherever the run is. `NAN` and `INFINITE` spoil what the call gives, `NAN_GRADIENT`
+and `INFINITE_GRADIENT` what a trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the
+newest checkpoint of the trainer whose method it is, `OPENED` lets other users write to them. `SLOW` holds the call up,
+`STUCK` for ever and deaf to signals; `REFUSED` is a `UserError`. From `FULL` on no file grows large; from `EROFS` on,
+or any other name of an error, each call fails with it. Two events are joined by `+`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from indictune.training import checkpoints
 
 SLOW_S = 5
 FULL_BYTES = 200_000
+BAD_NUMBERS = {"NAN": float("nan"), "INFINITE": float("inf")}
 
 
 def _wait_in_c() -> None:
@@ -89,10 +90,11 @@ def hit(event: str) -> None:
         if now and name in ("FLIPPED", "OPENED"):
             spoil(checkpoints.listed(Path(args[0].args.output_dir))[0] / "optimizer.pt", name)
         result = original(*args, **settings)
-        if now and name == "NAN":
-            return result * float("nan")
-        if now and name == "INFINITE_GRADIENT":
-            next(each.grad for each in args[0].model.parameters() if each.grad is not None).fill_(float("inf"))
+        if now and name in BAD_NUMBERS:
+            return result * BAD_NUMBERS[name]
+        if now and name.removesuffix("_GRADIENT") in BAD_NUMBERS:
+            gradient = next(each.grad for each in args[0].model.parameters() if each.grad is not None)
+            gradient.fill_(BAD_NUMBERS[name.removesuffix("_GRADIENT")])
         return result
 
     setattr(owner, function, counted)

@@ -1,0 +1,138 @@
+"""The rows of the scoreboard that launchers, ranks and launches make: each is put through a contender and counted."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+
+from benchmarks.fault_rows import Counts, Found
+from benchmarks.fault_runs import (
+    DDP,
+    FSDP2,
+    ONE,
+    STEPS,
+    ZERO3,
+    Contender,
+    Job,
+    ended,
+    kill_processes_of,
+    losses,
+)
+from tests.distributed.launching import BIN, ROOT, deepspeed, free_port, python, torchrun
+from tests.faults.runs import environment, processes_of
+
+RANK_TIMEOUT_S = 20
+GIVE_UP_S = 60
+DEAD_AFTER_S = 10
+AMID = 6  # steps, of which an epoch has four
+
+
+def orphans(contender: Contender, counts: Counts, work: Path) -> Found:
+    """5: SIGTERM and SIGINT to a launcher: how long until no process is left."""
+    accelerated = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes"]
+    zero = ("--deepspeed", "ds_configs/zero2.json")
+    launchers: dict[str, tuple[str, Callable[[], list[str]], tuple[str, ...]]] = {
+        "accelerate launch, one process": (ONE, lambda: [*accelerated, "1"], ()),
+        "python": (ONE, python, ()),
+        "accelerate launch, two": (DDP, lambda: [*accelerated, "2", "--main_process_port", str(free_port())], ()),
+        "torchrun, two": (DDP, partial(torchrun, 2), ()),
+        "deepspeed, two": (DDP, partial(deepspeed, 2), zero),
+    }
+    found: Found = {}
+    for title, (launch, launcher, flags) in list(launchers.items())[:: counts["every launcher"]]:
+        for number in (signal.SIGTERM, signal.SIGINT)[: counts["signals to launchers"]]:
+            job = Job(replace(contender, launches={launch: launcher}), work, launch)
+            folder = work / f"{number.name}-{len(found)}"
+            found[f"{number.name} to {title}"] = _left(job, folder, number, *flags)
+    return found
+
+
+def _left(job: Job, folder: Path, number: signal.Signals, *flags: str) -> Found:
+    words = job.words(folder, *flags, "--max_steps", "20000", "--save_total_limit", "2")
+    with subprocess.Popen(
+        words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as started:
+        try:
+            deadline = time.monotonic() + 2 * GIVE_UP_S
+            while not (folder / "checkpoint-3").exists():
+                if time.monotonic() > deadline or started.poll() is not None:
+                    raise RuntimeError(f"the run in {folder} did not begin")
+                time.sleep(0.02)
+            started.send_signal(number)
+            since, late = time.monotonic(), 0
+            while (left := len(processes_of(folder))) and time.monotonic() < since + GIVE_UP_S:
+                if time.monotonic() > since + DEAD_AFTER_S:
+                    late = late or left
+                time.sleep(0.1)
+            return {"seconds": round(time.monotonic() - since, 1), "left after 10 s": late, "left in the end": left}
+        finally:
+            kill_processes_of(folder)
+            started.kill()
+
+
+def lost_ranks(contender: Contender, counts: Counts, work: Path) -> Found:
+    """6: one of two ranks is killed or stopped: how long until the run ended, and whether it named the rank."""
+    job = Job(contender, work, DDP)
+    found: Found = {}
+    for name in ("SIGKILL", "SIGSTOP")[: counts["ways to lose a rank"]]:
+        folder = work / name
+        event = f"{name}@{contender.places['in a step']}:3@1"
+        since = time.monotonic()
+        code, said = job.run(folder, event, "--ddp_timeout", str(RANK_TIMEOUT_S), timeout_s=GIVE_UP_S)
+        status = folder / "status.json"
+        message = status.read_text(encoding="utf-8") if status.exists() else ""
+        found[name] = {
+            "seconds": round(time.monotonic() - since, 1),
+            "still running when given up": int(code is None),
+            "told by the run": int("rank 1 (process" in message or "rank 1 (process" in said),
+            "told by the launcher": int("rank      : 1" in said),
+        }
+    return found
+
+
+def resumes(contender: Contender, counts: Counts, work: Path) -> Found:
+    """9: gone on with after each step of two epochs, by launch and kind of batches."""
+    found: Found = {}
+    kinds = ["plain", "accumulation", "batches by length", "packed rows"][: counts["kinds of batches"]]
+    kinds += [f"{kind}, workers 2" for kind in kinds[: counts["kinds of batches with workers"]]]
+    for launch in list(contender.launches)[: counts["launches gone on under"]]:
+        for kind in kinds:
+            on_packed = replace(contender, command=contender.packed) if kind.startswith("packed") else contender
+            if on_packed.command:
+                found[f"{launch}, {kind}"] = dict(_gone_on(Job(on_packed, work, launch, kind), counts["every step"]))
+    return found
+
+
+def _gone_on(job: Job, every: int) -> Counter[str]:
+    found = Counter[str]()
+    for step in range(1, STEPS, every):
+        folder = job.stopped_at(step, job.work / f"resumed-{step}")
+        found[job.until_it_ends(folder)] += 1
+    shutil.rmtree(job.unbroken[0])
+    return found
+
+
+def other_launches(contender: Contender, counts: Counts, work: Path) -> Found:
+    """10: checkpoint-6 of 20 steps is gone on with under another launch, with the same rows in each step."""
+    launches = [each for each in (ONE, DDP, FSDP2, ZERO3) if each in contender.launches]
+    jobs = {launch: Job(contender, work, launch, "many steps, no dropout") for launch in launches}
+    found: Found = {}
+    for before, after in list(permutations(launches, 2))[:: counts["every change of launch"]]:
+        folder = jobs[before].stopped_at(AMID, work / f"{before}-{after}".replace(" ", "-"))
+        code, said = jobs[after].run(folder)
+        if not ended(folder):
+            way_out = "Go on with it by" in said
+            found[f"{before}, then {after}"] = {"refused": int(code is not None), "told the way out": int(way_out)}
+            continue
+        both = zip(losses(jobs[before].unbroken[0]), losses(folder), strict=True)
+        largest = max(abs(one - other) for one, other in both)
+        found[f"{before}, then {after}"] = {"largest difference of losses": float(f"{largest:.2g}")}
+    return found
