@@ -1,16 +1,39 @@
-"""Memory over a long run."""
+"""Memory over millions of rows and over a long run."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import FinishedRun
-from tests.distributed.launching import SCRIPT, python, start
+from tests.distributed.launching import ROOT, SCRIPT, python, start
+from tests.faults.runs import environment
 
 BYTES_PER_STEP = 1000
+BYTES_OF_A_PROCESS = 1_000_000_000
+
+# As transformers' Trainer goes on from amid an epoch: 4 ranks, 2 micro-batches a step.
+GO_ON = """
+import torch
+from accelerate import skip_first_batches
+from torch.utils.data import DataLoader
+from indictune.data.batching import TrainingBatches
+
+class Rows:
+    read = []
+    def __len__(self): return 2_000_000
+    def __getitem__(self, row): self.read.append(row); return row
+
+lengths = torch.randint(2, 129, (2_000_000,), generator=torch.Generator().manual_seed(0))
+batches = TrainingBatches(lengths, 512, 2, rank=1, world_size=4, seed=42)
+loader = skip_first_batches(DataLoader(Rows(), batch_sampler=batches, collate_fn=list), 2 * 3000)
+assert next(iter(loader)) == Rows.read == batches.micro_batches(0, 3000)[1]
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
 
 
 @pytest.mark.slow
@@ -26,3 +49,10 @@ def test_a_long_run_holds_no_more_memory_than_a_short_one(finished_run: Finished
     held = {line["step"]: line["bytes"] for line in lines}
     print(held)
     assert held[2500] - held[500] < 2000 * BYTES_PER_STEP, held
+
+
+def test_a_run_that_goes_on_amid_two_million_rows_reads_none_of_those_before() -> None:
+    words = [sys.executable, "-c", GO_ON]
+    result = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) * 1024 < BYTES_OF_A_PROCESS
