@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
 from indictune.strategy import sharding
+from indictune.strategy.launch import local_world_size_of
 
 _CHUNK_BYTES = 64 << 20
 _GIVEN = ".given-"  # a file that is not all there
@@ -45,8 +46,7 @@ def share_of_files(args: TrainingArguments) -> slice:
     """Which of the files on its disk, in order, this rank reads: those with the same disk read the others."""
     if not args.save_on_each_node:
         return slice(args.process_index, None, args.world_size)
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
-    return slice(args.local_process_index, None, local_world_size)
+    return slice(args.local_process_index, None, local_world_size_of(os.environ))
 
 
 @contextmanager

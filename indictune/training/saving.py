@@ -209,7 +209,7 @@ def unfinished_folder(output_dir: str) -> str:
 
 def copy_recipe(output_dir: Path, folder: Path) -> None:
     """Keep in a checkpoint with which settings it was written; those of the run may change."""
-    if (output_dir / RECIPE).exists():  # else another node has it, on a disk of its own
+    if (output_dir / RECIPE).exists():  # which `continuing.train` writes
         shutil.copyfile(output_dir / RECIPE, folder / RECIPE)
 
 
