@@ -46,6 +46,12 @@ def world_size_of(environ: Mapping[str, str]) -> int:
     return int(environ.get("WORLD_SIZE", "1"))
 
 
+def local_world_size_of(environ: Mapping[str, str]) -> int:
+    """Processes on this node; all of them where the launcher does not count them."""
+    # torchrun and accelerate say LOCAL_WORLD_SIZE, the deepspeed launcher LOCAL_SIZE.
+    return int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or world_size_of(environ))
+
+
 def deepspeed_file(environ: Mapping[str, str], flag: str | None) -> str | None:
     """The DeepSpeed file: `--deepspeed`, or the one that an accelerate config names. Both end in the same place.
 
@@ -107,8 +113,7 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
     return Launch(
         strategy,
         world_size,
-        # torchrun and accelerate say LOCAL_WORLD_SIZE, the deepspeed launcher LOCAL_SIZE.
-        local_world_size=int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or world_size),
+        local_world_size=local_world_size_of(environ),
         rank=rank_of(environ),
         deepspeed=config,
     )

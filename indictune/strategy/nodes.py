@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
 from indictune.strategy import sharding
+from indictune.strategy.launch import local_world_size_of
 
 _CHUNK_BYTES = 64 << 20
 _GIVEN = ".given-"  # a file that is not all there
@@ -43,8 +46,17 @@ def share_of_files(args: TrainingArguments) -> slice:
     """Which of the files on its disk, in order, this rank reads: those with the same disk read the others."""
     if not args.save_on_each_node:
         return slice(args.process_index, None, args.world_size)
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or args.world_size)
-    return slice(args.local_process_index, None, local_world_size)
+    return slice(args.local_process_index, None, local_world_size_of(os.environ))
+
+
+@contextmanager
+def rank_0_alone_saves(args: TrainingArguments) -> Iterator[None]:
+    """A block in which `args.should_save` holds on rank 0 alone, whatever disks there are."""
+    before, args.save_on_each_node = args.save_on_each_node, False
+    try:
+        yield
+    finally:
+        args.save_on_each_node = before
 
 
 def group_of_disks(args: TrainingArguments) -> ProcessGroup | None:

@@ -12,12 +12,17 @@ from typing import Any, TypeVar, cast
 import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType
+from peft import PeftModel
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+from transformers.integrations.deepspeed import (
+    deepspeed_load_checkpoint,
+    set_hf_deepspeed_config,
+    unset_hf_deepspeed_config,
+)
 
 T = TypeVar("T")
 
@@ -105,10 +110,14 @@ def gather_full_model(accelerator: Accelerator) -> None:
 
 
 def load_in_place(trainer: Trainer, checkpoint: str) -> None:
-    """Take weights and optimizer states back to a checkpoint in the middle of a training. All ranks must call it."""
+    """Take weights and optimizer states back to a checkpoint in the middle of a training. All ranks must call it.
+
+    Raises:
+        ValueError: DeepSpeed finds no states there.
+    """
     if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        engine: Any = trainer.model_wrapped
-        engine.load_checkpoint(checkpoint)
+        has_all_weights = not isinstance(bare(trainer), PeftModel)  # else the trained ones alone
+        deepspeed_load_checkpoint(trainer.model_wrapped, checkpoint, load_module_strict=has_all_weights)  # type: ignore[no-untyped-call]
         return
     is_split = trainer.accelerator.distributed_type == DistributedType.FSDP
     trainer._load_from_checkpoint(checkpoint, trainer.model_wrapped if is_split else trainer.model)

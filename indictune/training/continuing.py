@@ -29,7 +29,7 @@ def train(trainer: ExactTrainer, session: Session) -> TrainOutput:
     """
     if session.checkpoint is not None:
         check_rows(trainer, Path(session.checkpoint))
-    session.write_recipe()
+    session.write_recipe(trainer.args)
     session.stop_request.wait_for_the_step()
     return trainer.train(resume_from_checkpoint=session.checkpoint)
 

@@ -22,10 +22,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import NO_ROW, EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
-from indictune.models.adapters import save_adapter_extras
-from indictune.models.description import save_description
 from indictune.models.loading import Model
-from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import conversion, nodes, sharding, shards
 from indictune.strategy.communication import set_up_communication
 from indictune.training import checkpoints, saving
@@ -317,28 +314,9 @@ class ExactTrainer(Trainer):
             raise Stopped(f"stopped while {what}.")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save, with five things mended for which a callback on saving comes too late.
-
-        Where checkpoints are kept in shards, the Trainer writes nothing here, and then looks whether the folder of the
-        best checkpoint is there, each rank for itself (5.23, `_save_checkpoint`). It may be there for one rank and not
-        yet for another: seen is one rank loading the best model at the end while the other waited for it, for ever.
-        So such a checkpoint would not say what model it is of. peft leaves out an adapter's configuration. A split
-        model's own code is saved (`sharding.save_code`). And a saved model has all rows of its embedding.
-        """
-        folder = output_dir or str(self.args.output_dir)
-        if self.args.should_save:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            model = sharding.bare(self)
-            sharding.save_code(model, folder)
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            save_adapter_extras(model, folder)
-            save_whole_vocabulary(model, folder)
-            if Path(folder).name.startswith(checkpoints.PREFIX):
-                save_row_ids(model, folder)
-                if not list(Path(folder).glob("*.safetensors")):
-                    tokenizer = cast(PreTrainedTokenizerBase, self.processing_class)
-                    save_description(model, sharding.architecture_of(model), tokenizer, folder)
+        """Save, with what `saving.write_model` mends, for which a callback on saving comes too late."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        saving.write_model(self, folder, partial(super().save_model, output_dir, _internal_call))
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None

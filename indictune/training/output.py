@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 State = Literal["ok", "user_error", "failed", "resumable"]
 
 AUTO = "auto"
+NOTHING_TO_DO = "this run is finished; there is nothing to resume."
 RECIPE = "recipe.yaml"
 # Any of these shows that a run has trained here. Logs, a status and a recipe alone may come from a command that was
 # mistyped, and must not keep the corrected one from its folder.

@@ -16,7 +16,7 @@ from peft import PeftModel
 from transformers.trainer_utils import TrainOutput
 
 from indictune.data.cache import write_through
-from indictune.strategy import sharding
+from indictune.strategy import nodes, sharding
 from indictune.training import disks, output
 from indictune.training.checkpoints import UNFINISHED_MODEL
 from indictune.training.exact import ExactTrainer
@@ -38,7 +38,7 @@ PUBLISHED = (
 def save(trainer: ExactTrainer, session: Session) -> None:
     """Save the trained model in `--output_dir`, whole or not at all. All ranks must call it.
 
-    It is written beside its place and read back, and then put there.
+    It is written beside its place, given to nodes with a disk of their own and read back, and then put there.
 
     Raises:
         SavedModelError: it is not the trained one.
@@ -48,6 +48,7 @@ def save(trainer: ExactTrainer, session: Session) -> None:
     unfinished = session.output_dir / UNFINISHED_MODEL
     with disks.telling_of_model(session.output_dir, _bytes_of_weights(trainer)):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
+        nodes.give_files(unfinished, session.rank == 0, trainer.args, trainer.disks_group)
     verify_saved(trainer, unfinished)
     if trainer.args.should_save:
         put_in_place(unfinished, session.output_dir)

@@ -15,12 +15,32 @@ from transformers import TrainingArguments
 from indictune.errors import UserError
 from indictune.strategy import batch, handover, nodes, sharding
 from indictune.strategy.launch import Launch
-from indictune.training import abandoned, checkpoints, settings
+from indictune.training import abandoned, checkpoints, output, settings
 from indictune.training.output import AUTO
 
 logger = logging.getLogger(__name__)
 
 LOOKED_AT = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_device", "optim")
+
+
+class Finished(Exception):  # noqa: N818, nothing is wrong
+    """The run has ended already, on every disk."""
+
+
+def end_if_finished(output_dir: Path, asked: str | None) -> None:
+    """End a run that has nothing to do. All ranks must call it.
+
+    Where it is finished on some disks alone, it goes on from its last checkpoint, and is finished on all.
+
+    Args:
+        output_dir: of the run.
+        asked: `--resume_from_checkpoint`.
+
+    Raises:
+        Finished: on all ranks.
+    """
+    if asked == AUTO and all(sharding.from_all(output.is_finished(output_dir))):
+        raise Finished(f"{output_dir}: {output.NOTHING_TO_DO}")
 
 
 def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Path]:
@@ -56,19 +76,26 @@ def _damage_read_by_all(
 ) -> list[str]:
     """`checkpoints.damage`, each rank of a disk reading its share of the files. All ranks must call it.
 
-    A disk that lacks files is given them before by one that has them all, and to which nobody else can write.
+    A disk that lacks files is given them before.
     """
-    if args.save_on_each_node:
-        is_whole = not checkpoints.damage(checkpoint, thorough=False)
-        gives = is_whole and (trust_checkpoint or _why_not_own(checkpoint, Path(str(args.output_dir))) is None)
-        nodes.give_files(checkpoint, gives, args, disks_group)
-        sharding.barrier()
+    _give_to_all_disks(checkpoint, args, trust_checkpoint, disks_group)
     manifest = checkpoints.read_manifest(checkpoint)
     problems = checkpoints.damage(checkpoint, share=nodes.share_of_files(args))
     parts = sharding.from_all((problems, manifest.save if manifest else ""))
     if len({save for _, save in parts if save}) > 1:
         return [f"{checkpoint} is of another save on another node's disk"]
     return list(dict.fromkeys(problem for part, _ in parts for problem in part))  # all see what is missing
+
+
+def _give_to_all_disks(
+    checkpoint: Path, args: TrainingArguments, trust_checkpoint: bool, disks_group: ProcessGroup | None
+) -> None:
+    """Let a disk that lacks files have those of one that has them all, and to which nobody else can write."""
+    if args.save_on_each_node:
+        is_whole = not checkpoints.damage(checkpoint, thorough=False)
+        gives = is_whole and (trust_checkpoint or _why_not_own(checkpoint, Path(str(args.output_dir))) is None)
+        nodes.give_files(checkpoint, gives, args, disks_group)
+        sharding.barrier()
 
 
 def _damaged(named: Path, problems: list[str]) -> str:
@@ -204,7 +231,8 @@ def newest_whole(
     """The newest checkpoint that is whole on every disk, and the best one that it names. All ranks must call it.
 
     Under `--load_best_model_at_end` an older one whose best is whole comes first: the run would end with the best. It
-    is forgotten where none is left that names a whole one.
+    is forgotten where none is left that names a whole one, and everywhere where it lacks on a disk: ranks that do not
+    agree on the best would not stop and save together.
 
     Args:
         found: of them, in any order; other nodes may have found others, and are given what they lack.
@@ -227,11 +255,16 @@ def newest_whole(
         if problems and asked != AUTO:
             raise UserError(_damaged(checkpoint, problems))
         if not problems:
-            best = best_beside(checkpoint)
-            if best is not None and best != checkpoint and args.load_best_model_at_end:
-                problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
+            is_the_same = len(set(sharding.from_all(checkpoints.best_step(checkpoint)))) == 1
+            best = best_beside(checkpoint) if is_the_same else None
+            if best is not None and best != checkpoint:
+                if args.load_best_model_at_end:
+                    problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
+                else:
+                    _give_to_all_disks(best, args, trust_checkpoint, disks_group)
             if not problems:
-                return checkpoint, best if best is not None and best.is_dir() else None
+                is_everywhere = all(sharding.from_all(best is not None and best.is_dir()))
+                return checkpoint, best if is_everywhere else None
             spare = spare or checkpoint
         for problem in problems[:3]:
             logger.warning("checkpoint-%d cannot be gone on from: %s", step, problem)

@@ -22,6 +22,7 @@ from indictune.strategy import launch, restart
 from indictune.training import disks, output, stopping
 from indictune.training.disks import SaveError
 from indictune.training.nonfinite import NonFiniteLossError
+from indictune.training.resuming import Finished
 from indictune.training.session import Session
 from indictune.training.stopping import Stopped
 
@@ -69,9 +70,11 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
     """
     session = Session(recipe, launch.rank_of(os.environ))
     auto = recipe.values.get("resume_from_checkpoint") == output.AUTO
-    if auto and output.is_finished(session.output_dir) and not recipe.problems:
+    # Another node's disk may say otherwise: several agree when they have met (`resuming.end_if_finished`).
+    is_one_node = launch.local_world_size_of(os.environ) == launch.world_size_of(os.environ)
+    if auto and is_one_node and output.is_finished(session.output_dir) and not recipe.problems:
         if session.rank == 0:
-            print(f"{session.output_dir}: this run is finished; there is nothing to resume.")
+            print(f"{session.output_dir}: {output.NOTHING_TO_DO}")
         return EXIT_OK
     if restart.count(os.environ) and _was_stopped_before(session.output_dir):
         return EXIT_RESUMABLE
@@ -103,6 +106,8 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
         stopping.end_with_launcher(os.environ)
         session.open_log(replaceable)
         main(session)
+    except Finished as done:
+        session.show(str(done))
     except UserError as error:
         return End("user_error", error.message)
     except (NonFiniteLossError, SaveError) as error:

@@ -21,9 +21,13 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy
 
 from indictune.data.batching import TrainingBatches
+from indictune.models.adapters import save_adapter_extras
+from indictune.models.description import save_description
+from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import nodes, sharding, shards
 from indictune.strategy.check import came_up
 from indictune.training import checkpoints, disks
@@ -90,6 +94,40 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
     # At the end of an epoch something more may be due, and the end of the run then comes after it.
     if request.agreed and not request.epoch_ends:
         raise stopped_after(step)
+
+
+def write_model(trainer: ExactTrainer, folder: Path, write: Callable[[], None]) -> None:
+    """Write a model, with six things mended. All ranks must call it.
+
+    Where checkpoints are kept in shards, the Trainer writes nothing here, and then looks whether the folder of the
+    best checkpoint is there, each rank for itself (5.23, `_save_checkpoint`). It may be there for one rank and not
+    yet for another: seen is one rank loading the best model at the end while the other waited for it, for ever. So
+    such a checkpoint would not say what model it is of. peft leaves out an adapter's configuration. A split model's
+    own code is saved (`sharding.save_code`). A saved model has all rows of its embedding. And rank 0 alone writes:
+    the Trainer would write on every disk, where no other rank has whole weights ("KeyError", or an adapter of empty
+    tensors). `nodes.give_files` brings the model to the other disks.
+
+    Args:
+        trainer: whose model it is.
+        folder: gets it; it is made on every disk.
+        write: the Trainer's own saving, into `folder`.
+    """
+    args = trainer.args
+    if args.should_save:
+        folder.mkdir(parents=True, exist_ok=True)
+    with nodes.rank_0_alone_saves(args):
+        model = sharding.bare(trainer)
+        if args.should_save:
+            sharding.save_code(model, folder)
+        write()
+        if args.should_save:
+            save_adapter_extras(model, folder)
+            save_whole_vocabulary(model, folder)
+            if folder.name.startswith(checkpoints.PREFIX):
+                save_row_ids(model, folder)
+                if not list(folder.glob("*.safetensors")):
+                    tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
+                    save_description(model, sharding.architecture_of(model), tokenizer, folder)
 
 
 def is_writing(trainer: ExactTrainer) -> bool:
@@ -171,7 +209,7 @@ def unfinished_folder(output_dir: str) -> str:
 
 def copy_recipe(output_dir: Path, folder: Path) -> None:
     """Keep in a checkpoint with which settings it was written; those of the run may change."""
-    if (output_dir / RECIPE).exists():  # else another node has it, on a disk of its own
+    if (output_dir / RECIPE).exists():  # which `continuing.train` writes
         shutil.copyfile(output_dir / RECIPE, folder / RECIPE)
 
 

@@ -268,6 +268,7 @@ class Session:
 
         Raises:
             UserError: a value or combination that transformers refuses, or another strategy came up.
+            Finished: there is nothing to do.
         """
         if not has_validation:
             patience = self.recipe.planned(arguments, "early_stopping_patience")
@@ -291,9 +292,9 @@ class Session:
         )
         return args
 
-    def write_recipe(self) -> None:
-        """Write `recipe.yaml`, once it is known that the run may go on."""
-        if self.rank == 0:
+    def write_recipe(self, args: IndicTrainingArguments) -> None:
+        """Write `recipe.yaml` on every disk, once it is known that the run may go on."""
+        if args.should_save:
             output.write_recipe(self.output_dir, resolved(*self._built))
 
     def _choose_checkpoint(self, args: IndicTrainingArguments) -> None:
@@ -305,11 +306,11 @@ class Session:
         args.save_on_each_node = not nodes.disk_is_shared(self.output_dir, args)
         if args.should_save:
             checkpoints.remove_leftovers(self.output_dir)
+        sharding.barrier()
         asked = self.recipe.values.get("resume_from_checkpoint")
-        found = self._found
-        if asked == output.AUTO:  # what was given back counts too
-            sharding.barrier()
-            found = checkpoints.listed(self.output_dir)
+        resuming.end_if_finished(self.output_dir, asked)
+        # What was given back counts too.
+        found = checkpoints.listed(self.output_dir) if asked == output.AUTO else self._found
         chosen, self.best_checkpoint = resuming.newest_whole(found, asked, args, self.trusts_checkpoint)
         for each in filter(None, (chosen, self.best_checkpoint)):
             resuming.check_trusted(each, self.output_dir, self.trusts_checkpoint)

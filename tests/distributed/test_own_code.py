@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from indictune.cli import main
+from indictune.training.checkpoints import UNFINISHED_MODEL
 from tests.conftest import FinishedRun
 from tests.distributed import mutants
 from tests.distributed.launching import Run, accelerate, start
@@ -76,7 +77,8 @@ def test_fsdp2_hides_its_code(job: Path, abacus: Path, tmp_path: Path) -> None:
     flags = ("--model_name_or_path", str(abacus), "--trust_remote_code", "true", "--max_steps", "1")
     command = [*accelerate("fsdp2", 2), mutants.__file__, "--config", str(job), "--output_dir", str(tmp_path), *flags]
     assert start(command, {"MUTANT": mutants.without_its_code.__name__}).returncode != 0
-    assert (tmp_path / "model.safetensors").is_file()
-    saved = {path.name for path in tmp_path.glob("*.py")}
+    refused = tmp_path / UNFINISHED_MODEL  # it cannot be read again
+    assert (refused / "model.safetensors").is_file()
+    saved = {path.name for path in refused.glob("*.py")}
     assert "_fsdp_api.py" in saved  # of torch
     assert not saved & FILES.keys()

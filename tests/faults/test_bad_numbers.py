@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from indictune.models.checkpoints import ADAPTER
 from indictune.training import checkpoints
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate
@@ -27,8 +28,8 @@ def noted(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def weights(job: Job, step: int) -> str:
-    return hashlib.sha256((job.folder / f"checkpoint-{step}" / "model.safetensors").read_bytes()).hexdigest()
+def weights(job: Job, step: int, file: str = "model.safetensors") -> str:
+    return hashlib.sha256((job.folder / f"checkpoint-{step}" / file).read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("event", [LOSS, GRADIENT])
@@ -169,6 +170,19 @@ def test_all_ranks_leave_a_step_out_that_one_has_seen(
     assert result.returncode == 0, result.stderr
     (entry,) = noted(job)
     assert (entry["step"], entry["action"]) == (3, action)
+
+
+@pytest.mark.parametrize("strategy", ["zero2", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_deepspeed_takes_an_adapter_back(finished_run: FinishedRun, tmp_path: Path, strategy: str) -> None:
+    """Its checkpoints lack the frozen weights."""
+    flags = (*STEP_BY_STEP, "--on_nonfinite", "rollback", "--method", "lora")
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)), flags)
+    result = job.start("NAN@indictune.training.loss:ExactLoss.__call__:3@1")
+    assert result.returncode == 0, result.stderr
+    (entry,) = noted(job)
+    assert (entry["step"], entry["action"]) == (3, "rollback")
+    assert weights(job, 3, ADAPTER) == weights(job, 2, ADAPTER)
+    assert len({weights(job, step, ADAPTER) for step in (1, 2, 4, 5, 6, 7, 8)}) == 7
 
 
 @pytest.mark.slow

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from indictune.cli import main
+from indictune.models.checkpoints import ADAPTER
 from indictune.training import checkpoints
+from indictune.training.results import published
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start
 from tests.faults.runs import FAULTY, STEP, Job, environment
@@ -21,7 +25,9 @@ from tests.faults.runs import FAULTY, STEP, Job, environment
 slow = pytest.mark.slow
 
 
-def on_two_nodes(strategy: str, recipe: Path, folders: list[Path], event: str | None = None) -> list[str]:
+def on_two_nodes(
+    strategy: str, recipe: Path, folders: list[Path], event: str | None = None, flags: Sequence[str] = ()
+) -> list[str]:
     """Start a run as on two nodes of one process, each with a disk of its own; what each said."""
     port = str(free_port())
     commands = []
@@ -37,7 +43,7 @@ def on_two_nodes(strategy: str, recipe: Path, folders: list[Path], event: str | 
             *(*launcher, *([FAULTY, event] if event else [])),
             *(SCRIPT, "--config", str(recipe), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"),
             *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
-            *deepspeed,
+            *("--ddp_timeout", "120", *deepspeed, *flags),
         ]
         commands.append(command)
     with ThreadPoolExecutor(2) as nodes:
@@ -66,6 +72,61 @@ def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     expected = Run(whole.folder).weights
     for name, found in Run(folders[0]).weights.items():
         assert found.equal(expected[name]), name
+    assert model_in(folders[0]) == model_in(folders[1])
+    for folder in folders:
+        assert main(["checkpoint", str(folder / "checkpoint-8"), "--convert_to", str(folder / "converted")]) == 0
+    assert model_in(folders[0] / "converted") == model_in(folders[1] / "converted") != {}
+
+
+def model_in(folder: Path) -> dict[str, bytes]:
+    """The files of a model, or of a checkpoint's; each node's numbers are its own."""
+    return {name: (folder / name).read_bytes() for name in published(folder) if name != "metrics.json"}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["fsdp2", pytest.param("ddp", marks=slow), pytest.param("zero2", marks=slow), pytest.param("zero3", marks=slow)],
+)
+def test_nodes_without_a_shared_disk_end_with_the_same_adapter(
+    strategy: str, finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """The run itself reads the first node's again, and compares it with the trained one."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    said = on_two_nodes(strategy, finished_run.recipe, folders, flags=["--method", "lora"])
+    assert ADAPTER in model_in(folders[0]), said
+    assert model_in(folders[0]) == model_in(folders[1])
+    assert all((folder / "metrics.json").is_file() for folder in folders)
+    assert model_in(folders[0] / "checkpoint-8") == model_in(folders[1] / "checkpoint-8")
+    (folders[1] / "metrics.json").unlink()  # it was killed just before
+    said = on_two_nodes(strategy, finished_run.recipe, folders, flags=["--method", "lora"])
+    assert all((folder / "metrics.json").is_file() for folder in folders), said
+    assert model_in(folders[0]) == model_in(folders[1])
+
+
+@slow
+def test_a_run_that_is_finished_on_all_nodes_trains_nothing(finished_run: FinishedRun, tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    on_two_nodes("ddp", finished_run.recipe, folders)
+    before = [(folder / "metrics.json").read_bytes() for folder in folders]
+    said = on_two_nodes("ddp", finished_run.recipe, folders)
+    assert [(folder / "metrics.json").read_bytes() for folder in folders] == before, said
+    status = json.loads((folders[0] / "status.json").read_text(encoding="utf-8"))
+    assert status == {"state": "ok", "message": ""}
+
+
+@slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_nodes_agree_on_the_best_after_a_disk_was_replaced(
+    strategy: str, finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """Which is step 2, whose evaluation loss is the lowest, beside the checkpoint that is gone on from."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    flags = ["--load_best_model_at_end", "false", "--metric_for_best_model", "loss"]
+    on_two_nodes(strategy, finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1", flags)
+    shutil.rmtree(folders[1])
+    said = on_two_nodes(strategy, finished_run.recipe, folders, flags=flags)
+    best = [checkpoints.best_step(folder / "checkpoint-8") for folder in folders]
+    assert best == [2, 2], said
 
 
 def test_a_full_disk_is_told_and_the_last_checkpoint_stays(finished_run: FinishedRun, tmp_path: Path) -> None:
