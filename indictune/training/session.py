@@ -152,7 +152,7 @@ class Session:
             config: of the model.
             max_length: of a text, in tokens.
         """
-        self._model = config.to_dict()
+        self._model = config.to_dict() | {"_commit_hash": vars(config).get("_commit_hash")}  # of one from the Hub
         with self.checks():
             check_max_length(config, max_length)
         with self.checks():

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from indictune.models.bases import CONFIG
+from indictune.errors import UserError
+from indictune.models.bases import CONFIG, RECORD, base_of, other_fingerprint
 from indictune.training.output import RECIPE
 
 # They are in the optimizer's states and the schedule's, which take those of the command's place (torch 2.13,
@@ -110,6 +111,36 @@ def other_shape(checkpoint: Path, model: Mapping[str, Any]) -> str | None:
         if None not in (before.get(name), model.get(name)) and before[name] != model[name]
     ]
     return "; ".join(others) or None
+
+
+def other_base(checkpoint: Path, name_or_path: str, commit_hash: str | None) -> str | None:
+    """How the weights below a checkpoint's adapter differ from those of a run; None where nothing tells that they do.
+
+    Args:
+        checkpoint: to go on from.
+        name_or_path: of the run's model.
+        commit_hash: of the run's model on the Hub; None where it is a folder.
+    """
+    try:
+        base = base_of(checkpoint) if (checkpoint / RECORD).is_file() else None
+    except UserError:  # damaged: see `settings_of`
+        return None
+    if base is None:
+        return None
+    found = other_fingerprint(base, name_or_path)
+    if found is not None:
+        return (
+            f"--model_name_or_path {name_or_path}: {checkpoint.name} is an adapter on {base.name} when its files had "
+            f"the fingerprint {str(base.fingerprint)[:16]}; those that are there now have {found[:16]}. Give the "
+            "folder with the weights that it was trained on, or start afresh in another --output_dir."
+        )
+    if None not in (base.commit_hash, commit_hash) and base.commit_hash != commit_hash:
+        return (
+            f"--model_name_or_path {name_or_path}: {checkpoint.name} is an adapter on commit {base.commit_hash} of "
+            f"{base.name}, and this is commit {commit_hash}. Give --model_name_or_path {base.name} --model_revision "
+            f"{base.commit_hash}, or start afresh in another --output_dir."
+        )
+    return None
 
 
 def _in_any_order(value: Any) -> Any:
