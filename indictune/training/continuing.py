@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from indictune.errors import UserError
 from indictune.strategy import sharding
-from indictune.training import abandoned, checkpoints, saving
+from indictune.training import abandoned, checkpoints, saving, settings
 from indictune.training.checkpoints import Manifest
 from indictune.training.exact import ExactTrainer
 from indictune.training.saving import UNLOGGED
@@ -127,11 +127,12 @@ class GoOn(TrainerCallback):
         for each in self._early_stopping():  # the Trainer has made it anew, with the checkpoint's patience
             each.early_stopping_patience = cast(int, trainer.args.early_stopping_patience)
         self._find_best(state)
+        self._forget_best_of_another_metric(state)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
         trainer.log_on(unlogged_of_task(self.checkpoint))
-        if manifest.evaluation_due:
+        if manifest.evaluation_due and args.eval_strategy != IntervalStrategy.NO:  # there may be no rows any more
             trainer._load_rng_state(str(self.checkpoint))
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
             trainer._save_checkpoint(trainer.model_wrapped, None)
@@ -156,3 +157,10 @@ class GoOn(TrainerCallback):
         state.best_model_checkpoint = None if self.best is None else str(self.best)
         if self.best is None and checkpoints.best_step(self.checkpoint) is not None:
             state.best_global_step = state.best_metric = None  # it is lost: the next one evaluated is the best
+
+    def _forget_best_of_another_metric(self, state: TrainerState) -> None:
+        """A loss and a score cannot be compared: the next one evaluated is the best, and patience begins anew."""
+        if settings.is_judged_otherwise(self.checkpoint, self.trainer.args.to_dict()):
+            state.best_global_step = state.best_metric = state.best_model_checkpoint = None
+            for each in self._early_stopping():
+                each.early_stopping_patience_counter = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,11 @@ OF_THE_STEPS = (
     *("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
     *("bf16", "fp16", "reduce_dtype"),
-    *("metric_for_best_model", "greater_is_better", "load_best_model_at_end", "early_stopping_patience"),
+    *("load_best_model_at_end", "early_stopping_patience"),
 )
+
+# By which checkpoints are compared.
+OF_THE_BEST = ("metric_for_best_model", "greater_is_better")
 
 # Of a model's configuration. Not the vocabulary, to which a tokenizer may have added.
 _SHAPE = (
@@ -64,15 +67,28 @@ def differences(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
     for names, outcome in (
         (OF_THE_STEPS, "the steps from here on are by the new ones"),
         (IN_THE_STATES, "the old ones stay, which are part of its optimizer's states"),
+        (OF_THE_BEST, "what was the best until now is forgotten, and --early_stopping_patience counts anew"),
     ):
         changed = [
-            f"--{name} {_shown(before[name])}, now {_shown(now[name])}"
-            for name in names
-            if name in before and name in now and before[name] != now[name]
+            f"--{name} {_shown(before[name])}, now {_shown(now[name])}" for name in _changed(names, before, now)
         ]
         if changed:
             notes.append(f"{checkpoint.name} was written with other settings: {'; '.join(changed)}: {outcome}.")
     return notes
+
+
+def is_judged_otherwise(checkpoint: Path, now: Mapping[str, Any]) -> bool:
+    """Whether a run compares its checkpoints by another number than until this one.
+
+    Args:
+        checkpoint: to go on from.
+        now: the configuration of the run, as for `recipe.yaml`.
+    """
+    return bool(_changed(OF_THE_BEST, settings_of(checkpoint), now))
+
+
+def _changed(names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [name for name in names if name in before and name in now and before[name] != now[name]]
 
 
 def misfits(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:

@@ -112,6 +112,32 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
     assert checkpoints.listed(job.folder)[0].name == f"checkpoint-{last}"
 
 
+def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """Else no loss is ever better than a score, and a run with a patience of 1 ends after step 4, where it stands."""
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--learning_rate", "0", "--early_stopping_patience", "2"))
+    assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
+    more = ("--early_stopping_patience", "1", "--metric_for_best_model", "loss")
+    result = replace(job, flags=(*job.flags, *more)).start()
+    assert result.returncode == 0, result.stderr
+    assert (
+        "checkpoint-4 was written with other settings: --metric_for_best_model macro_f1, now loss; "
+        "--greater_is_better True, now False: what was the best until now is forgotten, and "
+        "--early_stopping_patience counts anew."
+    ) in result.stderr
+    last = checkpoints.listed(job.folder)[0]
+    assert (last.name, checkpoints.best_step(last)) == ("checkpoint-8", 6)
+    state = json.loads((last / "trainer_state.json").read_text())
+    assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
+
+
+def evaluated(state: Mapping[str, Any], step: int) -> dict[str, float]:
+    """What a state tells of the evaluation of a step."""
+    (entry,) = (entry for entry in state["log_history"] if entry["step"] == step and "eval_loss" in entry)
+    return dict(entry)
+
+
 @pytest.mark.parametrize("config", ["config.json", "base_config.json"])
 def test_a_model_of_another_shape_is_told(tmp_path: Path, config: str) -> None:
     (tmp_path / config).write_text('{"model_type": "bert", "hidden_size": 128, "vocab_size": 9, "dtype": "float32"}')
