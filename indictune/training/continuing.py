@@ -10,6 +10,7 @@ from typing import Any, cast
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
+from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.strategy import sharding
 from indictune.training import abandoned, checkpoints, saving, settings
@@ -21,14 +22,20 @@ from indictune.training.session import Session
 logger = logging.getLogger(__name__)
 
 
-def train(trainer: ExactTrainer, session: Session) -> TrainOutput:
+def train(trainer: ExactTrainer, session: Session, prepared: Path) -> TrainOutput:
     """Train, from the session's checkpoint where there is one. All ranks must call it.
+
+    Args:
+        trainer: of the run.
+        session: of the run; its folder gets what tells of the run, once nothing can refuse it any more.
+        prepared: folder of the prepared rows.
 
     Raises:
         UserError: the checkpoint is of other rows.
     """
     if session.checkpoint is not None:
         check_rows(trainer, Path(session.checkpoint))
+    keep_rejected(prepared, session.output_dir, session.rank)
     session.write_recipe()
     session.stop_request.wait_for_the_step()
     return trainer.train(resume_from_checkpoint=session.checkpoint)
@@ -160,7 +167,8 @@ class GoOn(TrainerCallback):
 
     def _forget_best_of_another_metric(self, state: TrainerState) -> None:
         """A loss and a score cannot be compared: the next one evaluated is the best, and patience begins anew."""
-        if settings.is_judged_otherwise(self.checkpoint, self.trainer.args.to_dict()):
+        now = {name: getattr(self.trainer.args, name) for name in settings.OF_THE_BEST}
+        if settings.is_judged_otherwise(self.checkpoint, now):
             state.best_global_step = state.best_metric = state.best_model_checkpoint = None
             for each in self._early_stopping():
                 each.early_stopping_patience_counter = 0

@@ -87,6 +87,16 @@ def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_befo
     ]
 
 
+def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) -> None:
+    """By what only its rows tell, when they have been prepared."""
+    (job.folder / "rejected.jsonl").write_text("{}\n")
+    recipe = (job.folder / "recipe.yaml").read_bytes()
+    assert replace(job, flags=(*job.flags, "--seed", "7")).start().returncode == 2
+    assert "it was trained on other rows, or in another order" in job.status["message"]
+    assert (job.folder / "rejected.jsonl").read_text() == "{}\n"
+    assert (job.folder / "recipe.yaml").read_bytes() == recipe
+
+
 def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"optim": "adamw_torch_fused"}))
     assert settings.other_optimizer(tmp_path, "adamw_torch") is None

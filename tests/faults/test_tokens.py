@@ -92,7 +92,8 @@ def test_a_token_in_a_file_that_is_no_yaml_is_not_repeated(text: str, tmp_path: 
 def trained_with(recipe: Path) -> Path:
     """A folder that looks like a finished run of the recipe."""
     (recipe.parent / "config.json").write_text("{}")
-    return shutil.copy(recipe, recipe.parent / "recipe.yaml").parent
+    shutil.copy(recipe, recipe.parent / "recipe.yaml")
+    return recipe.parent
 
 
 def test_the_token_that_is_set_here_is_known_whatever_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
