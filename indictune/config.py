@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from transformers import HfArgumentParser
 
-from indictune.credentials import FIELD, WAY_OUT, holds_token
+from indictune.credentials import FIELD, NOT_YAML, WAY_OUT, holds_token, without_its_text
 from indictune.errors import Problems, UserError
 
 Arguments = TypeVar("Arguments")
@@ -30,9 +30,12 @@ PATH_FIELDS = (
 )
 _SHOWN_LETTERS = 40
 
-# Secrets, and what the machine and the launch decide: these would be wrong in another run of the same recipe.
+# Each lets code of others run. Who types the command vouches for it; a file would vouch for itself.
+TRUST_FIELDS = ("trust_remote_code", "trust_checkpoint")
+
+# Secrets and trust, and what the machine and the launch decide: wrong in another run of the same recipe.
 UNRECORDED_FIELDS = (
-    *("hub_token", "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
+    *("hub_token", *TRUST_FIELDS, "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
     *("gradient_accumulation_steps", "resume_from_checkpoint"),
 )
 
@@ -102,6 +105,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
             _check_path("--config", named)
             in_file = _read_file(path)
         _drop_tokens(f"{path}: ", in_file, problems)
+        _drop_trust(f"{path}: ", in_file, problems)
     if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
         in_file = {name: words for name, words in in_file.items() if name not in DATA_SOURCE_FIELDS}
 
@@ -171,6 +175,17 @@ def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems)
             problems.append(f"{prefix}{shown}: {WAY_OUT}")
 
 
+def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) -> None:
+    """Take what a file trusts away. A `false`, which recipes of earlier runs hold, grants nothing."""
+    for name in TRUST_FIELDS:
+        words = in_file.pop(name, ["false"])
+        if words != ["false"]:
+            problems.append(
+                f"{prefix}{name}: no file can grant it, for its author's code would run. If you trust the author, "
+                f"take the line out and type --{name} true."
+            )
+
+
 def _read_file(path: Path) -> dict[str, list[str]]:
     """The recipe's keys, with values written the way the command line writes them.
 
@@ -183,8 +198,8 @@ def _read_file(path: Path) -> dict[str, list[str]]:
         raise UserError(f"--config {path}: there is no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--config {path}: cannot be read: {error}.") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"--config {path}: is not valid YAML: {' '.join(str(error).split())}.") from error
+    except NOT_YAML as error:
+        raise UserError(f"--config {path}: is not valid YAML: {without_its_text(error)}.") from None
     if not isinstance(content, Mapping):
         raise UserError(f"--config {path}: expected lines of `key: value`, found {type(content).__name__}.")
     return {str(name): _to_words(value) for name, value in content.items() if value is not None}

@@ -1,9 +1,10 @@
-"""Access tokens in what the user typed. They belong into the environment, where no file has them."""
+"""Access tokens in what the user gave. They belong into the environment, where no file has them."""
 
 from __future__ import annotations
 
 import re
 
+import yaml
 from huggingface_hub import get_token
 
 # A token of the Hub, and the user's part of a URL (https://user:token@host).
@@ -13,9 +14,25 @@ WAY_OUT = (
     "a token in a command or a file can be read by others (process list, shell history, recipe.yaml). Leave it out, "
     "and set HF_TOKEN or type `hf auth login` once."
 )
+# What PyYAML 6 raises for a text; those that are not its own for a value, such as 2026-13-45 or `!!bool x`.
+NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
 
 
 def holds_token(text: str) -> bool:
     """Whether a text holds a token: one in the form of the Hub's, the one that is set here, or a URL with a login."""
     own = get_token()
     return _LOOKS_LIKE_ONE.search(text) is not None or (own is not None and own in text)
+
+
+def without_its_text(error: Exception) -> str:
+    """What is wrong with a text of YAML, and where: PyYAML's own messages show the line, and a token may stand in it.
+
+    Args:
+        error: one of `NOT_YAML`.
+    """
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"{error.reason} (character {error.position + 1})"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
+        return "a value does not fit its form (a date, or the tag in front of it)"
+    problem = "a token stands there" if holds_token(error.problem) else error.problem
+    return f"{problem} (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"

@@ -17,7 +17,6 @@ from indictune.data.chat_tokens import answer_ends
 from indictune.data.chats import set_template, tokenise_splits
 from indictune.data.collation import lengths_of
 from indictune.data.conversations import load_conversations
-from indictune.data.rejects import keep_rejected
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models.causal import check_packing, load_causal, load_causal_config
 from indictune.models.loading import has_own_code, load_tokenizer
@@ -48,7 +47,6 @@ def main(session: Session) -> None:
         template = set_template(tokenizer, splits, data_args)
     session.decide(LlamaTrainingArguments)
 
-    keep_rejected(splits.folder, session.output_dir, session.rank)
     chats = tokenise_splits(splits, tokenizer, template, data_args)
     own_code = has_own_code(model_args, config)
     padded = not (data_args.packing or reads_unpadded(config, model_args.attn_implementation, own_code))
@@ -61,7 +59,7 @@ def main(session: Session) -> None:
 
     trainer = LlamaTrainer(model, args, chats.train, chats.validation, tokenizer, padded)
     throughput = watch(trainer, chats.place, session)
-    result = train(trainer, session)
+    result = train(trainer, session, splits.folder)
     save(trainer, session)
     samples = splits.validation or splits.test or splits.train
     write_samples(trainer, session, samples, template, data_args.num_sample_generations, data_args.max_new_tokens)

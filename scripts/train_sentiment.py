@@ -18,7 +18,6 @@ from indictune.config import read_recipe
 from indictune.data.collation import lengths_of
 from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
-from indictune.data.rejects import keep_rejected
 from indictune.models.classifier import label_order, load_classifier, load_classifier_config
 from indictune.models.loading import has_own_code, load_tokenizer
 from indictune.models.unpadded import pads
@@ -54,7 +53,6 @@ def main(session: Session) -> None:
     session.decide(SentimentTrainingArguments)
 
     session.warn(splits.notes)
-    keep_rejected(splits.folder, session.output_dir, session.rank)
     tokenizer = load_tokenizer(model_args)
     labels = label_order(config, splits.labels)
     train_rows, validation, test = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
@@ -67,7 +65,7 @@ def main(session: Session) -> None:
 
     trainer = IndicTrainer(model, args, train_rows, validation, tokenizer, loss, padded)
     throughput = watch(trainer, splits.train.place, session)
-    result = train(trainer, session)
+    result = train(trainer, session, splits.folder)
     save(trainer, session)
     finish(trainer, session, result, throughput, test)
 

@@ -11,7 +11,7 @@ import pytest
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
-from indictune.config import PATH_FIELDS, Recipe, read_recipe, resolved
+from indictune.config import PATH_FIELDS, TRUST_FIELDS, Recipe, read_recipe, resolved
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatDataArguments
 from indictune.training.output import write_recipe
@@ -372,8 +372,27 @@ def test_resolved_holds_every_field_but_secrets_and_what_a_rank_decides(recipe: 
     fields = {field.name for instance in run for field in dataclasses.fields(instance) if field.init}
     assert fields - written.keys() == {
         *("hub_token", "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
+        *("trust_remote_code", "trust_checkpoint"),
         *("gradient_accumulation_steps", "resume_from_checkpoint"),
     }
+
+
+@pytest.mark.parametrize("name", TRUST_FIELDS)
+class TestTrust:
+    def test_is_refused_in_a_recipe_whatever_the_command_says(self, recipe: WriteRecipe, name: str) -> None:
+        path = recipe(f"{name}: true\n")
+        for flags in ((), (f"--{name}", "true")):
+            given = read("--config", path, *flags)
+            (problem,) = given.problems
+            assert problem == (
+                f"r.yaml: {name}: no file can grant it, for its author's code would run. If you trust the author, "
+                f"take the line out and type --{name} true."
+            )
+            assert given.values == dict.fromkeys([name] if flags else [], True)
+
+    def test_of_an_earlier_runs_recipe_that_grants_none_is_passed_over(self, recipe: WriteRecipe, name: str) -> None:
+        given = read("--config", recipe(f"{name}: false\n"), f"--{name}", "true")
+        assert (given.problems, given.values) == ([], {name: True})
 
 
 def test_planned_knows_only_fields() -> None:

@@ -93,7 +93,7 @@ class TestFlags:
         assert again.problems == []
         assert [again.build(arguments) for arguments in RUN[:2]] == built[:2]
         assert resolved(*(again.build(arguments) for arguments in RUN)) == first
-        assert (first["max_length"], first["packing"], first["trust_remote_code"]) == (77, True, False)
+        assert (first["max_length"], first["packing"]) == (77, True)
         assert (first["learning_rate"], first["gradient_checkpointing"], first["bf16"]) == (1e-4, False, False)
 
 

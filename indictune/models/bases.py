@@ -100,16 +100,22 @@ def check_base(adapter_folder: str | Path, base_name_or_path: str, revision: str
             f"--base_revision {revision}: {adapter_folder} was trained on revision {base.revision} of {base.name}. "
             f"Give --base_revision {base.revision}, or leave it out."
         )
-    local = Path(builtin.resolve(base_name_or_path))
-    if base.fingerprint is None or not (local / "config.json").is_file():  # if it should be there, reading tells
-        return
-    found = fingerprint(local)
-    if found != base.fingerprint:
+    found = other_fingerprint(base, base_name_or_path)
+    if found is not None:
         raise UserError(
-            f"{adapter_folder} was trained on {base.name} when its files had the fingerprint {base.fingerprint[:16]}; "
-            f"those of {base_name_or_path} have {found[:16]}. Give --base_model the folder with the weights of the "
-            "training, or train the adapter again."
+            f"{adapter_folder} was trained on {base.name} when its files had the fingerprint "
+            f"{str(base.fingerprint)[:16]}; those of {base_name_or_path} have {found[:16]}. Give --base_model the "
+            "folder with the weights of the training, or train the adapter again."
         )
+
+
+def other_fingerprint(base: Base, name_or_path: str) -> str | None:
+    """The fingerprint of a folder's weights where they are not those of the training; None where none can tell."""
+    local = Path(builtin.resolve(name_or_path))
+    if base.fingerprint is None or not (local / "config.json").is_file():  # if it should be there, reading tells
+        return None
+    found = fingerprint(local)
+    return None if found == base.fingerprint else found
 
 
 def find_base(name: str, revision: str, flag: str, trust_remote_code: bool = False) -> Path:

@@ -12,6 +12,7 @@ from indictune.arguments import ModelArguments
 from indictune.command_arguments import MergeArguments
 from indictune.config import read_recipe
 from indictune.errors import Problems, UserError
+from indictune.layout import printable
 from indictune.models.adapters import nf4_config
 from indictune.models.bases import base_of, check_base, find_base
 from indictune.models.checkpoints import Checkpoint, weights_files, write_shards
@@ -31,9 +32,9 @@ def merge_command(argv: Sequence[str]) -> int:
         with recipe.problems.collecting():
             args = recipe.build(MergeArguments)
         recipe.problems.raise_any()
-        print(merge(args))
+        print(printable(merge(args)))
     except UserError as error:
-        print(f"indictune: {error.message}", file=sys.stderr)
+        print(printable(f"indictune: {error.message}"), file=sys.stderr)
         return 2
     return 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from indictune.command_arguments import CheckpointArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
-from indictune.layout import table
+from indictune.layout import printable, table
 from indictune.training import abandoned, checkpoints
 from indictune.training.checkpoints import MANIFEST, PREFIX, UNFINISHED, Manifest
 from indictune.training.output import is_finished
@@ -57,14 +57,14 @@ def checkpoint_command(argv: Sequence[str]) -> int:
         folder = Path(os.path.abspath(args.folder))
         found = look(folder)
         if args.convert_to is None:
-            print(shown(folder, found))
+            print(printable(shown(folder, found)))
             return int(any(each.state == "damaged" for each in found))
         from indictune.training.converting import convert  # torch is slow to import
 
         chosen = to_convert(folder, found)
-        print(convert(args, chosen.path, chosen.problems))
+        print(printable(convert(args, chosen.path, chosen.problems)))
     except UserError as error:
-        print(f"indictune: {error.message}", file=sys.stderr)
+        print(printable(f"indictune: {error.message}"), file=sys.stderr)
         return 2
     return 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.columns import normalise_label
 from indictune.errors import Problems, UserError
 
@@ -47,11 +48,10 @@ def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
     try:
         # JSON is YAML too. Read as text alone: YAML takes a label `no` for a boolean and a weight 1e-1 for a string.
         content = yaml.load(Path(path).read_text(encoding="utf-8"), yaml.BaseLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            f"--class_weights {path}: cannot be read: {' '.join(str(error).split())}. Expected `{BALANCED}` or a JSON "
-            "or YAML file of label: weight."
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, str(error)) from error
+    except NOT_YAML as error:
+        raise _unreadable(path, without_its_text(error)) from None
     if not isinstance(content, Mapping):
         raise UserError(f"--class_weights {path}: expected label: weight, found {type(content).__name__}.")
     weights = {normalise_label(label) or "": _number(weight) for label, weight in content.items()}
@@ -65,6 +65,13 @@ def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
             problems.append(f"--class_weights {path}: {label}: {weight}: expected a number above 0.")
     problems.raise_any()
     return weights
+
+
+def _unreadable(path: str, reason: str) -> UserError:
+    return UserError(
+        f"--class_weights {path}: cannot be read: {reason}. Expected `{BALANCED}` or a JSON or YAML file of label: "
+        "weight."
+    )
 
 
 def _number(weight: object) -> float:

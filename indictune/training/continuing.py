@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
+from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.strategy import sharding
-from indictune.training import abandoned, checkpoints, saving
+from indictune.training import abandoned, checkpoints, saving, settings
 from indictune.training.checkpoints import Manifest
 from indictune.training.exact import ExactTrainer
 from indictune.training.saving import UNLOGGED
@@ -21,14 +22,20 @@ from indictune.training.session import Session
 logger = logging.getLogger(__name__)
 
 
-def train(trainer: ExactTrainer, session: Session) -> TrainOutput:
+def train(trainer: ExactTrainer, session: Session, prepared: Path) -> TrainOutput:
     """Train, from the session's checkpoint where there is one. All ranks must call it.
+
+    Args:
+        trainer: of the run.
+        session: of the run; its folder gets what tells of the run, once nothing can refuse it any more.
+        prepared: folder of the prepared rows.
 
     Raises:
         UserError: the checkpoint is of other rows.
     """
     if session.checkpoint is not None:
         check_rows(trainer, Path(session.checkpoint))
+    keep_rejected(prepared, session.output_dir, session.rank)
     session.write_recipe(trainer.args)
     session.stop_request.wait_for_the_step()
     return trainer.train(resume_from_checkpoint=session.checkpoint)
@@ -127,11 +134,12 @@ class GoOn(TrainerCallback):
         for each in self._early_stopping():  # the Trainer has made it anew, with the checkpoint's patience
             each.early_stopping_patience = cast(int, trainer.args.early_stopping_patience)
         self._find_best(state)
+        self._forget_best_of_another_metric(state)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
         trainer.log_on(unlogged_of_task(self.checkpoint))
-        if manifest.evaluation_due:
+        if manifest.evaluation_due and args.eval_strategy != IntervalStrategy.NO:  # there may be no rows any more
             trainer._load_rng_state(str(self.checkpoint))
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
             trainer._save_checkpoint(trainer.model_wrapped, None)
@@ -156,3 +164,11 @@ class GoOn(TrainerCallback):
         state.best_model_checkpoint = None if self.best is None else str(self.best)
         if self.best is None and checkpoints.best_step(self.checkpoint) is not None:
             state.best_global_step = state.best_metric = None  # it is lost: the next one evaluated is the best
+
+    def _forget_best_of_another_metric(self, state: TrainerState) -> None:
+        """A loss and a score cannot be compared: the next one evaluated is the best, and patience begins anew."""
+        now = {name: getattr(self.trainer.args, name) for name in settings.OF_THE_BEST}
+        if settings.is_judged_otherwise(self.checkpoint, now):
+            state.best_global_step = state.best_metric = state.best_model_checkpoint = None
+            for each in self._early_stopping():
+                each.early_stopping_patience_counter = 0

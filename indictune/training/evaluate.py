@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from indictune.arguments import ModelArguments, SentimentTrainingArguments
 from indictune.command_arguments import EvaluateArguments
 from indictune.config import Recipe, read_recipe
+from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.loading import load_test_rows
 from indictune.data.preparation import tokenise
 from indictune.data.rejects import keep_rejected
@@ -72,8 +73,10 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
     try:
         if trained.exists():
             configuration = yaml.safe_load(trained.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"--model {model}: its recipe.yaml cannot be read: {' '.join(str(error).split())}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--model {model}: its recipe.yaml cannot be read: {error}.") from error
+    except NOT_YAML as error:
+        raise UserError(f"--model {model}: its recipe.yaml cannot be read: {without_its_text(error)}.") from None
     types = get_type_hints(EvaluateArguments)
     for name in FROM_TRAINING:
         value = configuration.get(name) if isinstance(configuration, dict) else None

@@ -20,6 +20,13 @@ PACKAGE = "indictune"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+class PrintableFormatter(logging.Formatter):
+    """A message as a terminal may get it, whatever data it tells of."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 class ConsoleHandler(logging.Handler):
     """The package's messages on the console: all of rank 0's, and of other ranks each warning once, with the rank.
 
@@ -97,7 +104,9 @@ class RankLog:
         ours.setLevel(logging.DEBUG)  # for the file; the console takes what concerns the user
         ours.addHandler(ConsoleHandler(self.console, rank, told))
         if verbose:
-            root.addHandler(logging.StreamHandler(self.console))
+            console = logging.StreamHandler(self.console)
+            console.setFormatter(PrintableFormatter())
+            root.addHandler(console)
             return
         _quieten_libraries()
         sys.stdout.flush()

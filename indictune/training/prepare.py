@@ -20,9 +20,10 @@ from indictune.data.rejects import REJECTED
 from indictune.data.sources import SPLITS
 from indictune.errors import UserError
 from indictune.folders import cache_folder
-from indictune.layout import table
+from indictune.layout import printable, table
 from indictune.models.classifier import label_order, load_classifier_config
 from indictune.models.loading import check_max_length, load_tokenizer
+from indictune.training.logs import PrintableFormatter
 from indictune.training.running import EXIT_RESUMABLE
 from indictune.training.stopping import Stopped, StopRequest
 
@@ -52,7 +53,9 @@ def prepare_command(argv: Sequence[str]) -> int:
     Keys and flags that only a language model's run knows, such as `packing` and `chat_template`, tell that it is one;
     else it is a classifier's.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    console = logging.StreamHandler()
+    console.setFormatter(PrintableFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[console])
     logging.getLogger("indictune").setLevel(logging.INFO)
     recipe = read_recipe(argv, CLASSIFIER)
     prepare: Callable[[Recipe], Prepared] = _prepare_classes
@@ -67,13 +70,13 @@ def prepare_command(argv: Sequence[str]) -> int:
         with StopRequest().listening():
             prepared = prepare(recipe)
     except UserError as error:
-        print(f"indictune: {error.message}", file=sys.stderr)
+        print(printable(f"indictune: {error.message}"), file=sys.stderr)
         return 2
     except (Stopped, KeyboardInterrupt):
         print("indictune: stopped. What is kept is whole; the same command does the rest.", file=sys.stderr)
         return EXIT_RESUMABLE
     for note in prepared.notes:
-        print(f"warning: {note}", file=sys.stderr)
+        print(printable(f"warning: {note}"), file=sys.stderr)
     print(lengths_table(prepared))
     if (prepared.folder / REJECTED).exists():
         print(f"Rows that were left out, with reasons: {prepared.folder / REJECTED}")
@@ -125,7 +128,7 @@ def _prepare_chats(recipe: Recipe) -> Prepared:
         template = set_template(tokenizer, splits, data_args)
     recipe.problems.raise_any()
     chats = tokenise_splits(splits, tokenizer, template, data_args)
-    print(f"{chats.summary}\n")
+    print(printable(f"{chats.summary}\n"))
     datasets = (chats.train, chats.validation, chats.test)
     notes = [*splits.notes, *chats.notes]
     return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, notes, splits.folder)

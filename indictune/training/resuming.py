@@ -167,11 +167,13 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
         checkpoint: to go on from.
         launch: that would go on.
         configuration: of this run: the fields `LOOKED_AT`, and those of its model as far as they are known.
-        model: the configuration of its model, as for `config.json`; empty where it is not known.
+        model: the configuration of its model, as for `config.json`, and the `_commit_hash` of one from the Hub; empty
+            where it is not known.
 
     Raises:
         UserError: it was written by another strategy and one of the two is ZeRO, by another number of ZeRO's
-            processes, with other global batches, by another optimizer, or with weights of other shapes.
+            processes, with other global batches, by another optimizer, with weights of other shapes, or is an adapter
+            on other weights.
     """
     manifest = checkpoints.read_manifest(checkpoint)
     assert manifest is not None  # `candidates` has read it
@@ -197,6 +199,9 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
             f"another shape ({shape}); give the model that it was trained from, or start afresh in another "
             "--output_dir."
         )
+    elif model:
+        other = settings.other_base(checkpoint, configuration["model_name_or_path"], model.get("_commit_hash"))
+        problems += [] if other is None else [other]
     problems += settings.misfits(checkpoint, configuration)
     if not handover.can_go_on(manifest.strategy, manifest.world_size, launch):
         problems.append(

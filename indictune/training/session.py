@@ -109,7 +109,7 @@ class Session:
     def show(self, text: str) -> None:
         """Print a result to standard output, on rank 0."""
         if self.rank == 0:
-            print(text, file=self._log.results if self._log else sys.stdout, flush=True)
+            print(printable(text), file=self._log.results if self._log else sys.stdout, flush=True)
 
     def tell(self, text: str) -> None:
         """Print to standard error, whichever rank this is."""
@@ -152,7 +152,7 @@ class Session:
             config: of the model.
             max_length: of a text, in tokens.
         """
-        self._model = config.to_dict()
+        self._model = config.to_dict() | {"_commit_hash": vars(config).get("_commit_hash")}  # of one from the Hub
         with self.checks():
             check_max_length(config, max_length)
         with self.checks():

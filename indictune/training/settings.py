@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from indictune.models.bases import CONFIG
+from indictune.errors import UserError
+from indictune.models.bases import CONFIG, RECORD, base_of, other_fingerprint
 from indictune.training.output import RECIPE
 
 # They are in the optimizer's states and the schedule's, which take those of the command's place (torch 2.13,
@@ -27,8 +28,11 @@ OF_THE_STEPS = (
     *("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
     *("bf16", "fp16", "reduce_dtype"),
-    *("metric_for_best_model", "greater_is_better", "load_best_model_at_end", "early_stopping_patience"),
+    *("load_best_model_at_end", "early_stopping_patience"),
 )
+
+# By which checkpoints are compared.
+OF_THE_BEST = ("metric_for_best_model", "greater_is_better")
 
 # Of a model's configuration. Not the vocabulary, to which a tokenizer may have added.
 _SHAPE = (
@@ -63,15 +67,28 @@ def differences(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
     for names, outcome in (
         (OF_THE_STEPS, "the steps from here on are by the new ones"),
         (IN_THE_STATES, "the old ones stay, which are part of its optimizer's states"),
+        (OF_THE_BEST, "what was the best until now is forgotten, and --early_stopping_patience counts anew"),
     ):
         changed = [
-            f"--{name} {_shown(before[name])}, now {_shown(now[name])}"
-            for name in names
-            if name in before and name in now and before[name] != now[name]
+            f"--{name} {_shown(before[name])}, now {_shown(now[name])}" for name in _changed(names, before, now)
         ]
         if changed:
             notes.append(f"{checkpoint.name} was written with other settings: {'; '.join(changed)}: {outcome}.")
     return notes
+
+
+def is_judged_otherwise(checkpoint: Path, now: Mapping[str, Any]) -> bool:
+    """Whether a run compares its checkpoints by another number than until this one.
+
+    Args:
+        checkpoint: to go on from.
+        now: the configuration of the run, as for `recipe.yaml`.
+    """
+    return bool(_changed(OF_THE_BEST, settings_of(checkpoint), now))
+
+
+def _changed(names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [name for name in names if name in before and name in now and before[name] != now[name]]
 
 
 def misfits(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
@@ -110,6 +127,36 @@ def other_shape(checkpoint: Path, model: Mapping[str, Any]) -> str | None:
         if None not in (before.get(name), model.get(name)) and before[name] != model[name]
     ]
     return "; ".join(others) or None
+
+
+def other_base(checkpoint: Path, name_or_path: str, commit_hash: str | None) -> str | None:
+    """How the weights below a checkpoint's adapter differ from those of a run; None where nothing tells that they do.
+
+    Args:
+        checkpoint: to go on from.
+        name_or_path: of the run's model.
+        commit_hash: of the run's model on the Hub; None where it is a folder.
+    """
+    try:
+        base = base_of(checkpoint) if (checkpoint / RECORD).is_file() else None
+    except UserError:  # damaged: see `settings_of`
+        return None
+    if base is None:
+        return None
+    found = other_fingerprint(base, name_or_path)
+    if found is not None:
+        return (
+            f"--model_name_or_path {name_or_path}: {checkpoint.name} is an adapter on {base.name} when its files had "
+            f"the fingerprint {str(base.fingerprint)[:16]}; those that are there now have {found[:16]}. Give the "
+            "folder with the weights that it was trained on, or start afresh in another --output_dir."
+        )
+    if None not in (base.commit_hash, commit_hash) and base.commit_hash != commit_hash:
+        return (
+            f"--model_name_or_path {name_or_path}: {checkpoint.name} is an adapter on commit {base.commit_hash} of "
+            f"{base.name}, and this is commit {commit_hash}. Give --model_name_or_path {base.name} --model_revision "
+            f"{base.commit_hash}, or start afresh in another --output_dir."
+        )
+    return None
 
 
 def _in_any_order(value: Any) -> Any:

@@ -25,6 +25,10 @@ class WarnOfSpikes(TrainerCallback):
     def __init__(self) -> None:
         self._seen: dict[str, deque[float]] = {name: deque(maxlen=_SEEN) for name in WATCHED}
 
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        for name, seen in self._seen.items():  # what was logged until the checkpoint that the run goes on from
+            seen.extend(entry[name] for entry in state.log_history if name in entry)
+
     def on_log(
         self,
         args: TrainingArguments,

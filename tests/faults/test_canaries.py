@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from indictune.arguments import DataArguments, ModelArguments
 from indictune.command_arguments import MergeArguments
@@ -203,6 +204,42 @@ class TestAForeignModel:
         assert not canary.ran.exists()
 
 
+class TestARecipe:
+    """That somebody else wrote, and that trusts its author's code."""
+
+    @pytest.fixture
+    def foreign(self, finished_run: FinishedRun, tmp_path: Path, canary: Canary) -> Path:
+        """Of a run on a model whose code is a canary."""
+        folder = model_in(tmp_path / "model")
+        code_of_an_unknown_type(folder, canary)
+        content = yaml.safe_load(finished_run.recipe.read_text())
+        recipe = tmp_path / "downloaded" / "recipe.yaml"
+        recipe.parent.mkdir()
+        recipe.write_text(yaml.safe_dump({**content, "model_name_or_path": str(folder), "trust_remote_code": True}))
+        return recipe
+
+    def test_is_refused_by_a_run_and_by_prepare(self, foreign: Path, tmp_path: Path, canary: Canary) -> None:
+        run = start([*python(), SCRIPT, "--config", str(foreign), "--output_dir", str(tmp_path / "out")])
+        prepared = subprocess_of("prepare", "--config", str(foreign))
+        for result in (run, prepared):
+            assert result.returncode == 2, result.stderr
+            assert f"{foreign}: trust_remote_code: no file can grant it" in result.stderr
+        assert not canary.ran.exists()
+
+    def test_is_refused_by_every_other_command(self, foreign: Path, tmp_path: Path, canary: Canary) -> None:
+        (foreign.parent / "own.yaml").write_text("trust_remote_code: true\ntrust_checkpoint: true\n")
+        config = ("--config", str(foreign.parent / "own.yaml"), "--output_dir", str(tmp_path / "out"))
+        for verb, flags in (
+            ("evaluate", ("--model", str(tmp_path / "model"), "--test_file", "t.csv", *config)),
+            ("merge", (str(tmp_path / "model"), *config)),
+            ("checkpoint", (str(tmp_path / "model"), *config[:2])),
+        ):
+            result = subprocess_of(verb, *flags)
+            assert result.returncode == 2, result.stderr
+            assert "trust_remote_code: no file can grant it" in result.stderr
+        assert not canary.ran.exists()
+
+
 class TestAFinishedModel:
     def test_whose_own_recipe_trusts_its_code_does_not_run_it(
         self, finished_run: FinishedRun, tmp_path: Path, canary: Canary
@@ -212,8 +249,7 @@ class TestAFinishedModel:
         (folder / "evil.py").write_text(canary.python + "class Config: pass\n")
         edited(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config"})
         recipe = folder / "recipe.yaml"
-        recipe.write_text(recipe.read_text().replace("trust_remote_code: false", "trust_remote_code: true"))
-        assert "trust_remote_code: true" in recipe.read_text()
+        recipe.write_text(recipe.read_text() + "trust_remote_code: true\n")
         test_file = finished_run.recipe.parent / "test.jsonl"
         flags = ["--model", str(folder), "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")]
         result = subprocess_of("evaluate", *flags)

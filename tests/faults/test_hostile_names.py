@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from transformers import TrainerState
 
 from indictune.arguments import DataArguments, ModelArguments
@@ -27,6 +29,7 @@ from indictune.models.writing import TOKENIZER_FILES, copy_files
 from indictune.training import checkpoints, resuming
 from indictune.training.checkpoints import MANIFEST, FileDigest
 from indictune.training.continuing import GoOn
+from tests.distributed.launching import SCRIPT, python, start
 from tests.faults.canaries import model_in
 from tests.training.test_checkpoints import write
 
@@ -245,6 +248,61 @@ def test_a_model_by_any_name_is_told_in_one_message(name: str) -> None:
 def test_a_terminal_gets_no_orders_from_texts(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert shown in table(["label"], [[text]])
+
+
+class TestACommand:
+    """Started as its user does: what it prints goes through no console of a run."""
+
+    ORDER = "\x1b]0;PWNED\x07"
+    SHOWN = "\\x1b]0;PWNED\\x07"
+
+    def told(self, code: int, *words: str) -> str:
+        """Standard output and error, in which the order is shown and not given."""
+        result = start([*python(), "indictune/__main__.py", *words])
+        said = result.stdout + result.stderr
+        assert result.returncode == code, said
+        assert "PWNED" in said
+        assert self.SHOWN in said
+        assert not set("\x1b\x07") & set(said)
+        return said
+
+    def test_that_prepares_rows_shows_the_labels(self, tmp_path: Path) -> None:
+        rows = [{"text": f"{label} {index}", "label": label} for index in range(3) for label in ("a", self.ORDER)]
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (tmp_path / "train.jsonl").write_text("".join(lines))
+        (tmp_path / "only_a.jsonl").write_text(lines[0] + json.dumps({"text": "b", "label": "b"}) + "\n")
+        (tmp_path / "validation.jsonl").write_text(lines[1])
+        assert "labels: " in self.told(0, "prepare", "--train_file", str(tmp_path / "train.jsonl"))
+        other = ("--validation_file", str(tmp_path / "validation.jsonl"))
+        assert "indictune: " in self.told(2, "prepare", "--train_file", str(tmp_path / "only_a.jsonl"), *other)
+
+    def test_that_lists_checkpoints_shows_the_names_of_files(self, tmp_path: Path) -> None:
+        checkpoint = write(tmp_path, 4)
+        manifest = checkpoints.read_manifest(checkpoint)
+        assert manifest is not None
+        named = replace(manifest, files={**manifest.files, self.ORDER: FileDigest(1, "0" * 64)})
+        (checkpoint / MANIFEST).write_text(named.to_json())
+        assert "damaged: " in self.told(1, "checkpoint", str(tmp_path))
+
+    def test_that_merges_shows_the_name_of_the_base(self, tmp_path: Path) -> None:
+        config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": f"./{self.ORDER}"}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        weights = {f"base_model.model.query.lora_{part}.weight": torch.ones(1, 1) for part in "AB"}
+        save_file(weights, tmp_path / "adapter_model.safetensors")
+        self.told(2, "merge", str(tmp_path), "--output_dir", str(tmp_path / "out"))
+
+
+def test_a_run_that_shows_the_libraries_messages_too_gives_no_orders(tmp_path: Path) -> None:
+    """Which come through a handler of their own, and ours with them."""
+    for split, number in (("train", 4), ("validation", 2)):
+        rows = [{"text": f"{split} {index}", "label": f"{TestACommand.ORDER}{index % 2}"} for index in range(number)]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = [f"--{split}_file={tmp_path / split}.jsonl" for split in ("train", "validation")]
+    sizes = ("--global_batch_size", "4", "--per_device_train_batch_size", "4", "--max_steps", "1")
+    result = start([*python(), SCRIPT, *files, *sizes, "--output_dir", str(tmp_path / "out"), "--verbose"])
+    assert result.returncode == 0, result.stderr
+    assert TestACommand.SHOWN in result.stderr
+    assert "\x07" not in result.stdout + result.stderr  # transformers colours what it says
 
 
 def test_a_label_of_two_lines_is_one_row_of_a_table() -> None:

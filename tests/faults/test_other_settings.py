@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,11 +11,18 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
-from indictune.training import checkpoints, settings
+from indictune.errors import UserError
+from indictune.models.bases import fingerprint
+from indictune.strategy.launch import Launch
+from indictune.training import checkpoints, resuming, settings
 from tests.conftest import FinishedRun
 from tests.distributed.launching import Run
+from tests.faults.canaries import model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
+from tests.training.test_checkpoints import write
+from tests.training.test_resuming import OF_THIS_RUN
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +87,16 @@ def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_befo
     ]
 
 
+def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) -> None:
+    """By what only its rows tell, when they have been prepared."""
+    (job.folder / "rejected.jsonl").write_text("{}\n")
+    recipe = (job.folder / "recipe.yaml").read_bytes()
+    assert replace(job, flags=(*job.flags, "--seed", "7")).start().returncode == 2
+    assert "it was trained on other rows, or in another order" in job.status["message"]
+    assert (job.folder / "rejected.jsonl").read_text() == "{}\n"
+    assert (job.folder / "recipe.yaml").read_bytes() == recipe
+
+
 def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"optim": "adamw_torch_fused"}))
     assert settings.other_optimizer(tmp_path, "adamw_torch") is None
@@ -102,6 +120,32 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
     assert job.start(f"SIGTERM@{STEP}:3").returncode == EXIT_RESUMABLE
     assert replace(job, flags=(*job.flags, "--early_stopping_patience", str(patience))).start().returncode == 0
     assert checkpoints.listed(job.folder)[0].name == f"checkpoint-{last}"
+
+
+def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """Else no loss is ever better than a score, and a run with a patience of 1 ends after step 4, where it stands."""
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--learning_rate", "0", "--early_stopping_patience", "2"))
+    assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
+    more = ("--early_stopping_patience", "1", "--metric_for_best_model", "loss")
+    result = replace(job, flags=(*job.flags, *more)).start()
+    assert result.returncode == 0, result.stderr
+    assert (
+        "checkpoint-4 was written with other settings: --metric_for_best_model macro_f1, now loss; "
+        "--greater_is_better True, now False: what was the best until now is forgotten, and "
+        "--early_stopping_patience counts anew."
+    ) in result.stderr
+    last = checkpoints.listed(job.folder)[0]
+    assert (last.name, checkpoints.best_step(last)) == ("checkpoint-8", 6)
+    state = json.loads((last / "trainer_state.json").read_text())
+    assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
+
+
+def evaluated(state: Mapping[str, Any], step: int) -> dict[str, float]:
+    """What a state tells of the evaluation of a step."""
+    (entry,) = (entry for entry in state["log_history"] if entry["step"] == step and "eval_loss" in entry)
+    return dict(entry)
 
 
 @pytest.mark.parametrize("config", ["config.json", "base_config.json"])
@@ -133,6 +177,51 @@ def test_another_model_is_refused_and_the_same_in_another_place_is_not(job: Job,
     result = again.start()
     assert result.returncode == 0, result.stderr
     assert f"--model_name_or_path builtin:tiny-indic-bert, now {moved}" in result.stderr
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_an_adapter_does_not_go_on_from_other_weights_in_the_same_folder(
+    finished_run: FinishedRun, tmp_path: Path, method: str
+) -> None:
+    base = model_in(tmp_path / "base")
+    flags = ("--method", method, "--model_name_or_path", str(base), "--bf16", "false")
+    job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
+    result = job.start(f"SIGTERM@{STEP}:2")
+    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    noted = json.loads((job.folder / "checkpoint-2" / "base_model.json").read_text())
+    weights = load_file(base / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, base / "model.safetensors", {"format": "pt"})
+    assert job.start().returncode == 2
+    assert job.status["message"] == (
+        f"--model_name_or_path {base}: checkpoint-2 is an adapter on {base} when its files had the fingerprint "
+        f"{noted['fingerprint'][:16]}; those that are there now have {fingerprint(base)[:16]}. Give the folder with "
+        "the weights that it was trained on, or start afresh in another --output_dir."
+    )
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    moved = base.rename(tmp_path / "moved")
+    result = replace(job, flags=(*flags, "--model_name_or_path", str(moved))).start()
+    assert result.returncode == 0, result.stderr
+
+
+class TestOtherBase:
+    def test_of_the_hub_is_told_by_its_commit(self, tmp_path: Path) -> None:
+        checkpoint = write(tmp_path, 4)
+        noted = {"name": "me/base", "revision": "main", "commit_hash": "abc", "fingerprint": None}
+        (checkpoint / "base_model.json").write_text(json.dumps(noted))
+        now = {**OF_THIS_RUN, "model_name_or_path": "me/base"}
+        for same in ("abc", None):
+            resuming.check_fits(checkpoint, Launch("ddp", 2), now, {"_commit_hash": same})
+        with pytest.raises(UserError) as caught:
+            resuming.check_fits(checkpoint, Launch("ddp", 2), now, {"_commit_hash": "def"})
+        assert caught.value.problems == [
+            "--model_name_or_path me/base: checkpoint-4 is an adapter on commit abc of me/base, and this is commit "
+            "def. Give --model_name_or_path me/base --model_revision abc, or start afresh in another --output_dir."
+        ]
+
+    def test_is_not_told_by_a_record_that_is_damaged_or_by_none(self, tmp_path: Path) -> None:
+        assert settings.other_base(tmp_path, "me/base", "def") is None
+        (tmp_path / "base_model.json").write_text("{")
+        assert settings.other_base(tmp_path, "me/base", "def") is None
 
 
 class TestMisfits:

@@ -363,6 +363,22 @@ def test_an_evaluation_that_is_made_up_for_elsewhere_changes_no_random_number(
     assert job.outcome()["history"] == unbroken["history"]
 
 
+def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_more(
+    recipe: Path, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.jsonl"
+    rows = (recipe.parent / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    train.write_text("".join(rows[:30]), encoding="utf-8")  # of which none is a validation row
+    with_rows = ("--train_file", str(train), "--validation_file", str(recipe.parent / "validation.jsonl"))
+    every = ("--active_vocabulary", "off")  # else fewer rows have fewer tokens, which is refused
+    job = Job(recipe, tmp_path / "out", flags=(*every, *with_rows))
+    assert job.start(f"SIGTERM@{EVALUATION}:2").returncode == EXIT_RESUMABLE
+    result = replace(job, flags=(*every, *with_rows[:2])).start()
+    assert result.returncode == 0, result.stderr
+    assert "No validation rows: nothing is evaluated during training" in result.stderr
+    assert "eval" not in Run(job.folder).metrics
+
+
 def test_the_means_that_trl_logs_go_on_where_they_were(tmp_path: Path) -> None:
     recipe = test_llama.write_job(tmp_path)
     flags = ("--max_steps", "8", "--logging_steps", "5")

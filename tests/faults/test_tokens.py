@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from indictune.arguments import DataArguments, Method, ModelArguments, Sentiment
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.models.adapters import check_published_base
+from indictune.training import evaluate
+from indictune.training.class_weights import class_weights
 from indictune.training.results import published
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, python, start
@@ -53,6 +56,44 @@ def test_a_token_in_a_flag_is_refused_without_repeating_it(words: list[str]) -> 
     assert recipe.values == {}
     (problem,) = recipe.problems
     assert not any(part in problem for part in (TOKEN, "anything", "x" * 8))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'hub_token: "{TOKEN}"x\n',
+        f'hub_token: "{TOKEN}\n',
+        f"hub_token: [{TOKEN}\n",
+        f"hub_token: {TOKEN}: x\n",
+        f"hub_token: *{TOKEN}\n",
+        f"hub_token: !{TOKEN} x\n",
+        f"hub_token: !!int {TOKEN}\n",
+        f"hub_token: !!bool {TOKEN}\n",
+        f"hub_token: !!timestamp {TOKEN}\n",
+        f"{TOKEN}\x07: x\n",
+    ],
+)
+def test_a_token_in_a_file_that_is_no_yaml_is_not_repeated(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    recipe = read_recipe(["--config", str(path)], (ModelArguments, DataArguments, SentimentTrainingArguments))
+    (problem,) = recipe.problems
+    assert problem.startswith(f"--config {path}: is not valid YAML: ")
+    with pytest.raises(UserError) as caught:
+        evaluate._as_in_training(recipe, trained_with(path))
+    told = [problem, *caught.value.problems]
+    if "!!" not in text:  # which means nothing in a file of label: weight
+        with pytest.raises(UserError) as caught:
+            class_weights(str(path), ["a"], ["a"])
+        told += caught.value.problems
+    assert not any(TOKEN[:8] in each for each in told), told
+
+
+def trained_with(recipe: Path) -> Path:
+    """A folder that looks like a finished run of the recipe."""
+    (recipe.parent / "config.json").write_text("{}")
+    shutil.copy(recipe, recipe.parent / "recipe.yaml")
+    return recipe.parent
 
 
 def test_the_token_that_is_set_here_is_known_whatever_its_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertConfig
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
-from indictune.training import running
+from indictune.training import checkpoints, running
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import write_status
 from indictune.training.running import run
 from indictune.training.session import Session, check_hub_token
+from tests.training.test_checkpoints import manifest, write
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_TOKEN")
@@ -169,6 +171,19 @@ class TestDecide:
         session = self.session("--output_dir", "out", "--deepspeed", '{"gradient_accumulation_steps": 2}')
         with pytest.raises(UserError, match=r"gradient_accumulation_steps = 2, and .* is 4"):
             session.decide(SentimentTrainingArguments)  # 64 = 2 ranks x 8 rows x 4
+
+    def test_an_adapter_on_another_commit_of_the_hub_is_refused(self) -> None:
+        noted = {"name": "me/base", "revision": "main", "commit_hash": "abc"}
+        checkpoint = write(Path("out"), 4)
+        (checkpoint / "base_model.json").write_text(json.dumps(noted))
+        digests = checkpoints.settle(checkpoint, checkpoints.files_in(checkpoint))
+        (checkpoint / checkpoints.MANIFEST).write_text(manifest(4, files=digests).to_json())
+        session = self.session("--output_dir", "out", "--resume_from_checkpoint", "auto", "--method", "lora")
+        config = BertConfig()
+        config._commit_hash = "def"
+        session.check_model(session.build(ModelArguments), config, 32)
+        with pytest.raises(UserError, match="is an adapter on commit abc of me/base, and this is commit def"):
+            session.decide(SentimentTrainingArguments)
 
 
 class TestHubToken:

@@ -45,3 +45,13 @@ def test_equal_values_leave_room_for_a_little_more(caplog: pytest.LogCaptureFixt
 
 def test_the_first_values_are_only_seen(caplog: pytest.LogCaptureFixture) -> None:
     assert told(caplog, 1.0, 50.0, 2.0) == []
+
+
+def test_a_run_that_goes_on_compares_with_what_was_logged_before(caplog: pytest.LogCaptureFixture) -> None:
+    callback, args, control = WarnOfSpikes(), TrainingArguments(output_dir="unused", use_cpu=True), TrainerControl()
+    history = [{"loss": value, "step": step} for step, value in enumerate(USUAL)]
+    state = TrainerState(log_history=[*history, {"eval_loss": 9.0, "step": 40}], global_step=41)
+    callback.on_train_begin(args, state, control)
+    with caplog.at_level(logging.WARNING):
+        callback.on_log(args, state, control, logs={"loss": 1.5})
+    assert caplog.messages == ["the loss of step 41 is 1.5; before, it was 1.02"]
