@@ -139,24 +139,36 @@ def test_the_log_tells_what_is_saved(
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "memory", "sent"),
+    ("family", "settings", "memory", "sent", "sent_over_gloo"),
     [
-        ("ddp", {}, 16, 4),
-        ("ddp", {"bf16": True}, 16, 4),
-        ("ddp", {"reduce_dtype": "bfloat16"}, 16, 2),
-        ("fsdp2", {}, 8, 4),
-        ("fsdp2", {"gradient_accumulation_steps": 3}, 8, 8),
-        ("zero1", {}, 12, 6),
-        ("zero2", {}, 10, 6),
-        ("zero3", {}, 8, 6),
-        ("zero3", {"bf16": True}, 8, 5),
-        ("zero2", {"bf16": True}, 9, 5),
-        ("zero2", {"gradient_accumulation_steps": 2}, 10, 10),
+        ("ddp", {}, 16, 4, 4),
+        ("ddp", {"bf16": True}, 16, 4, 4),
+        ("ddp", {"reduce_dtype": "bfloat16"}, 16, 2, 2),
+        ("fsdp2", {}, 8, 6, 8),
+        ("fsdp2", {"bf16": True}, 8, 4, 6),
+        ("fsdp2", {"gradient_accumulation_steps": 3}, 8, 14, 16),
+        ("zero1", {}, 12, 6, 6),
+        ("zero2", {}, 10, 6, 6),
+        ("zero3", {}, 8, 6, 6),
+        ("zero3", {"bf16": True}, 8, 5, 5),
+        ("zero2", {"bf16": True}, 9, 5, 5),
+        ("zero2", {"gradient_accumulation_steps": 2}, 10, 10, 10),
     ],
 )
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_what_two_processes_save_of_each_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, settings: dict[str, Any], memory: int, sent: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    settings: dict[str, Any],
+    memory: int,
+    sent: int,
+    sent_over_gloo: int,
+    device: str,
 ) -> None:
+    args = arguments(tmp_path, **settings)
     monkeypatch.setattr(vocabulary, "came_up", lambda args: family)
     monkeypatch.setattr(SentimentTrainingArguments, "world_size", 2)
-    assert saved_bytes(1000, arguments(tmp_path, **settings)) == (1000 * memory, 1000 * sent)
+    monkeypatch.setattr(SentimentTrainingArguments, "device", torch.device(device))
+    sent = sent if device == "cuda" else sent_over_gloo
+    assert saved_bytes(1000, args) == (1000 * memory, 1000 * sent)
