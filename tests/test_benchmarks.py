@@ -192,6 +192,24 @@ def test_only_the_tokens_of_timed_steps_count() -> None:
     assert _line("two", job, race, 0.001) == {"contender": "two", "error": "no"}
 
 
+def test_the_order_of_rows_goes_on_in_the_next_epoch() -> None:
+    from benchmarks.contenders import order_of
+    from indictune.data.batching import TrainingBatches
+
+    order = order_of(TrainingBatches([3] * 10, 4, 1, 0, 1, seed=0, padded=False), 7)  # three steps an epoch
+    first, second, third = order[:10], order[10:20], order[20:]
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+    assert len(third) == 4
+
+
+def test_every_batch_of_tweets_is_whole(tmp_path: Path) -> None:
+    from benchmarks.contenders import BATCH_SIZE
+    from benchmarks.speed import read_tweets
+
+    assert len(read_tweets(tmp_path)) == 1170 // BATCH_SIZE * BATCH_SIZE
+
+
 def runs_well(_contender: Contender, _job: Job, connection: Connection) -> None:
     connection.send("ready")
     laps = 0
