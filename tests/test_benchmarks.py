@@ -173,6 +173,53 @@ def test_kernels_are_told_apart(kernel: str, stage: str) -> None:
     assert stage_of(kernel) == stage
 
 
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        ("aten::addmm", "matmul"),
+        ("aten::bmm", "attention"),
+        ("aten::_softmax_backward_data", "attention"),
+        ("aten::_log_softmax", "elementwise and other"),
+        ("aten::native_layer_norm", "elementwise and other"),
+        ("aten::linalg_vector_norm", "optimizer"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("aten::scatter_add_", "copies and gathers"),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "loader"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "between operations"),
+    ],
+)
+def test_operations_are_told_apart(operation: str, kind: str) -> None:
+    from benchmarks.cpu_stages import kind_of
+
+    assert kind_of(operation) == kind
+
+
+def test_the_differences_of_all_kinds_sum_to_that_of_the_step() -> None:
+    import torch
+    from torch.profiler import profile
+
+    from benchmarks.cpu_stages import BEST, KINDS, OTHER, OURS, by_kind, differences
+
+    rounds = []
+    for extra_s in (0.1, 0.3):
+        found = {}
+        for title, products, plain_s in ((BEST, 2, 0.5), (OURS, 5, 0.8)):
+            since = time.perf_counter()
+            with profile() as profiler:
+                for _ in range(products):
+                    torch.randn(200, 200) @ torch.randn(200, 200)
+            seconds = time.perf_counter() - since + (extra_s if title == OURS else 0)
+            found[title] = by_kind(profiler.key_averages(), 2, plain_s, seconds)
+        assert found[OURS]["kinds"]["matmul"] > 0
+        rounds.append(found)
+    of = differences(rounds)
+    for column in (BEST, OURS, "difference"):
+        assert sum(of[kind][column] for kind in [*KINDS, OTHER]) == pytest.approx(of["step"][column], abs=0.1)
+    assert of["step"]["least"] < of["step"]["difference"] < of["step"]["largest"]
+    assert of["between operations"]["difference"] > 80  # ms of a step: 200 ms more in two
+    assert of["step without the profiler"]["difference"] == 150
+
+
 def test_only_the_tokens_of_timed_steps_count() -> None:
     from benchmarks.contenders import Job
     from benchmarks.llama import _line, compete
