@@ -175,6 +175,7 @@ def run_sentiment(contender: Contender, job: Job, callback: Callable[[Any, Any],
         "global_batch_size": BATCH_SIZE,
         "per_device_train_batch_size": BATCH_SIZE,
         "max_steps": job.steps,
+        "logging_steps": 500,  # as the Trainer's default
         "eval_strategy": "no",
         "save_strategy": "no",
         "load_best_model_at_end": "false",
