@@ -13,8 +13,9 @@ length (`LIKE_LENGTH` in indictune/models/unpadded.py).
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step.
 `--steps` of a lap make it longer where the machine is unsteady; the table has the median of the laps' ratios, the
 least and the largest. `--seeds` (minutes) compares bf16 with fp32 instead, by the mean of five seeds beside their
-spread. `--compile` (minutes) adds a contender of a compiled model; its first lap, which is left out, has most of the
-compilation, and the least of its ratios a lap that met lengths for which it compiled anew.
+spread. `--compile` (minutes) adds a contender of a compiled model, whose loss is then the one compared; its first lap,
+which is left out, has most of the compilation, and the least of its ratios a lap that met lengths for which it
+compiled anew.
 """
 
 from __future__ import annotations
@@ -238,25 +239,28 @@ def write_rows(rows: Sequence[Row], path: Path) -> Path:
     return path
 
 
-def run_alone(contender: Contender, job: Job) -> dict[str, Any]:
+def run_alone(
+    contender: Contender, job: Job, target: Callable[[Contender, Job, Connection], None] = compete
+) -> dict[str, Any]:
     """Train without turns; what was counted."""
-    runner = Runner(contender, job)
+    runner = Runner(contender, job, target)
     runner.lap()
     return runner.finish()
 
 
-def compare_losses(rows: Sequence[Row], folder: Path) -> dict[int, dict[str, Any]]:
+def compare_losses(rows: Sequence[Row], folder: Path, compiled: bool) -> dict[int, dict[str, Any]]:
     """The loss of each step of ours, and of the plain Trainer on the same batches, in fp32 without dropout.
 
-    By vocabulary: of the larger, ours trains the rows that are used.
+    By vocabulary: of the larger, ours trains the rows that are used. With `compiled`, ours is a compiled model.
     """
+    ours = FP32 | ({"torch_compile": "true"} if compiled else {})
     train_file = write_rows(rows, folder / "train.jsonl")
     found = {}
     for vocab_size in VOCABULARIES:
         own = folder / str(vocab_size)
         own.mkdir()
         write_model(own / "model", rows, vocab_size)
-        found[vocab_size] = curves(Job(own / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, own), FP32, FP32)
+        found[vocab_size] = curves(Job(own / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, own), ours, FP32)
     return found
 
 
@@ -365,7 +369,7 @@ def compare_speeds(rows: Sequence[Row], work: Path, steps: int, compiled: bool) 
         show(vocab_size, speeds[vocab_size])
     folder = work / "losses"
     folder.mkdir()
-    losses = compare_losses(rows, folder)
+    losses = compare_losses(rows, folder, compiled)
     for vocab_size, curve in losses.items():
         distance = f"{curve['largest']:.1e} from the plain Trainer's at most"
         print(f"vocabulary {vocab_size:,}: loss in fp32 without dropout {distance}")

@@ -335,7 +335,7 @@ def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (path,) = results.glob("*-gpu-tiny.json")
     parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
-    assert list(parts) == ["device", "classifier", "losses", "stages", "llama", "compiled"]
+    assert list(parts) == ["device", "classifier", "losses", "stages", "llama", "llama_losses", "compiled"]
     assert list(errors_in(parts)) == []
     assert parts["device"]["bf16_matmul_tflops"] > 0
     lines = {line["contender"]: line for line in parts["classifier"]["contenders"]}
@@ -348,6 +348,10 @@ def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
     assert len(parts["losses"]["ours"]) == 3
     assert parts["losses"]["largest"] < 1e-4
+    curve = parts["llama_losses"]
+    assert len(curve["ours"]) == 8
+    assert curve["largest"] < 1e-4
+    assert curve["padding"]["ours"] == 0 < curve["padding"]["trl"]
     assert sum(parts["stages"]["share_of_busy_time"].values()) == pytest.approx(1, abs=0.01)
     assert parts["stages"]["host"]["loading_and_collation_ms"] > 0
     (trace,) = results.glob("*-gpu-tiny.trace.json.gz")
