@@ -50,7 +50,7 @@ KINDS = {
     BETWEEN: r"^autograd::|Backward\d",
     "loader": r"DataLoader",
     "optimizer": r"Optimizer|adamw|vector_norm|foreach|clip",
-    "attention": r"bmm|attention|::_softmax",
+    "attention": r"bmm|attention|::_(safe_)?softmax",
     "matmul": r"mm$|linear$|mkldnn",
     "dropout": r"bernoulli|dropout",
     "copies and gathers": r"copy|fill_|zero_|zeros|empty|index|gather|scatter|::cat|::stack|embedding|::to$|clone|pad",

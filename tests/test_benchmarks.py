@@ -179,6 +179,7 @@ def test_kernels_are_told_apart(kernel: str, stage: str) -> None:
         ("aten::addmm", "matmul"),
         ("aten::bmm", "attention"),
         ("aten::_softmax_backward_data", "attention"),
+        ("aten::_safe_softmax", "attention"),
         ("aten::_log_softmax", "elementwise and other"),
         ("aten::native_layer_norm", "elementwise and other"),
         ("aten::linalg_vector_norm", "optimizer"),
