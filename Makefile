@@ -30,11 +30,7 @@ test-gpu: $(STAMP)  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
 bench: $(STAMP)  ## measure on a CPU what the documents claim, within 10 minutes on 2 cores that do nothing else
-	$(BIN)/python -m benchmarks.speed
-	$(BIN)/python -m benchmarks.startup
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.dealing
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chat_preparation --rows 4000
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.preparation --rows 10000 40000 80000 --vocabularies 30000 --repeats 1
+	$(BIN)/python -m benchmarks.bench
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@
 
 A BERT of about 100 MB with the states of AdamW, on one process, or in the shards of several. They save by turns, the
 disk is settled before each, and medians of rank 0's seconds are shown; then what ours does beside, each alone.
+"Trainer" is its own `_save_checkpoint`, in which our `save_model` writes the model and the tokenizer; it goes first.
 `--async_save` counts what training waits for: copies, and the commit when all is written. Its cores are also those
 that write meanwhile.
 """

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from indictune.data.batching import TrainingBatches
+
 MAX_LENGTH = 128
 BATCH_SIZE = 64
 
@@ -146,14 +148,19 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection) -
 
     def turns(trainer: Any, throughput: Any) -> Turns:
         def counted() -> dict[str, Any]:
-            steps = range(trainer.state.global_step)
-            rows = [row for step in steps for each in trainer.batches.micro_batches(0, step) for row in each]
+            order = order_of(trainer.batches, trainer.state.global_step)
             tokens_per_row = throughput.tokens / throughput.rows
-            return {"padding_fraction": throughput.padding_fraction, "tokens_per_row": tokens_per_row, "order": rows}
+            return {"padding_fraction": throughput.padding_fraction, "tokens_per_row": tokens_per_row, "order": order}
 
         return Turns(connection, job, counted)
 
     run_sentiment(contender, job, turns)
+
+
+def order_of(batches: TrainingBatches, steps: int) -> list[int]:
+    """The rows of the first so many steps, of as many epochs as they are."""
+    places = (divmod(step, batches.steps_per_epoch) for step in range(steps))
+    return [row for epoch, step in places for each in batches.micro_batches(epoch, step) for row in each]
 
 
 def run_sentiment(contender: Contender, job: Job, callback: Callable[[Any, Any], TrainerCallback]) -> None:
@@ -168,6 +175,7 @@ def run_sentiment(contender: Contender, job: Job, callback: Callable[[Any, Any],
         "global_batch_size": BATCH_SIZE,
         "per_device_train_batch_size": BATCH_SIZE,
         "max_steps": job.steps,
+        "logging_steps": 500,  # as the Trainer's default
         "eval_strategy": "no",
         "save_strategy": "no",
         "load_best_model_at_end": "false",

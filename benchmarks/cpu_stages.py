@@ -1,22 +1,29 @@
-"""Where a training step spends its time on a CPU: ours beside transformers' Trainer at its best.
+"""Where a training step spends its time on a CPU: ours beside transformers' Trainer at its best, by kind of operation.
 
     python -m benchmarks.cpu_stages [--data ../shared/data/sentiment]
 
-Models, rows and settings are those of benchmarks/speed.py, in bf16. Each contender runs alone, by turns, five times:
-some steps to warm up, some that are timed, and some under torch's profiler. Medians are shown, in ms of a step: what
-the profiler counts in operations themselves, without what they call, by the operations that differ the most.
+Models, rows and settings are those of benchmarks/speed.py, in bf16. Each contender runs alone, by turns, and who goes
+first changes from round to round: some steps to warm up, some that are timed, and some under torch's profiler. Of the
+profiled steps everything is counted: each operation's own time, without what it calls, goes to one kind, and what is
+left of the clock's time to `between operations` (Python, autograd's engine). So the kinds of a contender sum to its
+step, and their differences to the difference of the steps. Shown are means over the rounds, which sum too, and of each
+difference the least and the largest of a round. Steps without the profiler, which slows small operations down, are
+others; they stand in the last line.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from torch.autograd.profiler_util import FunctionEventAvg
 
 from benchmarks.contenders import BATCH_SIZE, Contender, Job, run_sentiment, train_by_transformers, write_to_log
 from benchmarks.environment import environment, write_results
@@ -34,53 +41,96 @@ from benchmarks.stages import StageProfiler
 from indictune.layout import table
 
 STEPS = 6
-RUNS = 5
-SHOWN = 10
-TITLES = ("trainer_best", "ours_bf16")
+ROUNDS = 5
+KEPT = 25  # operations of each run in the result file
+BEST, OURS = TITLES = ("trainer_best", "ours_bf16")
+BETWEEN, OTHER = "between operations", "elementwise and other"
+# The first pattern that an operation's name holds decides. BERT multiplies batches of matrices in attention alone.
+KINDS = {
+    BETWEEN: r"^autograd::|Backward\d",
+    "loader": r"DataLoader",
+    "optimizer": r"Optimizer|adamw|vector_norm|foreach|clip",
+    "attention": r"bmm|attention|::_(safe_)?softmax",
+    "matmul": r"mm$|linear$|mkldnn",
+    "dropout": r"bernoulli|dropout",
+    "copies and gathers": r"copy|fill_|zero_|zeros|empty|index|gather|scatter|::cat|::stack|embedding|::to$|clone|pad",
+}
+Round = dict[str, dict[str, Any]]  # what was found of each contender
+
+
+def kind_of(name: str) -> str:
+    """The kind that an operation belongs to."""
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), OTHER)
+
+
+def by_kind(events: Iterable[FunctionEventAvg], steps: int, plain_s: float, profiled_s: float) -> dict[str, Any]:
+    """What a run tells, in ms of a step; arguments as of `benchmarks.stages.shares`."""
+    spent_ms = {str(event.key): event.self_cpu_time_total / 1e3 / steps for event in events}
+    step_ms = 1e3 * profiled_s / steps
+    kinds = dict.fromkeys([*KINDS, OTHER], 0.0)
+    for name, ms in spent_ms.items():
+        kinds[kind_of(name)] += ms
+    kinds[BETWEEN] += step_ms - sum(spent_ms.values())
+    longest = sorted(spent_ms, key=lambda name: spent_ms[name], reverse=True)[:KEPT]
+    return {
+        "step_ms": step_ms,
+        "step_ms_without_profiler": 1e3 * plain_s / steps,
+        "kinds": kinds,
+        "operations": {name[:120]: round(spent_ms[name], 3) for name in longest},
+    }
 
 
 def profile(contender: Contender, job: Job, connection: Connection) -> None:
     """The whole life of a profiled process."""
     write_to_log(contender, job)
-    profiler = StageProfiler(connection, STEPS, STEPS, None)
+    steps = job.steps // 3
+    profiler = StageProfiler(connection, steps, steps, None, by_kind)
     if contender.padding is None:
         run_sentiment(contender, job, lambda *_: profiler)
     else:
         train_by_transformers(contender, job, lambda _: profiler)
 
 
-def compare(rows: Sequence[Row], vocab_size: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What the profiler found in each run, by contender, with one vocabulary."""
+def compare(rows: Sequence[Row], vocab_size: int, folder: Path, steps: int, rounds: int) -> list[Round]:
+    """What the profiler found in each round, with one vocabulary."""
     model, train_file = folder / "model", write_rows(rows, folder / "train.jsonl")
     write_model(model, rows, vocab_size)
-    grouped = grouped_by_length(model, rows, 3, STEPS)
+    grouped = grouped_by_length(model, rows, 3, steps)
     chosen = [each for each in contenders(grouped) if each.title in TITLES]
-    found: dict[str, list[dict[str, Any]]] = {title: [] for title in TITLES}
-    for run in range(RUNS):
-        own = folder / f"run-{run}"
+    found = []
+    for number in range(rounds):
+        own = folder / f"round-{number}"
         own.mkdir()
-        job = Job(model, train_file, 3 * STEPS, 3 * STEPS, own)
-        for each in chosen:
-            found[each.title].append(Runner(each, job, profile).finish())
+        job = Job(model, train_file, 3 * steps, 3 * steps, own)
+        found.append({each.title: Runner(each, job, profile).finish() for each in chosen})
+        chosen.reverse()
     return found
 
 
-def ms_by_operation(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Medians over runs; 0 where an operation is not among the longest of a run."""
-    spent = [{each["name"]: each["ms_of_step"] for each in run["top_kernels"]} for run in runs]
-    return {name: statistics.median(one.get(name, 0.0) for one in spent) for name in set().union(*spent)}
+def differences(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
+    """By kind, and of the whole step: means of both contenders, of ours less the other, and its least and largest."""
+    spent = [{title: {**of["kinds"], "step": of["step_ms"]} for title, of in each.items()} for each in rounds]
+    plain = [{title: of["step_ms_without_profiler"] for title, of in each.items()} for each in rounds]
+    columns = {name: [{title: each[title][name] for title in TITLES} for each in spent] for name in spent[0][OURS]}
+    columns["step without the profiler"] = plain
+    found = {}
+    for name, pairs in columns.items():
+        less = [pair[OURS] - pair[BEST] for pair in pairs]
+        means = {title: statistics.mean(pair[title] for pair in pairs) for title in TITLES}
+        each = {**means, "difference": statistics.mean(less), "least": min(less), "largest": max(less)}
+        found[name] = {key: round(value, 2) for key, value in each.items()}
+    return found
 
 
-def show(vocab_size: int, found: dict[str, list[dict[str, Any]]]) -> None:
-    """Print a table: milliseconds of a step, by operation."""
-    spent = {title: ms_by_operation(runs) for title, runs in found.items()}
-    best, ours = (spent[title] for title in TITLES)
-    differences = {name: ours.get(name, 0.0) - best.get(name, 0.0) for name in {*best, *ours}}
-    names = sorted(differences, key=lambda name: abs(differences[name]), reverse=True)[:SHOWN]
-    body = [[name, *(f"{each.get(name, 0.0):.1f}" for each in (best, ours))] for name in names]
-    for title, key in (("all operations", "busy_ms_of_step"), ("the step, without the profiler", "step_ms")):
-        body.append([title, *(f"{statistics.median(run[key] for run in found[each]):.1f}" for each in TITLES)])
-    header = [f"vocabulary {vocab_size:,}: ms of a step of {BATCH_SIZE} rows", *TITLES]
+def show(vocab_size: int, found: dict[str, dict[str, float]]) -> None:
+    """Print a table, the kinds that differ the most first."""
+    kinds = sorted([*KINDS, OTHER], key=lambda kind: -abs(found[kind]["difference"]))
+    body = []
+    for name in [*kinds, "step", "step without the profiler"]:
+        of = found[name]
+        spread = f"{of['difference']:+.1f} ({of['least']:+.1f} to {of['largest']:+.1f})"
+        body.append([name, *(f"{of[title]:.1f}" for title in TITLES), spread])
+    header = [f"vocabulary {vocab_size:,}: ms of a step of {BATCH_SIZE} rows", *TITLES, "difference"]
     print(table(header, body), end="\n\n", flush=True)
 
 
@@ -88,14 +138,19 @@ def main() -> None:
     """Profile, print the tables and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sentiment"), help="folder with jsonl files")
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=VOCABULARIES)
+    parser.add_argument("--steps", type=int, default=STEPS, help="to warm up, timed, and profiled")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
     rows = read_tweets(options.data)
-    results: dict[str, Any] = {"environment": environment(), "steps": STEPS, "runs": RUNS, "stages": {}}
-    for vocab_size in VOCABULARIES:
+    results: dict[str, Any] = {"environment": environment(), "steps": options.steps, "stages": {}}
+    for vocab_size in options.vocabularies:
         with tempfile.TemporaryDirectory() as work:
-            results["stages"][vocab_size] = compare(rows, vocab_size, Path(work))
-        show(vocab_size, results["stages"][vocab_size])
+            rounds = compare(rows, vocab_size, Path(work), options.steps, options.rounds)
+        found = differences(rounds)
+        results["stages"][vocab_size] = {"differences": found, "rounds": rounds}
+        show(vocab_size, found)
     print(f"written to {write_results('stages', results)}")
 
 

@@ -5,7 +5,8 @@
 Lengths are drawn from those of the built-in tweets. Of each global batch of 512 rows on 8 ranks: the share of padding
 in what is computed, and how much more than the mean the busiest rank computes, which is how long the others wait. Time
 and memory are those of a process that deals an epoch of 2M rows to one rank: until its first micro-batch, and to the
-end; medians of several processes, by turns. So is what `--max_tokens_per_device` costs: the smallest accumulation with
+end; medians of several processes, by turns. The largest global batch is that of three epochs of 2M rows as long as
+`benchmarks/row_lengths.py` says tweets are. So is what `--max_tokens_per_device` costs: the smallest accumulation with
 which no micro-batch of an epoch has more than half of a rank's mean tokens.
 """
 
@@ -26,9 +27,10 @@ import torch
 from transformers import AutoTokenizer
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
+from benchmarks import row_lengths
 from benchmarks.contenders import peak_memory_bytes
 from benchmarks.environment import environment, write_results
-from indictune.data.batching import TrainingBatches, smallest_accumulation
+from indictune.data.batching import TrainingBatches, deal_epoch, smallest_accumulation
 from indictune.layout import table
 from indictune.models import builtin
 
@@ -150,6 +152,13 @@ def compare(repeats: int) -> dict[str, dict[str, Any]]:
     return found | {"token_budget": {key: statistics.median(each[key] for each in budgets) for key in budgets[0]}}
 
 
+def largest_batches() -> list[int]:
+    """Tokens of the largest global batch of each of three epochs over 2M tweets, by the seed of the recipes."""
+    lengths = torch.from_numpy(row_lengths.draw_lengths(row_lengths.TWEETS, ROWS_OF_SPEED, np.random.default_rng(0)))
+    deals = (deal_epoch(lengths, GLOBAL_BATCH, 1, 42, epoch, padded=False) for epoch in range(3))
+    return [int(deal.costs.max()) for deal in deals]
+
+
 def main() -> None:
     """Print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -172,11 +181,19 @@ def main() -> None:
     cost = f"{budget['seconds']:.2f} s and {budget['memory_bytes'] / 1e6:.0f} MB"
     steps = f"{budget['accumulation_steps']:.0f} micro-batches"
     print(f"--max_tokens_per_device {budget['max_tokens']:.0f}: {steps}, found in {cost}\n")
+    largest = largest_batches()
+    print(f"the largest global batch of each of three epochs: {largest} tokens\n")
     settings = {"ranks": RANKS, "global_batch_size": GLOBAL_BATCH, "rows": ROWS_OF_SPEED, "repeats": arguments.repeats}
     print(
         write_results(
             "dealing",
-            {"environment": environment(), "settings": settings, "samplers": results, "token_budget": budget},
+            {
+                "environment": environment(),
+                "settings": settings,
+                "samplers": results,
+                "token_budget": budget,
+                "largest_global_batches": largest,
+            },
         )
     )
 

@@ -1,6 +1,6 @@
 """Everything that needs a GPU, in one go: speed, losses and stages of the classifier, and LLaMA.
 
-    python -m benchmarks.gpu [--minutes 9] [--parts device classifier losses stages llama compiled]
+    python -m benchmarks.gpu [--minutes 9] [--parts device classifier losses stages llama llama_losses compiled]
 
 A BERT of IndicBERT-v2's shape with a vocabulary of 250,000 and random weights, on rows as long as tweets, by the
 recipe for IndicBERT v2 and beside transformers' Trainer; then adapters on a LLaMA of 8B, beside TRL. Each part is a
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import classifier_gpu, llama, stages
+from benchmarks import classifier_gpu, llama, llama_losses, stages
 from benchmarks.environment import RESULTS, environment, results_path, write_results
 from benchmarks.parts import Part, Plan, run_part
 
@@ -30,6 +30,7 @@ PARTS: dict[str, tuple[Part, int]] = {
     "losses": (classifier_gpu.compare_losses, 7),
     "stages": (stages.measure, 5),
     "llama": (llama.compare, 14),
+    "llama_losses": (llama_losses.compare, 5),
     "compiled": (classifier_gpu.compare_compiled, 7),
 }
 NEEDED = "device"  # by all others

@@ -1,7 +1,8 @@
 """Adapters on a LLaMA of 8B parameters on a GPU: ours beside plain TRL at its defaults.
 
 Random weights are built from the shapes, so that nothing is downloaded. Rows are as long as alpaca's, in digits from 1
-to 9, each of which is a token. Counted are the tokens of rows, never padding.
+to 9, each of which is a token. Counted are the tokens of rows, never padding. `ours_joined` is like for like: a step
+has TRL's very rows. A step of `ours_packed` has more tokens, and gains by that too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.contenders import Contender, Job, Turns, run_script, write_to_log
+from benchmarks.contenders import Contender, Job, Turns, order_of, run_script, write_to_log
 from benchmarks.flops import adapter_flops
 from benchmarks.parts import Note, Plan
 from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
@@ -127,15 +128,15 @@ def compare_method(method: str, plan: Plan, job: Job, mfu_per_token: float, note
     show(found)
 
 
-def write_model(folder: Path, shape: dict[str, Any]) -> LlamaConfig:
-    """The model in bf16, and the package's own tokenizer; returns its configuration."""
+def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> LlamaConfig:
+    """The model, and the package's own tokenizer; returns its configuration."""
     tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
     tokenizer.model_max_length = 8192
     tokenizer.save_pretrained(folder)
-    config = LlamaConfig(**shape, num_key_value_heads=8, max_position_embeddings=8192, dtype="bfloat16")
+    config = LlamaConfig(**shape, num_key_value_heads=8, max_position_embeddings=8192, dtype=dtype)
     torch.manual_seed(0)
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(dtype)
     try:
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             LlamaForCausalLM(config).save_pretrained(folder)
@@ -170,8 +171,9 @@ def write_rows(path: Path, count: int, max_length: int, full_length: bool) -> np
 def contenders(method: str, max_length: int) -> list[Contender]:
     """Who runs: packed, the same rows as TRL's without padding, and TRL."""
     common = {"method": method, "max_length": max_length}
-    packed = {**common, "packing": "true", "global_batch_size": PACKS, "per_device_train_batch_size": PACKS}
-    joined = {**common, "global_batch_size": TRL_BATCH_SIZE, "per_device_train_batch_size": TRL_BATCH_SIZE}
+    adapter = {**common, **LORA, "lora_dropout": 0.0}  # peft's default
+    packed = {**adapter, "packing": "true", "global_batch_size": PACKS, "per_device_train_batch_size": PACKS}
+    joined = {**adapter, "global_batch_size": TRL_BATCH_SIZE, "per_device_train_batch_size": TRL_BATCH_SIZE}
     return [
         Contender(f"{method}_ours_packed", settings=packed),
         Contender(f"{method}_ours_joined", settings=joined),
@@ -198,7 +200,8 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection) -
             batches = trainer.batches
             steps = (divmod(step, batches.steps_per_epoch) for step in range(trainer.state.global_step))
             tokens = [batches.counts(epoch, step)[1] for epoch, step in steps]
-            return {"padding_fraction": throughput.padding_fraction, "tokens_of_steps": tokens}
+            found = {"padding_fraction": throughput.padding_fraction, "tokens_of_steps": tokens}
+            return {**found, "order": order_of(batches, trainer.state.global_step)}
 
         return Turns(connection, job, counted)
 
@@ -211,8 +214,6 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection) -
         "save_strategy": "no",
         "load_best_model_at_end": "false",
         "disable_tqdm": "true",
-        **LORA,
-        "lora_dropout": 0.0,  # peft's default
         **contender.settings,
     }
     run_script(train_llama, (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments), settings, turns)
@@ -243,7 +244,13 @@ def train_by_trl(contender: Contender, job: Job, connection: Connection) -> None
 
 
 def trl_trainer(contender: Contender, job: Job) -> Any:
-    """TRL's SFTTrainer at its defaults, but for the loss, which counts the answers alone, as ours does."""
+    """TRL's SFTTrainer at its defaults, but for the loss, which counts the answers alone, as ours does.
+
+    Args:
+        contender: its settings are a `method`, a `dtype` of the weights (bf16), and TRL's own; its order that of the
+            rows, or none.
+        job: of all.
+    """
     from datasets import load_dataset
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
@@ -256,27 +263,30 @@ def trl_trainer(contender: Contender, job: Job) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
+    settings = {"dtype": torch.bfloat16, **contender.settings}
+    method, dtype = settings.pop("method"), settings.pop("dtype")
     args = SFTConfig(
         output_dir=str(job.folder / contender.title),
         max_steps=job.steps,
-        max_length=contender.settings["max_length"],
         assistant_only_loss=True,
         train_sampling_strategy="sequential",  # drawn at random they are already; so each step's rows are known
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
-        model_init_kwargs={"dtype": torch.bfloat16},
+        model_init_kwargs={"dtype": dtype},
+        **settings,
     )
     rows = load_dataset("json", data_files=str(job.train_file), split="train", cache_dir=str(job.folder / "cache"))
+    adapter = LoraConfig(
+        task_type="CAUSAL_LM", target_modules="all-linear", r=LORA["lora_r"], lora_alpha=LORA["lora_alpha"]
+    )
     return SFTTrainer(
         str(job.model),
         args=args,
-        train_dataset=rows,
-        peft_config=LoraConfig(
-            task_type="CAUSAL_LM", target_modules="all-linear", r=LORA["lora_r"], lora_alpha=LORA["lora_alpha"]
-        ),
-        quantization_config=nf4 if contender.settings["method"] == "qlora" else None,
+        train_dataset=rows.select(contender.order) if contender.order else rows,
+        peft_config=None if method == "full" else adapter,
+        quantization_config=nf4 if method == "qlora" else None,
     )
 
 

@@ -5,8 +5,8 @@
 Rows are random words of the built-in tweets. Every stage runs in a process of its own, ours and plain `datasets` by
 turns; medians are shown, and of three or more numbers of rows the straight line through them. Plain `datasets` reads
 the same csv file (`Dataset.from_csv`), cleans nothing, and tokenises by `Dataset.map(batched=True)` on one process and
-on two. One round of all stages of 2M rows takes about eight minutes on 2 cores; that the cost of a row stays the same
-is seen between sizes, so `--repeats 1` is enough for the line.
+on two. One round of all stages of 2M rows takes about ten minutes on 2 cores; that the cost of a row stays the same is
+seen between sizes, so `--repeats 1` is enough for the line.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,8 @@ def _peak_bytes() -> int:
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
 
 
-def measure_once(rows: Path, tokenizer_folder: Path) -> Stages:
-    """All stages, ours and plain by turns, each starting from an empty cache."""
+def measure_once(rows: Path, tokenizer_folder: Path, stages: Sequence[str]) -> Stages:
+    """Stages, ours and plain by turns, from an empty cache."""
     measured: Stages = {}
     turns = (
         "ours_read",
@@ -168,9 +169,11 @@ def measure_once(rows: Path, tokenizer_folder: Path) -> Stages:
     )
     with tempfile.TemporaryDirectory(dir=rows.parent) as cache:
         for stage in (*turns, "plain_map_two_processes"):
+            if stage not in stages:
+                continue
             given = {"INDICTUNE_CACHE": f"{cache}/ours", "HF_DATASETS_CACHE": f"{cache}/plain"}
             variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **given}
-            command = [sys.executable, "-m", "benchmarks.preparation", "--stage", stage, str(rows)]
+            command = [sys.executable, "-m", "benchmarks.preparation", "--alone", stage, str(rows)]
             command += [str(tokenizer_folder), f"{cache}/plain"]
             environ = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
             if stage == "plain_map_two_processes":  # threads of both would stand in each other's way
@@ -183,7 +186,7 @@ def measure_once(rows: Path, tokenizer_folder: Path) -> Stages:
 def medians(runs: list[Stages], rows: int) -> Stages:
     """Of each stage: seconds, rows a second, and peak memory."""
     found: Stages = {}
-    for stage in STAGES:
+    for stage in runs[0]:
         seconds = statistics.median(run[stage]["seconds"] for run in runs)
         found[stage] = {
             "seconds": round(seconds, 3),
@@ -199,7 +202,7 @@ def medians(runs: list[Stages], rows: int) -> Stages:
 def lines_through(by_rows: dict[int, Stages]) -> Stages:
     """Of each stage: seconds whatever the rows, seconds for a million more, and how far off the line is at most."""
     found: Stages = {}
-    for stage in STAGES:
+    for stage in next(iter(by_rows.values())):
         rows, seconds = list(by_rows), [measured[stage]["seconds"] for measured in by_rows.values()]
         slope, start = np.polyfit(rows, seconds, 1)
         off = [abs(start + slope * number - took) / took for number, took in zip(rows, seconds, strict=True)]
@@ -214,9 +217,8 @@ def lines_through(by_rows: dict[int, Stages]) -> Stages:
 def shown(measured: Stages, rows: int, vocabulary_size: int) -> str:
     """The table of one number of rows and one vocabulary."""
     body = []
-    for stage, what in STAGES.items():
-        of = measured[stage]
-        name = f"{stage.partition('_')[0]}: {what}"
+    for stage, of in measured.items():
+        name = f"{stage.partition('_')[0]}: {STAGES[stage]}"
         memory = [f"{of[name] / 1e6:,.0f}" for name in ("peak_bytes", "imported_bytes", "largest_child_bytes")]
         body.append([name, f"{of['seconds']:.2f}", f"{of['rows_per_second']:,.0f}", *memory])
     header = [
@@ -236,10 +238,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 500_000, 2_000_000])
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[30_000, 250_000])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--stage", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="to tokenise, clean before")
+    parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.stage:
-        print(json.dumps(run_stage(*options.stage)))
+    if options.alone:
+        print(json.dumps(run_stage(*options.alone)))
         return
     results: dict[str, Any] = {"environment": environment(), "repeats": options.repeats, "vocabularies": {}}
     for size in options.vocabularies:
@@ -249,7 +252,7 @@ def main() -> None:
             for number in options.rows:
                 rows = Path(work) / f"{number}.csv"
                 write_rows(rows, number)
-                runs = [measure_once(rows, Path(work) / "tokenizer") for _ in range(options.repeats)]
+                runs = [measure_once(rows, Path(work) / "tokenizer", options.stages) for _ in range(options.repeats)]
                 by_rows[number] = medians(runs, number)
                 print(f"{shown(by_rows[number], number, size)}\n", flush=True)
         results["vocabularies"][size] = {"rows": by_rows}

@@ -1,18 +1,21 @@
-"""Rows a second of a small BERT on real tweets, beside transformers' Trainer at its defaults and at its best.
+"""Rows a second of a small BERT on real tweets, beside transformers' Trainer, plain and at its best.
 
     python -m benchmarks.speed [--data ../shared/data/sentiment] [--steps 2] [--seeds] [--compile]
 
-Every contender lives in its own process; they take turns, lap by lap, and the first lap of each is left out. BERT of
-4 layers x 256 from random weights, batches of 64 rows, texts cut to 128 tokens, all cores. A vocabulary of 250,000 is
-one of 30,000 learned from the tweets and rows that no tweet uses, as in a model of many languages. `ours_padded` is
-ours with the padding put back: a benchmark that does not see the loss would be blind. Padding is that of what all
-layers compute; on a CPU, attention alone pads rows of like length (`LIKE_LENGTH` in indictune/models/unpadded.py).
+`trainer_defaults` is as transformers' run_classification.py has it: rows padded to 128, in fp32; its batches are of 64
+rows, as all others' are, where the script's default is 8. Every contender lives in its own process; they take turns,
+lap by lap, and the first lap of each is left out. BERT of 4 layers x 256 from random weights, batches of 64 rows,
+texts cut to 128 tokens, all cores. A vocabulary of 250,000 is one of 30,000 learned from the tweets and rows that no
+tweet uses, as in a model of many languages. `ours_padded` is ours with the padding put back: a benchmark that does not
+see the loss would be blind. Padding is that of what all layers compute; on a CPU, attention alone pads rows of like
+length (`LIKE_LENGTH` in indictune/models/unpadded.py).
 
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step.
 `--steps` of a lap make it longer where the machine is unsteady; the table has the median of the laps' ratios, the
 least and the largest. `--seeds` (minutes) compares bf16 with fp32 instead, by the mean of five seeds beside their
-spread. `--compile` (minutes) adds a contender of a compiled model; its first lap, which is left out, has most of the
-compilation, and the least of its ratios a lap that met lengths for which it compiled anew.
+spread. `--compile` (minutes) adds a contender of a compiled model, whose loss is then the one compared; its first lap,
+which is left out, has most of the compilation, and the least of its ratios a lap that met lengths for which it
+compiled anew.
 """
 
 from __future__ import annotations
@@ -56,11 +59,15 @@ Row = dict[str, str]
 
 
 def read_tweets(data: Path) -> list[Row]:
-    """Real tweets, or the built-in ones where there are none; cleaned, so that all contenders see the same texts."""
+    """Real tweets, or the built-in ones where there are none; cleaned, so that all contenders see the same texts.
+
+    As many as fill whole batches: of a step with fewer rows no speed would be known.
+    """
     real = data / "hinglish_tweets.train.jsonl"
     path = real if real.exists() else SAMPLES / "train.jsonl"
     with path.open(encoding="utf-8") as lines:
-        return [{**row, "text": clean(row["text"])} for row in map(json.loads, lines)]
+        rows = [{**row, "text": clean(row["text"])} for row in map(json.loads, lines)]
+    return rows[: len(rows) // BATCH_SIZE * BATCH_SIZE]
 
 
 def write_model(folder: Path, rows: Sequence[Row], vocab_size: int) -> None:
@@ -105,9 +112,10 @@ def grouped_by_length(
 
 def contenders(grouped: tuple[int, ...], compiled: bool = False) -> list[Contender]:
     """Who runs, in this order."""
+    best = {"bf16": True, "optim": "adamw_torch_fused", "logging_nan_inf_filter": False}
     return [
         Contender("trainer_defaults", "max_length"),
-        Contender("trainer_best", "longest", {"bf16": True, "optim": "adamw_torch_fused"}, grouped),
+        Contender("trainer_best", "longest", best, grouped),
         Contender("ours_fp32"),
         Contender("ours_bf16", settings={"bf16": "true"}),
         Contender("ours_padded", settings={"padding_free": "off"}),
@@ -231,25 +239,28 @@ def write_rows(rows: Sequence[Row], path: Path) -> Path:
     return path
 
 
-def run_alone(contender: Contender, job: Job) -> dict[str, Any]:
+def run_alone(
+    contender: Contender, job: Job, target: Callable[[Contender, Job, Connection], None] = compete
+) -> dict[str, Any]:
     """Train without turns; what was counted."""
-    runner = Runner(contender, job)
+    runner = Runner(contender, job, target)
     runner.lap()
     return runner.finish()
 
 
-def compare_losses(rows: Sequence[Row], folder: Path) -> dict[int, dict[str, Any]]:
+def compare_losses(rows: Sequence[Row], folder: Path, compiled: bool) -> dict[int, dict[str, Any]]:
     """The loss of each step of ours, and of the plain Trainer on the same batches, in fp32 without dropout.
 
-    By vocabulary: of the larger, ours trains the rows that are used.
+    By vocabulary: of the larger, ours trains the rows that are used. With `compiled`, ours is a compiled model.
     """
+    ours = FP32 | ({"torch_compile": "true"} if compiled else {})
     train_file = write_rows(rows, folder / "train.jsonl")
     found = {}
     for vocab_size in VOCABULARIES:
         own = folder / str(vocab_size)
         own.mkdir()
         write_model(own / "model", rows, vocab_size)
-        found[vocab_size] = curves(Job(own / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, own), FP32, FP32)
+        found[vocab_size] = curves(Job(own / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, own), ours, FP32)
     return found
 
 
@@ -358,7 +369,7 @@ def compare_speeds(rows: Sequence[Row], work: Path, steps: int, compiled: bool) 
         show(vocab_size, speeds[vocab_size])
     folder = work / "losses"
     folder.mkdir()
-    losses = compare_losses(rows, folder)
+    losses = compare_losses(rows, folder, compiled)
     for vocab_size, curve in losses.items():
         distance = f"{curve['largest']:.1e} from the plain Trainer's at most"
         print(f"vocabulary {vocab_size:,}: loss in fp32 without dropout {distance}")

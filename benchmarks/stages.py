@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,13 +43,22 @@ class StageProfiler(TrainerCallback):
         warm_up_steps: before.
         steps: timed, and profiled.
         trace: file (`.json.gz`) for the profiled steps, or None.
+        tables: made of what was profiled; arguments as of `shares`.
     """
 
-    def __init__(self, connection: Connection, warm_up_steps: int, steps: int, trace: Path | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        warm_up_steps: int,
+        steps: int,
+        trace: Path | None,
+        tables: Callable[[Iterable[FunctionEventAvg], int, float, float], dict[str, Any]],
+    ) -> None:
         self.connection = connection
         self.warm_up_steps = warm_up_steps
         self.steps = steps
         self.trace = trace
+        self.tables = tables
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self.profiler = profile(activities=activities)
         self._since = self._plain_s = 0.0
@@ -77,7 +86,7 @@ class StageProfiler(TrainerCallback):
         if self.trace is not None:
             self.profiler.export_chrome_trace(str(self.trace))
         events = self.profiler.key_averages()
-        self.connection.send(shares(events, self.steps, self._plain_s, profiled_s))
+        self.connection.send(self.tables(events, self.steps, self._plain_s, profiled_s))
 
 
 def shares(events: Iterable[FunctionEventAvg], steps: int, plain_s: float, profiled_s: float) -> dict[str, Any]:
@@ -146,7 +155,9 @@ def host(events: Iterable[FunctionEventAvg], steps: int) -> dict[str, float]:
 def profile_stages(size: str, trace: Path, contender: Contender, job: Job, connection: Connection) -> None:
     """The whole life of the profiled process."""
     write_to_log(contender, job)
-    run_sentiment(contender, job, lambda *_: StageProfiler(connection, WARM_UP_STEPS[size], STEPS[size], trace))
+    run_sentiment(
+        contender, job, lambda *_: StageProfiler(connection, WARM_UP_STEPS[size], STEPS[size], trace, shares)
+    )
 
 
 def measure(plan: Plan, note: Note) -> None:

@@ -21,9 +21,8 @@ from indictune.data.preparation import tokenise_splits
 from indictune.models.classifier import label_order, load_classifier, load_classifier_config
 from indictune.models.loading import has_own_code, load_tokenizer
 from indictune.models.unpadded import pads
-from indictune.models.vocabulary import check_active_vocabulary
 from indictune.strategy.sharding import reading_weights
-from indictune.strategy.vocabulary import use_active_vocabulary
+from indictune.strategy.vocabulary import check_active_vocabulary, use_active_vocabulary
 from indictune.training.class_weights import as_tensor, class_weights
 from indictune.training.continuing import train
 from indictune.training.loss import ExactLoss
@@ -42,7 +41,8 @@ def main(session: Session) -> None:
         session.check_model(model_args, config, session.planned(DataArguments, "max_length"))
     with session.checks():
         planned = partial(session.planned, SentimentTrainingArguments)
-        check_active_vocabulary(planned("active_vocabulary"), model_args.method, str(planned("optim")))
+        optim = str(planned("optim"))
+        check_active_vocabulary(planned("active_vocabulary"), model_args.method, optim, session.launch)
     with session.checks():
         own_code = has_own_code(model_args, config)
         padded = pads(planned("padding_free"), config, model_args.attn_implementation, own_code)

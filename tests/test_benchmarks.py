@@ -173,6 +173,54 @@ def test_kernels_are_told_apart(kernel: str, stage: str) -> None:
     assert stage_of(kernel) == stage
 
 
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        ("aten::addmm", "matmul"),
+        ("aten::bmm", "attention"),
+        ("aten::_softmax_backward_data", "attention"),
+        ("aten::_safe_softmax", "attention"),
+        ("aten::_log_softmax", "elementwise and other"),
+        ("aten::native_layer_norm", "elementwise and other"),
+        ("aten::linalg_vector_norm", "optimizer"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("aten::scatter_add_", "copies and gathers"),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "loader"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "between operations"),
+    ],
+)
+def test_operations_are_told_apart(operation: str, kind: str) -> None:
+    from benchmarks.cpu_stages import kind_of
+
+    assert kind_of(operation) == kind
+
+
+def test_the_differences_of_all_kinds_sum_to_that_of_the_step() -> None:
+    import torch
+    from torch.profiler import profile
+
+    from benchmarks.cpu_stages import BEST, KINDS, OTHER, OURS, by_kind, differences
+
+    rounds = []
+    for extra_s in (0.1, 0.3):
+        found = {}
+        for title, products, plain_s in ((BEST, 2, 0.5), (OURS, 5, 0.8)):
+            since = time.perf_counter()
+            with profile() as profiler:
+                for _ in range(products):
+                    torch.randn(200, 200) @ torch.randn(200, 200)
+            seconds = time.perf_counter() - since + (extra_s if title == OURS else 0)
+            found[title] = by_kind(profiler.key_averages(), 2, plain_s, seconds)
+        assert found[OURS]["kinds"]["matmul"] > 0
+        rounds.append(found)
+    of = differences(rounds)
+    for column in (BEST, OURS, "difference"):
+        assert sum(of[kind][column] for kind in [*KINDS, OTHER]) == pytest.approx(of["step"][column], abs=0.1)
+    assert of["step"]["least"] < of["step"]["difference"] < of["step"]["largest"]
+    assert of["between operations"]["difference"] > 80  # ms of a step: 200 ms more in two
+    assert of["step without the profiler"]["difference"] == 150
+
+
 def test_only_the_tokens_of_timed_steps_count() -> None:
     from benchmarks.contenders import Job
     from benchmarks.llama import _line, compete
@@ -190,6 +238,24 @@ def test_only_the_tokens_of_timed_steps_count() -> None:
     assert line["mfu"] == 0.0525
     race.errors["two"] = "no"
     assert _line("two", job, race, 0.001) == {"contender": "two", "error": "no"}
+
+
+def test_the_order_of_rows_goes_on_in_the_next_epoch() -> None:
+    from benchmarks.contenders import order_of
+    from indictune.data.batching import TrainingBatches
+
+    order = order_of(TrainingBatches([3] * 10, 4, 1, 0, 1, seed=0, padded=False), 7)  # three steps an epoch
+    first, second, third = order[:10], order[10:20], order[20:]
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+    assert len(third) == 4
+
+
+def test_every_batch_of_tweets_is_whole(tmp_path: Path) -> None:
+    from benchmarks.contenders import BATCH_SIZE
+    from benchmarks.speed import read_tweets
+
+    assert len(read_tweets(tmp_path)) == 1170 // BATCH_SIZE * BATCH_SIZE
 
 
 def runs_well(_contender: Contender, _job: Job, connection: Connection) -> None:
@@ -270,7 +336,7 @@ def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (path,) = results.glob("*-gpu-tiny.json")
     parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
-    assert list(parts) == ["device", "classifier", "losses", "stages", "llama", "compiled"]
+    assert list(parts) == ["device", "classifier", "losses", "stages", "llama", "llama_losses", "compiled"]
     assert list(errors_in(parts)) == []
     assert parts["device"]["bf16_matmul_tflops"] > 0
     lines = {line["contender"]: line for line in parts["classifier"]["contenders"]}
@@ -283,6 +349,10 @@ def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
     assert len(parts["losses"]["ours"]) == 3
     assert parts["losses"]["largest"] < 1e-4
+    curve = parts["llama_losses"]
+    assert len(curve["ours"]) == 8
+    assert curve["largest"] < 1e-4
+    assert curve["padding"]["ours"] == 0 < curve["padding"]["trl"]
     assert sum(parts["stages"]["share_of_busy_time"].values()) == pytest.approx(1, abs=0.01)
     assert parts["stages"]["host"]["loading_and_collation_ms"] > 0
     (trace,) = results.glob("*-gpu-tiny.trace.json.gz")

@@ -19,7 +19,7 @@ from indictune.data.columns import normalise_label
 from indictune.data.languages import language_of
 
 SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string()), ("language", pa.string()), ("line", pa.int32())])
-_MAX_WORKERS = 8  # one process reads a file as fast as six of them clean it (benchmarks/preparation.py)
+_MAX_WORKERS = 8  # one process reads a file as fast as seven to nine clean it (benchmarks/preparation.py)
 
 
 def cleaned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -71,24 +71,6 @@ def _pick_rows(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_
         state_dict[f"{prefix}weight"] = stored[embedding.row_ids.to(stored.device)]
 
 
-def check_active_vocabulary(active_vocabulary: str, method: str, optim: str) -> None:
-    """Refuse before anything is loaded an active vocabulary that cannot be.
-
-    Raises:
-        UserError: it is asked for, and the method trains no embedding or the optimizer does not suit.
-    """
-    problems = []
-    if active_vocabulary == "on" and method != "full":
-        problems.append(
-            f"--active_vocabulary on: --method {method} does not train the embedding. Leave one of them out."
-        )
-    against = obstacle_of_optimizer(optim)
-    if active_vocabulary == "on" and against is not None:
-        problems.append(f"--active_vocabulary on: {against}. Leave one of them out.")
-    if problems:
-        raise UserError(problems)
-
-
 def obstacle_of_optimizer(optim: str) -> str | None:
     """Why rows without a gradient would matter to an optimizer, in words; None for those that know each number alone.
 

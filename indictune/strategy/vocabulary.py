@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -18,6 +18,7 @@ from indictune.models.loading import Model
 from indictune.models.vocabulary import ActiveEmbedding, check_row_ids, obstacle, obstacle_of_optimizer, used_ids
 from indictune.strategy.check import came_up
 from indictune.strategy.communication import sent_bytes
+from indictune.strategy.launch import Launch
 from indictune.strategy.sharding import gathered
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,46 @@ SPLIT = {
     "zero3": ("states", "gradient", "weights"),
     "fsdp2": ("states", "gradient", "weights"),
 }
+
+# Types of an optimizer in a DeepSpeed file, in small letters, that change each weight by its own gradient alone. LAMB,
+# for one, looks at the length of a whole weight.
+ELEMENTWISE = ("adam", "adamw", "sgd", "adagrad")
+
+
+def check_active_vocabulary(active_vocabulary: str, method: str, optim: str, launch: Launch) -> None:
+    """Refuse before anything is loaded an active vocabulary that cannot be.
+
+    Raises:
+        UserError: it is asked for, and the method trains no embedding or the optimizer does not suit.
+    """
+    problems = []
+    if active_vocabulary == "on" and method != "full":
+        problems.append(
+            f"--active_vocabulary on: --method {method} does not train the embedding. Leave one of them out."
+        )
+    against = _obstacle_of_optimizer(optim, _type_in_file(launch.deepspeed or {}))
+    if active_vocabulary == "on" and against is not None:
+        problems.append(f"--active_vocabulary on: {against}. Leave one of them out.")
+    if problems:
+        raise UserError(problems)
+
+
+def _type_in_file(deepspeed: Mapping[str, Any]) -> str | None:
+    """Of the optimizer that a DeepSpeed file names; it takes the place of `--optim`."""
+    optimizer = deepspeed.get("optimizer")
+    return str(optimizer["type"]) if isinstance(optimizer, Mapping) and "type" in optimizer else None
+
+
+def _obstacle_of_optimizer(optim: str, type_in_file: str | None) -> str | None:
+    """Why rows without a gradient would matter to the optimizer, in words; None where they do not."""
+    if type_in_file is None:
+        return obstacle_of_optimizer(optim)
+    if type_in_file.lower() in ELEMENTWISE:
+        return None
+    return (
+        f"optimizer.type = {type_in_file} of the DeepSpeed file is not known to change each weight by its own "
+        f"gradient alone ({', '.join(ELEMENTWISE)} are)"
+    )
 
 
 def use_active_vocabulary(
@@ -74,10 +115,12 @@ def _chosen(
     """The rows that are trained, ascending; None for all."""
     if args.active_vocabulary == "off":
         return None
-    against = obstacle(model) or obstacle_of_optimizer(OptimizerNames(args.optim).value)
+    type_in_file = _type_in_file(_deepspeed_file(args))
+    against = obstacle(model) or _obstacle_of_optimizer(OptimizerNames(args.optim).value, type_in_file)
     if against is not None:
         if args.active_vocabulary == "on":
             raise UserError(f"--active_vocabulary on: {against}. Leave it out, or type --active_vocabulary off.")
+        logger.info("active vocabulary: all rows are trained: %s", against)
         return None
     embedding = cast(nn.Embedding, model.get_input_embeddings())
     row_ids = used_ids(datasets, tokenizer, embedding)
@@ -104,7 +147,7 @@ def _in_words(active: ActiveEmbedding, args: SentimentTrainingArguments) -> str:
 
 
 def saved_bytes(unused: int, args: SentimentTrainingArguments) -> tuple[int, int]:
-    """What each process does not store, and does not send in a step.
+    """What each process does not store, and does not send in a step. On a CPU it sends over gloo.
 
     Args:
         unused: numbers in the rows that are left out.
@@ -117,21 +160,28 @@ def saved_bytes(unused: int, args: SentimentTrainingArguments) -> tuple[int, int
     each = {"weights": 2 if in_half else 4, "gradient": 2 if in_half else 4, "states": states}
     split = SPLIT.get(family, ())
     memory = sum(size / (args.world_size if kind in split else 1) for kind, size in each.items())
-    # Of an embedding, FSDP2 keeps what it has gathered for the backward pass.
+    weights = unused * (2 if args.bf16 or args.fp16 else 4)
     traffic = sent_bytes(
         family,
         args.world_size,
         gradients=unused * getattr(torch, args.reduce_dtype).itemsize,
-        weights=unused * (2 if args.bf16 or args.fp16 else 4),
-        weights_again=0,
+        weights=weights,
+        weights_again=weights,  # accelerate makes the embedding a unit of FSDP2's like the blocks
         accumulation_steps=args.gradient_accumulation_steps,
+        gpu=args.device.type != "cpu",
     )
     return round(unused * memory), round(traffic)
 
 
 def _has_two_states(args: SentimentTrainingArguments) -> bool:
     """AdamW's, in fp32: the Trainer keeps an embedding's states from being cut to 8 bit."""
-    return "adamw" in str(args.optim).lower()
+    return "adam" in (_type_in_file(_deepspeed_file(args)) or str(args.optim)).lower()
+
+
+def _deepspeed_file(args: SentimentTrainingArguments) -> Mapping[str, Any]:
+    """Its content; empty where there is none."""
+    plugin = args.deepspeed_plugin
+    return {} if plugin is None else cast(Mapping[str, Any], plugin.deepspeed_config)
 
 
 def _size(number: int) -> str:

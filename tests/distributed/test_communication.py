@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,21 @@ def test_a_rank_sends_what_the_formula_says(
         expected = expected_bytes(strategy, count, reduce_dtype, 4, accumulation_steps)
         assert count.sent == pytest.approx(expected, rel=PROTOCOL)
     assert counts[0].elements == counts[1].elements > 100_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "accumulation_steps"), [("ddp", 1), ("fsdp2", 1), ("fsdp2", 2), ("zero2", 2), ("zero3", 2)]
+)
+def test_the_log_tells_how_much_less_an_active_vocabulary_sends(
+    tmp_path: Path, strategy: str, accumulation_steps: int
+) -> None:
+    flags = ("--per_device_train_batch_size", str(8 // accumulation_steps), "--active_vocabulary")
+    active, whole = (count_bytes(strategy, tmp_path / choice, *flags, choice)[0] for choice in ("on", "off"))
+    log = (tmp_path / "on/run/logs/rank-0.log").read_text(encoding="utf-8")
+    told = re.search(r"active vocabulary: .*, ([0-9.]+) MB less to send at each step", log)
+    assert told is not None
+    assert float(told[1]) * 1e6 == pytest.approx(whole.sent - active.sent, rel=PROTOCOL)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DeepSpeedPlugin
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, Trainer
 
@@ -15,7 +16,8 @@ from indictune.arguments import SentimentTrainingArguments
 from indictune.errors import UserError
 from indictune.models.vocabulary import ELEMENTWISE, ActiveEmbedding, active_embedding, save_row_ids
 from indictune.strategy import vocabulary
-from indictune.strategy.vocabulary import saved_bytes, use_active_vocabulary
+from indictune.strategy.launch import Launch
+from indictune.strategy.vocabulary import check_active_vocabulary, saved_bytes, use_active_vocabulary
 from tests.models.tiny import CONFIGS, words_tokenizer
 
 SPECIAL = [0, 1, 2]
@@ -57,6 +59,31 @@ def test_an_optimizer_that_looks_at_whole_weights_trains_the_whole_embedding(tmp
     assert used(arguments(tmp_path, optim="adafactor"), 9) is None
     with pytest.raises(UserError, match="--active_vocabulary on: --optim adafactor is not known to change each"):
         used(arguments(tmp_path, optim="adafactor", active_vocabulary="on"), 9)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "suits"),
+    [("Adam", True), ("AdamW", True), ("SGD", True), ("Adagrad", True), ("Lamb", False), ("OneBitAdam", False)],
+)
+def test_an_optimizer_of_the_deepspeed_file_counts_instead_of_the_flag(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, optimizer: str, suits: bool
+) -> None:
+    file = {"optimizer": {"type": optimizer}, "zero_optimization": {"stage": 2}, "train_batch_size": "auto"}
+    args = arguments(tmp_path, optim="adafactor" if suits else "adamw_torch")
+    args.deepspeed_plugin = DeepSpeedPlugin(hf_ds_config=file)
+    with caplog.at_level(logging.INFO, logger="indictune"):
+        assert used(args, 9) == (4 if suits else None)
+    reason = f"optimizer.type = {optimizer} of the DeepSpeed file is not known to change each weight by its own"
+    assert (f"active vocabulary: all rows are trained: {reason}" in caplog.text) is not suits
+    asked = "on", "full", "adamw_torch", Launch("zero2", deepspeed=file)
+    if suits:
+        check_active_vocabulary(*asked)
+        return
+    args.active_vocabulary = "on"
+    with pytest.raises(UserError, match=f"--active_vocabulary on: {reason}"):
+        used(args, 9)
+    with pytest.raises(UserError, match=f"--active_vocabulary on: {reason}"):
+        check_active_vocabulary(*asked)
 
 
 @pytest.mark.parametrize("optim", ELEMENTWISE)
@@ -139,24 +166,36 @@ def test_the_log_tells_what_is_saved(
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "memory", "sent"),
+    ("family", "settings", "memory", "sent", "sent_over_gloo"),
     [
-        ("ddp", {}, 16, 4),
-        ("ddp", {"bf16": True}, 16, 4),
-        ("ddp", {"reduce_dtype": "bfloat16"}, 16, 2),
-        ("fsdp2", {}, 8, 4),
-        ("fsdp2", {"gradient_accumulation_steps": 3}, 8, 8),
-        ("zero1", {}, 12, 6),
-        ("zero2", {}, 10, 6),
-        ("zero3", {}, 8, 6),
-        ("zero3", {"bf16": True}, 8, 5),
-        ("zero2", {"bf16": True}, 9, 5),
-        ("zero2", {"gradient_accumulation_steps": 2}, 10, 10),
+        ("ddp", {}, 16, 4, 4),
+        ("ddp", {"bf16": True}, 16, 4, 4),
+        ("ddp", {"reduce_dtype": "bfloat16"}, 16, 2, 2),
+        ("fsdp2", {}, 8, 6, 8),
+        ("fsdp2", {"bf16": True}, 8, 4, 6),
+        ("fsdp2", {"gradient_accumulation_steps": 3}, 8, 14, 16),
+        ("zero1", {}, 12, 6, 6),
+        ("zero2", {}, 10, 6, 6),
+        ("zero3", {}, 8, 6, 6),
+        ("zero3", {"bf16": True}, 8, 5, 5),
+        ("zero2", {"bf16": True}, 9, 5, 5),
+        ("zero2", {"gradient_accumulation_steps": 2}, 10, 10, 10),
     ],
 )
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_what_two_processes_save_of_each_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, settings: dict[str, Any], memory: int, sent: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    settings: dict[str, Any],
+    memory: int,
+    sent: int,
+    sent_over_gloo: int,
+    device: str,
 ) -> None:
+    args = arguments(tmp_path, **settings)
     monkeypatch.setattr(vocabulary, "came_up", lambda args: family)
     monkeypatch.setattr(SentimentTrainingArguments, "world_size", 2)
-    assert saved_bytes(1000, arguments(tmp_path, **settings)) == (1000 * memory, 1000 * sent)
+    monkeypatch.setattr(SentimentTrainingArguments, "device", torch.device(device))
+    sent = sent if device == "cuda" else sent_over_gloo
+    assert saved_bytes(1000, args) == (1000 * memory, 1000 * sent)
