@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune.config import Recipe
 from indictune.errors import UserError
+from indictune.layout import printable
 from indictune.strategy import launch, restart
 from indictune.training import disks, output, stopping
 from indictune.training.disks import SaveError
@@ -162,7 +163,7 @@ def _tell(session: Session, end: End, started: float) -> None:
         if end.state != "ok":
             _speak_if_rank_0_does_not(session, end, started)
     elif _spoken(session, started) != {"state": end.state, "message": end.message}:
-        print(end.trace, end="", file=sys.stderr, flush=True)
+        print(printable(end.trace), end="", file=sys.stderr, flush=True)
         _report(session, end)
 
 
