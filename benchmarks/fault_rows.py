@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -58,14 +59,17 @@ def _under_each(contender: Contender, work: Path, wanted: Counts, put: Callable[
 def _killed(job: Job, count: int) -> Counter[str]:
     """Runs that end before they are hit do not count."""
     draw, found = random.Random(0), Counter[str]()
-    seconds = job.unbroken[1] - (0 if job.launch == ONE else LAUNCHER_S)
+    launcher_s = 0 if job.launch == ONE else LAUNCHER_S
+    seconds = job.unbroken[1] - launcher_s
     for number in range(3 * count):
         if sum(found[word] for word in JUDGED) == count:
             break
         folder = job.work / f"killed-{job.launch}-{number}".replace(" ", "-")
         rank = "" if job.launch == ONE else f"@{draw.randrange(2)}"
+        since = time.monotonic()
         code, _ = job.run(folder, f"SIGKILL@after:{draw.uniform(0, seconds):.3f}{rank}")
-        if code == 0:
+        if code == 0:  # it was quicker than those before
+            seconds = time.monotonic() - since - launcher_s
             continue
         lost = steps_lost(folder)  # each step is saved
         if lost is not None:
