@@ -356,6 +356,8 @@ def main() -> None:
         else:
             results |= compare_speeds(rows, Path(work), options.steps, options.compile)
     name = "seeds" if options.seeds else "speed-compiled" if options.compile else "speed"
+    if options.steps != parser.get_default("steps"):
+        name += f"-laps-of-{options.steps}"
     print(f"written to {write_results(name, results)}")
 
 
