@@ -37,6 +37,7 @@ OURS = (
     *("--global_batch_size", str(GLOBAL_BATCH), "--resume_from_checkpoint", "auto"),
     *("--load_best_model_at_end", "false"),
 )
+WORKERS = ("--dataloader_num_workers", "2")
 
 
 @dataclass(frozen=True)
@@ -186,10 +187,9 @@ def contenders(work: Path) -> list[Contender]:
     long = ("--num_train_epochs", "75", "--save_steps", "20", "--eval_strategy", "steps", "--eval_steps", "20")
     quiet = ("--save_steps", "1", "--eval_strategy", "no")
     plain, many = (("--num_train_epochs", str(epochs), *quiet) for epochs in (2, 5))
-    workers = ("--dataloader_num_workers", "2")
     both = {
         "plain": plain,
-        "plain, workers 2": (*plain, *workers),
+        "plain, workers 2": (*plain, *WORKERS),
         "long": long,
         "many steps": many,
         "many steps, no dropout": (*many, "--dropout", "0"),
@@ -222,7 +222,7 @@ def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contend
             **_of_two(kinds, "accumulation"),
             **_of_two(kinds, "batches by length", "--max_tokens_per_device", "100"),
             "packed rows": (),
-            "packed rows, workers 2": kinds["plain, workers 2"][-2:],
+            "packed rows, workers 2": WORKERS,
             "many steps, skip": (*kinds["many steps"], "--on_nonfinite", "skip", "--max_nonfinite_steps", "1"),
             "many steps, rollback": (*kinds["many steps"], "--on_nonfinite", "rollback"),
         },
