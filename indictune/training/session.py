@@ -6,16 +6,14 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import torch
-from huggingface_hub import get_token
 from transformers import PreTrainedConfig, set_seed
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed, check_values
 from indictune.config import Recipe, resolved
@@ -23,7 +21,7 @@ from indictune.errors import UserError
 from indictune.layout import printable
 from indictune.models.adapters import check_published_base
 from indictune.models.loading import check_max_length, stored_quantisation
-from indictune.strategy import batch, check, launch, nodes, restart, sharding, standin
+from indictune.strategy import batch, check, extensions, launch, nodes, restart, sharding, standin
 from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.shards import check_async_save
@@ -31,6 +29,7 @@ from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import abandoned, checkpoints, lock, output, resuming, settings
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
+from indictune.training.services import check_hub_token, check_loggers
 from indictune.training.stopping import StopRequest
 
 logger = logging.getLogger("indictune")
@@ -360,6 +359,7 @@ class Session:
     def _bring_up(self, arguments: type[Training]) -> Training:
         """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""
         timeout_s = self.recipe.planned(arguments, "ddp_timeout")
+        extensions.remove_dead_locks(self.launch, int(os.environ.get("LOCAL_RANK", "0")))
         restart.join(os.environ, "gloo" if standin.is_needed() else None, timeout_s)
         if standin.is_needed():
             self._decided |= standin.start(self.launch, timeout_s)
@@ -369,32 +369,3 @@ class Session:
         self.warn(check.use_one_gpu(args))
         set_seed(args.seed)
         return args
-
-
-def check_hub_token(push_to_hub: bool) -> None:
-    """Refuse to train for hours towards a push that cannot be.
-
-    Raises:
-        UserError: a push was asked for, and there is no token.
-    """
-    if push_to_hub and get_token() is None:
-        raise UserError("--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once.")
-
-
-def check_loggers(report_to: Sequence[str]) -> None:
-    """Refuse a logger that transformers does not know, or whose package is not there.
-
-    Raises:
-        UserError: all such loggers, with what to type.
-    """
-    problems = []
-    available = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
-    for name in report_to:
-        if name in ("none", "all"):
-            continue
-        if name not in INTEGRATION_TO_CALLBACK:
-            problems.append(f"--report_to {name}: expected none, {', '.join(INTEGRATION_TO_CALLBACK)}.")
-        elif name not in available:
-            problems.append(f"--report_to {name}: its package is not installed: pip install {name}.")
-    if problems:
-        raise UserError(problems)

@@ -18,7 +18,7 @@ from indictune.training import checkpoints, running
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import write_status
 from indictune.training.running import run
-from indictune.training.session import Session, check_hub_token
+from indictune.training.session import Session
 from tests.training.test_checkpoints import manifest, write
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
@@ -184,24 +184,3 @@ class TestDecide:
         session.check_model(session.build(ModelArguments), config, 32)
         with pytest.raises(UserError, match="is an adapter on commit abc of me/base, and this is commit def"):
             session.decide(SentimentTrainingArguments)
-
-
-class TestHubToken:
-    def test_nothing_is_pushed_without_asking(self) -> None:
-        check_hub_token(push_to_hub=False)
-
-    def test_a_push_without_a_token_is_refused_with_the_ways_to_give_one(self) -> None:
-        with pytest.raises(UserError) as raised:
-            check_hub_token(push_to_hub=True)
-        assert raised.value.problems == [
-            "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once."
-        ]
-
-    def test_a_token_comes_from_the_environment_or_the_login(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        (tmp_path / "no token").write_text("hf_login")
-        check_hub_token(push_to_hub=True)
-        (tmp_path / "no token").unlink()
-        monkeypatch.setenv("HF_TOKEN", "hf_environment")
-        check_hub_token(push_to_hub=True)

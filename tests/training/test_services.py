@@ -1,0 +1,36 @@
+"""A token that a push needs is asked for before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from indictune.errors import UserError
+from indictune.training.services import check_hub_token
+
+
+@pytest.fixture(autouse=True)
+def _no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no token"))
+
+
+def test_nothing_is_pushed_without_asking() -> None:
+    check_hub_token(push_to_hub=False)
+
+
+def test_a_push_without_a_token_is_refused_with_the_ways_to_give_one() -> None:
+    with pytest.raises(UserError) as raised:
+        check_hub_token(push_to_hub=True)
+    assert raised.value.problems == [
+        "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once."
+    ]
+
+
+def test_a_token_comes_from_the_environment_or_the_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "no token").write_text("hf_login")
+    check_hub_token(push_to_hub=True)
+    (tmp_path / "no token").unlink()
+    monkeypatch.setenv("HF_TOKEN", "hf_environment")
+    check_hub_token(push_to_hub=True)
