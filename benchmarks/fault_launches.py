@@ -26,7 +26,7 @@ from benchmarks.fault_runs import (
     kill_processes_of,
     losses,
 )
-from tests.distributed.launching import BIN, ROOT, deepspeed, free_port, python, torchrun
+from tests.distributed.launching import BIN, ROOT, accelerate, deepspeed, python, torchrun
 from tests.faults.runs import environment, processes_of
 
 RANK_TIMEOUT_S = 20
@@ -37,12 +37,12 @@ AMID = 6  # steps, of which an epoch has four
 
 def orphans(contender: Contender, counts: Counts, work: Path) -> Found:
     """5: SIGTERM and SIGINT to a launcher: how long until no process is left."""
-    accelerated = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes"]
+    alone = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1"]
     zero = ("--deepspeed", "ds_configs/zero2.json")
     launchers: dict[str, tuple[str, Callable[[], list[str]], tuple[str, ...]]] = {
-        "accelerate launch, one process": (ONE, lambda: [*accelerated, "1"], ()),
+        "accelerate launch, one process": (ONE, lambda: alone, ()),
         "python": (ONE, python, ()),
-        "accelerate launch, two": (DDP, lambda: [*accelerated, "2", "--main_process_port", str(free_port())], ()),
+        "accelerate launch, two": (DDP, partial(accelerate, "ddp", 2), ()),
         "torchrun, two": (DDP, partial(torchrun, 2), ()),
         "deepspeed, two": (DDP, partial(deepspeed, 2), zero),
     }
