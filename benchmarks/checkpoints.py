@@ -34,7 +34,7 @@ from indictune.layout import table
 from indictune.models.loading import load_tokenizer
 from indictune.strategy import sharding, standin
 from indictune.strategy.launch import read_launch, world_size_of
-from indictune.training import checkpoints, saving
+from indictune.training.checkpoints import saving, store
 from indictune.training.loss import ExactLoss
 from indictune.training.trainer import IndicTrainer
 
@@ -88,12 +88,12 @@ def seconds_of(act: Callable[[], None]) -> tuple[float, float]:
 @contextmanager
 def nothing_hashed() -> Iterator[None]:
     """A block in which a file's digest is its size alone."""
-    digest = checkpoints.digest
-    checkpoints.digest = lambda path: checkpoints.FileDigest(path.stat().st_size, "")
+    digest = store.digest
+    store.digest = lambda path: store.FileDigest(path.stat().st_size, "")
     try:
         yield
     finally:
-        checkpoints.digest = digest
+        store.digest = digest
 
 
 def seconds_waited(trainer: IndicTrainer) -> tuple[float, float]:
@@ -109,13 +109,13 @@ def seconds_waited(trainer: IndicTrainer) -> tuple[float, float]:
 
 def hash_all(folder: Path) -> None:
     """One file after the other, from memory."""
-    for name in checkpoints.files_in(folder):
-        checkpoints.digest(folder / name)
+    for name in store.files_in(folder):
+        store.digest(folder / name)
 
 
 def measure(trainer: IndicTrainer, laps: int) -> dict[str, list[float]]:
     """Medians of seconds, by the clock and of cores, by what was done."""
-    folder = checkpoints.path_of(Path(str(trainer.args.output_dir)), 1)
+    folder = store.path_of(Path(str(trainer.args.output_dir)), 1)
     model = trainer.model_wrapped
     acts: dict[str, Callable[[], tuple[float, float]]] = {
         "Trainer": lambda: seconds_of(lambda: Trainer._save_checkpoint(trainer, model, None)),

@@ -30,7 +30,7 @@ from benchmarks.fault_runs import (
     losses,
     steps_lost,
 )
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 from tests.distributed.launching import ROOT
 from tests.faults.runs import environment
 
@@ -277,7 +277,7 @@ def bad_numbers(contender: Contender, counts: Counts, work: Path) -> Found:
 
 def _went_bad(job: Job, folder: Path, event: str, step: int) -> Counter[str]:
     code, _ = job.run(folder, event)
-    saved = [path for path in checkpoints.listed(folder) if checkpoints.step_of(path) >= step]
+    saved = [path for path in store.listed(folder) if store.step_of(path) >= step]
     found = Counter[str]()
     found["stopped"] += code not in (0, None)
     found["ended"] += code == 0

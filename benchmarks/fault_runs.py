@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start, torchrun
 from tests.faults.runs import EVALUATION, FAULTY, SAVE, STEP, processes_of
 
@@ -129,8 +129,8 @@ class Job:
 
     def stopped_at(self, step: int, folder: Path) -> Path:
         """A folder as the unbroken run has left it after a step."""
-        saved = checkpoints.listed(self.unbroken[0])
-        later = [path.name for path in saved if checkpoints.step_of(path) > step]
+        saved = store.listed(self.unbroken[0])
+        later = [path.name for path in saved if store.step_of(path) > step]
         shutil.copytree(self.unbroken[0], folder, ignore=shutil.ignore_patterns(*later, "metrics.json", "status.json"))
         (folder / "model.safetensors").unlink()
         return folder
@@ -151,7 +151,7 @@ def steps_lost(folder: Path) -> int | None:
     log = folder / "train_log.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
     logged = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
-    saved = [checkpoints.step_of(path) for path in checkpoints.listed(folder)]
+    saved = [store.step_of(path) for path in store.listed(folder)]
     return max(logged) - max(saved, default=0) if logged else None
 
 
@@ -161,7 +161,7 @@ def losses(folder: Path) -> list[float]:
     if log.exists():
         entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     else:
-        state = checkpoints.listed(folder)[0] / "trainer_state.json"
+        state = store.listed(folder)[0] / "trainer_state.json"
         entries = json.loads(state.read_text(encoding="utf-8"))["log_history"]
     return [entry["loss"] for entry in entries if "loss" in entry]
 

@@ -59,7 +59,7 @@ def merge(argv: Sequence[str]) -> int:
 
 def checkpoint(argv: Sequence[str]) -> int:
     """List and verify checkpoints, or make one a plain model."""
-    from indictune.training.checkpoint_command import checkpoint_command
+    from indictune.training.checkpoints.command import checkpoint_command
 
     return checkpoint_command(argv)
 

@@ -22,13 +22,13 @@ from indictune.models.causal import check_packing, load_causal, load_causal_conf
 from indictune.models.loading import has_own_code, load_tokenizer
 from indictune.models.unpadded import reads_unpadded
 from indictune.strategy.sharding import reading_weights
-from indictune.training.continuing import train
+from indictune.training.callbacks.continuing import train
+from indictune.training.callbacks.samples import write_samples
+from indictune.training.callbacks.watchers import watch
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from indictune.training.results import finish, save
 from indictune.training.running import run
-from indictune.training.samples import write_samples
 from indictune.training.session import Session
-from indictune.training.watchers import watch
 
 
 def main(session: Session) -> None:

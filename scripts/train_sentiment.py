@@ -23,14 +23,14 @@ from indictune.models.loading import has_own_code, load_tokenizer
 from indictune.models.unpadded import pads
 from indictune.strategy.sharding import reading_weights
 from indictune.strategy.vocabulary import check_active_vocabulary, use_active_vocabulary
+from indictune.training.callbacks.continuing import train
+from indictune.training.callbacks.watchers import watch
 from indictune.training.class_weights import as_tensor, class_weights
-from indictune.training.continuing import train
 from indictune.training.loss import ExactLoss
 from indictune.training.results import finish, save
 from indictune.training.running import run
 from indictune.training.session import Session
 from indictune.training.trainer import IndicTrainer
-from indictune.training.watchers import watch
 
 
 def main(session: Session) -> None:

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from indictune.cli import main
-from indictune.training import checkpoints
-from indictune.training.checkpoints import UNFINISHED
+from indictune.training.checkpoints import store
+from indictune.training.checkpoints.store import UNFINISHED
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, SCRIPT, python, start
-from tests.training.test_checkpoints import flip_a_bit, truncate
+from tests.training.checkpoints.test_store import flip_a_bit, truncate
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ class TestListing:
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         header, _, newest, oldest, versions, auto = listed(capsys, stopped(run), 0)
-        size = checkpoints.read_manifest(run / "checkpoint-8").bytes  # type: ignore[union-attr]
+        size = store.read_manifest(run / "checkpoint-8").bytes  # type: ignore[union-attr]
         assert header.split("  ")[0] == "step"
         assert newest.split()[:8] == ["8", "single", "x", "1", f"{size / 1e6:,.1f}", "MB", "0", "whole"]
         assert oldest.split()[0] == "4"

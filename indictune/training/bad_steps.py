@@ -12,7 +12,8 @@ import torch
 
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.strategy import sharding
-from indictune.training import checkpoints, output, resuming, saving
+from indictune.training import output
+from indictune.training.checkpoints import resuming, saving, store
 from indictune.training.nonfinite import NonFiniteLossError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
 
 def _roll_back(trainer: ExactTrainer, step: int) -> None:
     output_dir = Path(str(trainer.args.output_dir))
-    found = [path for path in checkpoints.listed(output_dir) if checkpoints.step_of(path) < step]
+    found = [path for path in store.listed(output_dir) if store.step_of(path) < step]
     trusts_checkpoint = trainer.bad_steps.trusts_checkpoint
     whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trusts_checkpoint)
     if whole is None:

@@ -25,10 +25,10 @@ from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.models.loading import Model
 from indictune.strategy import conversion, nodes, sharding, shards
 from indictune.strategy.communication import set_up_communication
-from indictune.training import checkpoints, saving
 from indictune.training.bad_steps import BadSteps, drop_if_bad
+from indictune.training.callbacks.epochs import EpochShuffle
+from indictune.training.checkpoints import saving, store
 from indictune.training.copies import sent_to_device
-from indictune.training.epochs import EpochShuffle
 from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
 from indictune.training.progress import Progress
@@ -202,12 +202,12 @@ class ExactTrainer(Trainer):
         self._is_saving = True
         try:
             super()._save_checkpoint(model, trial)
-            folder = checkpoints.path_of(Path(self._get_output_dir(trial)), self.state.global_step)
+            folder = store.path_of(Path(self._get_output_dir(trial)), self.state.global_step)
         finally:
             self._is_saving = False
         best = self.state.best_global_step
         if best:  # the Trainer has looked for it beside the unfinished one
-            path = checkpoints.path_of(Path(str(self.args.output_dir)), best)
+            path = store.path_of(Path(str(self.args.output_dir)), best)
             if best == self.state.global_step or path.is_dir():
                 self.state.best_model_checkpoint = str(path)
         if self.args.should_save:
@@ -306,7 +306,7 @@ class ExactTrainer(Trainer):
         Raises:
             Stopped: on all ranks.
         """
-        last = checkpoints.path_of(Path(str(self.args.output_dir)), self.state.global_step)
+        last = store.path_of(Path(str(self.args.output_dir)), self.state.global_step)
         is_lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
         before = self.asked_before
         self.asked_before = FlagsOnTheirWay(self.stop_request.asked, is_lost, device=self.args.device)

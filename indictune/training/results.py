@@ -17,11 +17,12 @@ from transformers.trainer_utils import TrainOutput
 
 from indictune.data.cache import write_through
 from indictune.strategy import nodes, sharding
-from indictune.training import disks, output
-from indictune.training.checkpoints import UNFINISHED_MODEL
+from indictune.training import output
+from indictune.training.callbacks.throughput import Throughput
+from indictune.training.checkpoints import disks
+from indictune.training.checkpoints.store import UNFINISHED_MODEL
 from indictune.training.exact import ExactTrainer
 from indictune.training.session import Session
-from indictune.training.throughput import Throughput
 from indictune.training.verification import shapes_when_saved, verify_saved
 
 logger = logging.getLogger(__name__)

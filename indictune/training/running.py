@@ -20,10 +20,11 @@ from indictune.config import Recipe
 from indictune.errors import UserError
 from indictune.layout import printable
 from indictune.strategy import launch, restart
-from indictune.training import disks, output, stopping
-from indictune.training.disks import SaveError
+from indictune.training import output, stopping
+from indictune.training.checkpoints import disks
+from indictune.training.checkpoints.disks import SaveError
+from indictune.training.checkpoints.resuming import Finished
 from indictune.training.nonfinite import NonFiniteLossError
-from indictune.training.resuming import Finished
 from indictune.training.session import Session
 from indictune.training.stopping import Stopped
 

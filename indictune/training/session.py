@@ -26,7 +26,8 @@ from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
 from indictune.strategy.shards import check_async_save
 from indictune.strategy.weights import check_weights, default_optimizer
-from indictune.training import abandoned, checkpoints, lock, output, resuming, settings
+from indictune.training import lock, output
+from indictune.training.checkpoints import abandoned, resuming, settings, store
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
 from indictune.training.services import check_hub_token, check_loggers
@@ -304,12 +305,12 @@ class Session:
         """
         args.save_on_each_node = not nodes.disk_is_shared(self.output_dir, args)
         if args.should_save:
-            checkpoints.remove_leftovers(self.output_dir)
+            store.remove_leftovers(self.output_dir)
         sharding.barrier()
         asked = self.recipe.values.get("resume_from_checkpoint")
         resuming.end_if_finished(self.output_dir, asked)
         # What was given back counts too.
-        found = checkpoints.listed(self.output_dir) if asked == output.AUTO else self._found
+        found = store.listed(self.output_dir) if asked == output.AUTO else self._found
         chosen, self.best_checkpoint = resuming.newest_whole(found, asked, args, self.trusts_checkpoint)
         for each in filter(None, (chosen, self.best_checkpoint)):
             resuming.check_trusted(each, self.output_dir, self.trusts_checkpoint)

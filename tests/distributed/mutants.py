@@ -15,7 +15,7 @@ from accelerate.state import DistributedType, PartialState
 from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
 from indictune.strategy import sharding, standin
 from indictune.strategy.launch import Launch
-from indictune.training.epochs import EpochShuffle
+from indictune.training.callbacks.epochs import EpochShuffle
 from indictune.training.loss import ExactLoss
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from indictune.cli import main
-from indictune.training.checkpoints import UNFINISHED_MODEL
+from indictune.training.checkpoints.store import UNFINISHED_MODEL
 from tests.conftest import FinishedRun
 from tests.distributed import mutants
 from tests.distributed.launching import Run, accelerate, start

@@ -1,6 +1,6 @@
 """Run a training script and let something hit it at a place that is always the same.
 
-    python tests/faults/faulty.py SIGTERM@indictune.training.step_flags:StepFlags.on_step_end:3 SCRIPT FLAGS...
+    python tests/faults/faulty.py SIGTERM@indictune.training.callbacks.step_flags:StepFlags.on_step_end:3 SCRIPT FLAGS...
     ... SIGKILL@os:fsync:7@1 ...
     ... SIGKILL@after:2.5 ...
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from indictune.errors import UserError
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 
 SLOW_S = 5
 FULL_BYTES = 200_000
@@ -88,7 +88,7 @@ def hit(event: str) -> None:
         if now and name == "FULL":
             resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.RLIM_INFINITY))
         if now and name in ("FLIPPED", "OPENED"):
-            spoil(checkpoints.listed(Path(args[0].args.output_dir))[0] / "optimizer.pt", name)
+            spoil(store.listed(Path(args[0].args.output_dir))[0] / "optimizer.pt", name)
         result = original(*args, **settings)
         if now and name in BAD_NUMBERS:
             return result * BAD_NUMBERS[name]

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from indictune.training.step_flags import StepFlags
+from indictune.training.callbacks.step_flags import StepFlags
 
 EVERY = 500
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 from tests.distributed.launching import SCRIPT, Run, python, start
 
 FAULTY = "tests/faults/faulty.py"
-STEP = "indictune.training.step_flags:StepFlags.on_step_end"
+STEP = "indictune.training.callbacks.step_flags:StepFlags.on_step_end"
 EVALUATION = "indictune.training.exact:ExactTrainer.prediction_step"
-SAVE = "indictune.training.saving:_share"
+SAVE = "indictune.training.checkpoints.saving:_share"
 EXIT_RESUMABLE = 75
 
 
@@ -69,7 +69,7 @@ class Job:
         }
         if not with_checkpoint:
             return found
-        last = checkpoints.listed(run.folder)[0]
+        last = store.listed(run.folder)[0]
         state = json.loads((last / "trainer_state.json").read_text(encoding="utf-8"))
         timed = ("runtime", "per_second")
         history = [

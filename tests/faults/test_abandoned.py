@@ -11,11 +11,11 @@ import pytest
 
 from indictune.cli import main
 from indictune.errors import UserError
-from indictune.training import abandoned, checkpoints, resuming
+from indictune.training.checkpoints import abandoned, resuming, store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import Run
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
-from tests.training.test_checkpoints import write
+from tests.training.checkpoints.test_store import write
 
 FLAGS = ("--save_total_limit", "20", "--logging_steps", "1")
 
@@ -29,7 +29,7 @@ def finished(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory
 
 
 def steps(folder: Path) -> list[int]:
-    return [checkpoints.step_of(path) for path in checkpoints.listed(folder)]
+    return [store.step_of(path) for path in store.listed(folder)]
 
 
 def losses(run: Run) -> dict[float, Any]:
@@ -41,7 +41,7 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
 ) -> None:
     job = replace(finished, folder=shutil.copytree(finished.folder, tmp_path / "out"))
     left = job.folder / "abandoned-1"
-    was = {step: checkpoints.read_manifest(job.folder / f"checkpoint-{step}") for step in (4, 6, 8)}
+    was = {step: store.read_manifest(job.folder / f"checkpoint-{step}") for step in (4, 6, 8)}
     other = (*FLAGS, "--max_grad_norm", "0.001")
     named = ("--resume_from_checkpoint", str(job.folder / "checkpoint-4"))
 
@@ -59,8 +59,8 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
     assert list(losses(Run(job.folder))) == list(range(1, 9))
     assert losses(Run(job.folder))[8] != losses(Run(finished.folder))[8]
     for step in (6, 8):
-        assert checkpoints.damage(left / f"checkpoint-{step}") == []
-        assert checkpoints.read_manifest(left / f"checkpoint-{step}") == was[step]
+        assert store.damage(left / f"checkpoint-{step}") == []
+        assert store.read_manifest(left / f"checkpoint-{step}") == was[step]
     assert not abandoned.folders(job.folder)[1:]
 
     assert main(["checkpoint", str(job.folder)]) == 0

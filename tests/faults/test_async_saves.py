@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import Run, accelerate
 from tests.faults.runs import STEP, Job
 
 WRITE = "indictune.strategy.shards:write"
 WRITE_OF_A_FOLDER = "indictune.strategy.shards:save"  # of two a checkpoint
-SAVE = "indictune.training.saving:save_checkpoint"
+SAVE = "indictune.training.checkpoints.saving:save_checkpoint"
 
 
 def job_in(folder: Path, recipe: Path, *flags: str) -> Job:
@@ -23,8 +23,8 @@ def job_in(folder: Path, recipe: Path, *flags: str) -> Job:
 
 def saved(job: Job) -> list[str]:
     """Names of the checkpoints, all of which must be whole."""
-    found = checkpoints.listed(job.folder)
-    assert [checkpoints.damage(each) for each in found] == [[] for _ in found]
+    found = store.listed(job.folder)
+    assert [store.damage(each) for each in found] == [[] for _ in found]
     return [each.name for each in found]
 
 
@@ -115,7 +115,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_stays(
     result = job.start(f"FULL@{SAVE}:2")
     assert result.returncode != 0
     message = job.status["message"]
-    size = checkpoints.read_manifest(job.folder / "checkpoint-2")
+    size = store.read_manifest(job.folder / "checkpoint-2")
     assert size is not None
     assert f"checkpoint-4 could not be written to {job.folder}: " in message, result.stderr
     assert "File too large" in message

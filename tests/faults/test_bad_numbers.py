@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from indictune.models.checkpoints import ADAPTER
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate
 from tests.faults.runs import Job
@@ -40,8 +40,8 @@ def test_it_stops_the_run_and_names_the_rows(finished_run: FinishedRun, tmp_path
     assert job.status["state"] == "failed"
     message = job.status["message"]
     assert message.startswith("The loss or the gradient of step 3 is NaN or infinite; training has stopped")
-    assert [checkpoints.step_of(path) for path in checkpoints.listed(job.folder)] == [2]
-    assert checkpoints.damage(job.folder / "checkpoint-2") == []
+    assert [store.step_of(path) for path in store.listed(job.folder)] == [2]
+    assert store.damage(job.folder / "checkpoint-2") == []
     (entry,) = noted(job)
     assert (entry["step"], entry["action"], len(entry["rows"])) == (3, "stop", 8)
     assert message.endswith(f"{', '.join(entry['places'])}.")
@@ -87,8 +87,8 @@ def test_a_record_that_the_disk_does_not_take_ends_no_run(finished_run: Finished
 def stopped_after(job: Job, step: int) -> None:
     """Make a finished run one that was killed after the checkpoint of this step."""
     (job.folder / "metrics.json").unlink()
-    for path in checkpoints.listed(job.folder):
-        if checkpoints.step_of(path) > step:
+    for path in store.listed(job.folder):
+        if store.step_of(path) > step:
             shutil.rmtree(path)
 
 

@@ -25,8 +25,8 @@ from indictune.models.causal import load_trained_causal
 from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
 from indictune.models.loading import load_tokenizer
 from indictune.models.merging import merge
-from indictune.training import checkpoints
-from indictune.training.checkpoints import MANIFEST
+from indictune.training.checkpoints import store
+from indictune.training.checkpoints.store import MANIFEST
 from indictune.training.prepare import prepare_command
 from tests.conftest import FinishedRun
 from tests.distributed.launching import SCRIPT, accelerate, python, start
@@ -296,7 +296,7 @@ def stopped(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory)
     job = Job(finished_run.recipe, tmp_path_factory.mktemp("stopped") / "out")
     result = job.start(f"SIGTERM@{STEP}:3")
     assert result.returncode == EXIT_RESUMABLE, result.stderr
-    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
+    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
     return job
 
 
@@ -304,9 +304,9 @@ def poison(checkpoint: Path, canary: Canary) -> None:
     """Put canaries in place of all pickles, and make a manifest that fits."""
     for name in PICKLES:
         canary.saved(checkpoint / name)
-    manifest = checkpoints.read_manifest(checkpoint)
+    manifest = store.read_manifest(checkpoint)
     assert manifest is not None
-    digests = checkpoints.settle(checkpoint, checkpoints.files_in(checkpoint))
+    digests = store.settle(checkpoint, store.files_in(checkpoint))
     (checkpoint / MANIFEST).write_text(replace(manifest, files=digests).to_json())
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from indictune.cli import main
 from indictune.models.checkpoints import ADAPTER
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 from indictune.training.results import published
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start
@@ -60,8 +60,8 @@ def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     folders = [tmp_path / "first", tmp_path / "second"]
     said = on_two_nodes(strategy, finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1")
     for folder in folders:
-        assert checkpoints.damage(folder / "checkpoint-4") == [], said
-    assert checkpoints.files_in(folders[0] / "checkpoint-4") == checkpoints.files_in(folders[1] / "checkpoint-4")
+        assert store.damage(folder / "checkpoint-4") == [], said
+    assert store.files_in(folders[0] / "checkpoint-4") == store.files_in(folders[1] / "checkpoint-4")
     # The first has a damaged one, and the second is a new disk: both go on from the one before.
     (folders[0] / "checkpoint-4" / "trainer_state.json").write_text("{}", encoding="utf-8")
     shutil.rmtree(folders[1])
@@ -125,7 +125,7 @@ def test_nodes_agree_on_the_best_after_a_disk_was_replaced(
     on_two_nodes(strategy, finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1", flags)
     shutil.rmtree(folders[1])
     said = on_two_nodes(strategy, finished_run.recipe, folders, flags=flags)
-    best = [checkpoints.best_step(folder / "checkpoint-8") for folder in folders]
+    best = [store.best_step(folder / "checkpoint-8") for folder in folders]
     assert best == [2, 2], said
 
 
@@ -177,7 +177,7 @@ def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_when_there_is_room(
     assert "No space left on device. It needs " in message
     assert "checkpoint-2 is whole" in message
     assert [path.name for path in job.folder.iterdir() if "checkpoint" in path.name] == ["checkpoint-2"]
-    assert checkpoints.damage(job.folder / "checkpoint-2") == []
+    assert store.damage(job.folder / "checkpoint-2") == []
     subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
     assert job.start().returncode == 0
     assert job.outcome() == unbroken
@@ -203,8 +203,8 @@ def test_a_disk_that_takes_no_more_from_some_call_on_is_told(
     assert result.returncode == 1
     assert f" could not be written to {job.folder}: {os.strerror(getattr(errno, error))}" in job.status["message"]
     found = [path for path in job.folder.iterdir() if "checkpoint" in path.name]
-    assert found == checkpoints.listed(job.folder)
-    assert [checkpoints.damage(path) for path in found] == [[] for _ in found]
+    assert found == store.listed(job.folder)
+    assert [store.damage(path) for path in found] == [[] for _ in found]
     assert job.start().returncode == 0
     assert job.outcome() == unbroken
 
@@ -261,15 +261,15 @@ def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
     result = job.start()
     job.folder.chmod(0o755)
     assert result.returncode == 2
-    assert checkpoints.damage(job.folder / "checkpoint-4") == []
+    assert store.damage(job.folder / "checkpoint-4") == []
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     job.folder.mkdir()
     for step in (2, 4, 6):
-        (job.folder / f"{checkpoints.UNFINISHED}-checkpoint-{step}").touch()  # which stands where it would go
+        (job.folder / f"{store.UNFINISHED}-checkpoint-{step}").touch()  # which stands where it would go
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert "is saved, and an older checkpoint cannot be removed: [Errno 20] Not a directory" in result.stderr
-    assert [path.name for path in checkpoints.listed(job.folder)] == [f"checkpoint-{step}" for step in (8, 6, 4, 2)]
+    assert [path.name for path in store.listed(job.folder)] == [f"checkpoint-{step}" for step in (8, 6, 4, 2)]

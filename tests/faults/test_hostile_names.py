@@ -26,12 +26,12 @@ from indictune.models.checkpoints import INDEX, is_inside, weights_files
 from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.loading import load_tokenizer
 from indictune.models.writing import TOKENIZER_FILES, copy_files
-from indictune.training import checkpoints, resuming
-from indictune.training.checkpoints import MANIFEST, FileDigest
-from indictune.training.continuing import GoOn
+from indictune.training.callbacks.continuing import GoOn
+from indictune.training.checkpoints import resuming, store
+from indictune.training.checkpoints.store import MANIFEST, FileDigest
 from tests.distributed.launching import SCRIPT, python, start
 from tests.faults.canaries import model_in
-from tests.training.test_checkpoints import write
+from tests.training.checkpoints.test_store import write
 
 ROWS = '{"text": "ok", "label": "a"}\n{"text": "no", "label": "b"}\n'
 
@@ -89,22 +89,22 @@ class TestAManifest:
     def test_that_names_a_file_elsewhere_is_damage(self, tmp_path: Path, name: str) -> None:
         folder = write(tmp_path / "out", 4)
         (tmp_path / "outside").write_text("")
-        manifest = checkpoints.read_manifest(folder)
+        manifest = store.read_manifest(folder)
         assert manifest is not None
-        files = {**manifest.files, name: FileDigest(0, checkpoints.digest(tmp_path / "outside").sha256)}
+        files = {**manifest.files, name: FileDigest(0, store.digest(tmp_path / "outside").sha256)}
         (folder / MANIFEST).write_text(replace(manifest, files=files).to_json())
-        assert checkpoints.damage(folder) == [f"{folder / name} is missing"]
+        assert store.damage(folder) == [f"{folder / name} is missing"]
 
     @pytest.mark.parametrize("step", ["x/../../../escaped", -1, "4", 4.0, True, None])
     def test_whose_step_is_no_number_counts_for_nothing(self, tmp_path: Path, step: object) -> None:
         out = tmp_path / "a" / "out"
         replaced = write(out, 4).rename(out / ".replaced-checkpoint")
-        manifest = checkpoints.read_manifest(replaced)
+        manifest = store.read_manifest(replaced)
         assert manifest is not None
         (replaced / MANIFEST).write_text(replace(manifest, step=cast(int, step)).to_json())
-        assert checkpoints.read_manifest(replaced) is None
+        assert store.read_manifest(replaced) is None
         (out / "checkpoint-x").mkdir()
-        checkpoints.remove_leftovers(out)
+        store.remove_leftovers(out)
         assert sorted(tmp_path.rglob("*")) == [tmp_path / "a", out, out / "checkpoint-x"]
 
 
@@ -278,7 +278,7 @@ class TestACommand:
 
     def test_that_lists_checkpoints_shows_the_names_of_files(self, tmp_path: Path) -> None:
         checkpoint = write(tmp_path, 4)
-        manifest = checkpoints.read_manifest(checkpoint)
+        manifest = store.read_manifest(checkpoint)
         assert manifest is not None
         named = replace(manifest, files={**manifest.files, self.ORDER: FileDigest(1, "0" * 64)})
         (checkpoint / MANIFEST).write_text(named.to_json())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 from tests.distributed import conftest, test_llama
 from tests.distributed.launching import SCRIPT, Run, accelerate, distance, python, start, train
 
@@ -202,11 +202,11 @@ def test_the_states_of_another_optimizer_are_refused(runs: Runs, tmp_path: Path,
 
 def forget_settings(checkpoint: Path) -> None:
     """Make it one of the time before checkpoints held the settings that they were written with."""
-    manifest = checkpoints.read_manifest(checkpoint)
+    manifest = store.read_manifest(checkpoint)
     assert manifest is not None
     (checkpoint / "recipe.yaml").unlink()
     files = {name: digest for name, digest in manifest.files.items() if name != "recipe.yaml"}
-    (checkpoint / checkpoints.MANIFEST).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+    (checkpoint / store.MANIFEST).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
 
 
 def refusal(runs: Runs, folder: Path, *flags: str, **variables: str) -> str:
@@ -243,10 +243,10 @@ def test_the_command_that_zeros_checkpoint_asks_for_is_the_one_that_wrote_it(run
 
 def claim(checkpoint: Path, strategy: str, world_size: int) -> None:
     """Let a checkpoint say that another launch wrote it."""
-    manifest = checkpoints.read_manifest(checkpoint)
+    manifest = store.read_manifest(checkpoint)
     assert manifest is not None
     other = replace(manifest, strategy=strategy, world_size=world_size)
-    (checkpoint / checkpoints.MANIFEST).write_text(other.to_json(), encoding="utf-8")
+    (checkpoint / store.MANIFEST).write_text(other.to_json(), encoding="utf-8")
 
 
 @pytest.mark.parametrize(

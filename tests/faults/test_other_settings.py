@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from indictune.errors import UserError
 from indictune.models.bases import fingerprint
 from indictune.strategy.launch import Launch
-from indictune.training import checkpoints, resuming, settings
+from indictune.training.checkpoints import resuming, settings, store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import Run
 from tests.faults.canaries import model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
-from tests.training.test_checkpoints import write
-from tests.training.test_resuming import OF_THIS_RUN
+from tests.training.checkpoints.test_resuming import OF_THIS_RUN
+from tests.training.checkpoints.test_store import write
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_how_often_a_run_logs_evaluates_and_saves_is_as_its_own_command_says(job
     result = replace(job, flags=(*job.flags, *flags)).start()
     assert result.returncode == 0, result.stderr
     assert [entry["step"] for entry in Run(job.folder).log] == [3, 5, 6, 7, 8]
-    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-8", "checkpoint-4", "checkpoint-2"]
+    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-8", "checkpoint-4", "checkpoint-2"]
 
 
 def test_the_same_settings_go_on_without_a_word(job: Job) -> None:
@@ -119,7 +119,7 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--learning_rate", "0", "--early_stopping_patience", "2"))
     assert job.start(f"SIGTERM@{STEP}:3").returncode == EXIT_RESUMABLE
     assert replace(job, flags=(*job.flags, "--early_stopping_patience", str(patience))).start().returncode == 0
-    assert checkpoints.listed(job.folder)[0].name == f"checkpoint-{last}"
+    assert store.listed(job.folder)[0].name == f"checkpoint-{last}"
 
 
 def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
@@ -136,8 +136,8 @@ def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
         "--greater_is_better True, now False: what was the best until now is forgotten, and "
         "--early_stopping_patience counts anew."
     ) in result.stderr
-    last = checkpoints.listed(job.folder)[0]
-    assert (last.name, checkpoints.best_step(last)) == ("checkpoint-8", 6)
+    last = store.listed(job.folder)[0]
+    assert (last.name, store.best_step(last)) == ("checkpoint-8", 6)
     state = json.loads((last / "trainer_state.json").read_text())
     assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, accelerate, deepspeed, free_port, python, start, torchrun
 from tests.faults.runs import FAULTY, STEP, Job, environment, processes_of, wait_for
@@ -34,7 +34,7 @@ def test_a_request_to_one_rank_stops_all_at_one_step(finished_run: FinishedRun, 
     assert result.returncode != 0
     assert job.status["state"] == "resumable", result.stderr
     assert job.status["message"].startswith("stopped after step 4, which is saved.")
-    assert checkpoints.damage(job.folder / "checkpoint-4") == []
+    assert store.damage(job.folder / "checkpoint-4") == []
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert job.outcome() == unbroken.outcome()
@@ -81,7 +81,7 @@ def test_a_rank_that_is_killed_is_named(finished_run: FinishedRun, tmp_path: Pat
     )
     assert status["message"].startswith(expected)
     assert f"indictune: {expected}" in said
-    assert [path.name for path in checkpoints.listed(tmp_path / "out")] == ["checkpoint-2"]
+    assert [path.name for path in store.listed(tmp_path / "out")] == ["checkpoint-2"]
 
 
 @pytest.mark.slow
@@ -243,8 +243,8 @@ def test_no_process_outlives_its_launcher(
         started.send_signal(number)
         started.wait(60)
     wait_for(lambda: not processes_of(tmp_path), 10)
-    (last,) = checkpoints.listed(tmp_path / "out")
-    assert checkpoints.damage(last) == []
+    (last,) = store.listed(tmp_path / "out")
+    assert store.damage(last) == []
 
 
 @pytest.mark.parametrize("launcher", ["accelerate, one process", "deepspeed"])

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from indictune.training import checkpoints, output
+from indictune.training import output
+from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, free_port, python, torchrun
 from tests.faults.runs import STEP, Job, environment, processes_of, wait_for
@@ -132,6 +133,6 @@ def test_torchrun_starts_a_run_that_was_asked_to_stop_in_vain(finished_run: Fini
     assert result.returncode != 0
     assert job.status["state"] == "resumable"
     assert job.status["message"].startswith("stopped after step 4, which is saved."), result.stderr
-    assert [path.name for path in checkpoints.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
+    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
     assert "Going on from" not in (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert processes_of(job.folder) == []

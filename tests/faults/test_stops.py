@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed import test_llama
 from tests.distributed.launching import ROOT, SCRIPT, Run, accelerate, python, start
@@ -54,7 +54,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     assert job.status["message"] == (
         f"stopped after step {step}, which is saved. --resume_from_checkpoint auto goes on with it."
     )
-    assert checkpoints.listed(job.folder)[0].name == f"checkpoint-{step}"
+    assert store.listed(job.folder)[0].name == f"checkpoint-{step}"
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert job.outcome() == unbroken
@@ -66,8 +66,8 @@ def test_a_run_that_is_killed_while_it_saves_goes_on(
 ) -> None:
     job = Job(recipe, tmp_path / "out")
     assert job.start(f"SIGKILL@{place}").returncode == -9
-    for checkpoint in checkpoints.listed(job.folder):
-        assert checkpoints.damage(checkpoint) == []
+    for checkpoint in store.listed(job.folder):
+        assert store.damage(checkpoint) == []
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert job.outcome() == unbroken
@@ -141,7 +141,7 @@ def test_a_stop_while_samples_are_written_ends_the_run_and_going_on_writes_them(
     sizes = ("--num_sample_generations", "2", "--max_new_tokens", "9", "--max_steps", "2")
     flags = (*test_llama.METHODS["full"], *sizes)
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", command, flags)
-    stopped = job.start(f"SIGTERM@indictune.training.samples:broadcast:{token}", test_llama.SCRIPT)
+    stopped = job.start(f"SIGTERM@indictune.training.callbacks.samples:broadcast:{token}", test_llama.SCRIPT)
     assert stopped.returncode == (EXIT_RESUMABLE if launcher == "python" else 1), stopped.stderr
     assert job.status == {
         "state": "resumable",
@@ -160,7 +160,7 @@ def test_a_stop_while_samples_are_written_loses_no_training(tmp_path: Path) -> N
     sizes = ("--num_sample_generations", "1", "--max_new_tokens", "9", "--max_steps", "1")
     flags = (*test_llama.METHODS["full"], *sizes, "--eval_strategy", "no", "--save_strategy", "no")
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", flags=flags)
-    result = job.start("SIGTERM@indictune.training.samples:broadcast:3", test_llama.SCRIPT)
+    result = job.start("SIGTERM@indictune.training.callbacks.samples:broadcast:3", test_llama.SCRIPT)
     assert result.returncode == 0, result.stderr
     assert (job.folder / "samples.jsonl").exists()
 
@@ -227,7 +227,7 @@ def test_a_run_that_had_ended_trains_no_further(
     assert whole.start().returncode == 0
     assert job.start(f"SIGTERM@{EVALUATION}:{batch}").returncode == EXIT_RESUMABLE
     assert job.start().returncode == 0
-    assert [path.name for path in checkpoints.listed(job.folder)] == kept
+    assert [path.name for path in store.listed(job.folder)] == kept
     assert job.outcome(with_checkpoint=False) == whole.outcome(with_checkpoint=False)
 
 
@@ -235,27 +235,27 @@ def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_pa
     """`--save_total_limit 1` keeps the best; a run that is killed before it has saved goes on from the last."""
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     assert job.start("SIGKILL@indictune.training.results:save:1").returncode == -9
-    last = checkpoints.listed(job.folder)[0]
+    last = store.listed(job.folder)[0]
     assert last.name == "checkpoint-8"
-    assert checkpoints.damage(last) == []
+    assert store.damage(last) == []
 
 
 def test_a_model_is_in_its_place_when_it_is_whole(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out")
     # Written, and not yet read back.
     assert job.start("SIGKILL@indictune.training.results:verify_saved:1").returncode == -9
-    assert (job.folder / checkpoints.UNFINISHED_MODEL / "model.safetensors").is_file()
+    assert (job.folder / store.UNFINISHED_MODEL / "model.safetensors").is_file()
     assert not (job.folder / "model.safetensors").exists()
     assert job.start().returncode == 0
-    assert not (job.folder / checkpoints.UNFINISHED_MODEL).exists()
+    assert not (job.folder / store.UNFINISHED_MODEL).exists()
     assert job.outcome() == unbroken
 
 
 def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     assert job.start("SIGKILL@indictune.training.results:save:1").returncode == -9
-    last, first = checkpoints.listed(job.folder)
-    assert checkpoints.best_step(last) == checkpoints.step_of(first)
+    last, first = store.listed(job.folder)
+    assert store.best_step(last) == store.step_of(first)
     content = bytearray((first / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (first / "model.safetensors").write_bytes(content)
@@ -270,16 +270,18 @@ def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: 
     whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
     assert whole.start().returncode == 0
     assert job.start(f"SIGTERM@{STEP}:5").returncode == EXIT_RESUMABLE
-    last = checkpoints.listed(job.folder)[0]
+    last = store.listed(job.folder)[0]
     state = json.loads((last / "trainer_state.json").read_text(encoding="utf-8"))
-    assert not checkpoints.path_of(job.folder, state["best_global_step"]).exists()
+    assert not store.path_of(job.folder, state["best_global_step"]).exists()
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert f"Going on from {last}" in result.stderr
     assert job.outcome() == whole.outcome()
 
 
-@pytest.mark.parametrize("event", ["SIGTERM@indictune.training.saving:_manifest:2", f"SIGKILL@{EVALUATION}:2"])
+@pytest.mark.parametrize(
+    "event", ["SIGTERM@indictune.training.checkpoints.saving:_manifest:2", f"SIGKILL@{EVALUATION}:2"]
+)
 def test_an_epoch_is_evaluated_though_its_last_step_was_saved_before(recipe: Path, tmp_path: Path, event: str) -> None:
     flags = ("--eval_strategy", "epoch", "--save_strategy", "steps", "--save_steps", "2", "--load_best_model_at_end")
     whole = Job(recipe, tmp_path / "whole", flags=(*flags, "false"))
@@ -310,7 +312,7 @@ def test_a_run_whose_last_step_is_in_mid_epoch_evaluates_it_though_it_was_killed
     flags = (*IN_MID_EPOCH, "--load_best_model_at_end", "false")
     job = Job(recipe, tmp_path / "out", flags=flags)
     assert job.start(f"SIGKILL@{EVALUATION}:6").returncode == -9
-    assert checkpoints.listed(job.folder)[0].name == "checkpoint-6"
+    assert store.listed(job.folder)[0].name == "checkpoint-6"
     assert job.start().returncode == 0
     assert evaluated(job) == [4, 6]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from indictune.training import lock
-from indictune.training.checkpoints import UNFINISHED
+from indictune.training.checkpoints.store import UNFINISHED
 from tests.conftest import FinishedRun
 from tests.faults.runs import Job
 

@@ -14,12 +14,13 @@ from transformers import BertConfig
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
-from indictune.training import checkpoints, running
+from indictune.training import running
+from indictune.training.checkpoints import store
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import write_status
 from indictune.training.running import run
 from indictune.training.session import Session
-from tests.training.test_checkpoints import manifest, write
+from tests.training.checkpoints.test_store import manifest, write
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_TOKEN")
@@ -176,8 +177,8 @@ class TestDecide:
         noted = {"name": "me/base", "revision": "main", "commit_hash": "abc"}
         checkpoint = write(Path("out"), 4)
         (checkpoint / "base_model.json").write_text(json.dumps(noted))
-        digests = checkpoints.settle(checkpoint, checkpoints.files_in(checkpoint))
-        (checkpoint / checkpoints.MANIFEST).write_text(manifest(4, files=digests).to_json())
+        digests = store.settle(checkpoint, store.files_in(checkpoint))
+        (checkpoint / store.MANIFEST).write_text(manifest(4, files=digests).to_json())
         session = self.session("--output_dir", "out", "--resume_from_checkpoint", "auto", "--method", "lora")
         config = BertConfig()
         config._commit_hash = "def"

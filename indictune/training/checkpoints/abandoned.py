@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from indictune.data.cache import write_through
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 
 PREFIX = "abandoned-"
 _MARK_OF_THE_END = "metrics.json"
@@ -44,12 +44,12 @@ def not_gone_on_from(output_dir: Path, checkpoint: Path | None) -> list[Path]:
     """
     step, names = 0, [_MARK_OF_THE_END]
     if checkpoint is not None:
-        step = checkpoints.step_of(checkpoint)
-        own = checkpoints.path_of(output_dir, step)
+        step = store.step_of(checkpoint)
+        own = store.path_of(output_dir, step)
         if not (own.exists() and own.samefile(checkpoint)):
             step, names = -1, [_MARK_OF_THE_END, *_RECORDS]
     found = [output_dir / name for name in names if (output_dir / name).exists()]
-    return found + [path for path in checkpoints.listed(output_dir) if checkpoints.step_of(path) > step]
+    return found + [path for path in store.listed(output_dir) if store.step_of(path) > step]
 
 
 def move(paths: Iterable[Path], folder: Path) -> None:
@@ -72,7 +72,7 @@ def told(names: Sequence[str], folder: Path) -> str:
         names: of files and folders, in the order of `not_gone_on_from`.
         folder: in which they are now.
     """
-    newest = next((name for name in names if checkpoints.step_of(Path(name)) >= 0), None)
+    newest = next((name for name in names if store.step_of(Path(name)) >= 0), None)
     way_back = (
         "" if newest is None else f" --resume_from_checkpoint {folder / newest} goes on from it, where it is whole."
     )

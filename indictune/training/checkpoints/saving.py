@@ -30,8 +30,8 @@ from indictune.models.description import save_description
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import nodes, sharding, shards
 from indictune.strategy.check import came_up
-from indictune.training import checkpoints, disks
-from indictune.training.checkpoints import UNFINISHED, FileDigest, Manifest
+from indictune.training.checkpoints import disks, store
+from indictune.training.checkpoints.store import UNFINISHED, FileDigest, Manifest
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import RECIPE
 from indictune.training.stopping import Stopped
@@ -80,7 +80,7 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
     _check_weights(trainer)
     step, request = trainer.state.global_step, trainer.stop_request
     output_dir = Path(str(trainer.args.output_dir))
-    folder = checkpoints.path_of(output_dir / UNFINISHED, step)
+    folder = store.path_of(output_dir / UNFINISHED, step)
     with disks.telling(output_dir, step, _bytes_in_memory(trainer)):
         write()
         if trainer.args.async_save:
@@ -123,7 +123,7 @@ def write_model(trainer: ExactTrainer, folder: Path, write: Callable[[], None]) 
         if args.should_save:
             save_adapter_extras(model, folder)
             save_whole_vocabulary(model, folder)
-            if folder.name.startswith(checkpoints.PREFIX):
+            if folder.name.startswith(store.PREFIX):
                 save_row_ids(model, folder)
                 if not list(folder.glob("*.safetensors")):
                     tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
@@ -146,7 +146,7 @@ def finish(trainer: ExactTrainer) -> None:
         return
     args, step = trainer.args, unfinished.manifest.step
     output_dir = Path(str(args.output_dir))
-    last = checkpoints.path_of(output_dir, step)
+    last = store.path_of(output_dir, step)
     with disks.telling(output_dir, step, _bytes_in_memory(trainer)):
         disk = nodes.disk_of(args)
         mine = (disk, unfinished.settled.result(), trainer.stop_request.asked, uuid.uuid4().hex)
@@ -154,7 +154,7 @@ def finish(trainer: ExactTrainer) -> None:
         if args.should_save:
             files = {name: found for where, part, *_ in parts if where == disk for name, found in part.items()}
             save = parts[0][-1]
-            checkpoints.commit(unfinished.folder, last, replace(unfinished.manifest, files=files, save=save))
+            store.commit(unfinished.folder, last, replace(unfinished.manifest, files=files, save=save))
             shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
     sharding.barrier()
     if args.should_save:
@@ -166,9 +166,9 @@ def _rotate(trainer: ExactTrainer, output_dir: Path, last: Path) -> None:
     """Delete what `--save_total_limit` leaves no room for. A disk that refuses ends no run: `last` is there."""
     # Not `best_global_step`: it may be a step that was evaluated and not saved.
     named = trainer.state.best_model_checkpoint
-    best = None if named is None else checkpoints.step_of(Path(named))
+    best = None if named is None else store.step_of(Path(named))
     try:
-        checkpoints.rotate(output_dir, trainer.args.save_total_limit, best, last)
+        store.rotate(output_dir, trainer.args.save_total_limit, best, last)
     except OSError as error:
         logger.warning("%s is saved, and an older checkpoint cannot be removed: %s", last.name, error)
 
@@ -194,7 +194,7 @@ def _settle(
     """Let this rank's share of the files reach the disk, when all ranks have written; returns their digests."""
     sharding.barrier(group)
     nodes.give_files(folder, True, trainer.args, disks_group)
-    return checkpoints.settle(folder, _share(trainer, folder, group))
+    return store.settle(folder, _share(trainer, folder, group))
 
 
 def stopped_after(step: int) -> Stopped:
@@ -247,7 +247,7 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
         global_batch_size=args.global_batch_size,
         save="",
         data=trainer.data_digest,
-        recipe=checkpoints.digest(recipe).sha256 if recipe.exists() else "",
+        recipe=store.digest(recipe).sha256 if recipe.exists() else "",
         versions={name: version(name) for name in _PACKAGES},
         evaluation_due=trainer.stop_request.evaluation_due or _epoch_is_evaluated_next(trainer),
         files={},
@@ -294,7 +294,7 @@ def _held(parameter: nn.Parameter) -> torch.Tensor:
 def _share(trainer: ExactTrainer, unfinished: Path, group: ProcessGroup | None) -> list[str]:
     """The files that this rank reads back, of those on its disk; one rank lists them for all that share it."""
     args = trainer.args
-    mine = (nodes.disk_of(args), checkpoints.files_in(unfinished) if args.should_save else None)
+    mine = (nodes.disk_of(args), store.files_in(unfinished) if args.should_save else None)
     names = next(listed for disk, listed in sharding.from_all(mine, group) if disk == mine[0] and listed is not None)
     return names[nodes.share_of_files(args)]
 

@@ -13,10 +13,10 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.strategy import sharding
-from indictune.training import abandoned, checkpoints, saving, settings
-from indictune.training.checkpoints import Manifest
+from indictune.training.checkpoints import abandoned, saving, settings, store
+from indictune.training.checkpoints.saving import UNLOGGED
+from indictune.training.checkpoints.store import Manifest
 from indictune.training.exact import ExactTrainer
-from indictune.training.saving import UNLOGGED
 from indictune.training.session import Session
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:
     Raises:
         UserError: the rows, or the seed of their order, are not those that it was trained on.
     """
-    manifest = checkpoints.read_manifest(checkpoint)
+    manifest = store.read_manifest(checkpoint)
     assert manifest is not None
     if manifest.data != trainer.data_digest:
         raise UserError(
@@ -127,7 +127,7 @@ class GoOn(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
-        manifest = checkpoints.read_manifest(self.checkpoint)
+        manifest = store.read_manifest(self.checkpoint)
         assert manifest is not None
         # transformers 5.23 goes on with the checkpoint's --logging_steps, --eval_steps and --save_steps.
         state.compute_steps(args, state.max_steps)  # type: ignore[no-untyped-call]
@@ -145,7 +145,7 @@ class GoOn(TrainerCallback):
             trainer._save_checkpoint(trainer.model_wrapped, None)
             saving.finish(trainer)
             # The Trainer loads random states when the next step begins; the evaluation has drawn a number.
-            trainer.made_up = checkpoints.path_of(Path(str(args.output_dir)), state.global_step)
+            trainer.made_up = store.path_of(Path(str(args.output_dir)), state.global_step)
         # The Trainer forgets here that the run had ended, and would do another step.
         control.should_training_stop |= state.global_step >= state.max_steps or self._has_lost_patience()
 
@@ -162,7 +162,7 @@ class GoOn(TrainerCallback):
         if type(state.best_global_step) is not int:
             state.best_global_step = None
         state.best_model_checkpoint = None if self.best is None else str(self.best)
-        if self.best is None and checkpoints.best_step(self.checkpoint) is not None:
+        if self.best is None and store.best_step(self.checkpoint) is not None:
             state.best_global_step = state.best_metric = None  # it is lost: the next one evaluated is the best
 
     def _forget_best_of_another_metric(self, state: TrainerState) -> None:

@@ -15,7 +15,8 @@ from transformers import TrainingArguments
 from indictune.errors import UserError
 from indictune.strategy import batch, handover, nodes, sharding
 from indictune.strategy.launch import Launch
-from indictune.training import abandoned, checkpoints, output, settings
+from indictune.training import output
+from indictune.training.checkpoints import abandoned, settings, store
 from indictune.training.output import AUTO
 
 logger = logging.getLogger(__name__)
@@ -58,14 +59,14 @@ def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Pat
     if resume_from_checkpoint is None:
         return []
     if resume_from_checkpoint == AUTO:
-        return [path for path in checkpoints.listed(output_dir) if not checkpoints.damage(path, thorough=False)]
+        return [path for path in store.listed(output_dir) if not store.damage(path, thorough=False)]
     named = Path(resume_from_checkpoint)
-    if not (named / checkpoints.MANIFEST).is_file():
+    if not (named / store.MANIFEST).is_file():
         raise UserError(
-            f"--resume_from_checkpoint {named}: is no checkpoint (it has no {checkpoints.MANIFEST}). Name a "
+            f"--resume_from_checkpoint {named}: is no checkpoint (it has no {store.MANIFEST}). Name a "
             f"checkpoint-<step> folder, or type {AUTO} for the newest in --output_dir."
         )
-    problems = checkpoints.damage(named, thorough=False)
+    problems = store.damage(named, thorough=False)
     if problems:
         raise UserError(_damaged(named, problems))
     return [named]
@@ -74,13 +75,13 @@ def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Pat
 def _damage_read_by_all(
     checkpoint: Path, args: TrainingArguments, trust_checkpoint: bool, disks_group: ProcessGroup | None
 ) -> list[str]:
-    """`checkpoints.damage`, each rank of a disk reading its share of the files. All ranks must call it.
+    """`store.damage`, each rank of a disk reading its share of the files. All ranks must call it.
 
     A disk that lacks files is given them before.
     """
     _give_to_all_disks(checkpoint, args, trust_checkpoint, disks_group)
-    manifest = checkpoints.read_manifest(checkpoint)
-    problems = checkpoints.damage(checkpoint, share=nodes.share_of_files(args))
+    manifest = store.read_manifest(checkpoint)
+    problems = store.damage(checkpoint, share=nodes.share_of_files(args))
     parts = sharding.from_all((problems, manifest.save if manifest else ""))
     if len({save for _, save in parts if save}) > 1:
         return [f"{checkpoint} is of another save on another node's disk"]
@@ -92,7 +93,7 @@ def _give_to_all_disks(
 ) -> None:
     """Let a disk that lacks files have those of one that has them all, and to which nobody else can write."""
     if args.save_on_each_node:
-        is_whole = not checkpoints.damage(checkpoint, thorough=False)
+        is_whole = not store.damage(checkpoint, thorough=False)
         gives = is_whole and (trust_checkpoint or _why_not_own(checkpoint, Path(str(args.output_dir))) is None)
         nodes.give_files(checkpoint, gives, args, disks_group)
         sharding.barrier()
@@ -175,7 +176,7 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
             processes, with other global batches, by another optimizer, with weights of other shapes, or is an adapter
             on other weights.
     """
-    manifest = checkpoints.read_manifest(checkpoint)
+    manifest = store.read_manifest(checkpoint)
     assert manifest is not None  # `candidates` has read it
     flag = f"--resume_from_checkpoint {checkpoint}"
     rows, optim = configuration["global_batch_size"], configuration["optim"]
@@ -221,7 +222,7 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
         )
 
 
-def _command(manifest: checkpoints.Manifest, configuration: Mapping[str, Any]) -> str:
+def _command(manifest: store.Manifest, configuration: Mapping[str, Any]) -> str:
     """What goes on with a checkpoint: what was typed, under its launch, with micro-batches that fit there."""
     fitting = planned = configuration["per_device_train_batch_size"]
     if configuration["max_tokens_per_device"] is None:
@@ -251,16 +252,16 @@ def newest_whole(
     Raises:
         UserError: the named one is damaged.
     """
-    mine = {checkpoints.step_of(path): path for path in found}
+    mine = {store.step_of(path): path for path in found}
     disks_group = nodes.group_of_disks(args)
     spare = None
     for step in sorted(set.union(*map(set, sharding.from_all(list(mine)))), reverse=True):
-        checkpoint = mine.get(step, checkpoints.path_of(Path(str(args.output_dir)), step))
+        checkpoint = mine.get(step, store.path_of(Path(str(args.output_dir)), step))
         problems = _damage_read_by_all(checkpoint, args, trust_checkpoint, disks_group)
         if problems and asked != AUTO:
             raise UserError(_damaged(checkpoint, problems))
         if not problems:
-            is_the_same = len(set(sharding.from_all(checkpoints.best_step(checkpoint)))) == 1
+            is_the_same = len(set(sharding.from_all(store.best_step(checkpoint)))) == 1
             best = best_beside(checkpoint) if is_the_same else None
             if best is not None and best != checkpoint:
                 if args.load_best_model_at_end:
@@ -280,5 +281,5 @@ def newest_whole(
 
 def best_beside(checkpoint: Path) -> Path | None:
     """The folder of the best checkpoint that a whole one names; None where it names none."""
-    step = checkpoints.best_step(checkpoint)
-    return None if step is None else checkpoints.path_of(checkpoint.parent, step)
+    step = store.best_step(checkpoint)
+    return None if step is None else store.path_of(checkpoint.parent, step)

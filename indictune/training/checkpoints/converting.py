@@ -31,7 +31,7 @@ from indictune.models.sources import explained
 from indictune.models.vocabulary import read_row_ids
 from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, whole_folder
 from indictune.strategy import parts
-from indictune.training import resuming
+from indictune.training.checkpoints import resuming
 
 FLAG = "--convert_to"
 RECIPE = "recipe.yaml"

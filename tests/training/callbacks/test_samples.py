@@ -13,8 +13,8 @@ import torch
 from indictune.config import read_recipe
 from indictune.data.conversations import Conversations
 from indictune.llama_arguments import LlamaTrainingArguments
+from indictune.training.callbacks.samples import greedy, write_samples
 from indictune.training.llama_trainer import LlamaTrainer
-from indictune.training.samples import greedy, write_samples
 from indictune.training.session import Session
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from indictune.training.spikes import WarnOfSpikes
+from indictune.training.callbacks.spikes import WarnOfSpikes
 
 
 def told(caplog: pytest.LogCaptureFixture, *values: float, name: str = "loss") -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from indictune.training import checkpoints
+from indictune.training.checkpoints import store
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
@@ -37,7 +37,7 @@ def telling(output_dir: Path, step: int, bytes_in_memory: int) -> Iterator[None]
     try:
         yield
     except (Exception, CheckpointException) as error:
-        shutil.rmtree(output_dir / checkpoints.UNFINISHED, ignore_errors=True)
+        shutil.rmtree(output_dir / store.UNFINISHED, ignore_errors=True)
         _tell(error, f"checkpoint-{step}", output_dir, _bytes_of_last(output_dir) or bytes_in_memory)
         raise
 
@@ -56,7 +56,7 @@ def telling_of_model(output_dir: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        shutil.rmtree(output_dir / checkpoints.UNFINISHED_MODEL, ignore_errors=True)
+        shutil.rmtree(output_dir / store.UNFINISHED_MODEL, ignore_errors=True)
         _tell(error, "the model", output_dir, needed)
         raise
 
@@ -81,8 +81,8 @@ def _tell(error: BaseException, what: str, output_dir: Path, needed: int) -> Non
 
 def _bytes_of_last(output_dir: Path) -> int | None:
     """Of the newest checkpoint; None where there is none."""
-    for checkpoint in checkpoints.listed(output_dir):
-        manifest = checkpoints.read_manifest(checkpoint)
+    for checkpoint in store.listed(output_dir):
+        manifest = store.read_manifest(checkpoint)
         if manifest is not None:
             return manifest.bytes
     return None
@@ -114,6 +114,6 @@ def _cause(error: BaseException, output_dir: Path, needed: int) -> str | None:
 
 
 def _way_out(output_dir: Path) -> str:
-    whole = [path.name for path in checkpoints.listed(output_dir) if not checkpoints.damage(path, thorough=False)]
+    whole = [path.name for path in store.listed(output_dir) if not store.damage(path, thorough=False)]
     last = f"{whole[0]} is whole" if whole else "There is no earlier checkpoint"
     return f"{last}; when there is room, --resume_from_checkpoint auto goes on."

@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from indictune.training.callbacks.throughput import Throughput
 from indictune.training.output import Record, keep_steps, write_whole
-from indictune.training.throughput import Throughput
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from transformers import EarlyStoppingCallback
 
-from indictune.training import bad_steps, saving
-from indictune.training.continuing import GoOn, LeaveBehind
+from indictune.training import bad_steps
+from indictune.training.callbacks.continuing import GoOn, LeaveBehind
+from indictune.training.callbacks.spikes import WarnOfSpikes
+from indictune.training.callbacks.step_flags import StepFlags
+from indictune.training.callbacks.throughput import Throughput
+from indictune.training.callbacks.train_log import TrainLog
+from indictune.training.checkpoints import saving
 from indictune.training.exact import ExactTrainer
 from indictune.training.session import Session
-from indictune.training.spikes import WarnOfSpikes
-from indictune.training.step_flags import StepFlags
-from indictune.training.throughput import Throughput
-from indictune.training.train_log import TrainLog
 
 
 def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) -> Throughput:

@@ -11,8 +11,8 @@ from transformers import TrainerControl, TrainerState
 from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
 from indictune.training.bad_steps import BadSteps
+from indictune.training.callbacks.step_flags import StepFlags
 from indictune.training.nonfinite import NonFinite, NonFiniteLossError
-from indictune.training.step_flags import StepFlags
 from indictune.training.stopping import StopRequest
 
 NAN = float("nan")

@@ -12,8 +12,8 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
-from indictune.training.throughput import Throughput
-from indictune.training.train_log import TrainLog
+from indictune.training.callbacks.throughput import Throughput
+from indictune.training.callbacks.train_log import TrainLog
 
 LOGS = {"loss": 0.5, "grad_norm": 1.25, "learning_rate": 1e-4, "epoch": 0.5}
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indictune.training import checkpoints
-from indictune.training.checkpoints import MANIFEST, UNFINISHED, FileDigest, Manifest
+from indictune.training.checkpoints import store
+from indictune.training.checkpoints.store import MANIFEST, UNFINISHED, FileDigest, Manifest
 
 FILES = {"model.safetensors": b"weights" * 100, "optimizer.pt": b"states" * 50, "shards/0.distcp": b"part"}
 
@@ -45,14 +45,14 @@ def write(output_dir: Path, step: int, mark: bytes = b"", state: dict[str, objec
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content + mark)
     (folder / "trainer_state.json").write_text(json.dumps(state or {}), encoding="utf-8")
-    digests = checkpoints.settle(folder, checkpoints.files_in(folder))
-    final = checkpoints.path_of(output_dir, step)
-    checkpoints.commit(folder, final, manifest(step, files=digests))
+    digests = store.settle(folder, store.files_in(folder))
+    final = store.path_of(output_dir, step)
+    store.commit(folder, final, manifest(step, files=digests))
     return final
 
 
 def whole(output_dir: Path) -> list[int]:
-    return [checkpoints.step_of(path) for path in checkpoints.listed(output_dir) if not checkpoints.damage(path)]
+    return [store.step_of(path) for path in store.listed(output_dir) if not store.damage(path)]
 
 
 def test_a_committed_checkpoint_is_whole_and_can_be_written_by_nobody_else(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_committed_checkpoint_is_whole_and_can_be_written_by_nobody_else(tmp_p
         folder = write(tmp_path, 4)
     finally:
         os.umask(before)
-    assert checkpoints.damage(folder) == []
+    assert store.damage(folder) == []
     assert sorted(found.relative_to(folder).as_posix() for found in folder.rglob("*") if found.is_file()) == [
         *("manifest.json", "model.safetensors", "optimizer.pt", "shards/0.distcp", "trainer_state.json"),
     ]
@@ -115,7 +115,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, corrupt: Callable[[P
     write(tmp_path, 2)
     folder = write(tmp_path, 4)
     corrupt(folder / name)
-    first = checkpoints.damage(folder)[0]
+    first = store.damage(folder)[0]
     named = folder if name == MANIFEST else folder / name  # another run's manifest tells of other files
     assert str(named) in first
     assert whole(tmp_path) == [2]
@@ -125,14 +125,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, corrupt: Callable[[P
 def test_a_damaged_file_is_found_by_the_one_that_reads_it(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path, 4)
     flip_a_bit(folder / name)
-    found = [checkpoints.damage(folder, share=slice(rank, None, 2)) for rank in range(2)]
+    found = [store.damage(folder, share=slice(rank, None, 2)) for rank in range(2)]
     assert sorted(found) == [[], [f"{folder / name} is not as it was written"]]
 
 
 def test_a_link_is_damage(tmp_path: Path) -> None:
     folder = write(tmp_path, 4)
     link(folder / "optimizer.pt")
-    assert checkpoints.damage(folder) == [
+    assert store.damage(folder) == [
         f"{folder / 'optimizer.pt'} is a link",
         f"{folder / 'target'} is not in manifest.json",
     ]
@@ -141,20 +141,20 @@ def test_a_link_is_damage(tmp_path: Path) -> None:
 def test_a_file_that_was_not_there_is_damage(tmp_path: Path) -> None:
     folder = write(tmp_path, 4)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
-    assert checkpoints.damage(folder) == [f"{folder / 'pytorch_model.bin'} is not in manifest.json"]
+    assert store.damage(folder) == [f"{folder / 'pytorch_model.bin'} is not in manifest.json"]
 
 
 def test_a_checkpoint_under_another_name_is_damage(tmp_path: Path) -> None:
     write(tmp_path, 4).rename(tmp_path / "checkpoint-9")
-    assert checkpoints.damage(tmp_path / "checkpoint-9") == [f"{tmp_path / 'checkpoint-9'} holds step 4"]
+    assert store.damage(tmp_path / "checkpoint-9") == [f"{tmp_path / 'checkpoint-9'} holds step 4"]
 
 
 def test_sizes_alone_are_compared_where_it_must_be_quick(tmp_path: Path) -> None:
     folder = write(tmp_path, 4)
     flip_a_bit(folder / "optimizer.pt")
-    assert checkpoints.damage(folder, thorough=False) == []
+    assert store.damage(folder, thorough=False) == []
     truncate(folder / "optimizer.pt")
-    assert checkpoints.damage(folder, thorough=False) == [f"{folder / 'optimizer.pt'} has 299 bytes instead of 300"]
+    assert store.damage(folder, thorough=False) == [f"{folder / 'optimizer.pt'} has 299 bytes instead of 300"]
 
 
 CALLS = ((os, "fsync"), (Path, "rename"), (Path, "write_text"), (Path, "chmod"), (shutil, "rmtree"))
@@ -207,8 +207,8 @@ def test_a_run_recovers_wherever_its_save_was_cut(tmp_path: Path, replacing: boo
             with pytest.raises(Dead):
                 write(folder, 4)
         assert 2 in whole(folder)
-        assert set(whole(folder)) == {checkpoints.step_of(path) for path in checkpoints.listed(folder)}
-        checkpoints.remove_leftovers(folder)
+        assert set(whole(folder)) == {store.step_of(path) for path in store.listed(folder)}
+        store.remove_leftovers(folder)
         assert whole(folder) == ([4, 2] if replacing else whole(folder))
         assert {path.name for path in folder.iterdir()} <= {"checkpoint-2", "checkpoint-4"}
         write(folder, 4)
@@ -224,7 +224,7 @@ def test_the_oldest_go_but_never_the_best_or_the_last(
 ) -> None:
     for step in (2, 4, 6, 8):
         write(tmp_path, step)
-    checkpoints.rotate(tmp_path, limit, best, checkpoints.path_of(tmp_path, 8))
+    store.rotate(tmp_path, limit, best, store.path_of(tmp_path, 8))
     assert whole(tmp_path) == left
     assert {path.name for path in tmp_path.iterdir()} - {UNFINISHED} == {f"checkpoint-{step}" for step in left}
 

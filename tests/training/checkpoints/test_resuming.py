@@ -15,8 +15,8 @@ from transformers import TrainingArguments
 from indictune.errors import UserError
 from indictune.strategy.batch import accumulation_steps
 from indictune.strategy.launch import Launch
-from indictune.training import checkpoints, resuming
-from tests.training.test_checkpoints import flip_a_bit, truncate, write
+from indictune.training.checkpoints import resuming, store
+from tests.training.checkpoints.test_store import flip_a_bit, truncate, write
 
 OF_THIS_RUN: dict[str, Any] = {
     "global_batch_size": 8,
@@ -27,7 +27,7 @@ OF_THIS_RUN: dict[str, Any] = {
 
 
 def steps(output_dir: Path, asked: str | None) -> list[int]:
-    return [checkpoints.step_of(path) for path in resuming.candidates(output_dir, asked)]
+    return [store.step_of(path) for path in resuming.candidates(output_dir, asked)]
 
 
 class TestCandidates:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from indictune.training.continuing import unlogged
-from tests.training.test_checkpoints import manifest
+from indictune.training.callbacks.continuing import unlogged
+from tests.training.checkpoints.test_store import manifest
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from indictune.command_arguments import CheckpointArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.layout import printable, table
-from indictune.training import abandoned, checkpoints
-from indictune.training.checkpoints import MANIFEST, PREFIX, UNFINISHED, Manifest
+from indictune.training.checkpoints import abandoned, store
+from indictune.training.checkpoints.store import MANIFEST, PREFIX, UNFINISHED, Manifest
 from indictune.training.output import is_finished
 
 HEADER = ("step", "strategy", "size", "rows of the epoch", "state", "")
@@ -37,7 +37,7 @@ class Found:
 
     @property
     def step(self) -> int:
-        return checkpoints.step_of(self.path)
+        return store.step_of(self.path)
 
     @property
     def state(self) -> str:
@@ -59,7 +59,7 @@ def checkpoint_command(argv: Sequence[str]) -> int:
         if args.convert_to is None:
             print(printable(shown(folder, found)))
             return int(any(each.state == "damaged" for each in found))
-        from indictune.training.converting import convert  # torch is slow to import
+        from indictune.training.checkpoints.converting import convert  # torch is slow to import
 
         chosen = to_convert(folder, found)
         print(printable(convert(args, chosen.path, chosen.problems)))
@@ -77,10 +77,10 @@ def look(folder: Path) -> list[Found]:
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder.")
-    if checkpoints.step_of(folder) >= 0 and not checkpoints.listed(folder):
+    if store.step_of(folder) >= 0 and not store.listed(folder):
         return [_looked_at(folder)]
-    unfinished = [Found(path, None, [], unfinished=True) for path in checkpoints.listed(folder / UNFINISHED)]
-    found = unfinished + [_looked_at(path) for path in checkpoints.listed(folder)]
+    unfinished = [Found(path, None, [], unfinished=True) for path in store.listed(folder / UNFINISHED)]
+    found = unfinished + [_looked_at(path) for path in store.listed(folder)]
     if not found:
         problem = (
             f"{folder}: holds no checkpoint (no {PREFIX}<step>). Name a run's --output_dir, or a checkpoint of it."
@@ -90,13 +90,13 @@ def look(folder: Path) -> list[Found]:
 
 
 def _looked_at(path: Path) -> Found:
-    return Found(path, checkpoints.read_manifest(path), checkpoints.damage(path))
+    return Found(path, store.read_manifest(path), store.damage(path))
 
 
 def best_step(found: Sequence[Found]) -> int | None:
     """The step that the newest whole checkpoint calls the best; None where nothing was compared."""
     newest = next((each.path for each in found if each.state == "whole"), None)
-    return None if newest is None else checkpoints.best_step(newest)
+    return None if newest is None else store.best_step(newest)
 
 
 def resumed_step(folder: Path, found: Sequence[Found]) -> int | None:

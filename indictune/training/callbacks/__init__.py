@@ -1,0 +1,1 @@
+"""What happens between the steps, one concern a file."""
