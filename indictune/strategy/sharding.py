@@ -24,6 +24,8 @@ from transformers.integrations.deepspeed import (
     unset_hf_deepspeed_config,
 )
 
+from indictune.strategy import offload
+
 T = TypeVar("T")
 
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
@@ -118,6 +120,7 @@ def load_in_place(trainer: Trainer, checkpoint: str) -> None:
     if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
         has_all_weights = not isinstance(bare(trainer), PeftModel)  # else the trained ones alone
         deepspeed_load_checkpoint(trainer.model_wrapped, checkpoint, load_module_strict=has_all_weights)  # type: ignore[no-untyped-call]
+        offload.complete_states(trainer)
         return
     is_split = trainer.accelerator.distributed_type == DistributedType.FSDP
     trainer._load_from_checkpoint(checkpoint, trainer.model_wrapped if is_split else trainer.model)

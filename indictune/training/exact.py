@@ -23,7 +23,7 @@ from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import NO_ROW, EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.models.loading import Model
-from indictune.strategy import conversion, nodes, sharding, shards
+from indictune.strategy import conversion, nodes, offload, sharding, shards
 from indictune.strategy.communication import set_up_communication
 from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.callbacks.epochs import EpochShuffle
@@ -248,6 +248,8 @@ class ExactTrainer(Trainer):
         """Load the optimizer's and the scheduler's states, also where another strategy has saved them."""
         if checkpoint is None or not conversion.is_foreign(Path(checkpoint), self.args):
             super()._load_optimizer_and_scheduler(checkpoint)
+            if checkpoint is not None:
+                offload.complete_states(self)
             return
         assert self.lr_scheduler is not None
         optimizer = cast(AcceleratedOptimizer, self.optimizer).optimizer

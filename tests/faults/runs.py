@@ -21,6 +21,8 @@ STEP = "indictune.training.callbacks.step_flags:StepFlags.on_step_end"
 EVALUATION = "indictune.training.exact:ExactTrainer.prediction_step"
 SAVE = "indictune.training.checkpoints.saving:_share"
 EXIT_RESUMABLE = 75
+_OF_STATES = (".safetensors", ".distcp", ".pt", ".pth")  # weights, the optimizer's, the schedule's, random numbers
+_WITH_PADDING = "_optim_states.pt"  # DeepSpeed's (0.19.8), which is whatever was in the memory
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,12 @@ class Job:
     def status(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "status.json").read_text(encoding="utf-8")))
 
-    def outcome(self, with_checkpoint: bool = True) -> dict[str, Any]:
-        """All that must be the same whatever has happened on the way: weights, losses, evaluations.
+    def outcome(self, with_checkpoint: bool = True, with_history: bool = True) -> dict[str, Any]:
+        """All that must be the same whatever has happened on the way: models, states, losses, evaluations.
 
         Args:
-            with_checkpoint: whether the run saves its last step, which tells how it was evaluated on the way.
+            with_checkpoint: whether the run saves its last step. The finished model may be one of the first steps.
+            with_history: whether that checkpoint tells the same of what was logged on the way.
         """
         run = Run(self.folder)
         found = {
@@ -70,6 +73,11 @@ class Job:
         if not with_checkpoint:
             return found
         last = store.listed(run.folder)[0]
+        files = json.loads((last / store.MANIFEST).read_text(encoding="utf-8"))["files"]
+        states = [name for name in files if name.endswith(_OF_STATES) and not name.endswith(_WITH_PADDING)]
+        found["states"] = {name: files[name]["sha256"] for name in states}
+        if not with_history:
+            return found
         state = json.loads((last / "trainer_state.json").read_text(encoding="utf-8"))
         timed = ("runtime", "per_second")
         history = [

@@ -131,6 +131,21 @@ def test_a_run_goes_on_under_another_launch(
     assert told in log
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("zero2", "zero2_offload"),
+        *(pytest.param(*each, marks=slow) for each in [("zero2_offload", "zero2"), ("zero3", "zero3_offload")]),
+        pytest.param("zero3_offload", "zero3", marks=slow),
+    ],
+)
+def test_what_zero_offloads_may_change(runs: Runs, tmp_path: Path, before: str, after: str) -> None:
+    unbroken = runs.under(before, 2)
+    resumed = runs.go_on(unbroken, after, 2, tmp_path / "out")
+    assert resumed.metrics["strategy"] == after
+    assert largest_difference(unbroken, resumed) <= LOSS
+
+
 def active_rows(run: Run, step: int) -> int:
     return len(run.row_ids_at(step))
 
