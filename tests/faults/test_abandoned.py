@@ -72,11 +72,55 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
     assert "finished" not in shown
 
     named = ("--resume_from_checkpoint", str(left / "checkpoint-6"))
-    result = replace(job, flags=(*FLAGS, *named)).start()
-    assert result.returncode == 0, result.stderr
-    assert steps(job.folder) == [8]
-    assert steps(job.folder / "abandoned-2") == [8, 6, 4, 2]
-    assert losses(Run(job.folder)) == losses(Run(finished.folder))
+    result = replace(job, flags=(*FLAGS, *named)).start(f"SIGTERM@{STEP}:1")
+    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    assert steps(job.folder) == [8, 2]  # the best of both
+    assert steps(job.folder / "abandoned-2") == [8, 6, 4]
+    assert job.start().returncode == 0
+    assert job.outcome() == finished.outcome()
+
+
+def test_the_best_comes_along_from_another_folder(finished: Job, tmp_path: Path) -> None:
+    """So that a run which is stopped there ends with the same model as one that is not."""
+    job = replace(finished, folder=tmp_path / "out")
+    named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
+    result = replace(job, flags=(*FLAGS, *named)).start(f"SIGTERM@{STEP}:1")
+    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    best = store.best_step(finished.folder / "checkpoint-4")
+    assert best == 2
+    assert steps(job.folder) == [6, best]
+    assert store.damage(job.folder / f"checkpoint-{best}") == []
+    assert job.start().returncode == 0
+    assert {**job.outcome(), "log": None} == {**finished.outcome(), "log": None}  # of the steps that were done there
+
+
+class TestTheBest:
+    """Of a state that was written in the run's folder, wherever both are now."""
+
+    def saved(self, folder: Path, step: int, score: float) -> Path:
+        named = {"best_model_checkpoint": "out/checkpoint-2", "best_global_step": 2, "best_metric": score}
+        return write(folder, step, state=named)
+
+    def test_stands_beside_it_first(self, tmp_path: Path) -> None:
+        self.saved(tmp_path, 2, 0.9)
+        beside = self.saved(tmp_path / "abandoned-1", 2, 0.9)
+        assert resuming.best_of(self.saved(tmp_path / "abandoned-1", 4, 0.9)) == beside
+
+    def test_may_stand_where_the_run_went_on(self, tmp_path: Path) -> None:
+        best = self.saved(tmp_path, 2, 0.9)
+        assert resuming.best_of(self.saved(tmp_path / "abandoned-1", 4, 0.9)) == best
+
+    def test_may_be_left_behind(self, tmp_path: Path) -> None:
+        self.saved(tmp_path / "abandoned-2", 2, 0.5)
+        best = self.saved(tmp_path / "abandoned-1", 2, 0.9)
+        assert resuming.best_of(self.saved(tmp_path, 4, 0.9)) == best
+        assert resuming.best_of(self.saved(tmp_path / "abandoned-3", 4, 0.9)) == best
+
+    def test_has_the_score_that_is_named(self, tmp_path: Path) -> None:
+        self.saved(tmp_path / "abandoned-1", 2, 0.5)
+        lost = resuming.best_of(self.saved(tmp_path, 4, 0.9))
+        assert lost == tmp_path / "checkpoint-2"
+        assert not lost.exists()
 
 
 class TestNotGoneOnFrom:

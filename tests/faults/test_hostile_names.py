@@ -110,7 +110,7 @@ class TestAManifest:
 
 class TestAState:
     def best(self, out: Path, named: object) -> Path | None:
-        return resuming.best_beside(write(out, 8, state={"best_model_checkpoint": named}))
+        return resuming.best_of(write(out, 8, state={"best_model_checkpoint": named}))
 
     @pytest.mark.parametrize("named", ["/somewhere/checkpoint-4", "../outside/checkpoint-4", "checkpoint-4"])
     def test_has_its_best_checkpoint_in_the_run_wherever_it_says(self, tmp_path: Path, named: str) -> None:
@@ -125,7 +125,7 @@ class TestAState:
 
     def test_that_is_no_object_has_none(self, tmp_path: Path) -> None:
         (write(tmp_path, 8) / "trainer_state.json").write_text("[]", encoding="utf-8")
-        assert resuming.best_beside(tmp_path / "checkpoint-8") is None
+        assert resuming.best_of(tmp_path / "checkpoint-8") is None
 
     @pytest.mark.parametrize("step", ["x/../../outside/checkpoint-4", 4.5, True, ["4"]])
     def test_whose_best_step_is_no_number_has_none(self, tmp_path: Path, step: Any) -> None:

@@ -13,7 +13,7 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.strategy import sharding
-from indictune.training.checkpoints import abandoned, saving, settings, store
+from indictune.training.checkpoints import abandoned, disks, saving, settings, store
 from indictune.training.checkpoints.saving import UNLOGGED
 from indictune.training.checkpoints.store import Manifest
 from indictune.training.exact import ExactTrainer
@@ -88,17 +88,34 @@ class LeaveBehind(TrainerCallback):
     """Moves away what the run does not go on from, before its first step, when nothing can refuse the checkpoint any
     more. It would be taken for this run's: `auto` would return to it, and a step that is bad roll back to it.
 
+    What was the best until then stays, or is copied from where it is: the run may end with it.
+
     Args:
         output_dir: of the run.
         checkpoint: that it goes on from; None where it starts afresh.
+        best: of the checkpoints until then; None where there is none, or it is lost.
     """
 
-    def __init__(self, output_dir: Path, checkpoint: Path | None) -> None:
+    def __init__(self, output_dir: Path, checkpoint: Path | None, best: Path | None) -> None:
         self.output_dir = output_dir
         self.checkpoint = checkpoint
+        self.best = best
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        left = abandoned.not_gone_on_from(self.output_dir, self.checkpoint)
+        self._move_away(args)
+        if args.should_save and self.best is not None and not self._has_best():
+            with disks.telling(self.output_dir, store.step_of(self.best), 0):
+                store.adopt(self.best, self.output_dir)
+        sharding.barrier()
+
+    def _has_best(self) -> bool:
+        """Whether the best stands in the run's own folder."""
+        return self.best is not None and self.best.parent.samefile(self.output_dir)
+
+    def _move_away(self, args: TrainingArguments) -> None:
+        kept = [self.best.name] if self.best is not None and self._has_best() else []
+        found = abandoned.not_gone_on_from(self.output_dir, self.checkpoint)
+        left = [path for path in found if path.name not in kept]
         numbers = map(abandoned.number_of, abandoned.folders(self.output_dir))
         on_disks = sharding.from_all((max(numbers, default=0), [path.name for path in left]))
         names = list(dict.fromkeys(name for _, own in on_disks for name in own))
@@ -117,7 +134,7 @@ class GoOn(TrainerCallback):
     Args:
         trainer: of the run.
         checkpoint: that it goes on from.
-        best: of the checkpoints until then; None where there is none, or it is lost.
+        best: of the checkpoints until then, in the run's folder; None where there is none, or it is lost.
     """
 
     def __init__(self, trainer: ExactTrainer, checkpoint: Path, best: Path | None) -> None:

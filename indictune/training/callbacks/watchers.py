@@ -33,7 +33,8 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     throughput = Throughput(trainer.batches)
     trainer.stop_request = session.stop_request
     checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
-    trainer.add_callback(LeaveBehind(session.output_dir, checkpoint))  # before the others read what is there
+    best = session.best_checkpoint
+    trainer.add_callback(LeaveBehind(session.output_dir, checkpoint, best))  # before the others read what is there
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
     path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
@@ -47,5 +48,6 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
         trainer.progress = session.watchdog.progress
         trainer.add_callback(trainer.progress)
     if checkpoint is not None:
-        trainer.add_callback(GoOn(trainer, checkpoint, session.best_checkpoint))
+        here = None if best is None else session.output_dir / best.name
+        trainer.add_callback(GoOn(trainer, checkpoint, here))
     return throughput

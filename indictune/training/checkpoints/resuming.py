@@ -262,7 +262,7 @@ def newest_whole(
             raise UserError(_damaged(checkpoint, problems))
         if not problems:
             is_the_same = len(set(sharding.from_all(store.best_step(checkpoint)))) == 1
-            best = best_beside(checkpoint) if is_the_same else None
+            best = best_of(checkpoint) if is_the_same else None
             if best is not None and best != checkpoint:
                 if args.load_best_model_at_end:
                     problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
@@ -279,7 +279,16 @@ def newest_whole(
     return spare, None
 
 
-def best_beside(checkpoint: Path) -> Path | None:
-    """The folder of the best checkpoint that a whole one names; None where it names none."""
+def best_of(checkpoint: Path) -> Path | None:
+    """The folder of the best checkpoint that a whole one names; None where it names none.
+
+    It is beside it, or in what the run has left behind (`abandoned`), or in what it has left that behind for.
+    """
     step = store.best_step(checkpoint)
-    return None if step is None else store.path_of(checkpoint.parent, step)
+    if step is None:
+        return None
+    beside = store.path_of(checkpoint.parent, step)
+    of_the_run = checkpoint.parent.parent if abandoned.number_of(checkpoint.parent) else checkpoint.parent
+    others = [store.path_of(folder, step) for folder in (of_the_run, *abandoned.folders(of_the_run))]
+    found = [each for each in others if each.is_dir() and store.is_best_of(each, checkpoint)]
+    return found[0] if found and not beside.is_dir() else beside

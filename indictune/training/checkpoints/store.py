@@ -200,12 +200,24 @@ def best_step(checkpoint: Path) -> int | None:
     It is in the name of a folder, which may have been moved. The state's `best_global_step` may be a step that was
     evaluated and not saved.
     """
+    named = _best_named(checkpoint)
+    return None if named is None else named[0]
+
+
+def is_best_of(candidate: Path, checkpoint: Path) -> bool:
+    """Whether a folder has the step and the score of the best checkpoint that another one names."""
+    named = _best_named(checkpoint)
+    return named is not None and step_of(candidate) == named[0] and _best_named(candidate) == named
+
+
+def _best_named(checkpoint: Path) -> tuple[int, Any] | None:
+    """Step and score of the best checkpoint."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         step = step_of(Path(state["best_model_checkpoint"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return step if step > 0 else None
+    return (step, state.get("best_metric")) if step > 0 else None
 
 
 def damage(checkpoint: Path, thorough: bool = True, share: slice = EVERY_FILE) -> list[str]:
@@ -248,6 +260,24 @@ def _damage_of_file(path: Path, expected: FileDigest | None, thorough: bool) -> 
         return "is not as it was written" if thorough and digest(path) != expected else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+
+
+def adopt(checkpoint: Path, output_dir: Path) -> None:
+    """Copy a whole checkpoint of another folder into a run's; it is there whole, or not at all.
+
+    Raises:
+        OSError: the disk does not take it.
+        ValueError: it has no manifest.
+    """
+    manifest = read_manifest(checkpoint)
+    if manifest is None:
+        raise ValueError(f"{checkpoint} has no manifest.")
+    unfinished = path_of(output_dir / UNFINISHED, manifest.step)
+    shutil.rmtree(unfinished.parent, ignore_errors=True)
+    shutil.copytree(checkpoint, unfinished)
+    settle(unfinished, files_in(unfinished))
+    commit(unfinished, path_of(output_dir, manifest.step), manifest)
+    unfinished.parent.rmdir()
 
 
 def rotate(output_dir: Path, limit: int | None, best_step: int | None, last: Path) -> None:
