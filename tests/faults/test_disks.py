@@ -32,18 +32,16 @@ def on_two_nodes(
     port = str(free_port())
     commands = []
     for node, folder in enumerate(folders):
-        launcher = [str(BIN / "torchrun"), "--nnodes", "2", "--node_rank", str(node), "--master_port", port]
-        deepspeed = ["--deepspeed", f"ds_configs/{strategy}.json"]
-        if not strategy.startswith("zero"):
-            deepspeed = []
-            launcher = [str(BIN / "accelerate"), "launch", "--config_file", f"accelerate_configs/{strategy}.yaml"]
-            launcher += ["--num_machines", "2", "--num_processes", "2", "--machine_rank", str(node)]
-            launcher += ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
+        launcher = [
+            *(str(BIN / "accelerate"), "launch", "--config_file", f"accelerate_configs/{strategy}.yaml"),
+            *("--num_machines", "2", "--num_processes", "2", "--machine_rank", str(node)),
+            *("--main_process_ip", "127.0.0.1", "--main_process_port", port),
+        ]
         command = [
             *(*launcher, *([FAULTY, event] if event else [])),
             *(SCRIPT, "--config", str(recipe), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"),
             *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
-            *("--ddp_timeout", "120", *deepspeed, *flags),
+            *("--ddp_timeout", "120", *flags),
         ]
         commands.append(command)
     with ThreadPoolExecutor(2) as nodes:
