@@ -42,6 +42,7 @@ GO_ON = "--resume_from_checkpoint auto goes on with it."
 INTERRUPTED = (
     "interrupted before it could save. --resume_from_checkpoint auto goes on from the last checkpoint, if any."
 )
+AGAIN = "The same command begins again."  # of those that do not train
 
 
 class End(NamedTuple):
@@ -115,9 +116,9 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
     except (NonFiniteLossError, SaveError) as error:
         return End("failed", str(error))
     except Stopped as error:
-        return End("resumable", f"{error} {GO_ON}")
+        return End("resumable", f"{error} {AGAIN if replaceable else GO_ON}")
     except KeyboardInterrupt:
-        return End("resumable", INTERRUPTED)
+        return End("resumable", f"interrupted. {AGAIN}" if replaceable else INTERRUPTED)
     except (Exception, CheckpointException) as error:  # torch's own is none of the first
         told = disks.message_of(error, session.output_dir) if isinstance(error, OSError) else None
         if told is not None:

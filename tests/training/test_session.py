@@ -20,6 +20,7 @@ from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import write_status
 from indictune.training.running import run
 from indictune.training.session import Session
+from indictune.training.stopping import Stopped
 from tests.training.checkpoints.test_store import manifest, write
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
@@ -89,6 +90,19 @@ def test_what_was_asked_for_ends_with_0_and_says_nothing(capsys: pytest.CaptureF
     assert run(lambda session: None, refused("--output_dir", "out")) == 0
     assert capsys.readouterr() == ("", "")
     assert status() == {"state": "ok", "message": ""}
+
+
+@pytest.mark.parametrize(
+    ("replaceable", "way_on"),
+    [((), "--resume_from_checkpoint auto goes on with it."), (("metrics.json",), "The same command begins again.")],
+    ids=["training", "evaluation"],
+)
+def test_a_run_that_was_stopped_says_how_it_goes_on(replaceable: tuple[str, ...], way_on: str) -> None:
+    def stop(session: Session) -> None:
+        raise Stopped("stopped by SIGTERM.")
+
+    assert run(stop, refused("--output_dir", "out"), replaceable) == 75
+    assert status() == {"state": "resumable", "message": f"stopped by SIGTERM. {way_on}"}
 
 
 def test_a_folder_that_cannot_be_written_still_gets_the_message_out(capsys: pytest.CaptureFixture[str]) -> None:
