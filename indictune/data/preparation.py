@@ -112,10 +112,11 @@ def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
     settings = f"{tokenizer.truncation_side} {tokenizer.split_special_tokens} {tokenizer.special_tokens_map}"
     if tokenizer.is_fast:
-        backend = tokenizer.backend_tokenizer
-        backend.no_truncation()  # a trace of the last call; each call sets what it needs
-        backend.no_padding()
-        return [kind, settings, hashlib.sha256(backend.to_str().encode()).hexdigest()]
+        with _settings_kept(tokenizer):
+            backend = tokenizer.backend_tokenizer
+            backend.no_truncation()  # each call sets what it needs
+            backend.no_padding()
+            return [kind, settings, hashlib.sha256(backend.to_str().encode()).hexdigest()]
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         return [kind, settings, *(file_digest(str(path)) for path in sorted(Path(folder).rglob("*")))]
@@ -127,21 +128,38 @@ def tokenised(
     """The columns of `SCHEMA` for rows that come some at a time, in their order; `tokenise` names the arguments."""
     class_id = {label: index for index, label in enumerate(labels)}
     encode: Encode | None = None
-    for batch in smaller_batches(batches, _BATCH_ROWS):
-        texts = batch["text"].to_pylist()
-        encode = encode or _encoder(tokenizer, max_length, texts[:_SAMPLE_ROWS])
-        input_ids = encode(texts)
-        lengths = np.fromiter(map(len, input_ids), np.int32, len(input_ids))
-        ends = np.cumsum(lengths, dtype=np.int32)
-        # Several times as fast as pa.array(input_ids).
-        tokens = np.fromiter(itertools.chain.from_iterable(input_ids), np.int32, int(lengths.sum()))
-        columns = [
-            pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
-            pa.array([class_id[label] for label in batch["label"].to_pylist()], pa.int64()),
-            pa.array(lengths),
-            batch["language"],
-        ]
-        yield pa.record_batch(columns, schema=SCHEMA)
+    with _settings_kept(tokenizer):
+        for batch in smaller_batches(batches, _BATCH_ROWS):
+            texts = batch["text"].to_pylist()
+            encode = encode or _encoder(tokenizer, max_length, texts[:_SAMPLE_ROWS])
+            input_ids = encode(texts)
+            lengths = np.fromiter(map(len, input_ids), np.int32, len(input_ids))
+            ends = np.cumsum(lengths, dtype=np.int32)
+            # Several times as fast as pa.array(input_ids).
+            tokens = np.fromiter(itertools.chain.from_iterable(input_ids), np.int32, int(lengths.sum()))
+            columns = [
+                pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
+                pa.array([class_id[label] for label in batch["label"].to_pylist()], pa.int64()),
+                pa.array(lengths),
+                batch["language"],
+            ]
+            yield pa.record_batch(columns, schema=SCHEMA)
+
+
+@contextmanager
+def _settings_kept(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """A block after which the tokenizer cuts and pads as before: what it was last called with would be saved with the
+    model, or not, depending on whether rows had to be prepared."""
+    if not tokenizer.is_fast:
+        yield
+        return
+    backend = tokenizer.backend_tokenizer
+    truncation, padding = backend.truncation, backend.padding
+    try:
+        yield
+    finally:
+        backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
+        backend.no_padding() if padding is None else backend.enable_padding(**padding)
 
 
 def _encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str]) -> Encode:
