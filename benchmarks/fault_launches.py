@@ -103,7 +103,7 @@ def resumes(contender: Contender, counts: Counts, work: Path) -> Found:
     found: Found = {}
     kinds = ["plain", "accumulation", "batches by length", "packed rows"][: counts["kinds of batches"]]
     kinds += [f"{kind}, workers 2" for kind in kinds[: counts["kinds of batches with workers"]]]
-    for launch in list(contender.launches)[: counts["launches gone on under"]]:
+    for launch in contender.launches:
         for kind in kinds:
             on_packed = replace(contender, command=contender.packed) if kind.startswith("packed") else contender
             if on_packed.command:
