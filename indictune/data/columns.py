@@ -94,7 +94,8 @@ def _as_text(column: pa.Array, where: str) -> pa.Array:
         UserError: the column holds something else; the message begins with `where`.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_nested(kind) or any(is_bytes(kind) for is_bytes in _BYTES):
+    is_extension = isinstance(kind, pa.BaseExtensionType)  # such as JSON, in which a text is in quotes
+    if is_extension or pa.types.is_nested(kind) or any(is_bytes(kind) for is_bytes in _BYTES):
         raise UserError(f"{where} holds {kind}, expected text, numbers or booleans.")
     try:
         column = column.cast(kind)
@@ -105,6 +106,22 @@ def _as_text(column: pa.Array, where: str) -> pa.Array:
     except pa.ArrowException as error:
         raise UserError(f"{where} holds {kind} that cannot be read as text ({str(error).splitlines()[0]}).") from error
     return text
+
+
+def check_no_json(where: str, schema: pa.Schema) -> None:
+    """Refuse columns of JSON, as `datasets` 5 makes them of a column in which rows differ: each text is in quotes.
+
+    Raises:
+        UserError: one problem for every such column; each begins with `where`.
+    """
+    problems = Problems()
+    for field in schema:
+        if "arrow.json" in str(field.type):
+            problems.append(
+                f"{where}: column {shortened(field.name)} holds {field.type}, texts written as JSON, in quotes. Make "
+                "it anew from its source with texts alone, or leave it out."
+            )
+    problems.raise_any()
 
 
 def shortened(name: str) -> str:

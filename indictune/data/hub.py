@@ -8,38 +8,54 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from indictune.data.cache import file_digest
-from indictune.data.columns import check_columns, shortened, text_batch
-from indictune.data.reading import Record, read_batches
+from indictune.data.columns import check_columns, check_no_json, shortened, text_batch
+from indictune.data.json_rows import holds_lines
+from indictune.data.reading import Record, read_batches, read_records
 from indictune.data.rejects import BadRows
 from indictune.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import ClassLabel, Dataset, DatasetBuilder
+    from datasets import Dataset, DatasetBuilder
 
 _CHUNK_ROWS = 20_000
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_JSON_EXTENSIONS = (".json", ".jsonl", ".ndjson")
 # In the way that csv files are read; the chunks change no cell.
 _HARMLESS = {"sep", "chunksize"}
+# In the way that json files are read: each of these changes what a file says.
+_JSON_SETTINGS = ("encoding", "encoding_errors", "field")
 
 
 @dataclass(frozen=True)
-class CsvFiles:
-    """A split that is csv or tsv files. They are read here, for pandas, by which `datasets` 5 reads them, takes the
-    first field of a row for an index where rows have more fields than the header, and "NA" and "None" for no text.
+class _Files:
+    """A split that is files of rows, which are read here and not by `datasets`.
 
     Attributes:
+        split: its name.
         files: on this machine, at least one.
         class_names: column -> what its numbers stand for, from 0, as the dataset's README.md declares.
     """
 
+    split: str
     files: tuple[str, ...]
     class_names: Mapping[str, Sequence[str]]
 
 
-def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset | CsvFiles]:
+class CsvFiles(_Files):
+    """csv or tsv files: pandas, by which `datasets` 5 reads them, takes the first field of a row for an index where
+    rows have more fields than the header, and "NA" and "None" for no text.
+    """
+
+
+class JsonFiles(_Files):
+    """json or jsonl files: where one row of thousands has a number for a text, or a list for it, `datasets` 5 writes
+    all texts of the column as JSON, in quotes. It writes 1e5 as 100000, and keeps one of two equal keys in silence.
+    """
+
+
+def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset | CsvFiles | JsonFiles]:
     """The splits of a dataset by name, from the cache where it is there.
 
     Raises:
@@ -52,7 +68,10 @@ def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset | Cs
     try:
         builder = datasets.load_dataset_builder(name, config)
         _check_files(name, builder.config.data_files or {})
-        found = _csv_files(builder, origin) if builder.name == "csv" else datasets.load_dataset(name, config)
+        if builder.name in ("csv", "json"):
+            found = _csv_files(builder, origin) if builder.name == "csv" else _json_files(builder, origin)
+        else:
+            found = datasets.load_dataset(name, config)
     except datasets.exceptions.DatasetNotFoundError as error:
         raise UserError(
             f"{origin}: no such dataset on the Hub, or it is private (then log in with `hf auth login`); "
@@ -64,16 +83,19 @@ def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset | Cs
             "give --train_file FILE, or a --dataset_name that begins with builtin:, which needs no network."
         ) from error
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        told = error.__cause__ or error  # "An error occurred while generating the dataset" has it as its cause
+        reason = str(told).splitlines()[0] if str(told) else type(told).__name__
         raise UserError(
             f"{origin}: cannot be loaded: {reason} (--dataset_config_name names a configuration)"
         ) from error
     if "train" not in found:
         raise UserError(f"{origin}: no split called train; it has {', '.join(map(str, found))}.")
-    if builder.name != "csv" and builder.info.builder_name == "csv":
+    made_of = builder.info.builder_name
+    if made_of in ("csv", "json") and made_of != builder.name:
         raise UserError(
-            f"{origin}: without the network there is only what `datasets` has made of its csv files, which may have "
-            "changed texts and labels (NA becomes none). Download the files, and give them by --train_file FILE."
+            f"{origin}: without the network there is only what `datasets` has made of its {made_of} files, which may "
+            "have changed texts and labels. Download the files, and give them by --train_file FILE, or their folder "
+            "by --dataset_name."
         )
     return dict(found)
 
@@ -84,7 +106,6 @@ def _csv_files(builder: DatasetBuilder, origin: str) -> dict[str, CsvFiles]:
     Raises:
         UserError: files of another kind are among them, or its README.md says that they are written in another way.
     """
-    import datasets
     from datasets.packaged_modules.csv.csv import CsvConfig
 
     way_out = (
@@ -99,10 +120,38 @@ def _csv_files(builder: DatasetBuilder, origin: str) -> dict[str, CsvFiles]:
     for file in (file for of_split in config.data_files.values() for file in of_split):
         if _SEPARATORS.get(Path(file).suffix.lower()) != config.sep:
             raise UserError(f"{origin}: {file} is no plain csv (commas) or tsv (tabs) file. {way_out}")
+    return {split: CsvFiles(split, files, names) for split, files, names in _downloaded(builder)}
+
+
+def _json_files(builder: DatasetBuilder, origin: str) -> dict[str, JsonFiles]:
+    """The splits of a dataset of json files, downloaded where they are not on this machine.
+
+    Raises:
+        UserError: files of another kind are among them, or its README.md says that they are written in another way.
+    """
+    from datasets.packaged_modules.json.json import JsonConfig
+
+    way_out = "Download the files, write them as jsonl in UTF-8, and give them by --train_file FILE."
+    config = builder.config
+    assert isinstance(config, JsonConfig)
+    plain = JsonConfig()
+    if told := [name for name in _JSON_SETTINGS if getattr(config, name) != getattr(plain, name)]:
+        raise UserError(f"{origin}: its README.md has {', '.join(told)} for its json files. {way_out}")
+    for file in (file for of_split in config.data_files.values() for file in of_split):
+        if Path(file).suffix.lower() not in _JSON_EXTENSIONS:
+            raise UserError(f"{origin}: {file} is no plain {', '.join(_JSON_EXTENSIONS)} file. {way_out}")
+    return {split: JsonFiles(split, files, names) for split, files, names in _downloaded(builder)}
+
+
+def _downloaded(builder: DatasetBuilder) -> Iterator[tuple[str, tuple[str, ...], dict[str, list[str]]]]:
+    """Each split, its files on this machine, and the names of classes by column."""
+    import datasets
+
     features = builder.info.features or {}
     class_names = {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-    files = datasets.DownloadManager().download(config.data_files)
-    return {str(split): CsvFiles(tuple(of_split), class_names) for split, of_split in files.items()}
+    files = datasets.DownloadManager().download(builder.config.data_files)
+    for split, of_split in files.items():
+        yield str(split), tuple(of_split), class_names
 
 
 def _check_files(name: str, files: Mapping[str, Sequence[str]]) -> None:
@@ -129,9 +178,9 @@ def _is_of_hub(file: str, name: str) -> bool:
     return file.startswith(f"hf://datasets/{name}@") and ".." not in PurePosixPath(file).parts
 
 
-def fingerprint_of(rows: Dataset | CsvFiles) -> str:
+def fingerprint_of(rows: Dataset | CsvFiles | JsonFiles) -> str:
     """Of the content of a split. `datasets` makes it of the files, their commit and how they are read."""
-    if isinstance(rows, CsvFiles):
+    if isinstance(rows, _Files):
         return repr([rows.class_names, *((file, file_digest(file)) for file in rows.files)])
     return str(rows._fingerprint)
 
@@ -145,90 +194,167 @@ def csv_batches(
     Raises:
         UserError: as `read_batches`.
     """
-    names = rows.class_names.get(columns["label"])
-    first_row = 1
-    for file in rows.files:
-        batches = read_batches(file, columns, optional, bad)
-        while True:
-            with bad.naming(file):
-                batch = next(batches, None)
-                if batch is not None and names is not None:
-                    batch = _with_class_names(batch, names, bad)
-            if batch is None:
-                break
-            if len(rows.files) > 1:
-                numbers = pa.array(range(first_row, first_row + batch.num_rows), pa.int32())
-                batch = batch.set_column(batch.schema.get_field_index("line"), "line", numbers)
-                first_row += batch.num_rows
-            yield batch
+    batches = _file_batches(rows, columns, optional, bad)
+    return _numbered(batches) if len(rows.files) > 1 else batches
 
 
-def hub_batches(rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a split in the form of `read_batches`; class ids become the names that the dataset gives them.
+def hub_batches(
+    rows: Dataset | JsonFiles, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a split in the form of `read_batches`, numbered; class ids become the names that the dataset gives
+    them.
+
+    Args:
+        rows: of the split.
+        columns: as of `read_batches`, like `optional`. The rows of a test split may lack the label's.
+        bad: gets the rows that cannot be used; without it, any of them stops the run.
 
     Raises:
         UserError: the split has no rows, a column is missing or holds neither text, numbers nor booleans.
     """
+    own = BadRows(str(rows.split)) if bad is None else bad
+    if isinstance(rows, JsonFiles):
+        if rows.split == "test":
+            optional = {**optional, "label": columns["label"]}
+            columns = {role: name for role, name in columns.items() if role != "label"}
+        yield from _numbered(_file_batches(rows, columns, optional, own))
+    else:
+        yield from _typed_batches(rows, columns, optional, own)
+    if bad is None:
+        own.finish(0)
+
+
+def hub_records(rows: Dataset | JsonFiles, bad: BadRows | None = None) -> Iterator[Record]:
+    """The rows of a split in the form of `read_records`, numbered.
+
+    Args:
+        rows: of the split.
+        bad: gets the rows that cannot be read; without it, any of them stops the run.
+
+    Raises:
+        UserError: the split has no rows, or cannot be read.
+    """
+    own = BadRows(str(rows.split)) if bad is None else bad
+    records = _file_records(rows, own) if isinstance(rows, JsonFiles) else _typed_records(rows)
+    yield from enumerate(records, 1)
+    if bad is None:
+        own.finish(0)
+
+
+def _file_batches(
+    rows: _Files, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
+) -> Iterator[pa.RecordBatch]:
+    """The rows of each file with its own lines; bad ones are named by them."""
+    names = rows.class_names.get({**optional, **columns}["label"])
+    known = None if names is None else _by_number_or_name(rows.split, names)
+    for file in rows.files:
+        batches = read_batches(file, columns, optional, bad, _extension(file))
+        while True:
+            with bad.naming(file):
+                batch = next(batches, None)
+                if batch is not None and known is not None:
+                    batch = _with_class_names(batch, known, bad)
+            if batch is None:
+                break
+            yield batch
+
+
+def _file_records(rows: JsonFiles, bad: BadRows) -> Iterator[dict[str, object]]:
+    for file in rows.files:
+        records = read_records(file, bad, _extension(file))
+        while True:
+            with bad.naming(file):
+                record = next(records, None)
+            if record is None:
+                break
+            yield record[1]
+
+
+def _extension(file: str) -> str:
+    """That of files which are read like this one: on the Hub, .json is often one object a line."""
+    extension = Path(file).suffix.lower()
+    if extension == ".ndjson" or (extension == ".json" and holds_lines(file)):
+        return ".jsonl"
+    return extension
+
+
+def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches with the number of each row, from 1, in place of its line."""
+    first_row = 1
+    for batch in batches:
+        numbers = pa.array(range(first_row, first_row + batch.num_rows), pa.int32())
+        yield batch.set_column(batch.schema.get_field_index("line"), "line", numbers)
+        first_row += batch.num_rows
+
+
+def _typed_batches(
+    rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
+) -> Iterator[pa.RecordBatch]:
     import datasets
 
     split = str(rows.split)
     check_columns(split, rows.column_names, columns)
     if not len(rows):
         raise UserError(f"{split}: the split holds no rows.")
-    _check_times(rows, columns)
     names = {**columns, **{role: name for role, name in optional.items() if name in rows.column_names}}
     label = rows.features[names["label"]]
+    known = _by_number(split, label.names) if isinstance(label, datasets.ClassLabel) else None
     first_row = 1
     for table in rows.select_columns(list(dict.fromkeys(names.values()))).with_format("arrow").iter(_CHUNK_ROWS):
-        (batch,) = table.combine_chunks().to_batches()
-        if isinstance(label, datasets.ClassLabel):
-            batch = batch.set_column(
-                batch.schema.get_field_index(names["label"]),
-                names["label"],
-                _class_names(batch[names["label"]], label),
-            )
-        yield text_batch(batch, names, list(optional), split, first_row)
-        first_row += batch.num_rows
+        (read,) = table.combine_chunks().to_batches()
+        batch = text_batch(read, names, list(optional), split, first_row)
+        yield batch if known is None else _with_class_names(batch, known, bad)
+        first_row += read.num_rows
 
 
-def hub_records(rows: Dataset) -> Iterator[Record]:
-    """The rows of a split in the form of `read_records`.
-
-    Raises:
-        UserError: the split has no rows.
-    """
+def _typed_records(rows: Dataset) -> Iterator[dict[str, object]]:
     if not len(rows):
         raise UserError(f"{rows.split}: the split holds no rows.")
-    tables = rows.with_format("arrow").iter(_CHUNK_ROWS)
-    yield from enumerate((row for table in tables for row in table.to_pylist()), 1)
+    for table in rows.with_format("arrow").iter(_CHUNK_ROWS):
+        check_no_json(str(rows.split), table.schema)
+        yield from table.to_pylist()
 
 
-def _check_times(rows: Dataset, columns: Mapping[str, str]) -> None:
-    """Refuse texts of a json file that all look like a time: `datasets` makes times of them, written another way."""
-    for role, name in columns.items():
-        if rows.builder_name == "json" and str(getattr(rows.features[name], "dtype", "")).startswith("timestamp"):
-            raise UserError(
-                f"{rows.split}: all of column {shortened(name)} (--{role}_column) are dates, which `datasets` writes "
-                "in its own way. Name another column, or download the file and give it by --train_file."
-            )
+def _by_number(split: str, names: Sequence[str]) -> dict[str, str | None]:
+    """A label as it is written -> its class. The Hub marks a row without a label by -1.
+
+    Raises:
+        UserError: a name is no text, such as the `no` of YAML.
+    """
+    if other := [name for name in names if not isinstance(name, str)]:
+        raise UserError(
+            f"{split}: its README.md declares a class {other[0]!r}, which is no text; without quotes, YAML makes a "
+            "number or a boolean of it. Give the files by --train_file, where labels are what stands there."
+        )
+    return {"-1": None, "": None} | {str(number): name for number, name in enumerate(names)}
 
 
-def _with_class_names(batch: pa.RecordBatch, names: Sequence[str], bad: BadRows) -> pa.RecordBatch:
-    """Names in place of the numbers of classes; `bad` gets the rows whose label is neither of them."""
-    known: dict[str, str | None] = {"-1": None, "": None}  # the Hub marks a row without a label by -1
-    known |= {str(number): name for number, name in enumerate(names)} | {name: name for name in names}
+def _by_number_or_name(split: str, names: Sequence[str]) -> dict[str, str | None]:
+    """As `_by_number`, for files, which may have the names too.
+
+    Raises:
+        UserError: a name is no text, or the number of another class, and nothing tells which of them a file means.
+    """
+    numbers = _by_number(split, names)
+    if doubtful := [name for name in names if numbers.get(name, name) != name]:
+        raise UserError(
+            f"{split}: its README.md declares classes whose names are numbers of others "
+            f"({', '.join(map(shortened, doubtful[:5]))}). Give the files by --train_file, where labels are what "
+            "stands there."
+        )
+    return numbers | {name: name for name in names}
+
+
+def _with_class_names(batch: pa.RecordBatch, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
+    """Classes in place of labels as they are written; `bad` gets the rows whose label is none of the known."""
     labels = [(label or "").strip() for label in batch["label"].to_pylist()]
     good = [label in known for label in labels]
     for index in (index for index, is_good in enumerate(good) if not is_good):
         row = batch.slice(index, 1).to_pylist()[0]
-        expected = ", ".join(map(shortened, names[:20]))
-        reason = f"label {shortened(labels[index])} is none of those that its README.md declares ({expected})."
+        names = dict.fromkeys(name for name in known.values() if name is not None)
+        expected = ", ".join(map(shortened, list(names)[:20]))
+        reason = f"label {shortened(labels[index])} is none of those that the dataset declares ({expected})."
         bad.add(row.pop("line"), reason, row, "an undeclared label")
     named = pa.array([known.get(label) for label in labels], pa.string())
     batch = batch.set_column(batch.schema.get_field_index("label"), "label", named)
     return batch.filter(pa.array(good, pa.bool_()))
-
-
-def _class_names(ids: pa.Array, label: ClassLabel) -> pa.Array:
-    # The Hub marks a row without a label by -1.
-    return pa.array(label.names, pa.string()).take(pc.if_else(pc.less(ids, 0), None, ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from indictune.errors import UserError
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[')
+_BEGINNING = 1 << 16  # bytes, of which a file is told
 _NO_TEXT = re.compile("[\udc80-\udcff]")  # what `decoded_lines` puts for a byte that is no text
 _TOO_DEEP = "no valid JSON: nested too deeply."
 
@@ -53,6 +55,13 @@ class _Decoder:
             twice = next(key for key in keys if keys.count(key) > 1)
             self.wrong = f"an object has the key {shortened(ascii(twice))} twice; leave out one of them."
         return made
+
+
+def holds_lines(path: str) -> bool:
+    """Whether a file called .json holds one object a line, as `datasets` and pandas write them, and no list."""
+    with open(path, "rb") as file:
+        beginning = file.read(_BEGINNING).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
+    return beginning.lstrip().startswith("{") and _LIST.match(beginning) is None
 
 
 def json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:

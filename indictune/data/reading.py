@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indictune.data.columns import check_columns, text_batch
+from indictune.data.columns import check_columns, check_no_json, text_batch
 from indictune.data.delimited import delimited_rows
 from indictune.data.json_rows import json_elements, json_lines, kind_of, record_rows
 from indictune.data.rejects import TEXT_EXTENSIONS, BadRows
@@ -41,7 +41,7 @@ def read_table(path: str, columns: Mapping[str, str], optional: Mapping[str, str
 
 
 def read_batches(
-    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
+    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows, extension: str = ""
 ) -> Iterator[pa.RecordBatch]:
     """Read the named columns of a csv, tsv, json, jsonl or parquet file, some thousand rows at a time.
 
@@ -50,10 +50,11 @@ def read_batches(
     without a byte order mark; blank lines are skipped. Numbers and booleans arrive as the text they are written as.
 
     Args:
-        path: the file; its extension says how it is read.
+        path: the file.
         columns: role ("text", "label", "language") -> name of the column in the file, which must be there.
         optional: the same for columns that may be missing; their cells are null then.
         bad: gets the rows that cannot be read.
+        extension: says how the file is read; without it the file's own.
 
     Yields:
         One nullable string column a role and `line` (int32): the line of the file on which the row begins, counted
@@ -63,8 +64,8 @@ def read_batches(
         UserError: the file or a column is missing, the file holds no rows or cannot be read as what its extension
             says; after the rows, the problems in `bad`.
     """
-    _check_file(path, EXTENSIONS)
-    extension = Path(path).suffix.lower()
+    extension = extension or Path(path).suffix.lower()
+    _check_file(path, extension, EXTENSIONS)
     if extension == ".parquet":
         batches = _parquet_batches(path, columns, optional)
     elif extension in RECORD_EXTENSIONS:
@@ -82,14 +83,15 @@ def read_batches(
         raise UserError(f"{path}: the file holds no rows.")
 
 
-def read_records(path: str, bad: BadRows) -> Iterator[Record]:
+def read_records(path: str, bad: BadRows, extension: str = "") -> Iterator[Record]:
     """Read a json, jsonl or parquet file whose values may be lists and objects, a row at a time.
 
     json and jsonl as in `read_batches`: numbers arrive as the text they are written as.
 
     Args:
-        path: the file; its extension says how it is read.
+        path: the file.
         bad: gets the rows that cannot be read.
+        extension: says how the file is read; without it the file's own.
 
     Yields:
         The line on which a row begins, counted from 1 (for parquet the number of the row), and the row.
@@ -98,8 +100,9 @@ def read_records(path: str, bad: BadRows) -> Iterator[Record]:
         UserError: the file is missing, holds no rows or cannot be read as what its extension says; after the rows,
             the problems in `bad`.
     """
-    _check_file(path, RECORD_EXTENSIONS)
-    read = {".json": json_elements, ".jsonl": json_lines}.get(Path(path).suffix.lower())
+    extension = extension or Path(path).suffix.lower()
+    _check_file(path, extension, RECORD_EXTENSIONS)
+    read = {".json": json_elements, ".jsonl": json_lines}.get(extension)
     empty = True
     for line, record in read(path, bad) if read else _parquet_records(path):
         empty = False
@@ -112,9 +115,9 @@ def read_records(path: str, bad: BadRows) -> Iterator[Record]:
         raise UserError(f"{path}: the file holds no rows.")
 
 
-def _check_file(path: str, extensions: Sequence[str]) -> None:
+def _check_file(path: str, extension: str, extensions: Sequence[str]) -> None:
     file = Path(path)
-    if file.suffix.lower() not in extensions:
+    if extension not in extensions:
         raise UserError(f"{path}: files of this kind are not read; expected one of {', '.join(extensions)}.")
     if not file.exists():
         near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
@@ -132,7 +135,7 @@ def _check_file(path: str, extensions: Sequence[str]) -> None:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f'{path}:1: this is UTF-16 (Excel\'s "Unicode text"); save it as UTF-8.')
     kind = next((kind for begin, kind in _SIGNATURES.items() if start.startswith(begin)), None)
-    if kind is not None and not (kind == "parquet" and file.suffix.lower() == ".parquet"):
+    if kind is not None and not (kind == "parquet" and extension == ".parquet"):
         raise UserError(f"{path}: this is a {kind} file, whatever its name says; unpack or rename it.")
 
 
@@ -177,6 +180,7 @@ def _parquet_batches(path: str, columns: Mapping[str, str], optional: Mapping[st
 def _parquet_records(path: str) -> Iterator[Record]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            check_no_json(path, file.schema_arrow)
             rows = (row for batch in file.iter_batches(_CHUNK_ROWS) for row in batch.to_pylist())
             yield from enumerate(rows, 1)
     except _PARQUET_ERRORS as error:

@@ -1,0 +1,225 @@
+"""Datasets of json and parquet files, on the Hub or in a folder: what the files say is what the model sees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from indictune.arguments import DataArguments
+from indictune.data import hub
+from indictune.data.conversations import load_conversations
+from indictune.data.loading import Splits, load_splits
+from indictune.data.reading import read_records, read_table
+from indictune.data.rejects import REJECTED, BadRows, Quarantine
+from indictune.errors import UserError
+from indictune.llama_arguments import ChatDataArguments
+from tests.data.test_hub_csv import DECLARED
+
+GOOD = '{"text": "शुभ \\"दिन\\"", "label": "neg"}\n{"text": "b\\n", "label": "pos"}\n'
+COLUMNS = {"text": "text", "label": "label"}
+# Chats that the library has written as JSON, in quotes, or has changed otherwise: rows and answers.
+CHATS = {
+    "a number": ('{"prompt": "a", "completion": "x"}\n{"prompt": "a", "completion": 7.10}\n', ["x", "7.10"]),
+    "a content in parts": (
+        '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": '
+        '"part"}]}]}\n{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "y"}]}\n',
+        ["part", "y"],
+    ),
+    "dates": ('{"prompt": "a", "completion": "2026-01-02"}\n', ["2026-01-02"]),
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    return tmp_path / "set"
+
+
+def problem_of(**arguments: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        load_splits(DataArguments(dataset_name="set", **arguments))
+    return caught.value.message
+
+
+def rows_of(splits: Splits) -> list[tuple[str, str]]:
+    return list(zip(*(splits.train.table[column].to_pylist() for column in ("text", "label")), strict=True))
+
+
+def json_files() -> hub.JsonFiles:
+    files = hub.load_hub_dataset("set", None)["train"]
+    assert isinstance(files, hub.JsonFiles)
+    return files
+
+
+@pytest.fixture
+def quarantine(tmp_path: Path) -> Quarantine:
+    return Quarantine("set/train", 0.9, tmp_path)
+
+
+def rejects(bad: Quarantine, good: int) -> list[dict[str, Any]]:
+    bad.finish(good)
+    return [json.loads(line) for line in Path(REJECTED).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"text": 5, "label": "pos"}',
+        '{"text": "x", "label": 1}',
+        '{"text": "x", "label": false}',
+        '{"text": 1e5, "label": 99999999999999999998}',
+        '{"text": 2.10, "label": 99999999999999999999}',
+        '{"text": "2026-01-02", "label": "12:30:00"}',
+        '{"text": "NA", "label": "None"}',
+    ],
+)
+def test_a_folder_gives_the_rows_that_its_file_gives_with_one_odd_row(folder: Path, odd: str) -> None:
+    (folder / "train.jsonl").write_text(GOOD * 3 + odd)
+    by_name = load_splits(DataArguments(dataset_name="set"))
+    by_file = load_splits(DataArguments(train_file=str(folder / "train.jsonl")))
+    assert rows_of(by_name) == rows_of(by_file)
+    assert rows_of(by_name)[0] == ('शुभ "दिन"', "neg")
+    assert by_name.labels == by_file.labels
+    assert by_name.train.place(6) == "set/train row 7"
+
+
+def test_texts_and_labels_that_all_are_dates_or_numbers_stay_what_they_are(folder: Path) -> None:
+    lines = [f'{{"text": {number}, "label": "2026-01-0{number[0]}"}}' for number in ("1e5", "2.10", "3")]
+    (folder / "train.json").write_text(f"[{', '.join(lines)}]")
+    splits = load_splits(DataArguments(dataset_name="set"))
+    assert rows_of(splits) == [("1e5", "2026-01-01"), ("2.10", "2026-01-02"), ("3", "2026-01-03")]
+
+
+@pytest.mark.parametrize("name", ["train.json", "train.ndjson"])
+def test_one_object_a_line_is_read_whatever_the_file_is_called(folder: Path, name: str) -> None:
+    (folder / name).write_text("\ufeff" + GOOD, encoding="utf-8")
+    assert len(load_splits(DataArguments(dataset_name="set")).train) == 2
+
+
+@pytest.mark.parametrize("name", ["train.json", "train.jsonl"])
+def test_a_broken_line_is_named_by_file_and_line(folder: Path, name: str) -> None:
+    (folder / name).write_text(GOOD + '{"text": "c", \n')
+    assert problem_of() == f"--dataset_name set {folder / name}:3: no valid JSON: " + (
+        "Expecting property name enclosed in double quotes (column 15)."
+    )
+
+
+def test_a_key_there_twice_is_told(folder: Path) -> None:
+    (folder / "train.json").write_text('[{"text": "c", "text": "d", "label": "x"}]')
+    assert f"{folder / 'train.json'}:1: an object has the key 'text' twice" in problem_of()
+
+
+def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
+    (folder / "train-1.jsonl").write_text(GOOD)
+    (folder / "train-2.jsonl").write_text("\n{}}\n" + GOOD + '{"text": ["c"], "label": "x"}\n')
+    batches = list(hub.hub_batches(json_files(), COLUMNS, {"language": "language"}, quarantine))
+    assert [line for batch in batches for line in batch["line"].to_pylist()] == [1, 2, 3, 4]
+    second = str(folder / "train-2.jsonl")
+    entries = rejects(quarantine, 4)
+    assert [(entry["file"], entry["line"]) for entry in entries] == [(second, 2), (second, 5)]
+    assert entries[0]["read"] == "{}}\n"
+
+
+def test_bad_lines_of_chats_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
+    (folder / "train.jsonl").write_text('{"prompt": "a", "completion": 1.50}\nbroken\n{"prompt": "b"}\n')
+    records = list(hub.hub_records(json_files(), quarantine))
+    assert records == [(1, {"prompt": "a", "completion": "1.50"}), (2, {"prompt": "b"})]
+    assert [entry["line"] for entry in rejects(quarantine, 2)] == [2]
+    with pytest.raises(UserError, match=r"train\.jsonl:2: no valid JSON: Expecting value"):
+        load_conversations(ChatDataArguments(dataset_name="set"))
+
+
+@pytest.mark.parametrize(("rows", "answers"), CHATS.values(), ids=CHATS.keys())
+def test_answers_stay_what_they_are(folder: Path, rows: str, answers: list[str]) -> None:
+    (folder / "train.jsonl").write_text(rows)
+    messages = load_conversations(ChatDataArguments(dataset_name="set")).train.table["messages"].to_pylist()
+    assert [each[-1]["content"] for each in messages] == answers
+
+
+def test_test_rows_may_lack_the_labels_column(folder: Path) -> None:
+    (folder / "train.jsonl").write_text(GOOD)
+    (folder / "test.jsonl").write_text('{"text": "c"}\n')
+    splits = load_splits(DataArguments(dataset_name="set"))
+    assert splits.notes == ["--dataset_name set: its test rows have no labels and are left out."]
+    (folder / "validation.jsonl").write_text('{"text": "c"}\n')
+    assert f"{folder / 'validation.jsonl'}: no column label (--label_column)" in problem_of()
+
+
+@pytest.mark.parametrize("settings", ["field: rows", "encoding: latin-1", "encoding_errors: ignore"])
+def test_json_files_in_a_way_of_their_own_are_refused_with_the_way_out(folder: Path, settings: str) -> None:
+    config = f"---\nconfigs:\n- config_name: default\n  data_files: train.json\n  {settings}\n---\n"
+    (folder / "README.md").write_text(config)
+    (folder / "train.json").write_text('{"rows": []}')
+    assert f"its README.md has {settings.partition(':')[0]} for its json files. Download the files" in problem_of()
+
+
+def test_packed_json_files_are_refused_with_the_way_out(folder: Path) -> None:
+    (folder / "train.jsonl.gz").write_bytes(b"\x1f\x8b")
+    assert "train.jsonl.gz is no plain .json, .jsonl, .ndjson file. Download the files" in problem_of()
+
+
+# A class id that is out of range has crashed without a row: https://github.com/huggingface/datasets stores any number.
+@pytest.mark.parametrize("declared", ["in README.md", "in the file"])
+@pytest.mark.parametrize("wrong", [7, 2, -2])
+def test_a_class_id_out_of_range_is_told_by_row_and_left_out(
+    folder: Path, quarantine: Quarantine, declared: str, wrong: int
+) -> None:
+    table = pa.table({"text": ["a", "b", "c", "d"], "label": [1, 0, wrong, 0]})
+    if declared == "in README.md":
+        (folder / "README.md").write_text(DECLARED)
+    else:
+        names = datasets.ClassLabel(names=["negative", "positive"])
+        features = datasets.Features({"text": datasets.Value("string"), "label": names})
+        table = table.replace_schema_metadata(features.arrow_schema.metadata)
+    pq.write_table(table, folder / "train.parquet")
+    assert problem_of() == (
+        f"--dataset_name set train row 3: label {wrong} is none of those that the dataset declares "
+        "(negative, positive)."
+    )
+    (rows,) = hub.load_hub_dataset("set", None).values()
+    (batch,) = hub.hub_batches(rows, COLUMNS, {}, quarantine)
+    assert batch.select(["text", "label", "line"]).to_pylist() == [
+        {"text": "a", "label": "positive", "line": 1},
+        {"text": "b", "label": "negative", "line": 2},
+        {"text": "d", "label": "negative", "line": 4},
+    ]
+    assert [(entry["line"], entry["read"]["text"]) for entry in rejects(quarantine, 3)] == [(3, "c")]
+
+
+def test_class_ids_whose_names_are_numbers_get_these_names(folder: Path) -> None:
+    (folder / "README.md").write_text(DECLARED.replace("negative", "'1'").replace("positive", "'2'"))
+    pq.write_table(pa.table({"text": ["a", "b"], "label": [0, 1]}), folder / "train.parquet")
+    assert rows_of(load_splits(DataArguments(dataset_name="set"))) == [("a", "1"), ("b", "2")]
+
+
+def test_class_names_that_are_no_text_are_refused(folder: Path) -> None:
+    (folder / "README.md").write_text(DECLARED.replace("negative", "no"))
+    pq.write_table(pa.table({"text": ["a", "b"], "label": [0, 1]}), folder / "train.parquet")
+    assert "train: its README.md declares a class False, which is no text" in problem_of()
+    (folder / "train.parquet").unlink()
+    (folder / "train.jsonl").write_text(GOOD)
+    assert "train: its README.md declares a class False, which is no text" in problem_of()
+
+
+def test_columns_of_json_are_refused_in_parquet_files_and_datasets_of_them(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text('{"text": "a", "label": "x", "prompt": "a", "completion": "b"}\n{"text": 5}\n')
+    made = datasets.load_dataset("json", data_files=str(folder / "rows.jsonl"), cache_dir="other")["train"]
+    (folder / "rows.jsonl").unlink()
+    path = str(folder / "train.parquet")
+    made.to_parquet(path)
+    assert pq.read_table(path)["text"].to_pylist() == ['"a"', "5"]
+    with pytest.raises(UserError, match=r"column text holds extension<arrow\.json>"):
+        read_table(path, COLUMNS)
+    with pytest.raises(UserError, match=r"column text holds extension<arrow\.json>, texts written as JSON"):
+        list(read_records(path, BadRows(path)))
+    assert "column text holds extension<arrow.json>" in problem_of()
+    with pytest.raises(UserError, match=r"column text holds extension<arrow\.json>, texts written as JSON"):
+        load_conversations(ChatDataArguments(dataset_name="set"))
