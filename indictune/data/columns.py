@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from indictune.data.rejects import BadRows
 from indictune.errors import Problems, UserError
 
 _MAX_SHOWN = 30
@@ -53,17 +54,21 @@ def check_columns(path: str, present: Collection[str], columns: Mapping[str, str
     names = list(present)
     shown = ", ".join(map(shortened, names)) or "no columns"
     for role, name in columns.items():
-        if names.count(name) > 1:
-            problems.append(f"{path}: {names.count(name)} columns are called {shortened(name)}; rename all but one.")
-        elif name not in names:
+        problems += _twice(path, names, name)
+        if name not in names:
             near = difflib.get_close_matches(name.lower(), [other.lower() for other in names], n=1, cutoff=0.6)
             meant = next((f" Did you mean {shortened(other)}?" for other in names if other.lower() in near), "")
             problems.append(f"{path}: no column {shortened(name)} (--{role}_column); it has {shown}.{meant}")
     problems.raise_any()
 
 
+def _twice(path: str, names: list[str], name: str) -> list[str]:
+    count = names.count(name)
+    return [f"{path}: {count} columns are called {shortened(name)}; rename all but one."] if count > 1 else []
+
+
 def text_batch(
-    read: pa.RecordBatch, names: Mapping[str, str], optional: Collection[str], where: str, first_row: int
+    read: pa.RecordBatch, names: Mapping[str, str], optional: Collection[str], where: str, first_row: int, bad: BadRows
 ) -> pa.RecordBatch:
     """Arrow rows in the form that `read_batches` yields.
 
@@ -73,18 +78,72 @@ def text_batch(
         optional: roles that get a column of nulls where `names` has none for them.
         where: what messages begin with.
         first_row: number of the first row in its file or split, from 1.
+        bad: gets the rows of which a string is no UTF-8.
 
     Raises:
         UserError: one problem for every column that holds neither text, numbers nor booleans.
     """
+    lines = pa.array(range(first_row, first_row + read.num_rows), pa.int32())
+    readable = _readable(read.select(list(dict.fromkeys(names.values()))), first_row, bad)
+    if readable is not None:
+        read, lines = read.filter(readable), lines.filter(readable)
     problems = Problems()
     arrays: dict[str, pa.Array] = {role: pa.nulls(read.num_rows, pa.string()) for role in (*names, *optional)}
     for role, name in names.items():
         with problems.collecting():
             arrays[role] = _as_text(read.column(name), f"{where}: column {name}")
     problems.raise_any()
-    arrays["line"] = pa.array(range(first_row, first_row + read.num_rows), pa.int32())
+    arrays["line"] = lines
     return pa.record_batch(list(arrays.values()), names=list(arrays))
+
+
+def typed_rows(read: pa.RecordBatch, first_row: int, bad: BadRows) -> Iterator[tuple[int, dict[str, object]]]:
+    """Arrow rows in the form that `read_records` yields.
+
+    Args:
+        read: rows.
+        first_row: number of the first row in its file or split, from 1.
+        bad: gets the rows with strings that are no UTF-8, or times beyond those of Python.
+    """
+    try:
+        rows: list[dict[str, object]] = read.to_pylist()
+    except (ValueError, OverflowError):
+        for number in range(read.num_rows):
+            row, wrong = _row(read, number)
+            if wrong:
+                bad.add_broken(first_row + number, wrong, row)
+            else:
+                yield first_row + number, row
+    else:
+        yield from enumerate(rows, first_row)
+
+
+def _readable(read: pa.RecordBatch, first_row: int, bad: BadRows) -> pa.BooleanArray | None:
+    """Which rows have strings that all are UTF-8, or None where all have; `bad` gets the others."""
+    try:
+        for column in read.columns:
+            column.validate(full=True)
+        return None
+    except pa.ArrowInvalid:
+        rows = [_row(read, number) for number in range(read.num_rows)]
+    for number, (row, wrong) in enumerate(rows, first_row):
+        if wrong:
+            bad.add_broken(number, wrong, row)
+    return pa.array([wrong is None for _, wrong in rows], pa.bool_())
+
+
+def _row(read: pa.RecordBatch, number: int) -> tuple[dict[str, object], str | None]:
+    """A row without the values that Python cannot hold, and what is wrong with one of these."""
+    row: dict[str, object] = {}
+    wrong = None
+    for name in read.schema.names:
+        try:
+            row[name] = read.column(name)[number].as_py()
+        except UnicodeDecodeError as error:
+            wrong = f"column {shortened(name)}: byte 0x{error.object[error.start]:02x} is no UTF-8 text."
+        except (ValueError, OverflowError) as error:
+            wrong = f"column {shortened(name)}: {error}."
+    return row, wrong
 
 
 def _as_text(column: pa.Array, where: str) -> pa.Array:
@@ -108,13 +167,16 @@ def _as_text(column: pa.Array, where: str) -> pa.Array:
     return text
 
 
-def check_no_json(where: str, schema: pa.Schema) -> None:
-    """Refuse columns of JSON, as `datasets` 5 makes them of a column in which rows differ: each text is in quotes.
+def check_schema(where: str, schema: pa.Schema) -> None:
+    """Refuse columns of one name, of which a row keeps the last, and columns of JSON, as `datasets` 5 makes them where
+    the values of rows differ in kind: each text is in quotes.
 
     Raises:
         UserError: one problem for every such column; each begins with `where`.
     """
     problems = Problems()
+    for name in dict.fromkeys(schema.names):
+        problems += _twice(where, schema.names, name)
     for field in schema:
         if "arrow.json" in str(field.type):
             problems.append(

@@ -11,7 +11,12 @@ from indictune.data.columns import check_columns
 from indictune.data.lines import decoded_lines
 from indictune.data.rejects import BadRows
 
+# A text of more lines is told to the user: it may be many rows that a stray quote has made one.
+_MANY_LINES = 100
+
 Cells = tuple[str | None, ...]
+
+_STRAY = "if it should not, a quote is opened in its first line that makes one row of all lines up to the next quote."
 
 
 def delimited_rows(
@@ -30,6 +35,9 @@ def delimited_rows(
         for line in decoded_lines(path, undecodable):
             read.append(line)
             yield line
+
+    def wrong(fields: list[str]) -> str:
+        return f"{_fields(len(fields))} where the header has {width}; {_how_to_quote(delimiter)}"
 
     # Without strict=True, a stray quote is dropped from a text, or swallows all rows up to the next one.
     reader = csv.reader(lines(), delimiter=delimiter, strict=True)
@@ -55,16 +63,20 @@ def delimited_rows(
         if undecodable and not width:
             bad.cannot_read(*undecodable.popitem())
             return
+        if width and len(fields) != width and len(read) > 1:
+            bad.cannot_read(start, f"the row that begins here has {len(read):,} lines and {wrong(fields)}")
+            return
         if undecodable:
             line, reason = next(iter(undecodable.items()))
             bad.add_broken(line, reason, "".join(read))
         elif not width:
             width, pick = len(fields), _picker(path, [name.strip() for name in fields], columns, optional)
         elif len(fields) == width:
+            if len(read) > _MANY_LINES:
+                bad.remark(start, f"this row has {len(read):,} lines; {_STRAY}")
             yield start, pick(fields)
         else:
-            wrong = f"{_fields(len(fields))} where the header has {width}; {_how_to_quote(delimiter)}"
-            bad.add_broken(start, wrong, "".join(read))
+            bad.add_broken(start, wrong(fields), "".join(read))
 
 
 def _may_hide_rows(lines: list[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from indictune.data.cache import file_digest
-from indictune.data.columns import check_columns, check_no_json, shortened, text_batch
+from indictune.data.columns import check_columns, check_schema, shortened, text_batch, typed_rows
 from indictune.data.json_rows import holds_lines
 from indictune.data.reading import Record, read_batches, read_records
 from indictune.data.rejects import BadRows
@@ -235,8 +235,10 @@ def hub_records(rows: Dataset | JsonFiles, bad: BadRows | None = None) -> Iterat
         UserError: the split has no rows, or cannot be read.
     """
     own = BadRows(str(rows.split)) if bad is None else bad
-    records = _file_records(rows, own) if isinstance(rows, JsonFiles) else _typed_records(rows)
-    yield from enumerate(records, 1)
+    if isinstance(rows, JsonFiles):
+        yield from enumerate(_file_records(rows, own), 1)
+    else:
+        yield from _typed_records(rows, own)
     if bad is None:
         own.finish(0)
 
@@ -302,17 +304,20 @@ def _typed_batches(
     first_row = 1
     for table in rows.select_columns(list(dict.fromkeys(names.values()))).with_format("arrow").iter(_CHUNK_ROWS):
         (read,) = table.combine_chunks().to_batches()
-        batch = text_batch(read, names, list(optional), split, first_row)
+        batch = text_batch(read, names, list(optional), split, first_row, bad)
         yield batch if known is None else _with_class_names(batch, known, bad)
         first_row += read.num_rows
 
 
-def _typed_records(rows: Dataset) -> Iterator[dict[str, object]]:
+def _typed_records(rows: Dataset, bad: BadRows) -> Iterator[Record]:
     if not len(rows):
         raise UserError(f"{rows.split}: the split holds no rows.")
+    first_row = 1
     for table in rows.with_format("arrow").iter(_CHUNK_ROWS):
-        check_no_json(str(rows.split), table.schema)
-        yield from table.to_pylist()
+        check_schema(str(rows.split), table.schema)
+        (read,) = table.combine_chunks().to_batches()
+        yield from typed_rows(read, first_row, bad)
+        first_row += read.num_rows
 
 
 def _by_number(split: str, names: Sequence[str]) -> dict[str, str | None]:

@@ -17,7 +17,7 @@ from indictune.arguments import DataArguments, TextArguments
 from indictune.command_arguments import EvaluateArguments
 from indictune.data.cache import made_once
 from indictune.data.clean_batches import SCHEMA, cleaned
-from indictune.data.columns import shortened
+from indictune.data.columns import normalise_label, shortened
 from indictune.data.progress import shown
 from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
 from indictune.data.sources import SPLITS, Source, columns_of, file_source, sources_of
@@ -188,12 +188,13 @@ def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path, 
     empty: list[pa.Array] = []
     left_out = isinstance(bad, Quarantine)
     try:
-        batches = _usable(source, bad, args) if left_out else _with_text(cleaned(source.read(bad)), empty)
+        batches = _usable(source, bad, args, path.parent) if left_out else _with_text(cleaned(source.read(bad)), empty)
         write_table(path, SCHEMA, shown(batches, f"reading {source.name}"))
         table = map_table(path)
         bad.finish(table.num_rows)
     except UserError as error:
         raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
+    notes += [f"{source.origin} {remark}" for remark in bad.remarks]
     if isinstance(bad, Quarantine):
         notes += [f"{source.origin} {note}" for note in bad.note()]
     empty_lines = pa.chunked_array(empty, pa.int32())
@@ -227,12 +228,19 @@ def _with_text(batches: Iterator[pa.RecordBatch], empty: list[pa.Array]) -> Iter
         yield batch.filter(full)
 
 
-def _usable(source: Source, bad: BadRows, args: TextArguments) -> Iterator[pa.RecordBatch]:
+def _has_labels(source: Source, folder: Path) -> bool:
+    """Whether any row has a label. What cannot be read is told when the rows are read again."""
+    batches = source.read(Quarantine(source.name, 0.0, folder))
+    return any(normalise_label(label) for batch in batches for label in batch["label"].to_pylist())
+
+
+def _usable(source: Source, bad: BadRows, args: TextArguments, folder: Path) -> Iterator[pa.RecordBatch]:
     """The cleaned rows that have a text and a label; `bad` gets the others as they were read."""
+    may_lack_label = source.may_lack_labels and not _has_labels(source, folder)
     to_clean, as_read = tee(source.read(bad))
     for batch, read in zip(cleaned(to_clean), as_read, strict=True):
         full = pc.not_equal(batch["text"], "")
-        good = full if source.may_lack_labels else pc.and_(full, pc.is_valid(batch["label"]))
+        good = full if may_lack_label else pc.and_(full, pc.is_valid(batch["label"]))
         for row, has_text in zip(read.filter(pc.invert(good)).to_pylist(), full.filter(pc.invert(good)), strict=True):
             column, kind = (args.label_column, "no label") if has_text.as_py() else (args.text_column, "no text")
             bad.add(row.pop("line"), f"{kind} in column {column}.", row, kind)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indictune.data.columns import check_columns, check_no_json, text_batch
+from indictune.data.columns import check_columns, check_schema, text_batch, typed_rows
 from indictune.data.delimited import delimited_rows
 from indictune.data.json_rows import json_elements, json_lines, kind_of, record_rows
 from indictune.data.rejects import TEXT_EXTENSIONS, BadRows
@@ -67,7 +67,7 @@ def read_batches(
     extension = extension or Path(path).suffix.lower()
     _check_file(path, extension, EXTENSIONS)
     if extension == ".parquet":
-        batches = _parquet_batches(path, columns, optional)
+        batches = _parquet_batches(path, columns, optional, bad)
     elif extension in RECORD_EXTENSIONS:
         records = json_lines(path, bad) if extension == ".jsonl" else json_elements(path, bad)
         batches = _batches(record_rows(path, records, columns, optional, bad), columns, optional)
@@ -104,7 +104,7 @@ def read_records(path: str, bad: BadRows, extension: str = "") -> Iterator[Recor
     _check_file(path, extension, RECORD_EXTENSIONS)
     read = {".json": json_elements, ".jsonl": json_lines}.get(extension)
     empty = True
-    for line, record in read(path, bad) if read else _parquet_records(path):
+    for line, record in read(path, bad) if read else _parquet_records(path, bad):
         empty = False
         if isinstance(record, dict):
             yield line, record
@@ -163,26 +163,30 @@ def without_halves(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _parquet_batches(path: str, columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(
+    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
+) -> Iterator[pa.RecordBatch]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             present = file.schema_arrow.names
-            check_columns(path, present, columns)
             names = {**columns, **{role: name for role, name in optional.items() if name in present}}
+            check_columns(path, present, names)
             first_row = 1
             for batch in file.iter_batches(_CHUNK_ROWS, columns=list(dict.fromkeys(names.values()))):
-                yield text_batch(batch, names, list(optional), path, first_row)
+                yield text_batch(batch, names, list(optional), path, first_row, bad)
                 first_row += batch.num_rows
     except _PARQUET_ERRORS as error:
         raise _no_parquet(path, error) from error
 
 
-def _parquet_records(path: str) -> Iterator[Record]:
+def _parquet_records(path: str, bad: BadRows) -> Iterator[Record]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            check_no_json(path, file.schema_arrow)
-            rows = (row for batch in file.iter_batches(_CHUNK_ROWS) for row in batch.to_pylist())
-            yield from enumerate(rows, 1)
+            check_schema(path, file.schema_arrow)
+            first_row = 1
+            for batch in file.iter_batches(_CHUNK_ROWS):
+                yield from typed_rows(batch, first_row, bad)
+                first_row += batch.num_rows
     except _PARQUET_ERRORS as error:
         raise _no_parquet(path, error) from error
 

@@ -35,10 +35,12 @@ class BadRows:
         source: as messages name it.
         problems: of the file as a whole, and its broken lines. What is in it stops the run in any case.
         count: of the bad rows.
+        remarks: on good rows, the first few that look odd.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
+        self.remarks: list[str] = []
         self.problems = Problems()
         self.count = 0
         self._listed: dict[str, list[str]] = {}
@@ -77,6 +79,11 @@ class BadRows:
         if len(self.problems) == _MAX_LISTED:
             self.problems.append(f"{self.source}: {_MAX_LISTED} {_BROKEN} found; the lines after them were not read.")
             self.problems.raise_any()
+
+    def remark(self, line: int, what: str) -> None:
+        """A good row that the user should look at."""
+        if len(self.remarks) < _MAX_LISTED:
+            self.remarks.append(f"{place(self.source, line)}: {what}")
 
     @contextmanager
     def naming(self, file: str) -> Iterator[None]:
@@ -130,7 +137,7 @@ class Quarantine(BadRows):
     def finish(self, good: int) -> None:
         self.problems.raise_any()
         rows = good + self.count
-        if self.count > self.max_fraction * rows:
+        if self.count and self.count / rows > self.max_fraction:
             self.problems += self._first
             self.problems.append(
                 f"{self.source}: {self.count:,} of {rows:,} rows ({self.count / rows:.2%}) cannot be used, which is "

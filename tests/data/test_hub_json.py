@@ -209,6 +209,17 @@ def test_class_names_that_are_no_text_are_refused(folder: Path) -> None:
     assert "train: its README.md declares a class False, which is no text" in problem_of()
 
 
+def test_bytes_in_parquet_that_are_no_text_are_told_by_row_and_left_out(folder: Path, quarantine: Quarantine) -> None:
+    texts = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff", b"c"], pa.binary()).buffers())
+    pq.write_table(pa.table({"text": texts, "label": ["x", "y", "y"], "prompt": ["a"] * 3}), folder / "train.parquet")
+    assert problem_of() == "--dataset_name set train row 2: column text: byte 0xff is no UTF-8 text."
+    (rows,) = hub.load_hub_dataset("set", None).values()
+    (batch,) = hub.hub_batches(rows, COLUMNS, {}, quarantine)
+    assert (batch["text"].to_pylist(), batch["line"].to_pylist()) == (["a", "c"], [1, 3])
+    assert [line for line, _ in hub.hub_records(rows, quarantine)] == [1, 3]
+    assert [entry["read"]["label"] for entry in rejects(quarantine, 4)] == ["y", "y"]
+
+
 def test_columns_of_json_are_refused_in_parquet_files_and_datasets_of_them(folder: Path) -> None:
     (folder / "rows.jsonl").write_text('{"text": "a", "label": "x", "prompt": "a", "completion": "b"}\n{"text": 5}\n')
     made = datasets.load_dataset("json", data_files=str(folder / "rows.jsonl"), cache_dir="other")["train"]

@@ -13,7 +13,7 @@ import pytest
 from indictune.data import reading
 from indictune.data.columns import normalise_label, text_batch
 from indictune.data.reading import Record, read_table
-from indictune.data.rejects import BadRows, place
+from indictune.data.rejects import REJECTED, BadRows, Quarantine, place
 from indictune.errors import UserError
 
 COLUMNS = {"text": "text", "label": "label"}
@@ -146,8 +146,39 @@ def test_parquet_columns_of_any_scalar_type_become_text(tmp_path: Path, monkeypa
 
 def test_a_dictionary_of_numbers_becomes_text() -> None:
     scores = pa.array([0.5, float("nan"), 0.5]).dictionary_encode()
-    batch = text_batch(pa.record_batch([scores], names=["score"]), {"label": "score"}, [], "here", first_row=5)
+    read = pa.record_batch([scores], names=["score"])
+    batch = text_batch(read, {"label": "score"}, [], "here", first_row=5, bad=BadRows("here"))
     assert batch.to_pydict() == {"label": ["0.5", None, "0.5"], "line": [5, 6, 7]}
+
+
+def test_records_of_parquet_with_two_columns_of_a_name_are_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "f.parquet")
+    arrays = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
+    pq.write_table(pa.Table.from_arrays(arrays, names=["prompt", "completion", "completion"]), path)
+    with pytest.raises(UserError, match=r"f\.parquet: 2 columns are called completion; rename all but one\.$"):
+        list(read_records(path))
+
+
+def test_records_of_parquet_that_python_cannot_hold_are_bad_rows(tmp_path: Path) -> None:
+    texts = pa.array([b"a", b"\xff", b"b", b"c"], pa.binary()).buffers()
+    lists = pa.ListArray.from_arrays([0, 1, 2, 3, 4], pa.Array.from_buffers(pa.string(), 4, texts))
+    times = pa.array([0, 0, 0, 2**62], pa.timestamp("us"))
+    path = str(tmp_path / "f.parquet")
+    pq.write_table(pa.table({"id": ["1", "2", "3", "4"], "texts": lists, "time": times}), path)
+    bad = BadRows(path)
+    with pytest.raises(UserError) as raised:
+        list(reading.read_records(path, bad))
+    broken, late = raised.value.problems
+    assert broken == f"{path} row 2: column texts: byte 0xff is no UTF-8 text."
+    assert late.startswith(f"{path} row 4: column time: ")
+    left_out = Quarantine(path, 0.5, tmp_path)
+    assert [(line, row["id"], row["texts"]) for line, row in reading.read_records(path, left_out)] == [
+        (1, "1", ["a"]),
+        (3, "3", ["b"]),
+    ]
+    left_out.finish(2)
+    rejected = [json.loads(line) for line in (tmp_path / REJECTED).read_bytes().splitlines()]
+    assert [(row["line"], row["read"]["id"]) for row in rejected] == [(2, "2"), (4, "4")]
 
 
 def test_the_case_of_an_extension_does_not_matter(write: Write) -> None:
@@ -204,7 +235,10 @@ def test_the_same_labels_from_every_kind_of_file_are_equal(write: Write, tmp_pat
         (
             "a.csv",
             'text,label\na,1\nb,2,3\n"c\nd"\ne,4\n',
-            [":3: 3 fields where the header has 2; a field that holds a comma", ":4: 1 field where the header has 2"],
+            [
+                ":3: 3 fields where the header has 2; a field that holds a comma",
+                ":4: the row that begins here has 2 lines and 1 field where the header has 2; a field that holds",
+            ],
         ),
         ("a.tsv", "text\tlabel\na\n", [":2: 1 field where the header has 2; a field that holds a tab"]),
         ("a.csv", 'text,label\na,1\n"b" c,2\n', [":3: the row that begins here cannot be read ("]),

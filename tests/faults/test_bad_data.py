@@ -43,7 +43,14 @@ def parquet(**columns: Any) -> bytes:
 
 def not_text() -> pa.Array:
     """A column of strings of which one is no UTF-8, as faulty writers leave it."""
-    return pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"], pa.binary()).buffers())
+    return pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"b", b"\xff"], pa.binary()).buffers())
+
+
+def twice(name: str) -> bytes:
+    """A file with two columns of that name."""
+    file, names = io.BytesIO(), ["text", "label", "language", name]
+    pq.write_table(pa.Table.from_arrays([pa.array(["a", "b"]), *[pa.array(["x", "y"])] * 3], names=names), file)
+    return file.getvalue()
 
 
 # Name of the file, its bytes, and all texts and labels in it.
@@ -125,6 +132,21 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a quote that is never closed": ("f.csv", TABLE + b'"c,x\n' + GOOD, ":4: the row that begins here cannot be read"),
     "a stray quote over lines": ("f.csv", TABLE + b'"c,x\n"d,y",x\n', ":4: the row that begins here cannot be read"),
     "a quote left open in a line": ("f.csv", TABLE + b'"c"" ,"d"\n', ":4: the row that begins here cannot be read"),
+    "a ragged row of several lines": (
+        "f.csv",
+        HEAD + b'"c\nd",x,y\n' + GOOD,
+        ":2: the row that begins here has 2 lines and 3 fields",
+    ),
+    "rows that a stray quote swallows": (
+        "f.csv",
+        HEAD + GOOD * 50 + b'"c,x\n' + GOOD * 50 + b'5",d,x\n' + GOOD * 50,
+        ":102: the row that begins here",
+    ),
+    "swallowed rows with bytes that are no text": (
+        "f.csv",
+        TABLE + b'"c,x\n' + GOOD * 50 + b'\xff",d,x\n' + GOOD,
+        ":4: the row that begins here has 102 lines and 3 fields",
+    ),
     "a list cut short": ("f.json", LISTED[:-1], ":2: no valid JSON"),
     "a list without a comma": ("f.json", LISTED.replace(b"},", b"}"), ":2: no valid JSON"),
     "a comma too many": ("f.json", LISTED[:-1] + b",]", ":2: no valid JSON"),
@@ -142,15 +164,12 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         ": column label holds fixed_size_binary",
     ),
     "parquet without a column": ("f.parquet", parquet(text=["a"]), ": no column label"),
+    "parquet with a column there twice": ("f.parquet", twice("text"), ": 2 columns are called text"),
+    "parquet with an optional one twice": ("f.parquet", twice("language"), ": 2 columns are called language"),
     "parquet without rows": (
         "f.parquet",
         parquet(text=pa.array([], pa.string()), label=pa.array([], pa.string())),
         ": the file holds no rows.",
-    ),
-    "parquet with bytes that are no text": (
-        "f.parquet",
-        parquet(text=not_text(), label=["x", "y"]),
-        ": column text holds string that cannot be read as text (Invalid UTF8",
     ),
 }  # fmt: skip
 
@@ -159,7 +178,6 @@ LEFT_OUT: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
     "too many fields": ("f.csv", TABLE + b"c,x,1\n", [(4, "3 fields where the header has 2")]),
     "too few fields": ("f.csv", HEAD + b"c\n" + GOOD, [(2, "1 field where the header has 2")]),
     "one field too many in the first row": ("f.csv", HEAD + b"1,c,x\n" + GOOD, [(2, "3 fields")]),
-    "a ragged row of several lines": ("f.csv", HEAD + b'"c\nd",x,y\n' + GOOD, [(2, "3 fields")]),
     "a line of spaces": ("f.csv", HEAD + b"  \n" + GOOD, [(2, "1 field")]),
     "a stray quote in one line": (
         "f.csv",
@@ -196,6 +214,16 @@ LEFT_OUT: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
         "f.json",
         b'[{"text": "c", "text": "d", "label": "x"},' + LISTED[1:],
         [(1, "an object has the key 'text' twice")],
+    ),
+    "bytes in parquet": (
+        "f.parquet",
+        parquet(text=not_text(), label=["x", "y", "x"]),
+        [(3, "column text: byte 0xff is no UTF-8")],
+    ),
+    "bytes in labels of parquet": (
+        "f.parquet",
+        parquet(text=["a", "b", "c"], label=not_text()),
+        [(3, "column label: byte 0xff is no UTF-8")],
     ),
     "null in a list": ("f.json", LISTED[:-1] + b",\nnull]", [(3, "holds null")]),
 }  # fmt: skip
@@ -284,12 +312,12 @@ def test_a_label_keeps_its_name(name: str, content: bytes, labels: list[str]) ->
 
 
 def test_what_was_read_is_written_down_with_its_bytes() -> None:
-    Path("f.csv").write_bytes(HEAD + 'c,"ल\n",x\n'.encode() + b"\xff,y\n, z\n" + GOOD)
+    Path("f.csv").write_bytes(HEAD + 'c,"ल",x\n'.encode() + b"\xff,y\n, z\n" + GOOD)
     splits = load_splits(DataArguments(train_file="f.csv", bad_rows="quarantine", max_bad_fraction=0.7))
     raw = (splits.folder / REJECTED).read_bytes()
     rejected = [json.loads(line) for line in raw.splitlines()]
-    assert [row["line"] for row in rejected] == [2, 4, 5]
-    assert rejected[0]["read"] == 'c,"ल\n",x\n'
+    assert [row["line"] for row in rejected] == [2, 3, 4]
+    assert rejected[0]["read"] == 'c,"ल",x\n'
     assert "ल".encode() in raw
     assert rejected[1]["read"].encode(errors="surrogateescape") == b"\xff,y\n"
     assert rejected[2]["read"] == {"text": "", "label": " z", "language": None}
@@ -311,6 +339,39 @@ def test_more_bad_rows_than_the_fraction_stop_the_run(name: str) -> None:
     ]
     allowed = DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.1)
     assert len(load_splits(allowed).train) == 90
+
+
+@pytest.mark.parametrize("bad", [29, 57, 58, 69])
+def test_bad_rows_that_are_just_the_fraction_are_left_out(bad: int) -> None:
+    Path("f.csv").write_bytes(HEAD + b"c\n" * bad + b"a,x\n" * (98 - bad) + GOOD)
+    share: dict[str, Any] = {"train_file": "f.csv", "bad_rows": "quarantine"}
+    assert len(load_splits(DataArguments(**share, max_bad_fraction=bad / 100)).train) == 100 - bad
+    assert "which is more than --max_bad_fraction" in problems_of(**share, max_bad_fraction=(bad - 1) / 100)[-1]
+
+
+def test_a_row_of_very_many_lines_is_told() -> None:
+    Path("f.csv").write_bytes(TABLE + b'"c,x\n' + GOOD * 50 + b'd",x\n' + b'"e\nf",x\n')
+    (note,) = load_splits(DataArguments(train_file="f.csv")).notes
+    assert note.startswith("--train_file f.csv:4: this row has 102 lines; if it should not, a quote is")
+
+
+def test_unlabelled_test_rows_of_a_dataset_are_left_out_where_others_have_labels() -> None:
+    Path("set").mkdir()
+    Path("set/train.jsonl").write_bytes(ROWS)
+    Path("set/test.jsonl").write_bytes(ROWS + b'{"text": "c"}\n{"text": "d", "label": " "}\n')
+    quarantine: dict[str, Any] = {"dataset_name": "set", "bad_rows": "quarantine", "max_bad_fraction": 0.5}
+    splits = load_splits(DataArguments(**quarantine))
+    assert splits.test is not None
+    assert splits.test.table["text"].to_pylist() == ["a", "b"]
+    rejected = [json.loads(line) for line in (splits.folder / REJECTED).read_bytes().splitlines()]
+    assert [(row["line"], row["reason"]) for row in rejected] == [
+        (3, "no label in column label."),
+        (4, "no label in column label."),
+    ]
+    Path("set/test.jsonl").write_bytes(b'{"text": "c"}\n{"text": "d"}\n')
+    splits = load_splits(DataArguments(**quarantine))
+    assert splits.test is None
+    assert splits.notes == ["--dataset_name set: its test rows have no labels and are left out."]
 
 
 def test_every_file_has_a_share_of_its_own_and_all_rejects_come_in_order() -> None:
