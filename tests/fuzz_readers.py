@@ -1,4 +1,5 @@
-"""Mutate valid files and read them: either a message to the user comes out, or texts that stand in the file.
+"""Mutate valid files and read them: either a message to the user comes out, or texts that stand in the file. A folder
+with the file, given as a dataset, gives the same.
 
 python -m tests.fuzz_readers --minutes 10
 """
@@ -6,6 +7,7 @@ python -m tests.fuzz_readers --minutes 10
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import shutil
@@ -13,22 +15,31 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from indictune.data.hub import CsvFiles, csv_batches, hub_batches, hub_records, load_hub_dataset
+from indictune.data.json_rows import holds_lines
 from indictune.data.reading import RECORD_EXTENSIONS, read_batches, read_records
 from indictune.data.rejects import BadRows, Quarantine
 from indictune.errors import UserError
 from tests.data.test_round_trips import WRITERS
 
 HANG_S = 20
+# Of the files, how many are read as datasets too: these take a hundred times as long.
+DATASETS = 0.03
+COLUMNS, OPTIONAL = {"text": "text", "label": "label"}, {"language": "language"}
+CLASSES = ["negative", "positive"]
 TABLE = [('a, "b"\nक', "x"), ("", "1e5"), ("NA", "null"), ("😀 \\u0041", "-1"), ("c\td", "y")] * 3
 PIECES = [
     *(b'"', b'""', b",", b"\t", b"\n", b"\r", b"\r\n", b"\x00", b"\xff", b"\xef\xbb\xbf", b"{", b"}", b"[", b"]"),
     *(b":", b"\\", b"\\u", b"\\ud83d", b"null", b"NaN", b"1e999", b"-", b"[" * 2000, b'{"text":', b'"data"', b"PAR1"),
+    *(b"5", b"1e5", b"true", b"NA", b"language", b"text", b'{"a": 1}', b'["b"]', b'"language": "hi", '),
 ]  # fmt: skip
 
 
@@ -45,6 +56,19 @@ def seeds(folder: Path) -> dict[str, bytes]:
     made["data.json"] = json.dumps({"version": 1, "data": rows}).encode()
     pq.write_table(pa.Table.from_pylist(rows), folder / "p.parquet", compression="none", use_dictionary=False)
     made["p.parquet"] = (folder / "p.parquet").read_bytes()
+    odd = ['{"text": 1e5, "label": 2.10, "language": "hi"}', '{"text": "c", "label": true}', '{"text": "2026-01-02"}']
+    made["odd.jsonl"] = "\n".join([*lines, *odd]).encode()
+    made["lines.json"] = made["odd.jsonl"]
+    made["languages.csv"] = "".join(f"{cell},x,hi\n" for cell in ("text,label,language\na", '"b,\n"', "NA")).encode()
+    kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=CLASSES)}
+    ids = pa.table({"text": [f"{text} क" for text, _ in TABLE], "label": [0, 1, 1] * 4 + [0, 7, -1]})
+    ids = ids.replace_schema_metadata(datasets.Features(kinds).arrow_schema.metadata)
+    pq.write_table(ids, folder / "ids.parquet", compression="none", use_dictionary=False)
+    made["ids.parquet"] = (folder / "ids.parquet").read_bytes()
+    names = ["text", "label", "language", "language"]
+    twice = pa.Table.from_arrays([pa.array(["a", "b"]), *[pa.array(["x", "y"])] * 3], names=names)
+    pq.write_table(twice, folder / "twice.parquet", compression="none", use_dictionary=False)
+    made["twice.parquet"] = (folder / "twice.parquet").read_bytes()
     return made
 
 
@@ -72,6 +96,36 @@ def stands_in(text: str, content: bytes) -> bool:
     return any(part.encode() in content for part in (text, text.replace('"', '""')))
 
 
+Read = TypeVar("Read")
+
+
+def unless_refused(read: Callable[[], Read]) -> Read | None:
+    """What is read, or None where a message to the user comes out."""
+    try:
+        return read()
+    except UserError:
+        return None
+
+
+def rows_of_file(path: Path, bad: BadRows) -> list[tuple[str, str, str]]:
+    """Text, label and language of each row; without a bad one where any of these stops the run."""
+    return cells(list(read_batches(str(path), COLUMNS, OPTIONAL, bad)), bad)
+
+
+def rows_of_dataset(folder: Path, bad: BadRows) -> list[tuple[str, str, str]]:
+    """As above, of the training rows of a dataset."""
+    rows = load_hub_dataset(str(folder), None)["train"]
+    if isinstance(rows, CsvFiles):
+        return cells(list(csv_batches(rows, COLUMNS, OPTIONAL, bad)), bad)
+    return cells(list(hub_batches(rows, COLUMNS, OPTIONAL, bad)), bad)
+
+
+def cells(batches: list[pa.RecordBatch], bad: BadRows) -> list[tuple[str, str, str]]:
+    rows = [row for batch in batches for row in batch.select(["text", "label", "language"]).to_pylist()]
+    bad.finish(len(rows))
+    return [(row["text"], row["label"], row["language"]) for row in rows]
+
+
 def check(path: Path, folder: Path) -> str:
     """Read a file in all ways; returns how it went.
 
@@ -81,21 +135,56 @@ def check(path: Path, folder: Path) -> str:
     outcome = "refused"
     for quarantine in (False, True):
         bad = Quarantine(str(path), 0.5, folder) if quarantine else BadRows(str(path))
-        try:
-            batches = list(read_batches(str(path), {"text": "text", "label": "label"}, {}, bad))
-            bad.finish(sum(batch.num_rows for batch in batches))
-        except UserError:
+        rows = unless_refused(functools.partial(rows_of_file, path, bad))
+        if rows is None:
             continue
         outcome = "left out" if bad.count else "read"
-        texts = {text for batch in batches for role in ("text", "label") for text in batch[role].to_pylist() if text}
-        content = path.read_bytes()
-        # Arrow's compressed pages do not show texts, and JSON writes them with escapes.
-        if path.name != "t.parquet" and not (path.suffix in RECORD_EXTENSIONS[:2] and b"\\" in content):
-            for text in texts:
-                assert stands_in(text, content), f"{text!r} does not stand in the file"
+        assert_stand_in(path, {cell for row in rows for cell in row if cell})
     if path.suffix in RECORD_EXTENSIONS:
-        with suppress(UserError):
-            list(read_records(str(path), BadRows(str(path))))
+        unless_refused(lambda: list(read_records(str(path), BadRows(str(path)))))
+    return outcome
+
+
+def assert_stand_in(path: Path, texts: set[str]) -> None:
+    content = path.read_bytes()
+    # Arrow's compressed pages do not show texts, and JSON writes them with escapes.
+    if path.name == "t.parquet" or (path.suffix in RECORD_EXTENSIONS[:2] and b"\\" in content):
+        return
+    numbers = path.name == "ids.parquet"  # labels that stand there as numbers
+    for text in texts:
+        assert stands_in(text, content) or (numbers and text.lstrip("-").isdigit()), f"{text!r} is not in the file"
+
+
+def check_dataset(path: Path, folder: Path) -> str:
+    """Read a file by its name and as a dataset; returns how it went.
+
+    Raises:
+        AssertionError: not the same comes out.
+    """
+    dataset = folder / "set"
+    shutil.rmtree(dataset, ignore_errors=True)
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    dataset.mkdir()
+    shutil.copy(path, dataset / f"train{path.suffix}")
+    outcome = "dataset refused"
+    by_lines = path.suffix == ".json" and holds_lines(str(path))
+    for quarantine in (False, True):
+        bads = [Quarantine("set", 0.5, folder) if quarantine else BadRows("set") for _ in range(2)]
+        by_file = unless_refused(functools.partial(rows_of_file, path, bads[0]))
+        by_name = unless_refused(functools.partial(rows_of_dataset, dataset, bads[1]))
+        if by_name is not None:
+            outcome = "dataset read"
+        if path.suffix == ".parquet" or by_lines:  # `datasets` itself refuses more, and we fewer files called .json
+            labels = {label for _, label, _ in by_name or []}
+            if path.name == "ids.parquet" and labels <= {*CLASSES, None}:
+                by_file = None
+            assert by_name is None or by_file is None or by_name == by_file, f"{by_name} but {by_file}"
+        else:
+            assert by_name == by_file, f"{by_name} but {by_file}"
+    if path.suffix in RECORD_EXTENSIONS and not by_lines:
+        records = unless_refused(lambda: [record for _, record in read_records(str(path), BadRows(""))])
+        named = unless_refused(lambda: [row for _, row in hub_records(load_hub_dataset(str(dataset), None)["train"])])
+        assert named is None or records is None or path.name == "ids.parquet" or named == records
     return outcome
 
 
@@ -103,12 +192,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--datasets", type=float, default=DATASETS)
     args = parser.parse_args()
     chance = random.Random(args.seed)
     outcomes: Counter[str] = Counter()
     ends = time.monotonic() + 60 * args.minutes
     folder = Path(tempfile.mkdtemp())  # it stays, because a crash leaves the file that caused it
     print(f"Files are in {folder}")
+    datasets.disable_progress_bars()
+    datasets.config.HF_DATASETS_CACHE = folder / "cache"
     valid = seeds(folder)
     while time.monotonic() < ends:
         kind = chance.choice(list(valid))
@@ -116,6 +208,8 @@ def main() -> None:
         path.write_bytes(mutated(valid[kind], chance))
         signal.alarm(HANG_S)
         outcomes[f"{kind} {check(path, folder)}"] += 1
+        if chance.random() < args.datasets:
+            outcomes[f"{kind} {check_dataset(path, folder)}"] += 1
     signal.alarm(0)
     shutil.rmtree(folder)
     for outcome, count in sorted(outcomes.items()):
