@@ -180,10 +180,8 @@ def test_a_class_id_out_of_range_is_told_by_row_and_left_out(
         features = datasets.Features({"text": datasets.Value("string"), "label": names})
         table = table.replace_schema_metadata(features.arrow_schema.metadata)
     pq.write_table(table, folder / "train.parquet")
-    assert problem_of() == (
-        f"--dataset_name set train row 3: label {wrong} is none of those that the dataset declares "
-        "(negative, positive)."
-    )
+    told = f"train row 3: label {wrong} is none of those that the dataset declares (negative, positive)."
+    assert problem_of().endswith(told)
     (rows,) = hub.load_hub_dataset("set", None).values()
     (batch,) = hub.hub_batches(rows, COLUMNS, {}, quarantine)
     assert batch.select(["text", "label", "line"]).to_pylist() == [
@@ -212,7 +210,7 @@ def test_class_names_that_are_no_text_are_refused(folder: Path) -> None:
 def test_bytes_in_parquet_that_are_no_text_are_told_by_row_and_left_out(folder: Path, quarantine: Quarantine) -> None:
     texts = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff", b"c"], pa.binary()).buffers())
     pq.write_table(pa.table({"text": texts, "label": ["x", "y", "y"], "prompt": ["a"] * 3}), folder / "train.parquet")
-    assert problem_of() == "--dataset_name set train row 2: column text: byte 0xff is no UTF-8 text."
+    assert problem_of().endswith("train row 2: column text: byte 0xff is no UTF-8 text.")
     (rows,) = hub.load_hub_dataset("set", None).values()
     (batch,) = hub.hub_batches(rows, COLUMNS, {}, quarantine)
     assert (batch["text"].to_pylist(), batch["line"].to_pylist()) == (["a", "c"], [1, 3])
