@@ -10,7 +10,6 @@ from functools import partial
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,9 +26,6 @@ from indictune.data.sources import BUILTIN_PREFIX, SPLITS
 from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
 from indictune.llama_arguments import ChatDataArguments
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 BUILTIN_CHATS = "builtin:chats"
 
@@ -216,13 +212,8 @@ def _dataset_sources(name: str, config: str | None) -> dict[str, _Source]:
                 "Write the rows to such a file, and give it by --train_file."
             )
         if split in SPLITS:
-            sources[split] = _Source(f"{name}/{split}", origin, _reader(rows), fingerprint_of(rows))
+            sources[split] = _Source(f"{name}/{split}", origin, partial(hub_records, rows), fingerprint_of(rows))
     return sources
-
-
-def _reader(rows: Dataset) -> Callable[[BadRows], Iterator[Record]]:
-    """Reads a split. Its rows can all be read: a dataset has types."""
-    return lambda _: hub_records(rows)
 
 
 def _load(source: _Source, path: Path, bad: BadRows) -> Conversations:

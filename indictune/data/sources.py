@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from indictune.arguments import DataArguments, TextArguments
 from indictune.data.cache import file_digest
-from indictune.data.hub import CsvFiles, csv_batches, fingerprint_of, hub_batches, load_hub_dataset
+from indictune.data.hub import CsvFiles, JsonFiles, csv_batches, fingerprint_of, hub_batches, load_hub_dataset
 from indictune.data.reading import read_batches
 from indictune.data.rejects import BadRows
 from indictune.errors import Problems, UserError
@@ -96,13 +96,14 @@ def _hub_sources(args: DataArguments) -> dict[str, Source]:
     }
 
 
-def _name(split: str, rows: Dataset | CsvFiles) -> str:
+def _name(split: str, rows: Dataset | CsvFiles | JsonFiles) -> str:
     """As messages name it: by its file, whose lines can be opened, where it is one."""
     return rows.files[0] if isinstance(rows, CsvFiles) and len(rows.files) == 1 else split
 
 
-def _reader(rows: Dataset | CsvFiles, args: TextArguments) -> Callable[[BadRows], Iterator[pa.RecordBatch]]:
-    """Reads a split. The rows of one that has types can all be read."""
+def _reader(
+    rows: Dataset | CsvFiles | JsonFiles, args: TextArguments
+) -> Callable[[BadRows], Iterator[pa.RecordBatch]]:
     if isinstance(rows, CsvFiles):
         return partial(csv_batches, rows, *columns_of(args))
-    return lambda _: hub_batches(rows, *columns_of(args))
+    return partial(hub_batches, rows, *columns_of(args))

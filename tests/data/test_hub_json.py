@@ -137,6 +137,25 @@ def test_bad_lines_of_chats_are_left_out_with_their_places(folder: Path, quarant
         load_conversations(ChatDataArguments(dataset_name="set"))
 
 
+def test_a_run_leaves_out_bad_rows_of_a_dataset_where_it_is_asked_to(folder: Path) -> None:
+    few: dict[str, Any] = {"dataset_name": "set", "bad_rows": "quarantine", "max_bad_fraction": 0.5}
+    (folder / "train.jsonl").write_text(GOOD + "{}}\n")
+    splits = load_splits(DataArguments(**few))
+    assert splits.notes == [
+        "--dataset_name set set/train: 1 bad rows were left out; rejected.jsonl has them, with reasons."
+    ]
+    (entry,) = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
+    assert (entry["file"], entry["line"]) == (str(folder / "train.jsonl"), 3)
+    (folder / "train.jsonl").unlink()
+    (folder / "README.md").write_text(DECLARED)
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "label": [0, 7, 1]}), folder / "train.parquet")
+    assert rows_of(load_splits(DataArguments(**few))) == [("a", "negative"), ("c", "positive")]
+    (folder / "README.md").unlink()
+    (folder / "train.parquet").unlink()
+    (folder / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\nbroken\n')
+    assert len(load_conversations(ChatDataArguments(**few)).train) == 1
+
+
 @pytest.mark.parametrize(("rows", "answers"), CHATS.values(), ids=CHATS.keys())
 def test_answers_stay_what_they_are(folder: Path, rows: str, answers: list[str]) -> None:
     (folder / "train.jsonl").write_text(rows)
