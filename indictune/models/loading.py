@@ -250,15 +250,20 @@ def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> N
         model.config.pad_token_id = tokenizer.pad_token_id
 
 
-def check_vocabulary(args: ModelArguments, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer with more tokens than the model's embedding has rows.
+def check_vocabulary(
+    args: ModelArguments, model: Model, tokenizer: PreTrainedTokenizerBase, flag: str = MODEL_FLAG
+) -> None:
+    """Refuse a tokenizer that gives token ids for which the model's embedding has no row.
+
+    Its largest id is compared, not the number of its tokens: ids may leave numbers out.
 
     Raises:
-        UserError: it has.
+        UserError: it gives such ids.
     """
     rows = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
-    if len(tokenizer) > rows:
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
         raise UserError(
-            f"--model_name_or_path {args.model_name_or_path}: the tokenizer has {len(tokenizer)} tokens, "
-            f"the model's embedding {rows} rows; they belong to different models."
+            f"{flag} {args.model_name_or_path}: the tokenizer gives token ids up to {largest}, the model's embedding "
+            f"has {rows} rows; they belong to different models."
         )

@@ -21,7 +21,7 @@ from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.models.bases import config_file
 from indictune.models.classifier import class_names, load_trained
-from indictune.models.loading import load_tokenizer
+from indictune.models.loading import check_vocabulary, load_tokenizer
 from indictune.models.sources import explained
 from indictune.strategy import sharding
 from indictune.training.loss import ExactLoss
@@ -120,12 +120,12 @@ def _evaluate_classes(session: Session) -> None:
     args = session.start_evaluation(SentimentTrainingArguments)
     session.warn(notes)
     keep_rejected(stored, session.output_dir, session.rank)
-    tokenizer = load_tokenizer(
-        ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
-    )
+    model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
+    tokenizer = load_tokenizer(model_args)
     assert labels is not None  # every problem has been raised
     dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length)["test"]
     model = load_trained(asked.model, asked.trust_remote_code)
+    check_vocabulary(model_args, model, tokenizer, flag="--model")
     trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
     sharding.prepare_for_evaluation(trainer)
     block = evaluate(trainer, session, dataset, "test")

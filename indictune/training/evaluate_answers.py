@@ -9,7 +9,7 @@ from indictune.data.conversations import load_test_conversations
 from indictune.data.rejects import keep_rejected
 from indictune.llama_arguments import LlamaTrainingArguments
 from indictune.models.causal import load_trained_causal
-from indictune.models.loading import load_tokenizer
+from indictune.models.loading import check_vocabulary, load_tokenizer
 from indictune.strategy import sharding
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from indictune.training.results import evaluate, run_metrics, write_metrics
@@ -33,6 +33,7 @@ def evaluate_answers(session: Session) -> None:
     session.warn([*notes, *truncation_notes(rows, tokens, asked.max_length)])
     keep_rejected(stored, session.output_dir, session.rank)
     model = load_trained_causal(asked.model, compute_dtype(args), asked.trust_remote_code)
+    check_vocabulary(model_args, model, tokenizer, flag="--model")
     trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
     sharding.prepare_for_evaluation(trainer)
     block = evaluate(trainer, session, tokens.dataset, "test")

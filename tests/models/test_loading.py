@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -135,8 +136,23 @@ def test_a_tokenizer_of_another_model_is_refused(saved: Saved) -> None:
     args = ModelArguments(saved("bert"))
     tokenizer = load_tokenizer(args)
     tokenizer.add_tokens([f"word{number}" for number in range(118)])
-    with pytest.raises(UserError, match=r"129 tokens.*128 rows"):
+    with pytest.raises(UserError, match=r"token ids up to 128, .*128 rows"):
         load_classifier(args, LABELS, tokenizer)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_token_id_beyond_the_embedding_is_refused_however_few_tokens_there_are(saved: Saved, method: Method) -> None:
+    args = ModelArguments(saved("bert"), method=method)
+    path = Path(args.model_name_or_path) / "tokenizer.json"
+    description = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = description["model"]["vocab"]
+    vocabulary["ok"] = 127
+    path.write_text(json.dumps(description), encoding="utf-8")
+    load_classifier(args, LABELS, load_tokenizer(args))
+    vocabulary["ok"] = 128
+    path.write_text(json.dumps(description), encoding="utf-8")
+    with pytest.raises(UserError, match=r"--model_name_or_path .*token ids up to 128, the model's .*128 rows"):
+        load_classifier(args, LABELS, load_tokenizer(args))
 
 
 def test_a_head_for_the_same_labels_keeps_its_weights_and_its_order(

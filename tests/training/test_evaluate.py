@@ -1,0 +1,37 @@
+"""What `indictune evaluate` refuses; the numbers are compared in tests/distributed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.conftest import FinishedRun
+from tests.distributed.launching import python, start
+from tests.training.tiny import tiny_llama
+
+
+@pytest.mark.parametrize("kind", ["tweets", "chats"])
+def test_a_tokenizer_with_ids_beyond_the_embedding_is_told_without_a_traceback(
+    finished_run: FinishedRun, tmp_path: Path, kind: str
+) -> None:
+    model, test_file = tmp_path / "model", tmp_path / "t.jsonl"
+    if kind == "tweets":
+        shutil.copytree(finished_run.folder, model)
+        test_file.write_text('{"text": "क्रिकेटर", "label": "positive"}\n', encoding="utf-8")
+    else:
+        tiny_llama(model)
+        test_file.write_text('{"prompt": "a", "completion": "क्रिकेटर"}\n', encoding="utf-8")
+    rows = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens([f"word{number}" for number in range(rows - len(tokenizer))] + ["क्रिकेटर"])
+    tokenizer.save_pretrained(model)
+    flags = ["--model", str(model), "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")]
+    result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
+    assert result.returncode == 2, result.stderr
+    told = f"--model {model}: the tokenizer gives token ids up to {rows}, the model's embedding has {rows} rows"
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr
