@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 COLUMN_GAP = "  "
 
-# What a terminal obeys instead of showing it, and what turns the direction of writing around.
-_ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# What a terminal obeys instead of showing it, what turns the direction of writing around, and half surrogate pairs,
+# which stand for the bytes of a file's name that is no UTF-8 and cannot be written to any stream.
+_ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence[str] | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indictune.layout import display_width, table
+from indictune.layout import display_width, printable, table
 
 
 def test_a_table_lines_up_with_header_and_footer_set_off() -> None:
@@ -35,3 +35,8 @@ def test_a_table_lines_up_with_header_and_footer_set_off() -> None:
 )
 def test_display_width(text: str, width: int) -> None:
     assert display_width(text) == width
+
+
+def test_half_a_surrogate_pair_is_written_out() -> None:
+    """As in the name of a file in Latin-1, which `os.fsdecode` reads so: no stream in UTF-8 takes it."""
+    assert printable("caf\udce9.csv, \ud83dx, 😊") == "caf\\udce9.csv, \\ud83dx, 😊"

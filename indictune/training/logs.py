@@ -92,7 +92,7 @@ class RankLog:
         self.console = _console(2)
         self.results = _console(1)
         self.path = folder / f"rank-{rank}.log"
-        file = self.path.open("a", encoding="utf-8", buffering=1)
+        file = self.path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
         self.descriptors = [*([self.console.fileno()] if rank == 0 else []), file.fileno()]
         file_handler = logging.StreamHandler(file)
         file_handler.setFormatter(logging.Formatter(FORMAT))

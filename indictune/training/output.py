@@ -35,22 +35,29 @@ def write_whole(path: Path, text: str) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _naming(path, text):
+    content = _encoded(text)
+    with _naming(path, content):
         try:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(content)
             temporary.replace(path)
-        except OSError:
+        except BaseException:
             temporary.unlink(missing_ok=True)
             raise
 
 
+def _encoded(text: str) -> bytes:
+    """A text as UTF-8. Half a surrogate pair, which a file's name or a row may hold, is written as an escape: JSON
+    gives it back as it was."""
+    return text.encode("utf-8", errors="backslashreplace")
+
+
 @contextmanager
-def _naming(path: Path, text: str) -> Iterator[None]:
+def _naming(path: Path, content: bytes) -> Iterator[None]:
     """A block that writes a file; the error of a full disk names none."""
     try:
         yield
     except OSError as error:
-        needed, free = len(text.encode()), shutil.disk_usage(path.parent).free
+        needed, free = len(content), shutil.disk_usage(path.parent).free
         told = f"{error.strerror}. It needs {needed:,} bytes, and {free:,} are free"
         raise OSError(error.errno, told, str(path)) from error
 
@@ -72,8 +79,9 @@ class Record:
         self._waiting += line
         size = self.path.stat().st_size if self.path.exists() else 0
         try:
-            with _naming(self.path, self._waiting):
-                _add(self.path, self._waiting)
+            content = _encoded(self._waiting)
+            with _naming(self.path, content):
+                _add(self.path, content)
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self.path, size)  # a part of a line
@@ -93,9 +101,9 @@ class Record:
             logger.warning("%s lacks its last %d lines: there was no room", self.path, self._waiting.count("\n"))
 
 
-def _add(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+def _add(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content)
 
 
 def write_json(path: Path, content: Any) -> None:

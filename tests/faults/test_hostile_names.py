@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -303,6 +304,25 @@ def test_a_run_that_shows_the_libraries_messages_too_gives_no_orders(tmp_path: P
     assert result.returncode == 0, result.stderr
     assert TestACommand.SHOWN in result.stderr
     assert "\x07" not in result.stdout + result.stderr  # transformers colours what it says
+
+
+@pytest.mark.parametrize(("rule", "code"), [("stop", 2), ("quarantine", 0)])
+def test_a_file_whose_name_is_no_utf_8_is_told_and_its_command_has_a_status(
+    tmp_path: Path, rule: str, code: int
+) -> None:
+    path, out = tmp_path / os.fsdecode(b"caf\xe9.jsonl"), tmp_path / "out"
+    path.write_text(ROWS * 2 + '{"text": \n')
+    flags = ["--train_file", str(path), "--bad_rows", rule, "--output_dir", str(out), "--max_steps", "1"]
+    share = ["--max_bad_fraction", "0.5"] if rule == "quarantine" else []
+    result = start([*python(), SCRIPT, *flags, *share, "--global_batch_size", "8"])
+    assert result.returncode == code, result.stderr
+    assert "caf\\udce9.jsonl" in result.stderr
+    status = json.loads((out / "status.json").read_text(encoding="utf-8"))
+    assert code == 0 or str(path) in status["message"]
+    assert not list(out.glob(".status.json*"))
+    log = (out / "logs" / "rank-0.log").read_text(encoding="utf-8")
+    assert code == 2 or "caf\\udce9.jsonl: 1 bad rows" in log
+    assert "UnicodeEncodeError" not in log
 
 
 def test_a_label_of_two_lines_is_one_row_of_a_table() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import yaml
 
 from indictune.errors import UserError
 from indictune.training.output import (
+    Record,
     check_free,
     forget_status,
     is_finished,
@@ -24,6 +29,21 @@ def touch(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{}")
     return path
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """A block in which the system takes no file that is larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def problem_of(output_dir: Path, resume: str | None = None, replaceable: tuple[str, ...] = ()) -> str:
@@ -50,11 +70,27 @@ class TestWriting:
             write_whole(tmp_path / "a.txt", "new")
             assert reading.read() == "old and long"
 
-    def test_a_write_that_fails_leaves_the_old_file(self, tmp_path: Path) -> None:
+    def test_a_write_that_fails_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever stops it, and a file that nobody asked for is not left beside it."""
         write_whole(tmp_path / "a.txt", "old")
-        with pytest.raises(UnicodeEncodeError):
-            write_whole(tmp_path / "a.txt", "x" * 100_000 + "\ud800")
+        with largest_file(10), pytest.raises(OSError, match=r"File too large. It needs 100,000 bytes"):
+            write_whole(tmp_path / "a.txt", "x" * 100_000)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "replace", interrupt)
+            write_whole(tmp_path / "a.txt", "new")
         assert (tmp_path / "a.txt").read_text() == "old"
+        assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+    def test_names_that_are_no_utf_8_come_back_as_they_were(self, tmp_path: Path) -> None:
+        name = os.fsdecode(b"caf\xe9.csv")
+        write_json(tmp_path / "m.json", {name: "\ud83dx"})
+        assert json.loads((tmp_path / "m.json").read_text(encoding="utf-8")) == {name: "\ud83dx"}
+        write_recipe(tmp_path, {"train_file": name})
+        assert yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8")) == {"train_file": name}
+        record = Record(tmp_path / "log.jsonl")
+        record.append(json.dumps({"file": name}, ensure_ascii=False) + "\n")
+        record.end()
+        assert json.loads((tmp_path / "log.jsonl").read_text(encoding="utf-8")) == {"file": name}
 
     def test_json_keeps_indian_scripts_readable(self, tmp_path: Path) -> None:
         write_json(tmp_path / "m.json", {"अच्छा": 1})
