@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from peft import PeftModel, TaskType
@@ -56,15 +55,28 @@ def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
     """The order in which labels are numbered: the checkpoint's if its head knows exactly these labels, else as given.
 
     So a head that was trained for the same labels keeps its meaning.
+
+    Raises:
+        UserError: the head's classes are not numbered 0, 1, 2 and so on.
     """
     known = _known_labels(config)
-    return known if set(known) == set(labels) else list(labels)
+    return known if sorted(known) == sorted(labels) else list(labels)
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:
-    """The label of each class id, in order."""
-    names = cast(dict[int, str], config.id2label)
-    return [names[index] for index in range(len(names))]
+    """The label of each class id, in the order of the ids, in which a config.json need not list them.
+
+    Raises:
+        UserError: the ids are not 0, 1, 2 and so on.
+    """
+    names = config.id2label or {}
+    if sorted(names) != list(range(len(names))):
+        ids = ", ".join(map(str, sorted(names)))
+        raise UserError(
+            f"{config.name_or_path}: the id2label of its config.json has the ids {ids}; expected 0, 1, 2 and so on, "
+            "one for each output of the head. Number them so in that file."
+        )
+    return [str(names[index]) for index in range(len(names))]
 
 
 def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Model:
@@ -125,7 +137,7 @@ def _known_labels(config: PreTrainedConfig) -> list[str]:
     """The labels of the checkpoint's own head, in order; none where the checkpoint is no classifier."""
     if not any("ForSequenceClassification" in name for name in config.architectures or []):
         return []
-    return list((config.id2label or {}).values())
+    return class_names(config)
 
 
 def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:
@@ -133,7 +145,7 @@ def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:
     known = _known_labels(config)
     if not known or known == list(labels):
         return
-    if set(known) == set(labels):
+    if sorted(known) == sorted(labels):
         raise ValueError(f"labels {list(labels)} in another order than the head's {known}: use label_order().")
     fate = "it starts from its present weights" if len(known) == len(labels) else "a new one takes its place"
     logger.warning(

@@ -24,7 +24,7 @@ from transformers import (
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.classifier import label_order, load_classifier, load_classifier_config, load_trained
+from indictune.models.classifier import class_names, label_order, load_classifier, load_classifier_config, load_trained
 from indictune.models.loading import check_max_length, load_tokenizer
 from tests.models.tiny import CONFIGS, words_tokenizer
 
@@ -166,6 +166,39 @@ def test_a_head_for_the_same_labels_keeps_its_weights_and_its_order(
     assert "The head of" not in caplog.text
     with pytest.raises(ValueError, match="label_order"):
         load_classifier(args, LABELS, load_tokenizer(args))
+
+
+def named_so(args: ModelArguments, id2label: dict[str, object]) -> ModelArguments:
+    """The checkpoint, with the names of its head's classes written by hand."""
+    path = Path(args.model_name_or_path) / "config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(settings | {"id2label": id2label, "label2id": {}}), encoding="utf-8")
+    return args
+
+
+def test_a_head_keeps_the_ids_of_its_classes_in_whatever_order_they_are_listed(tmp_path: Path) -> None:
+    args = named_so(classifier_folder(tmp_path, ["a", "b"]), {"1": "negative", "0": "positive"})
+    order = label_order(load_classifier_config(args), ["negative", "positive"])
+    assert order == ["positive", "negative"]
+    model: Any = load_classifier(args, order, load_tokenizer(args))
+    assert model.config.id2label == {0: "positive", 1: "negative"}
+
+
+def test_numbers_may_name_the_classes_of_a_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    args = named_so(classifier_folder(tmp_path, ["a", "b"]), {"0": 1, "1": 0})
+    assert label_order(load_classifier_config(args), ["0", "1"]) == ["1", "0"]
+    with caplog.at_level(logging.WARNING):
+        load_classifier(args, ["bad", "good"], load_tokenizer(args))
+    assert "trained for 1, 0, the data have bad, good" in caplog.text
+    assert class_names(load_trained(tmp_path).config) == ["1", "0"]
+
+
+def test_a_head_with_a_class_left_out_is_refused_and_one_with_two_of_a_name_is_another(tmp_path: Path) -> None:
+    args = named_so(classifier_folder(tmp_path, ["a", "b"]), {"0": "good", "2": "bad"})
+    with pytest.raises(UserError, match=r"id2label of its config\.json has the ids 0, 2; expected 0, 1, 2"):
+        label_order(load_classifier_config(args), ["bad", "good"])
+    named_so(args, {"0": "good", "1": "bad", "2": "bad"})
+    assert label_order(load_classifier_config(args), ["bad", "good"]) == ["bad", "good"]
 
 
 def test_other_labels_keep_the_order_of_the_rows(tmp_path: Path, saved: Saved) -> None:
