@@ -6,6 +6,8 @@ import logging
 import math
 import resource
 import shutil
+from collections.abc import Collection
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,12 @@ from indictune.training.verification import shapes_when_saved, verify_saved
 
 logger = logging.getLogger(__name__)
 
-# What a model needs to be used, its card, and how good it is.
-PUBLISHED = (
+# What a model needs to be used, of what a run saves; `training_args.bin`, a pickle, is not among it.
+OF_A_MODEL = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "*.py"),
     *("adapter_config.json", "base_config.json", "base_model.json"),
     *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
-    *("spiece.model", "sentencepiece.bpe.model", "*.jinja", "README.md", "metrics.json"),
+    *("spiece.model", "sentencepiece.bpe.model", "*.jinja"),
 )
 
 
@@ -52,6 +54,7 @@ def save(trainer: ExactTrainer, session: Session) -> None:
         nodes.give_files(unfinished, session.rank == 0, trainer.args, trainer.disks_group)
     verify_saved(trainer, unfinished)
     if trainer.args.should_save:
+        session.saved_files = sorted(path.name for path in unfinished.iterdir())
         put_in_place(unfinished, session.output_dir)
 
 
@@ -102,18 +105,22 @@ def finish(
             metrics[name] = evaluate(trainer, session, dataset, name)
     write_metrics(trainer, session, metrics)
     if trainer.args.push_to_hub:
-        push(trainer)
+        push(trainer, session.saved_files)
 
 
 def _best(trainer: ExactTrainer) -> tuple[str, str]:
     return Path(str(trainer.state.best_model_checkpoint)).name, str(trainer.args.metric_for_best_model)
 
 
-def push(trainer: ExactTrainer) -> None:
+def push(trainer: ExactTrainer, saved: Collection[str]) -> None:
     """Upload the finished run: its model, its card and its metrics, and nothing else. All ranks must call it.
 
     Not by the Trainer's own `push_to_hub`, which uploads the whole folder but for checkpoints (5.23): logs, the recipe
     with this machine's paths, and `training_args.bin`, a pickle.
+
+    Args:
+        trainer: after all is written.
+        saved: names of the files that this run saved as its model.
 
     Raises:
         RuntimeError: the Hub refused, or could not be reached; it says how to try again.
@@ -123,7 +130,7 @@ def push(trainer: ExactTrainer) -> None:
     folder = Path(str(trainer.args.output_dir))
     assert trainer.hub_model_id is not None  # the Trainer has made the repository when it began
     trainer.create_model_card(model_name=trainer.hub_model_id.rpartition("/")[2])
-    names = published(folder)
+    names = published(folder, saved)
     try:
         HfApi().upload_folder(
             repo_id=trainer.hub_model_id,
@@ -140,10 +147,20 @@ def push(trainer: ExactTrainer) -> None:
         ) from error
 
 
-def published(folder: Path) -> list[str]:
-    """The files of a finished run that a push uploads. Links are left out: they may lead anywhere."""
-    found = {path.name for pattern in PUBLISHED for path in folder.glob(pattern)}
-    return sorted(name for name in found if (folder / name).is_file() and not (folder / name).is_symlink())
+def published(folder: Path, saved: Collection[str]) -> list[str]:
+    """The files of a finished run that a push uploads, of what the run itself wrote: the folder may hold files of its
+    user's, of whatever names.
+
+    Args:
+        folder: of the run.
+        saved: names of the files that it saved as its model.
+
+    Returns:
+        Names, without links: they may lead anywhere.
+    """
+    model = [name for name in saved if any(fnmatchcase(name, pattern) for pattern in OF_A_MODEL)]
+    names = {*model, "README.md", "metrics.json"}
+    return sorted(name for name in names if (folder / name).is_file() and not (folder / name).is_symlink())
 
 
 def evaluate(trainer: ExactTrainer, session: Session, dataset: Dataset, name: str) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Session:
         rank: of this process.
         launch: what the launcher asked for.
         checkpoint: folder of the checkpoint to go on from, or None; set by `start`.
+        saved_files: names of what the run has saved as its model; set where files are written.
         stop_request: whether a signal asks this process to stop.
         ranks: of the run.
         watchdog: of this rank; None before the process group is up, and where there is one process.
@@ -55,6 +56,7 @@ class Session:
     """
 
     checkpoint: str | None = None
+    saved_files: Collection[str] = ()
     watchdog: Watchdog | None = None
     end: Callable[[str], None]
 

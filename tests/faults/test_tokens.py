@@ -28,6 +28,9 @@ URL = f"https://user:{TOKEN}@huggingface.co/datasets/me/tweets"
 # What a file of labels may hold; a path, markup, an order to a terminal.
 HOSTILE = ["../../escaped", "<script>alert(1)</script>", "[x](javascript:alert(1))", "\x1b[2Jcleared", "| a |\n# b"]
 
+# What may stand in the folder of a run before it begins.
+OF_THE_USER = ("settings.py", "vocab.env", "vocab.txt", "tokenizer_notes.json", "other.safetensors", "prompt.jinja")
+
 
 def holding_the_token(folder: Path) -> list[Path]:
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -170,11 +173,13 @@ def pushed(recipe: Path, flags: list[str], endpoint: str) -> tuple[int, str, lis
 def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else(
     finished_run: FinishedRun, hostile: list[str], tmp_path: Path
 ) -> None:
-    before = sorted(tmp_path.iterdir())
+    before, out = sorted(tmp_path.iterdir()), tmp_path / "out"
+    out.mkdir()
+    for name in OF_THE_USER:
+        (out / name).write_text("secret")
     with hub() as kept:
         code, said, arguments = pushed(finished_run.recipe, hostile, kept.url)
     assert code == 0, said
-    out = tmp_path / "out"
     assert kept.tokens == {f"Bearer {TOKEN}", ""}  # the card is checked without
     assert set(kept.files) == {
         *("README.md", "config.json", "metrics.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -239,5 +244,13 @@ def test_links_and_what_is_no_part_of_a_model_are_not_pushed(tmp_path: Path) -> 
     for name in ("checkpoint-4/model.safetensors", "evaluation/metrics.json"):
         (out / name).parent.mkdir()
         (out / name).touch()
-    (out / "tokenizer.json").symlink_to(tmp_path / "secret")
-    assert published(out) == ["model.safetensors"]
+    for name in ("tokenizer.json", "README.md"):
+        (out / name).symlink_to(tmp_path / "secret")
+    assert published(out, [path.name for path in out.iterdir()]) == ["model.safetensors"]
+
+
+def test_of_the_folder_only_what_the_run_has_saved_is_pushed(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "code.py", "README.md", "metrics.json", *OF_THE_USER):
+        (tmp_path / name).touch()
+    saved = ["model.safetensors", "code.py", "training_args.bin", "config.json"]
+    assert published(tmp_path, saved) == ["README.md", "code.py", "metrics.json", "model.safetensors"]
