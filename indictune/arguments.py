@@ -377,7 +377,7 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
     problems = [
         f"--{name} {value}: expected at least {smallest}."
         for name, (value, smallest) in at_least.items()
-        if value is not None and value < smallest
+        if value is not None and not value >= smallest
     ]
     if (limit := planned("save_total_limit")) is not None and limit < 1:
         problems.append(

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import errno
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import HfArgumentParser
 
 from indictune.credentials import FIELD, NOT_YAML, WAY_OUT, holds_token, without_its_text
 from indictune.errors import Problems, UserError
+from indictune.plain_yaml import RecipeLoader
 
 Arguments = TypeVar("Arguments")
 
@@ -179,7 +181,7 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
     """Take what a file trusts away. A `false`, which recipes of earlier runs hold, grants nothing."""
     for name in TRUST_FIELDS:
         words = in_file.pop(name, ["false"])
-        if words != ["false"]:
+        if [word.lower() for word in words] != ["false"]:
             problems.append(
                 f"{prefix}{name}: no file can grant it, for its author's code would run. If you trust the author, "
                 f"take the line out and type --{name} true."
@@ -189,11 +191,10 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
 def _read_file(path: Path) -> dict[str, list[str]]:
     """The recipe's keys, with values written the way the command line writes them.
 
-    Going through words makes `1e-4`, which YAML takes for a string, the same number in a recipe and on the command
-    line.
+    Going through words makes each value the same in a recipe and on the command line.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
     except FileNotFoundError:
         raise UserError(f"--config {path}: there is no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -206,8 +207,6 @@ def _read_file(path: Path) -> dict[str, list[str]]:
 
 
 def _to_words(value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [str(value).lower()]
     if isinstance(value, list):
         return [word for item in value for word in _to_words(item)]
     return [json.dumps(value) if isinstance(value, Mapping) else str(value)]
@@ -217,7 +216,7 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
     """The words as the type of field `name`.
 
     Raises:
-        UserError: there is no such field, or the words do not fit its type.
+        UserError: there is no such field, or the words do not fit its type, or are no finite number.
     """
     known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
@@ -227,8 +226,6 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
         raise UserError(f"{prefix}{name}: there is no such {'flag' if prefix == '--' else 'recipe key'}.{hint}")
     if not words and prefix != "--" and known[name].nargs == "+":
         return []
-    if {"on", "off"} <= set(known[name].choices or ()):  # which YAML reads as true and false
-        words = [{"true": "on", "false": "off"}.get(word, word) for word in words]
     # As one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
     typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
     try:
@@ -240,6 +237,8 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
         elif reason.startswith("argument --"):
             reason = reason.partition(": ")[2]
         raise UserError(f"{prefix}{' '.join([name, *words])}: {reason}.") from error
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{prefix}{' '.join([name, *words])}: expected a finite number.")
     if name in PATH_FIELDS and isinstance(value, str):
         _check_path(f"{prefix}{name}", value)
     return value

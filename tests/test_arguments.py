@@ -156,6 +156,7 @@ class TestTrainingArguments:
         ("learning_rate", -1.0),
         ("weight_decay", -0.1),
         ("warmup_steps", -1.0),
+        ("learning_rate", float("nan")),
         ("num_train_epochs", 0.0),
         ("label_smoothing_factor", 1.0),
         ("metric_for_best_model", "f1"),

@@ -156,6 +156,36 @@ def test_on_and_off_are_no_booleans(recipe: WriteRecipe, written: str, read_as: 
     assert values("--config", recipe(f"padding_free: {written}\n")) == {"padding_free": read_as}
 
 
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        ("output_dir: 010\n", {"output_dir": "010"}),
+        ("train_file: 2024-01-01\n", {"train_file": "2024-01-01"}),
+        ("train_file: 2026-13-45\n", {"train_file": "2026-13-45"}),
+        ("label_column: no\ntext_column: Yes\n", {"label_column": "no", "text_column": "Yes"}),
+        ("run_name: 1_0\ntext_column: 1:30\n", {"run_name": "1_0", "text_column": "1:30"}),
+        ("lora_target_modules: [on, 0x1F]\n", {"lora_target_modules": ["on", "0x1F"]}),
+        ("text_column: 'null'\nlabel_column: ''\nseed: ~\n", {"text_column": "null", "label_column": ""}),
+        ("seed: 010\nsave_strategy: no\n", {"seed": 10, "save_strategy": "no"}),
+        ("lr_scheduler_kwargs: {a: {b: 1.5}, c: yes}\n", {"lr_scheduler_kwargs": '{"a": {"b": 1.5}, "c": true}'}),
+        ("lr_scheduler_kwargs: {a: 2024-01-01}\n", {"lr_scheduler_kwargs": '{"a": "2024-01-01"}'}),
+    ],
+)
+def test_a_text_of_a_recipe_stays_as_it_is_written(recipe: WriteRecipe, written: str, read_as: dict[str, Any]) -> None:
+    """As on the command line, whatever YAML 1.1 takes it for."""
+    assert values("--config", recipe(written)) == read_as
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "name", ["learning_rate", "weight_decay", "max_grad_norm", "max_bad_fraction", "warmup_steps"]
+)
+def test_a_number_is_finite(recipe: WriteRecipe, name: str, number: str) -> None:
+    assert problems(f"--{name}={number}") == [f"--{name} {number}: expected a finite number."]
+    path = recipe(f"{name}: {number}\n")
+    assert problems("--config", path) == [f"r.yaml: {name} {number}: expected a finite number."]
+
+
 def test_planned_is_the_given_value_or_the_default() -> None:
     given = read("--max_grad_norm", "0.5")
     assert given.planned(SentimentTrainingArguments, "max_grad_norm") == 0.5
@@ -237,6 +267,21 @@ class TestRecipeFile:
         (problem,) = problems("--config", str(tmp_path))
         assert problem.startswith(f"--config {tmp_path}: cannot be read:")
         assert "directory" in problem
+
+    @pytest.mark.parametrize(
+        ("content", "told"),
+        [
+            ("seed: 1\nlearning_rate: 1e-5\nseed: 2\n", "seed stands there twice (line 3, column 1)"),
+            ("'seed': 1\nseed: 1\n", "seed stands there twice (line 2, column 1)"),
+            ("lr_scheduler_kwargs: {a: 1, a: 2}\n", "a stands there twice (line 1, column 29)"),
+        ],
+    )
+    def test_a_key_that_stands_there_twice_is_told(self, recipe: WriteRecipe, content: str, told: str) -> None:
+        assert problems("--config", recipe(content)) == [f"--config r.yaml: is not valid YAML: {told}."]
+
+    def test_a_key_that_is_a_list_is_told(self, recipe: WriteRecipe) -> None:
+        (problem,) = problems("--config", recipe("? [a]\n: 1\n"))
+        assert problem.startswith("--config r.yaml: is not valid YAML: found unhashable key")
 
     def test_broken_yaml_is_told_with_its_place(self, recipe: WriteRecipe) -> None:
         (problem,) = problems("--config", recipe("seed: 1\nreport_to: [none\n"))
@@ -391,8 +436,9 @@ class TestTrust:
             assert given.values == dict.fromkeys([name] if flags else [], True)
 
     def test_of_an_earlier_runs_recipe_that_grants_none_is_passed_over(self, recipe: WriteRecipe, name: str) -> None:
-        given = read("--config", recipe(f"{name}: false\n"), f"--{name}", "true")
-        assert (given.problems, given.values) == ([], {name: True})
+        for none in ("false", "False"):
+            given = read("--config", recipe(f"{name}: {none}\n"), f"--{name}", "true")
+            assert (given.problems, given.values) == ([], {name: True})
 
 
 def test_planned_knows_only_fields() -> None:

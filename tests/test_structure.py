@@ -76,10 +76,11 @@ def test_imports_point_one_way(path: Path) -> None:
             assert layer_of(name) <= own, f"{module_name(path)} imports {name}"
 
 
-def test_arguments_and_recipes_know_nothing_but_errors_and_credentials() -> None:
+def test_arguments_and_recipes_know_nothing_but_errors_credentials_and_plain_yaml() -> None:
+    known = {"indictune.errors", "indictune.credentials", "indictune.plain_yaml"}
     for name in ("arguments", "config"):
         ours = {name for name in imported(ROOT / f"indictune/{name}.py") if name.startswith("indictune")}
-        assert {name.rpartition(".")[0] for name in ours} <= {"indictune.errors", "indictune.credentials"}
+        assert {name.rpartition(".")[0] for name in ours} <= known
 
 
 def test_the_packages_of_a_line_stay_apart_but_for_models_that_read_the_built_in_tweets() -> None:

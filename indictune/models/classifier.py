@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from peft import PeftModel, TaskType
@@ -69,7 +70,7 @@ def class_names(config: PreTrainedConfig) -> list[str]:
     Raises:
         UserError: the ids are not 0, 1, 2 and so on.
     """
-    names = config.id2label or {}
+    names = cast(dict[int, object], config.id2label or {})
     if sorted(names) != list(range(len(names))):
         ids = ", ".join(map(str, sorted(names)))
         raise UserError(

@@ -12,6 +12,7 @@ import yaml
 from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.columns import normalise_label
 from indictune.errors import Problems, UserError
+from indictune.plain_yaml import TextLoader
 
 BALANCED = "balanced"
 
@@ -47,7 +48,7 @@ def _balanced(train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, f
 def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
     try:
         # JSON is YAML too. Read as text alone: YAML takes a label `no` for a boolean and a weight 1e-1 for a string.
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), yaml.BaseLoader)
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), TextLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, str(error)) from error
     except NOT_YAML as error:
@@ -56,6 +57,9 @@ def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
         raise UserError(f"--class_weights {path}: expected label: weight, found {type(content).__name__}.")
     weights = {normalise_label(label) or "": _number(weight) for label, weight in content.items()}
     problems = Problems()
+    for label, times in Counter(normalise_label(label) or "" for label in content).items():
+        if times > 1:
+            problems.append(f"--class_weights {path}: label {label} has {times} weights, in different spellings.")
     for label in sorted(set(labels) - weights.keys()):
         problems.append(f"--class_weights {path}: label {label} has no weight.")
     for label in sorted(weights.keys() - set(labels)):

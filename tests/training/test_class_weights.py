@@ -88,6 +88,20 @@ def test_a_broken_file_is_told(tmp_path: Path, content: str) -> None:
     assert "\n" not in problem
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("negative: 1\nnegative: 5\n", "cannot be read: negative stands there twice (line 2, column 1). "),
+        ('{"a": 1, "a": 5}', "cannot be read: a stands there twice (line 1, column 10). "),
+        ("1: 1\n1.0: 5\n2: 1\n", "label 1 has 2 weights, in different spellings."),
+    ],
+)
+def test_a_label_has_one_weight(tmp_path: Path, content: str, told: str) -> None:
+    path = write(tmp_path, content)
+    (problem,) = problems(path, ["1", "2"])
+    assert problem.startswith(f"--class_weights {path}: {told}")
+
+
 def test_a_file_without_labels_is_told(tmp_path: Path) -> None:
     path = write(tmp_path, "[1, 2, 3]")
     assert problems(path) == [f"--class_weights {path}: expected label: weight, found list."]
