@@ -15,6 +15,7 @@ from indictune.arguments import ModelArguments
 from indictune.errors import Problems, UserError
 from indictune.models import builtin
 from indictune.models.bases import CONFIG, record_base
+from indictune.models.sources import explained
 
 ALL_LINEAR = "all-linear"
 
@@ -106,7 +107,7 @@ def check_names(kind: type[Any], args: ModelArguments, config: PreTrainedConfig,
     """
     if args.method == "full" or (args.lora_target_modules == [ALL_LINEAR] and not args.modules_to_save):
         return
-    with torch.device("meta"):
+    with explained(args, Exception), torch.device("meta"):
         shapes = kind.from_config(config, trust_remote_code=args.trust_remote_code)
     problems = Problems()
     with problems.collecting():

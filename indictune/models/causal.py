@@ -32,7 +32,7 @@ from indictune.models.loading import (
     set_padding,
     stored_quantisation,
 )
-from indictune.models.sources import MODEL_FLAG, explained
+from indictune.models.sources import BROKEN, MODEL_FLAG, explained
 
 OUTPUT_LAYER = "lm_head"
 
@@ -151,7 +151,7 @@ def load_trained_causal(
     args = ModelArguments(
         model_name_or_path=str(folder), trust_remote_code=trust_remote_code, device_map=device_map, method="lora"
     )
-    with explained(args, OSError, ValueError, KeyError, flag="--model"):
+    with explained(args, Exception, flag="--model"):
         config = AutoConfig.from_pretrained(config_file(folder), trust_remote_code=trust_remote_code)
     if not (Path(folder) / "adapter_config.json").exists():
         return _read(args, config, None, dtype, flag="--model")
@@ -186,7 +186,7 @@ def _read(
 
 def _unread(args: ModelArguments, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model with memory for its weights that nothing is written to, and so is not taken from the system yet."""
-    with no_init_weights():
+    with explained(args, *BROKEN), no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=dtype, trust_remote_code=args.trust_remote_code, attn_implementation=args.attn_implementation
         )

@@ -122,7 +122,7 @@ def load_trained(folder: str | Path, trust_remote_code: bool = False, device_map
         UserError: the folder holds no finished model, or the adapter's base cannot be read.
     """
     args = ModelArguments(str(folder), trust_remote_code=trust_remote_code, device_map=device_map)
-    with explained(args, OSError, ValueError, KeyError, flag="--model"):
+    with explained(args, Exception, flag="--model"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not (Path(folder) / "adapter_config.json").exists():
         model, new_weights = _read(args, config, None, flag="--model")
@@ -136,7 +136,7 @@ def load_trained(folder: str | Path, trust_remote_code: bool = False, device_map
 
 def _known_labels(config: PreTrainedConfig) -> list[str]:
     """The labels of the checkpoint's own head, in order; none where the checkpoint is no classifier."""
-    if not any("ForSequenceClassification" in name for name in config.architectures or []):
+    if not any("ForSequenceClassification" in str(name) for name in config.architectures or []):
         return []
     return class_names(config)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Container
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
 from peft import PeftConfig, PeftModel
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -26,8 +24,9 @@ from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.bases import base_of, check_base
 from indictune.models.checkpoints import check_adapter_weights, check_indexes
+from indictune.models.links import check_links
 from indictune.models.marks import lost_marks
-from indictune.models.sources import MODEL_FLAG, explained
+from indictune.models.sources import BROKEN, MODEL_FLAG, explained
 
 logger = logging.getLogger(__name__)
 
@@ -50,21 +49,23 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
 
     Raises:
         UserError: there is no such model, it cannot be read, it is an adapter, it has no model for the task, or its
-            weights are quantised and all of them are to be trained.
+            weights are quantised and all of them are to be trained; or a link leads out of its folder.
     """
     flag = f"{MODEL_FLAG} {args.model_name_or_path}"
     path = builtin.resolve(args.model_name_or_path)
     if (Path(path) / "adapter_config.json").exists():
         base = PeftConfig.from_pretrained(path).base_model_name_or_path
         raise UserError(f"{flag}: the folder holds an adapter. Give its base model ({base}), or a merged model.")
-    with explained(args, OSError, ValueError, KeyError):
+    check_links(Path(path), flag)
+    with explained(args, Exception):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
         )
+        is_quantised = bool(stored_quantisation(config))
     brings_code = args.trust_remote_code and "auto_map" in config.to_dict()
     if type(config) not in known and not brings_code:
         raise UserError(f"{flag}: transformers has no {task} for the model type {config.model_type}.")
-    if args.method == "full" and stored_quantisation(config):
+    if args.method == "full" and is_quantised:
         raise UserError(
             f"--method full: the weights of {args.model_name_or_path} are quantised, which cannot be trained. "
             "Give --method lora or qlora, or the checkpoint that they were quantised from."
@@ -88,7 +89,7 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     on a decoder reads the last token that is not padding; a new token would add a row to the embedding.
 
     Raises:
-        UserError: there is no such tokenizer, or it has no token to pad with.
+        UserError: there is no such tokenizer, a link leads out of its folder, or it has no token to pad with.
     """
     tokenizer = _read_tokenizer(args)
     lost = lost_marks(tokenizer)
@@ -130,13 +131,12 @@ def check_max_length(config: PreTrainedConfig, max_length: int) -> None:
 
 
 def _read_tokenizer(args: ModelArguments, **settings: bool) -> PreTrainedTokenizerBase:
+    path = builtin.resolve(args.model_name_or_path)
+    check_links(Path(path), f"{MODEL_FLAG} {args.model_name_or_path}")
     # What a file of settings can break is any error (AttributeError, TypeError); tokenizers raises bare exceptions.
     with explained(args, Exception):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            builtin.resolve(args.model_name_or_path),
-            revision=args.model_revision,
-            trust_remote_code=args.trust_remote_code,
-            **settings,
+            path, revision=args.model_revision, trust_remote_code=args.trust_remote_code, **settings
         )
     return tokenizer
 
@@ -167,7 +167,7 @@ def read_weights(
     path = Path(builtin.resolve(args.model_name_or_path))
     if path.is_dir():
         check_indexes(path, f"{flag} {args.model_name_or_path}")
-    with explained(args, OSError, SafetensorError, UnpicklingError, flag=flag):
+    with explained(args, *BROKEN, flag=flag):
         model, info = kind.from_pretrained(
             builtin.resolve(args.model_name_or_path),
             config=config,
@@ -227,7 +227,7 @@ def read_base_of(
     check_base(folder, trained_on.name)
     args.model_name_or_path, args.model_revision = trained_on.name, trained_on.commit_hash or trained_on.revision
     flag = f"--model {folder}, whose base is"
-    with explained(args, OSError, ValueError, KeyError, flag=flag):
+    with explained(args, Exception, flag=flag):
         base = AutoConfig.from_pretrained(
             builtin.resolve(args.model_name_or_path),
             revision=args.model_revision,

@@ -59,7 +59,7 @@ def merge(args: MergeArguments) -> str:
     flag = f"{args.adapter}, whose base is {base_folder}"
     with explained(ModelArguments(str(base_folder)), SafetensorError, flag="The base"):
         base = Checkpoint(weights_files(base_folder, flag))
-    with explained(ModelArguments(str(base_folder)), OSError, ValueError, KeyError, flag="The base"):
+    with explained(ModelArguments(str(base_folder)), Exception, flag="The base"):
         model, settings = skeleton(adapter, base_folder, args.trust_remote_code)
     merger = plan(args, adapter, base, model, settings)
     way_out = "name a folder on another disk, or give --dtype bfloat16"

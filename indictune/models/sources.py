@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from safetensors import SafetensorError
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 MODEL_FLAG = "--model_name_or_path"
 SAFE = "model*.safetensors"
@@ -20,6 +25,11 @@ IS_PICKLE = (
     "its weights are a pickle, which can run code when it is read. If you trust whoever wrote it, give "
     "--trust_checkpoint true; or take a copy with model.safetensors."
 )
+
+
+# What broken files raise when a model is made from them: a config.json can break any line of the model's code. Not
+# RuntimeError, by which torch tells that there is no memory.
+BROKEN = (AttributeError, KeyError, OSError, SafetensorError, TypeError, UnpicklingError, ValueError)
 
 
 @contextmanager
@@ -34,7 +44,10 @@ def explained(args: ModelArguments, *errors: type[Exception], flag: str = MODEL_
     """
     try:
         yield
+    except UserError:
+        raise
     except errors as error:
+        logger.debug("%s %s cannot be read", flag, args.model_name_or_path, exc_info=error)
         raise UserError(explanation(args, error, flag)) from error
 
 
@@ -95,4 +108,7 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Of what an error says; with the next where that is announced, and the error's name where it says little."""
+    lines = str(error).splitlines() or [""]
+    said = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
+    return said if said and isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {said}"

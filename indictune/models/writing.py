@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from indictune.errors import UserError
+from indictune.models.links import leads_out
 
 TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
@@ -66,10 +67,7 @@ def copy_files(source: Path, patterns: Sequence[str], folder: Path) -> None:
 
     A link that leads out of the folder is left: nobody could tell what it brings into a model that is given away.
     """
-    root = source.resolve()
-    if root.parent.name == "snapshots":  # of the Hub's cache, whose files are links to `blobs` beside it
-        root = root.parents[1]
     for pattern in patterns:
         for path in source.glob(pattern):
-            if path.is_file() and path.resolve().is_relative_to(root):
+            if path.is_file() and not leads_out(path, source):
                 shutil.copyfile(path, folder / path.name)

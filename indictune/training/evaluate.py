@@ -53,7 +53,7 @@ def evaluate_command(argv: Sequence[str]) -> int:
     if config_file(model).is_file():
         recipe.values.setdefault("output_dir", str(Path(model) / "evaluation" / Path(test_file).stem))
     main = _evaluate_classes
-    with suppress(ValueError):  # no JSON: the classifier's own reading tells so
+    with suppress(ValueError, TypeError, AttributeError):  # no configuration: the classifier's own reading tells so
         if _continues_texts(Path(model)):
             main = _evaluate_answers
             recipe.values.setdefault("max_length", ANSWER_LENGTH)  # where no run tells, as after `indictune merge`
@@ -92,7 +92,7 @@ def _labels(model: str, trust_remote_code: bool) -> list[str] | None:
     """
     if not config_file(model).is_file():
         return None
-    with explained(ModelArguments(model_name_or_path=model), OSError, ValueError, KeyError, flag="--model"):
+    with explained(ModelArguments(model_name_or_path=model), Exception, flag="--model"):
         return class_names(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
 
 

@@ -220,6 +220,70 @@ class TestLinks:
         assert (target / "vocab.txt").read_text() == "words"
 
 
+class TestLinksInAModel:
+    @pytest.mark.parametrize(
+        "name", ["chat_template.jinja", "vocab.txt", "tokenizer.json", "config.json", "generation_config.json"]
+    )
+    def test_that_lead_out_of_it_are_refused(self, tmp_path: Path, name: str) -> None:
+        folder = model_in(tmp_path / "model")
+        (tmp_path / "secret").write_text("secret")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to("../secret")
+        for read in (load_classifier_config, load_tokenizer):
+            with pytest.raises(UserError, match=rf"model: links lead out of the model's folder: {name} \(.*/secret\)"):
+                read(ModelArguments(str(folder)))
+
+    def test_that_lead_to_templates_elsewhere_are_refused(self, tmp_path: Path) -> None:
+        folder = model_in(tmp_path / "model")
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "tool.jinja").write_text("secret")
+        (folder / "additional_chat_templates").symlink_to("../elsewhere")
+        with pytest.raises(UserError, match="additional_chat_templates"):
+            load_tokenizer(ModelArguments(str(folder)))
+
+    def test_that_stay_in_it_or_lead_to_weights_or_nowhere_are_not(self, tmp_path: Path) -> None:
+        folder = model_in(tmp_path / "model")
+        (folder / "model.safetensors").rename(tmp_path / "weights")
+        (folder / "model.safetensors").symlink_to("../weights")
+        (folder / "tokenizer.json").rename(folder / "words")
+        (folder / "tokenizer.json").symlink_to("words")
+        (folder / "notes.txt").symlink_to("notes.txt")
+        (tmp_path / "linked").symlink_to(folder)
+        args = ModelArguments(str(tmp_path / "linked"))
+        load_classifier(args, ["no", "yes"], load_tokenizer(args))
+
+    def test_are_those_of_the_hubs_cache(self, tmp_path: Path) -> None:
+        snapshot = model_in(tmp_path / "models--me--model" / "snapshots" / "commit")
+        (tmp_path / "models--me--model" / "blobs").mkdir()
+        for number, path in enumerate(sorted(snapshot.iterdir())):
+            path.rename(tmp_path / "models--me--model" / "blobs" / str(number))
+            path.symlink_to(f"../../blobs/{number}")
+        args = ModelArguments(str(snapshot))
+        load_classifier(args, ["no", "yes"], load_tokenizer(args))
+
+
+def cached(hub_cache: Path, name: str) -> Path:
+    """The folder of a model in a cache of the Hub, as if it had been fetched: without files yet."""
+    repository = hub_cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    return repository / "snapshots" / ("0" * 40)
+
+
+def test_an_index_of_a_model_from_the_hub_that_names_a_file_elsewhere_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot = model_in(cached(tmp_path, "evil/model"))
+    (snapshot / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = {"metadata": {}, "weight_map": {"bert.pooler.dense.weight": "../../../outside.safetensors"}}
+    (snapshot / INDEX).write_text(json.dumps(index))
+    args = ModelArguments("evil/model")
+    with pytest.raises(UserError, match=r"--model_name_or_path evil/model: its files cannot be read .*outside\.safet"):
+        load_classifier(args, ["no", "yes"], load_tokenizer(args))
+
+
 @pytest.mark.parametrize("name", ["builtin:../../etc", "builtin:", "builtin:/etc", "builtin:tiny-indic-bert/../x"])
 def test_a_built_in_name_is_one_of_the_list(name: str) -> None:
     with pytest.raises(UserError, match="no such built-in model"):

@@ -255,7 +255,7 @@ class TestRefusals:
         args = ModelArguments(llama)
         tokenizer = load_tokenizer(args)
         tokenizer.add_tokens([f"word{number}" for number in range(118)])
-        with pytest.raises(UserError, match=r"129 tokens.*128 rows"):
+        with pytest.raises(UserError, match=r"token ids up to 128, .*128 rows"):
             load_causal(args, tokenizer, torch.float32, ends=[2])
 
     def test_an_encoder_is_no_causal_language_model(self, tmp_path: Path) -> None:

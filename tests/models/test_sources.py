@@ -52,6 +52,33 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
     assert "there is no such folder" in told(ModelArguments("runs/first/checkpoint-10"))
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"hidden_act": "evil"}, "KeyError: 'evil'"),
+        ({"hidden_size": 33}, "The hidden size (33) is not a multiple of the number of attention heads"),
+        ({"hidden_size": "x"}, "Field 'hidden_size' expected int, got str (value: 'x')"),
+        ({"id2label": ["a", "b"]}, "AttributeError: 'list' object has no attribute 'items'"),
+        ({"model_type": ["bert"]}, "TypeError: unhashable type: 'list'"),
+        ({"quantization_config": "x"}, "AttributeError: 'str' object has no attribute 'to_dict'"),
+    ],
+)
+@pytest.mark.parametrize("by_its_names", [False, True])
+def test_a_configuration_that_makes_no_model_is_told_with_the_reason(
+    saved: Callable[[str], str], by_its_names: bool, setting: dict[str, object], told: str
+) -> None:
+    """When its weights are read, or before, where an adapter names its modules."""
+    args = ModelArguments(saved("bert"), method="lora", lora_target_modules=["query"])
+    path = Path(args.model_name_or_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | setting))
+    with pytest.raises(UserError) as caught:
+        _ = load_classifier_config(args) if by_its_names else load_classifier(args, ["a", "b"], words_tokenizer())
+    assert caught.value.message.startswith(
+        f"--model_name_or_path {args.model_name_or_path}: the folder's files cannot be read as a model. ("
+    )
+    assert told in caught.value.message
+
+
 def test_a_folder_without_a_model_names_the_one_inside(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-10").mkdir()
     (tmp_path / "checkpoint-10" / "config.json").write_text("{}")

@@ -1,0 +1,42 @@
+"""Links in a model's folder: what one brings in from elsewhere nobody could tell, and it would be given away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from indictune.errors import UserError
+
+# What is read as text and saved again with a trained model. A link to weights shows nothing of what it leads to, and
+# weights are often kept elsewhere.
+READ = (
+    *("*.json", "*.py", "*.jinja", "*.txt", "*.model", "tokenizer*", "vocab*"),
+    *("additional_chat_templates", "additional_chat_templates/*"),
+)
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether a file in a model's folder is a link that leads out of it."""
+    root = folder.resolve()
+    if root.parent.name == "snapshots":  # of the Hub's cache, whose files are links to `blobs` beside it
+        root = root.parents[1]
+    return not path.resolve().is_relative_to(root)
+
+
+def check_links(folder: Path, flag: str) -> None:
+    """Refuse a model whose configuration, tokenizer, templates or code are links to files elsewhere.
+
+    Args:
+        folder: of the model.
+        flag: how a message names it.
+
+    Raises:
+        UserError: with all such links.
+    """
+    read = {path for pattern in READ for path in folder.glob(pattern) if path.exists()}
+    found = sorted(path for path in read if leads_out(path, folder))
+    if found:
+        names = ", ".join(f"{path.relative_to(folder)} ({path.resolve()})" for path in found[:3])
+        raise UserError(
+            f"{flag}: links lead out of the model's folder: {names}. What is there would be saved with the trained "
+            "model. If it belongs to the model, put a copy of it in the link's place."
+        )
