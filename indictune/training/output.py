@@ -26,6 +26,14 @@ RECIPE = "recipe.yaml"
 # mistyped, and must not keep the corrected one from its folder.
 TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model.safetensors", "trainer_state.json")
 
+# What a model needs to be used, of what a run saves; `training_args.bin`, a pickle, is not among it.
+OF_A_MODEL = (
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "*.py"),
+    *("adapter_config.json", "base_config.json", "base_model.json"),
+    *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *("spiece.model", "sentencepiece.bpe.model", "*.jinja"),
+)
+
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file that is either the old one or the new one, never a part.

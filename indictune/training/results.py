@@ -29,14 +29,6 @@ from indictune.training.verification import shapes_when_saved, verify_saved
 
 logger = logging.getLogger(__name__)
 
-# What a model needs to be used, of what a run saves; `training_args.bin`, a pickle, is not among it.
-OF_A_MODEL = (
-    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "*.py"),
-    *("adapter_config.json", "base_config.json", "base_model.json"),
-    *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
-    *("spiece.model", "sentencepiece.bpe.model", "*.jinja"),
-)
-
 
 def save(trainer: ExactTrainer, session: Session) -> None:
     """Save the trained model in `--output_dir`, whole or not at all. All ranks must call it.
@@ -158,7 +150,7 @@ def published(folder: Path, saved: Collection[str]) -> list[str]:
     Returns:
         Names, without links: they may lead anywhere.
     """
-    model = [name for name in saved if any(fnmatchcase(name, pattern) for pattern in OF_A_MODEL)]
+    model = [name for name in saved if any(fnmatchcase(name, pattern) for pattern in output.OF_A_MODEL)]
     names = {*model, "README.md", "metrics.json"}
     return sorted(name for name in names if (folder / name).is_file() and not (folder / name).is_symlink())
 

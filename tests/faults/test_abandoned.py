@@ -48,9 +48,13 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
     result = replace(job, flags=(*other, *named)).start(f"SIGTERM@{STEP}:2")
     assert result.returncode == EXIT_RESUMABLE, result.stderr
     assert (
-        f"warning: Moved to {left}, because this run does not go on from it: metrics.json, checkpoint-8, "
-        f"checkpoint-6. --resume_from_checkpoint {left / 'checkpoint-8'} goes on from it, where it is whole."
+        f"warning: Moved to {left}, because this run does not go on from it: metrics.json, config.json, "
+        f"model.safetensors, tokenizer.json, tokenizer_config.json, checkpoint-8, checkpoint-6. "
+        f"--resume_from_checkpoint {left / 'checkpoint-8'} goes on from it, where it is whole."
     ) in result.stderr
+    assert not (job.folder / "model.safetensors").exists()
+    for name in ("metrics.json", "model.safetensors", "config.json", "tokenizer.json"):
+        assert (left / name).read_bytes() == (finished.folder / name).read_bytes()
     assert (steps(job.folder), steps(left)) == ([6, 4, 2], [8, 6])
 
     result = replace(job, flags=other).start()
@@ -137,26 +141,38 @@ class TestNotGoneOnFrom:
         return [path.name for path in abandoned.not_gone_on_from(out, checkpoint)]
 
     def test_of_the_newest_that_is_the_mark_of_the_end(self, out: Path) -> None:
-        assert self.left(out, out / "checkpoint-10") == ["metrics.json"]
+        assert self.left(out, out / "checkpoint-10") == ["metrics.json", "model.safetensors"]
 
     def test_of_an_earlier_one_that_is_what_came_later(self, out: Path) -> None:
-        assert self.left(out, out / "checkpoint-4") == ["metrics.json", "checkpoint-10"]
-        assert self.left(out, None) == ["metrics.json", "checkpoint-10", "checkpoint-4", "checkpoint-2"]
+        assert self.left(out, out / "checkpoint-4") == ["metrics.json", "model.safetensors", "checkpoint-10"]
+        assert self.left(out, None) == [
+            *("metrics.json", "model.safetensors", "checkpoint-10", "checkpoint-4", "checkpoint-2")
+        ]
 
     def test_of_one_from_elsewhere_that_is_every_step(self, out: Path, tmp_path: Path) -> None:
         elsewhere = write(tmp_path / "elsewhere", 4)
-        every = ["metrics.json", "train_log.jsonl", "nonfinite.jsonl", "checkpoint-10", "checkpoint-4", "checkpoint-2"]
+        every = ["metrics.json", "model.safetensors", "train_log.jsonl", "nonfinite.jsonl"]
+        every += ["checkpoint-10", "checkpoint-4", "checkpoint-2"]
         assert self.left(out, elsewhere) == every
         assert self.left(tmp_path / "new", elsewhere) == []
 
+    def test_files_of_a_run_that_has_not_ended_stay(self, out: Path) -> None:
+        (out / "metrics.json").unlink()
+        assert self.left(out, out / "checkpoint-4") == ["checkpoint-10"]
+
     def test_a_link_to_one_of_the_run_is_its_own(self, out: Path, tmp_path: Path) -> None:
         (tmp_path / "linked").symlink_to(out)
-        assert self.left(out, tmp_path / "linked" / "checkpoint-4") == ["metrics.json", "checkpoint-10"]
+        assert self.left(out, tmp_path / "linked" / "checkpoint-4") == [
+            "metrics.json",
+            "model.safetensors",
+            "checkpoint-10",
+        ]
 
     def test_what_is_left_where_the_moving_is_cut_is_one_runs(
         self, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write(out, 8)
+        (out / "model.safetensors").unlink()
         left = abandoned.not_gone_on_from(out, out / "checkpoint-2")
         for number in range(1, len(left) + 1):
             abandoned.move(left[number - 1 : number], out / f"abandoned-{number}")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from indictune.data.cache import write_through
+from indictune.training import output
 from indictune.training.checkpoints import store
 
 PREFIX = "abandoned-"
@@ -32,8 +33,8 @@ def folders(output_dir: Path) -> list[Path]:
 def not_gone_on_from(output_dir: Path, checkpoint: Path | None) -> list[Path]:
     """What is in a run's folder and not of the steps that it goes on from.
 
-    That is checkpoints of later steps, and the mark of a finished run; all checkpoints and records where it goes on
-    from another folder.
+    That is checkpoints of later steps, and of a finished run its mark and its model, but for code, which is the same;
+    all checkpoints and records where it goes on from another folder.
 
     Args:
         output_dir: of the run.
@@ -42,14 +43,22 @@ def not_gone_on_from(output_dir: Path, checkpoint: Path | None) -> list[Path]:
     Returns:
         In an order in which what is left is one run's wherever the moving is cut: checkpoints the newest first.
     """
-    step, names = 0, [_MARK_OF_THE_END]
+    step, names = 0, [_MARK_OF_THE_END, *_model_in(output_dir)]
     if checkpoint is not None:
         step = store.step_of(checkpoint)
         own = store.path_of(output_dir, step)
         if not (own.exists() and own.samefile(checkpoint)):
-            step, names = -1, [_MARK_OF_THE_END, *_RECORDS]
+            step, names = -1, [*names, *_RECORDS]
     found = [output_dir / name for name in names if (output_dir / name).exists()]
     return found + [path for path in store.listed(output_dir) if store.step_of(path) > step]
+
+
+def _model_in(output_dir: Path) -> list[str]:
+    """The files of a finished run's model."""
+    if not (output_dir / _MARK_OF_THE_END).exists():
+        return []
+    found = {path.name for pattern in output.OF_A_MODEL for path in output_dir.glob(pattern) if path.suffix != ".py"}
+    return sorted(found)
 
 
 def move(paths: Iterable[Path], folder: Path) -> None:
