@@ -93,7 +93,7 @@ class _Worker:
         """Wait for what became of the batch."""
         try:
             return self._output.read_next_batch()
-        except (StopIteration, pa.ArrowInvalid) as error:
+        except (StopIteration, pa.ArrowInvalid, OSError) as error:
             raise self._ended() from error
 
     def _ended(self) -> RuntimeError:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
+import termios
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -15,6 +19,10 @@ from indictune.data.clean_batches import clean_batch, cleaned
 from indictune.errors import UserError
 
 NAMES = ["text", "label", "language", "line"]
+
+
+def workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "indictune.data.clean_batches" in child.cmdline()]
 
 
 def batch(number: int, rows: int = 3) -> pa.RecordBatch:
@@ -57,7 +65,7 @@ def test_a_problem_in_reading_is_told_and_no_process_stays() -> None:
 
     with pytest.raises(UserError, match="line 4"):
         list(cleaned(broken()))
-    assert not [child for child in psutil.Process().children() if "indictune.data.clean_batches" in child.cmdline()]
+    assert not workers()
 
 
 def test_a_process_that_dies_is_told() -> None:
@@ -67,3 +75,24 @@ def test_a_process_that_dies_is_told() -> None:
         child.send_signal(signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"ended with code -9; was there too little memory\?"):
         list(rows)
+
+
+def test_a_process_that_dies_in_mid_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+
+    def given() -> Iterator[pa.RecordBatch]:
+        yield from (batch(0, rows=20_000), batch(1, rows=20_000))
+        while len(busy := [worker for worker in workers() if bytes_waiting(worker) > 10_000]) < 2:
+            time.sleep(0.02)
+        for worker in busy:  # its answer is larger than a pipe
+            worker.kill()
+
+    with pytest.raises(RuntimeError, match=r"ended with code -9; was there too little memory\?"):
+        list(cleaned(given()))
+
+
+def bytes_waiting(worker: psutil.Process) -> int:
+    """That it has written, and nobody has read."""
+    with open(f"/proc/{worker.pid}/fd/1", "rb") as pipe:
+        (waiting,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(waiting)
