@@ -12,8 +12,8 @@ import shutil
 import tempfile
 import time
 import unicodedata
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,7 +38,8 @@ def made_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pat
 
     One process makes it, behind a lock on a file; the others wait. The lock is the kernel's (flock) and ends with its
     process, so a killed one blocks nobody. It only saves work: the folder is filled under another name, written
-    through to the disk and renamed, so that it is whole or not there also where a file system has no such locks.
+    through to the disk and renamed, so that it is whole or not there also where a file system has no such locks, or
+    the lock's file is another user's; each process then makes its own, and the first to be ready is read.
 
     Args:
         kind: of folder; its name begins with it.
@@ -51,25 +52,17 @@ def made_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pat
         UserError: from `make`, or the cache's folder cannot be written.
     """
     folder = cache_folder() / "prepared" / f"{kind}-{_fingerprint(parts)}"
-    if _is_whole(folder):
-        logger.info("%s: prepared before, in %s", what, folder)
-        return folder
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(_HEAD_START_S)  # the first process of a machine shows its progress on the console
     try:
+        if _is_whole(folder):
+            logger.info("%s: prepared before, in %s", what, folder)
+            return folder
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(_HEAD_START_S)  # the first process of a machine shows its progress on the console
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder.parent)
-        lock = FileLock(_lock_file(folder))
-        try:
-            lock.acquire(timeout=_PATIENCE_S)
-        except Timeout:
-            logger.info("%s: another process prepares them; waiting for it", what)
-            lock.acquire()
-        try:
+        with _alone(folder, what):
             if not _is_whole(folder):
                 _make(folder, make)
-        finally:
-            lock.release()
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
@@ -78,6 +71,24 @@ def made_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pat
             "on another disk by INDICTUNE_CACHE."
         ) from error
     return folder
+
+
+@contextmanager
+def _alone(folder: Path, what: str) -> Iterator[None]:
+    """Hold the lock of a folder, where there can be one."""
+    lock = _lock(folder)
+    try:
+        try:
+            lock.acquire(timeout=_PATIENCE_S)
+        except Timeout:
+            logger.info("%s: another process prepares them; waiting for it", what)
+            lock.acquire()
+    except OSError as error:  # of a disk that is full or cannot be written to, `_make` tells
+        logger.info("%s: each process prepares its own, for there is no lock (%s)", what, error)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def file_digest(path: str) -> str:
@@ -114,10 +125,14 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
         for path in (*unfinished.iterdir(), unfinished):
             write_through(path)
         unfinished.chmod(0o755)
-        if not _is_whole(folder):  # it may be, where locks do not reach another machine
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if _is_whole(folder):  # another process was quicker, where no lock keeps it out
+                return
             shutil.rmtree(folder, ignore_errors=True)  # damaged
             unfinished.rename(folder)
-            write_through(folder.parent)
+        write_through(folder.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -137,15 +152,16 @@ def _remove_leftovers(parent: Path) -> None:
     A lock alone says too little where another machine's locks are not seen.
     """
     for unfinished in parent.glob(".*-*-*"):
-        lock = FileLock(_lock_file(parent / unfinished.name[1:].rpartition("-")[0]))
-        with suppress(Timeout, FileNotFoundError):
+        lock = _lock(parent / unfinished.name[1:].rpartition("-")[0])
+        with suppress(OSError):  # held, gone, another user's, or there are no locks
             if time.time() - unfinished.stat().st_mtime > _LEFT_OVER_S:
                 with lock.acquire(blocking=False):
                     shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _lock_file(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.lock")
+def _lock(folder: Path) -> FileLock:
+    """Which all users of a shared cache can take."""
+    return FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666)
 
 
 def write_through(path: Path) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pyarrow as pa
@@ -107,6 +113,81 @@ def test_what_another_process_is_making_stays(folder: Path) -> None:
     made_once("others", [], "The others", writes(""))
     assert len(list(folder.glob(".*/half"))) == 1
     assert slow.communicate(timeout=60)[0] == "whole\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_keeps_what_is_made(
+    number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)  # as of NFS without lockd
+    made = made_once("things", [], "The things", writes("made"))
+    os.utime(left_over(folder, "things-key"), (0, 0))
+    assert made_once("things", [], "The things", lambda _: pytest.fail("made twice")) == made
+    made_once("others", [], "The others", writes(""))
+
+
+def test_of_two_that_make_it_without_locks_the_first_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse_locks)
+    made: set[Path] = set()
+
+    def slow(unfinished: Path) -> None:
+        if not made:
+            made.add(made_once("things", [], "The things", writes("first")))
+        (unfinished / "text").write_text("last")
+
+    made.add(made_once("things", [], "The things", slow))
+    assert [(path / "text").read_text() for path in made] == ["first"]
+    assert visible(folder) == [path.name for path in made]
+
+
+def refuse_locks(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def left_over(folder: Path, of: str) -> Path:
+    """What a killed process leaves, with its lock's file as older versions made it."""
+    left = folder / f".{of}-left"
+    left.mkdir(mode=0o700)
+    (folder / f".{of}.lock").touch(0o644)
+    return left
+
+
+def make_as_nobody(parts: list[str]) -> str:
+    os.setuid(65534)
+    return (made_once("things", parts, "The things", writes("nobody's")) / "text").read_text()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_two_users_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as shared:  # a folder of pytest's own is closed to others
+        monkeypatch.setenv("INDICTUNE_CACHE", shared)
+        ours = made_once("things", ["a"], "The things", writes("root's"))
+        lock = ours.with_name(f".{ours.name}.lock")
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o666
+        for each in (shared, ours.parent):
+            os.chmod(each, 0o777)
+        os.utime(left_over(ours.parent, "things-key"), (0, 0))
+        shutil.rmtree(ours)  # as if killed while it was made
+        lock.chmod(0o644)
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            assert pool.submit(make_as_nobody, ["a"]).result() == "nobody's"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_rows_that_another_user_keeps_to_himself_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as shared:
+        monkeypatch.setenv("INDICTUNE_CACHE", shared)
+        os.chmod(shared, 0o777)
+        ours = made_once("things", ["a"], "The things", writes("root's"))
+        (ours / "sizes.json").chmod(0o600)
+        with (
+            ProcessPoolExecutor(1, get_context("fork")) as pool,
+            pytest.raises(UserError, match=r"The things cannot be kept in .*: Permission denied.*INDICTUNE_CACHE"),
+        ):
+            pool.submit(make_as_nobody, ["a"]).result()
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "sizes"])
