@@ -20,7 +20,7 @@ from indictune.data.conversations import load_conversations
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models.causal import check_packing, load_causal, load_causal_config
 from indictune.models.loading import has_own_code, load_tokenizer
-from indictune.models.unpadded import reads_unpadded
+from indictune.models.unpadded import pads_causal
 from indictune.strategy.sharding import reading_weights
 from indictune.training.callbacks.continuing import train
 from indictune.training.callbacks.samples import write_samples
@@ -49,7 +49,7 @@ def main(session: Session) -> None:
 
     chats = tokenise_splits(splits, tokenizer, template, data_args)
     own_code = has_own_code(model_args, config)
-    padded = not (data_args.packing or reads_unpadded(config, model_args.attn_implementation, own_code))
+    padded = not data_args.packing and pads_causal(config, model_args.attn_implementation, own_code)
     session.fit_batches(LlamaTrainingArguments, lengths_of(chats.train), chats.place, padded)
     args = session.start(LlamaTrainingArguments, has_validation=splits.validation is not None)
     session.warn([*splits.notes, *chats.notes])

@@ -8,7 +8,7 @@ tokens, by a forward hook.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
@@ -40,6 +40,7 @@ ATTENTION = "indictune_unpadded"
 # Each is compared with the padded model in tests/models/test_unpadded.py.
 CLASSIFIERS = ("albert", "bert", "llama", "modernbert", "roberta", "xlm-roberta")
 CAUSAL = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
+CAUSAL_ATTENTION = (None, "sdpa")
 
 
 def why_padded(config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False) -> str | None:
@@ -50,13 +51,22 @@ def why_padded(config: PreTrainedConfig, attn_implementation: str | None, own_co
         attn_implementation: the attention that the user named, if any.
         own_code: the model's class comes with its files, and may read any token, or see any.
     """
+    return _why_padded(config, attn_implementation, own_code, CLASSIFIERS, [None])
+
+
+def _why_padded(
+    config: PreTrainedConfig,
+    attn_implementation: str | None,
+    own_code: bool,
+    types: Collection[str],
+    attentions: Collection[str | None],
+) -> str | None:
+    """As `why_padded`, of models of these types with one of these attentions."""
     if own_code:
         return "the model has code of its own, which is not known to keep joined rows apart"
-    if config.model_type not in CLASSIFIERS:
-        return (
-            f"models of the type {config.model_type} are not known to work without it ({', '.join(CLASSIFIERS)} are)"
-        )
-    if attn_implementation is not None:
+    if config.model_type not in types:
+        return f"models of the type {config.model_type} are not known to work without it ({', '.join(types)} are)"
+    if attn_implementation not in attentions:
         return f"--attn_implementation {attn_implementation} needs it"
     return None
 
@@ -81,13 +91,25 @@ def pads(
     if reason is not None and padding_free == "on":
         raise UserError(f"--padding_free on: {reason}. Leave it out, and rows are padded by length.")
     if reason is not None and padding_free == "auto":
-        logger.warning("Rows are padded, rows of like length together: %s.", reason)
+        _tell(reason)
     return reason is not None or padding_free == "off"
 
 
-def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False) -> bool:
+def pads_causal(config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False) -> bool:
+    """Whether the rows of a causal language model are padded; arguments as of `why_padded`."""
+    reason = _why_padded(config, attn_implementation, own_code, CAUSAL, CAUSAL_ATTENTION)
+    if reason is not None:
+        _tell(reason)
+    return reason is not None
+
+
+def _tell(reason: str) -> None:
+    logger.warning("Rows are padded, rows of like length together: %s.", reason)
+
+
+def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None) -> bool:
     """Whether a causal language model with this attention, or the default, may be given to `read_unpadded`."""
-    return config.model_type in CAUSAL and attn_implementation in (None, "sdpa") and not own_code
+    return config.model_type in CAUSAL and attn_implementation in CAUSAL_ATTENTION
 
 
 def uncounted_token(config: PreTrainedConfig) -> int | None:

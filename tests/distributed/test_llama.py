@@ -122,6 +122,13 @@ def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: st
     assert distance(weights, trained_weights(two, method)) <= OF_THE_CHANGE * distance(weights, before)
 
 
+def test_a_run_that_pads_its_rows_says_why(run_under: Start) -> None:
+    run = run_under("single", 1, "--attn_implementation", "eager", "--max_steps", "1")
+    assert run.metrics["train"]["padding_fraction"] > 0
+    log = (run.folder / "logs/rank-0.log").read_text(encoding="utf-8")
+    assert log.count("Rows are padded, rows of like length together: --attn_implementation eager needs it.") == 1
+
+
 def tied(folder: Path) -> str:
     """The built-in LLaMA with one weight for embedding and output layer, as LLaMA 3.2 has it."""
     source = builtin.resolve("builtin:tiny-indic-llama")

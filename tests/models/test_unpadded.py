@@ -21,6 +21,7 @@ from indictune.models.unpadded import (
     CLASSIFIERS,
     classify_unpadded,
     pads,
+    pads_causal,
     read_unpadded,
     reads_unpadded,
     uncounted_token,
@@ -256,10 +257,22 @@ class TestWhoPads:
         with pytest.raises(UserError, match="--padding_free on: --attn_implementation eager needs it"):
             pads("on", CONFIGS["bert"](), "eager")
 
-    def test_a_named_attention_of_a_causal_model_stays(self) -> None:
-        assert not reads_unpadded(CONFIGS["llama"](), "eager")
-        assert not reads_unpadded(AutoConfig.for_model("gpt2"), None)
-        assert not reads_unpadded(CONFIGS["llama"](), None, own_code=True)
+    def test_causal_models_that_are_proven_do_not(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert not pads_causal(CONFIGS["llama"](), None)
+        assert not pads_causal(CONFIGS["llama"](), "sdpa")
+        assert not caplog.records
+
+    def test_other_causal_models_do_and_are_told_why(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert pads_causal(AutoConfig.for_model("gpt2"), None)
+        assert pads_causal(CONFIGS["llama"](), "flash_attention_2")
+        assert pads_causal(CONFIGS["llama"](), None, own_code=True)
+        assert [record.getMessage() for record in caplog.records] == [
+            "Rows are padded, rows of like length together: models of the type gpt2 are not known to work without it "
+            "(gemma, gemma3_text, llama, mistral, olmo2, phi3, qwen2, qwen3 are).",
+            "Rows are padded, rows of like length together: --attn_implementation flash_attention_2 needs it.",
+            "Rows are padded, rows of like length together: the model has code of its own, which is not known to "
+            "keep joined rows apart.",
+        ]
 
 
 def test_the_attention_is_not_written_into_a_saved_model(tmp_path: Any) -> None:
