@@ -41,6 +41,11 @@ _WRONG_ROLE = "an unknown role"
 _WRONG_TYPE = "a value of the wrong type"
 _NO_FORM = "an unknown form"
 _TWO_FORMS = "two forms at once"
+_TWO_SYSTEMS = "two system messages"
+_NO_SYSTEM = "system beside plain texts"
+_REJECTED = "a rejected answer"
+_WEIGHTED = "an answer of another weight"
+_CALLS = "a call of tools"
 
 Message = dict[str, str]
 Row = dict[str, object]
@@ -84,9 +89,11 @@ def messages_of(row: Row, form: str) -> list[Message]:
     Texts are as in the row, but for halves of surrogate pairs. A system message without text is left out.
 
     Raises:
-        RowError: a text or list is missing, empty or of the wrong type, a role is unknown or not in its place, or the
-            last message is not an answer.
+        RowError: a text or list is missing, empty or of the wrong type, a role is unknown or not in its place, the
+            last message is not an answer, or the row says of an answer what training would not heed.
     """
+    if row.get("label") is False:
+        raise RowError(_REJECTED, "label is false, as of an answer that was rejected; remove the row, or the key.")
     if form == PROMPT_TEXTS:
         messages = _turn(_filled(row, "prompt", _NO_PROMPT), _filled(row, "completion", _NO_ANSWER))
     elif form == PROMPT_LISTS:
@@ -97,7 +104,19 @@ def messages_of(row: Row, form: str) -> list[Message]:
         messages = _listed(row, form, _NO_MESSAGES)
     _check_order(messages)
     _check_contents(messages)
-    return messages if messages[0]["content"].strip() else messages[1:]
+    return _with_system(messages if messages[0]["content"].strip() else messages[1:], _text(row, "system"), form)
+
+
+def _with_system(messages: list[Message], system: str, form: str) -> list[Message]:
+    """With the system message that stands beside them, if any."""
+    if not system.strip():
+        return messages
+    if form == PROMPT_TEXTS:
+        where = "beside prompt and completion as texts; write it into prompt, or give messages."
+        raise RowError(_NO_SYSTEM, f"system has no place {where}")
+    if messages[0]["role"] == "system":
+        raise RowError(_TWO_SYSTEMS, "has both system and a message of system; leave out one of them.")
+    return [{"role": "system", "content": system}, *messages]
 
 
 def _keys(keys: set[str]) -> str:
@@ -121,8 +140,7 @@ def _instruction_and_output(row: Row) -> list[Message]:
     asked = [text for text in (_text(row, "instruction"), _text(row, "input")) if text.strip()]
     if not asked:
         raise RowError(_NO_PROMPT, "instruction and input are empty; fill one of them, or remove the row.")
-    system = _text(row, "system")
-    messages = [{"role": "system", "content": system}] if system else []
+    messages: list[Message] = []
     history = row.get("history") or []
     pairs = history if isinstance(history, list) else [history]
     for pair in pairs:
@@ -177,7 +195,18 @@ def _message(message: object, key: str, where: str) -> Message:
         name = shortened(without_halves(role))
         known = ", ".join(roles)
         raise RowError(_WRONG_ROLE, f"{where} is of {name}; expected one of {known}. Rename it, or remove the row.")
+    _check_heeded(message, roles[role], where)
     return {"role": roles[role], "content": _content(message.get(content_key), f"{where}: {content_key}")}
+
+
+def _check_heeded(message: Row, role: str, where: str) -> None:
+    """Refuse what is said of a message beside its text, and changes what is to be learned."""
+    if message.get("tool_calls"):
+        raise RowError(_CALLS, f"{where} has tool_calls, which are not trained; remove the row, or the key.")
+    weight = message.get("weight")
+    if role == "assistant" and weight not in (None, 1, "1", "1.0"):
+        told = f"the weight {shortened(without_halves(str(weight)))}, but every answer counts as 1"
+        raise RowError(_WEIGHTED, f"{where} has {told}; remove the row, or the key.")
 
 
 def _content(value: object, where: str) -> str:

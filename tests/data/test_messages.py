@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indictune.data.messages import RowError, form_of, messages_of
+from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
 
 Row = dict[str, Any]
 
@@ -90,6 +90,29 @@ HELLO = turns("नमस्ते", "नमस्कार")
             {"instruction": "a", "output": "b", "system": " ", "history": []},
             "instruction and output",
             turns("a", "b"),
+        ),
+        ({"messages": HELLO, "system": "be brief"}, "messages", [SYSTEM, *HELLO]),
+        (
+            {"messages": [{"role": "system", "content": ""}, *HELLO], "system": "be brief"},
+            "messages",
+            [SYSTEM, *HELLO],
+        ),
+        ({"messages": [SYSTEM, *HELLO], "system": " "}, "messages", [SYSTEM, *HELLO]),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "be brief"},
+            "conversations",
+            [SYSTEM, *turns("a", "b")],
+        ),
+        (
+            {"prompt": HELLO[:1], "completion": HELLO[1:], "system": "be brief", "label": True},
+            "prompt and completion as lists of messages",
+            [SYSTEM, *HELLO],
+        ),
+        ({"prompt": "a", "completion": "b", "label": "false", "system": ""}, PROMPT_TEXTS, turns("a", "b")),
+        (
+            {"messages": [{**HELLO[0], "weight": "0"}, {**HELLO[1], "weight": "1", "tool_calls": []}]},
+            "messages",
+            HELLO,
         ),
     ],
 )
@@ -295,6 +318,38 @@ WRONG_TYPE, WRONG_ORDER = "a value of the wrong type", "roles out of order"
             {"messages": None, "instruction": None},
             "an unknown form",
             "it has no key with a value; expected messages, ",
+        ),
+        (
+            {"messages": [SYSTEM, *HELLO], "system": "be long"},
+            "two system messages",
+            "has both system and a message of system; leave out one of them.",
+        ),
+        (
+            {"prompt": "a", "completion": "b", "system": "be brief"},
+            "system beside plain texts",
+            "system has no place beside prompt and completion as texts; write it into prompt, or give messages.",
+        ),
+        ({"messages": HELLO, "system": ["be brief"]}, WRONG_TYPE, "system holds a list, expected text."),
+        (
+            {"prompt": "a", "completion": "b", "label": False},
+            "a rejected answer",
+            "label is false, as of an answer that was rejected; remove the row, or the key.",
+        ),
+        ({"messages": HELLO, "label": False}, "a rejected answer", "label is false"),
+        (
+            {"messages": [USER, {**ASSISTANT, "weight": "0"}]},
+            "an answer of another weight",
+            "message 2 of messages has the weight 0, but every answer counts as 1; remove the row, or the key.",
+        ),
+        (
+            {"messages": [USER, {**ASSISTANT, "weight": 0.5}]},
+            "an answer of another weight",
+            "message 2 of messages has ",
+        ),
+        (
+            {"prompt": [USER], "completion": [{**ASSISTANT, "content": None, "tool_calls": [{"id": "7"}]}]},
+            "a call of tools",
+            "message 1 of completion has tool_calls, which are not trained; remove the row, or the key.",
         ),
         (
             {"messages": HELLO, "instruction": "a"},
