@@ -166,14 +166,12 @@ class Runner:
 
     def lap(self) -> float:
         """Let it run a lap; returns its seconds."""
-        self.connection.send("go")
-        seconds, self.counted = self._hear()
+        seconds, self.counted = self._ask("go")
         return float(seconds)
 
     def finish(self) -> dict[str, Any]:
         """What it has counted when it stops now. What it would do then is cut off."""
-        self.connection.send("stop")
-        counted: dict[str, Any] = self._hear()
+        counted: dict[str, Any] = self._ask("stop")
         self.end()
         return counted
 
@@ -182,6 +180,13 @@ class Runner:
         self.process.kill()
         self.process.join()
 
+    def _ask(self, word: str) -> Any:
+        try:
+            self.connection.send(word)
+        except ConnectionError:  # it died between its turns
+            raise self._failure() from None
+        return self._hear()
+
     def _hear(self) -> Any:
         try:
             patience_s = self.patience()
@@ -189,7 +194,10 @@ class Runner:
                 raise RuntimeError(f"{self.title} said nothing for {patience_s:.0f} s.")
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
-            raise RuntimeError(f"{self.title} failed:\n{self.log.read_text(encoding='utf-8')}") from None
+            raise self._failure() from None
+
+    def _failure(self) -> RuntimeError:
+        return RuntimeError(f"{self.title} failed:\n{self.log.read_text(encoding='utf-8')}")
 
 
 def _live(

@@ -258,11 +258,12 @@ def test_every_batch_of_tweets_is_whole(tmp_path: Path) -> None:
     assert len(read_tweets(tmp_path)) == 1170 // BATCH_SIZE * BATCH_SIZE
 
 
-def runs_well(_contender: Contender, _job: Job, connection: Connection) -> None:
+def runs_well(_contender: Contender, _job: Job, connection: Connection, seconds: float = 0) -> None:
     connection.send("ready")
     laps = 0
     while True:
         connection.recv()
+        time.sleep(seconds)
         laps += 1
         connection.send((1.5, {"laps": laps}))
 
@@ -279,10 +280,15 @@ def takes_part(contender: Contender, job: Job, connection: Connection) -> None:
         connection.send((1.0, {}))
         connection.recv()
         raise ValueError("cannot go on")
+    if contender.title == "between":
+        connection.send("ready")
+        connection.recv()
+        connection.send((1.0, {}))
+        os._exit(9)  # as one that is killed for memory while others have their turns
     if contender.title == "silent":
         connection.send("ready")
         time.sleep(600)
-    runs_well(contender, job, connection)
+    runs_well(contender, job, connection, seconds=2 if contender.title == "slow" else 0)
 
 
 @pytest.mark.slow
@@ -292,7 +298,8 @@ def test_a_contender_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> N
 
     job = Job(tmp_path, tmp_path, steps=9, steps_per_lap=3, folder=tmp_path)
     race = Race(takes_part, time.time(), time.time() + 300)
-    race.enter_all([(Contender(title), job) for title in ("early", "late", "well")], at_once=3)
+    titles = ("early", "late", "between", "slow", "well")
+    race.enter_all([(Contender(title), job) for title in titles], at_once=5)
     rounds: list[int] = []
     race.run(3, lambda: rounds.append(len(race.laps["well"])))
     assert rounds == [1, 2, 3]
@@ -300,7 +307,8 @@ def test_a_contender_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> N
     assert race.laps["well"] == [1.5] * 3
     assert race.errors["early"].splitlines()[-1] == "ValueError: cannot start"
     assert race.errors["late"].splitlines()[-1] == "ValueError: cannot go on"
-    assert set(race.errors) == {"early", "late"}
+    assert race.errors["between"].startswith("between failed:")
+    assert set(race.errors) == {"early", "late", "between"}
 
 
 @pytest.mark.slow

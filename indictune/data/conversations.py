@@ -103,7 +103,8 @@ def load_conversations(args: ChatDataArguments) -> ConversationSplits:
 
     A file holds rows of one form, told by their keys: `messages` (role, content), `conversations` (from, value),
     `prompt` and `completion` (texts or lists of messages), or `instruction` and `output` (`input`, `history`);
-    `system` may stand beside all but plain texts. Files named by flags take the place of the dataset's own validation and test rows.
+    `system` may stand beside all but plain texts. Files named by flags take the place of the dataset's own validation
+    and test rows.
 
     Raises:
         UserError: all problems of all files at once.
