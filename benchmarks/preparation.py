@@ -17,14 +17,15 @@ import importlib
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from indictune.layout import table
 SAMPLES = Path("indictune/data/samples/train.jsonl")
 LABELS = ("negative", "neutral", "positive")
 MAX_LENGTH = 128
+LOOK_EVERY_S = 0.05
+ENDED = (FileNotFoundError, ProcessLookupError)  # of a process or thread in /proc
 Stages = dict[str, dict[str, Any]]
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -98,10 +101,10 @@ def run_stage(stage: str, rows: str, tokenizer_folder: str, cache: str) -> dict[
     importlib.import_module("indictune.data.preparation" if stage.startswith("ours") else "datasets")
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     imported = _peak_bytes()
-    seconds = _ours(stage, rows, tokenizer) if stage.startswith("ours") else _plain(stage, rows, tokenizer, cache)
-    largest_child = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # Linux counts in KiB
+    with watched_children() as peaks:
+        seconds = _ours(stage, rows, tokenizer) if stage.startswith("ours") else _plain(stage, rows, tokenizer, cache)
     found = {"seconds": seconds, "peak_bytes": _peak_bytes(), "imported_bytes": imported}
-    return {**found, "largest_child_bytes": largest_child}
+    return {**found, "largest_child_bytes": max(peaks.values(), default=0)}
 
 
 def _ours(stage: str, rows: str, tokenizer: Any) -> float:
@@ -149,9 +152,38 @@ def _plain(stage: str, rows: str, tokenizer: Any, cache: str) -> float:
     return time.perf_counter() - started
 
 
-def _peak_bytes() -> int:
-    """Of this process."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+@contextmanager
+def watched_children() -> Iterator[dict[str, int]]:
+    """The peak memory of each child process by its id, as last seen; looked at again and again while the block lasts.
+
+    `getrusage` would not do: what it tells of a child that was started is never less than the parent's own memory.
+    """
+    peaks: dict[str, int] = {}
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_EVERY_S):
+            for child in _children():
+                with suppress(*ENDED, StopIteration):
+                    peaks[child] = _peak_bytes(child)  # the last counts: before its own program began, it was us
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield peaks
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _children() -> Iterator[str]:
+    for of_thread in Path("/proc/self/task").glob("*/children"):
+        with suppress(*ENDED):
+            yield from of_thread.read_text(encoding="ascii").split()
+
+
+def _peak_bytes(process: str = "self") -> int:
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
 
 

@@ -258,6 +258,17 @@ def test_every_batch_of_tweets_is_whole(tmp_path: Path) -> None:
     assert len(read_tweets(tmp_path)) == 1170 // BATCH_SIZE * BATCH_SIZE
 
 
+def test_the_memory_of_a_child_is_its_own() -> None:
+    from benchmarks.preparation import watched_children
+
+    ours = np.ones(300_000_000, np.uint8)
+    with watched_children() as peaks:
+        program = "import time; large = bytearray(b'1' * 20_000_000) * 3; time.sleep(1)"
+        subprocess.run([sys.executable, "-c", program], check=True)
+    (peak,) = peaks.values()
+    assert 60_000_000 < peak < len(ours)
+
+
 def runs_well(_contender: Contender, _job: Job, connection: Connection, seconds: float = 0) -> None:
     connection.send("ready")
     laps = 0
