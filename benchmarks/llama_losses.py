@@ -37,9 +37,10 @@ def compare(plan: Plan, note: Note) -> None:
     job = Job(folder / "model", folder / "chats.jsonl", STEPS, STEPS, folder)
     in_fp32 = {"method": "full", "bf16": "false", "tf32": "false", "global_batch_size": TRL_BATCH_SIZE}
     ours = run_alone(Contender("curve_of_ours", settings={**LIKE, **in_fp32}), job, compete)
+    note({"steps": STEPS, "ours": ours["losses"]})
     plain: dict[str, Any] = {"method": "full", "dtype": torch.float32, "bf16": False, "tf32": False}
     trl = run_alone(Contender("curve_of_trl", "longest", {**LIKE, **plain}, tuple(ours["order"])), job, compete)
     largest = max(abs(one - other) for one, other in zip(ours["losses"], trl["losses"], strict=True))
     padding = {"ours": ours["padding_fraction"], "trl": trl["padding_fraction"]}
-    note({"steps": STEPS, "ours": ours["losses"], "trl": trl["losses"], "largest": largest, "padding": padding})
+    note({"trl": trl["losses"], "largest": largest, "padding": padding})
     print(f"LLaMA's loss in fp32, joined rows: {largest:.1e} from TRL's padded at most (aim: 1e-4)\n", flush=True)

@@ -28,7 +28,9 @@ STAGES = {
     "other matmuls": r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitk|\b\w*mm\b|linear",
     "copies": r"memcpy|memset|copy_",
 }
-WAITS = r"cuda\w*Synchronize"
+# A step waits for a stream or an event. For the whole device (cudaDeviceSynchronize) waits who measures: the clock
+# below, and the profiler when it is stopped.
+WAITS = r"cuda(Stream|Event)Synchronize"
 TOP = 15
 WARM_UP_STEPS = {"full": 15, "tiny": 1}
 STEPS = {"full": 10, "tiny": 2}
@@ -37,6 +39,8 @@ PATIENCE_S = 90.0
 
 class StageProfiler(TrainerCallback):
     """Times some steps, profiles as many, tells the parent what it saw, and is done.
+
+    The timed steps are a lap, whose seconds are told before anything is profiled.
 
     Args:
         connection: to the parent.
@@ -78,6 +82,7 @@ class StageProfiler(TrainerCallback):
             return
         if step == self.steps:
             self._plain_s = seconds
+            self.connection.send((seconds, {}))
             self.profiler.start()
         self._since = time.perf_counter()
 
@@ -113,8 +118,8 @@ def shares(events: Iterable[FunctionEventAvg], steps: int, plain_s: float, profi
     calls = {str(event.key): event.count for event in kernels}
     top = sorted(seconds, key=lambda name: seconds[name], reverse=True)[:TOP]
     return {
-        "step_ms": round(1e3 * plain_s / steps, 2),
-        "profiled_step_ms": round(1e3 * profiled_s / steps, 2),
+        "step_ms": _step_ms(plain_s, steps),
+        "profiled_step_ms": _step_ms(profiled_s, steps),
         "busy_ms_of_step": round(1e3 * busy / steps, 2),
         "idle_share": round(max(0.0, 1 - busy / plain_s), 4),
         "share_of_busy_time": {stage: round(spent / busy, 4) for stage, spent in stages.items()},
@@ -130,6 +135,10 @@ def shares(events: Iterable[FunctionEventAvg], steps: int, plain_s: float, profi
             for name in top
         ],
     }
+
+
+def _step_ms(seconds: float, steps: int) -> float:
+    return round(1e3 * seconds / steps, 2)
 
 
 def stage_of(name: str) -> str:
@@ -166,6 +175,7 @@ def measure(plan: Plan, note: Note) -> None:
     job = job_of(plan, "stages", steps)
     contender = Contender("profiled", settings=recipe(SIZES[plan.size]))
     runner = Runner(contender, job, partial(profile_stages, plan.size, plan.trace), lambda: PATIENCE_S)
+    note({"step_ms": _step_ms(runner.lap(), STEPS[plan.size])})
     found = runner.finish()
     note(found)
     show(found)

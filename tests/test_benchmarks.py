@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,28 +147,6 @@ def test_a_token_of_bert_costs_what_the_goal_counts_with() -> None:
         num_key_value_heads=1,
     )
     assert adapter_flops(llama, rows) == 4 * (2 * 64 + 2 * 32 + 3 * 128 + 800) * 30 + 6 * 8 * 500
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stage"),
-    [
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "other matmuls"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "other matmuls"),
-        ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128>>", "attention"),
-        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)", "attention"),
-        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
-        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>", "embedding"),
-        ("void at::native::(anonymous namespace)::compute_grad_weight<float, int>", "embedding"),
-        ("Memcpy HtoD (Pinned -> Device)", "copies"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "rest"),
-        ("aten::addmm", "other matmuls"),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
-    ],
-)
-def test_kernels_are_told_apart(kernel: str, stage: str) -> None:
-    from benchmarks.stages import stage_of
-
-    assert stage_of(kernel) == stage
 
 
 @pytest.mark.parametrize(
@@ -335,50 +311,3 @@ def test_a_race_is_over_in_time_whoever_is_silent(tmp_path: Path) -> None:
     assert time.time() < deadline
     assert race.counted["well"] == {"laps": 1}
     assert race.errors == dict.fromkeys(("well", "silent"), "It had no time for a lap that counts.")
-
-
-def errors_in(found: Any) -> Iterator[str]:
-    if isinstance(found, dict):
-        yield from ([str(found["error"])] if "error" in found else [])
-        found = list(found.values())
-    if isinstance(found, list):
-        for each in found:
-            yield from errors_in(each)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(700)
-def test_every_part_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--minutes", "10"]
-    results = tmp_path / "results"
-    done = subprocess.run([*command, "--results", str(results)], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (path,) = results.glob("*-gpu-tiny.json")
-    parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
-    assert list(parts) == ["device", "classifier", "losses", "stages", "llama", "llama_losses", "compiled"]
-    assert list(errors_in(parts)) == []
-    assert parts["device"]["bf16_matmul_tflops"] > 0
-    lines = {line["contender"]: line for line in parts["classifier"]["contenders"]}
-    assert len(lines) == 6
-    for line in lines.values():
-        assert line["rows_per_second"] > 0
-        assert line["seconds_to_first_step"] > 0
-        assert line["times_trainer_defaults"] > 0
-    assert lines["ours"]["padding_fraction"] == 0 < lines["ours_padded"]["padding_fraction"]
-    assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
-    assert len(parts["losses"]["ours"]) == 3
-    assert parts["losses"]["largest"] < 1e-4
-    curve = parts["llama_losses"]
-    assert len(curve["ours"]) == 8
-    assert curve["largest"] < 1e-4
-    assert curve["padding"]["ours"] == 0 < curve["padding"]["trl"]
-    assert sum(parts["stages"]["share_of_busy_time"].values()) == pytest.approx(1, abs=0.01)
-    assert parts["stages"]["host"]["loading_and_collation_ms"] > 0
-    (trace,) = results.glob("*-gpu-tiny.trace.json.gz")
-    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    assert [line["times_ours"] > 0 for line in parts["compiled"]["contenders"]] == [True, True]
-    for method in ("qlora", "lora"):
-        assert [line["contender"] for line in parts["llama"][method]] == [
-            *(f"{method}_ours_packed", f"{method}_ours_joined", f"{method}_trl")
-        ]
-        assert all(line["times_trl"] > 0 for line in parts["llama"][method])

@@ -1,0 +1,128 @@
+"""The benchmarks of a GPU, tried on a CPU: all parts run, and stages are what they are called."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.profiler_util import FunctionEventAvg
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from benchmarks.stages import StageProfiler, host, stage_of
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stage"),
+    [
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "other matmuls"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "other matmuls"),
+        ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128>>", "attention"),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)", "attention"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>", "embedding"),
+        ("void at::native::(anonymous namespace)::compute_grad_weight<float, int>", "embedding"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "rest"),
+        ("aten::addmm", "other matmuls"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+    ],
+)
+def test_kernels_are_told_apart(kernel: str, stage: str) -> None:
+    assert stage_of(kernel) == stage
+
+
+def test_only_the_waits_of_a_step_count_not_those_of_the_clock() -> None:
+    events = []
+    for name, calls in (("cudaStreamSynchronize", 20), ("cudaEventSynchronize", 10), ("cudaDeviceSynchronize", 2)):
+        event = FunctionEventAvg()
+        event.key, event.count, event.cpu_time_total = name, calls, 1_000 * calls
+        events.append(event)
+    waits = {name: value for name, value in host(events, 10).items() if name.startswith("waits")}
+    assert waits == {"waits_for_gpu_ms": 3, "waits_for_gpu": 3}
+
+
+def profiles(connection: Connection) -> None:
+    """Six steps under the profiler's callback, whose tables come late."""
+    profiler = StageProfiler(connection, 2, 2, None, lambda *found: {"found": len(found)})
+    profiler.on_train_begin()
+    for step in range(1, 7):
+        torch.ones(100, 100) @ torch.ones(100, 100)
+        profiler.on_step_end(TrainingArguments(), TrainerState(global_step=step), TrainerControl())
+
+
+def test_the_time_of_a_step_is_told_before_anything_is_profiled() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    profiles(theirs)
+    assert ours.recv() == "ready"
+    seconds, counted = ours.recv()
+    assert seconds > 0
+    assert counted == {}
+    assert ours.recv() == {"found": 4}
+
+
+def errors_in(found: Any) -> Iterator[str]:
+    if isinstance(found, dict):
+        yield from ([str(found["error"])] if "error" in found else [])
+        found = list(found.values())
+    if isinstance(found, list):
+        for each in found:
+            yield from errors_in(each)
+
+
+def parts_of_gpu(results: Path, name: str, *flags: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--minutes", "10", "--results", str(results)]
+    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = results.glob(f"*-{name}.json")
+    parts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    assert list(errors_in(parts)) == []
+    return parts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_a_compiled_model_is_measured_in_a_run_of_its_own(tmp_path: Path) -> None:
+    parts = parts_of_gpu(tmp_path, "gpu-device-compiled-tiny", "--parts", "compiled")
+    assert [line["times_ours"] > 0 for line in parts["compiled"]["contenders"]] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path: Path) -> None:
+    parts = parts_of_gpu(tmp_path, "gpu-tiny")
+    assert list(parts) == ["device", "classifier", "losses", "stages", "llama", "llama_losses"]
+    assert parts["device"]["bf16_matmul_tflops"] > 0
+    lines = {line["contender"]: line for line in parts["classifier"]["contenders"]}
+    assert len(lines) == 6
+    for line in lines.values():
+        assert line["rows_per_second"] > 0
+        assert line["seconds_to_first_step"] > 0
+        assert line["times_trainer_defaults"] > 0
+    assert lines["ours"]["padding_fraction"] == 0 < lines["ours_padded"]["padding_fraction"]
+    assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
+    assert len(parts["losses"]["ours"]) == 3
+    assert parts["losses"]["largest"] < 1e-4
+    curve = parts["llama_losses"]
+    assert len(curve["ours"]) == 8
+    assert curve["largest"] < 1e-4
+    assert curve["padding"]["ours"] == 0 < curve["padding"]["trl"]
+    assert sum(parts["stages"]["share_of_busy_time"].values()) == pytest.approx(1, abs=0.01)
+    assert parts["stages"]["host"]["loading_and_collation_ms"] > 0
+    (trace,) = tmp_path.glob("*-gpu-tiny.trace.json.gz")
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    for method in ("qlora", "lora"):
+        assert [line["contender"] for line in parts["llama"][method]] == [
+            *(f"{method}_ours_packed", f"{method}_ours_joined", f"{method}_trl")
+        ]
+        assert all(line["times_trl"] > 0 for line in parts["llama"][method])
