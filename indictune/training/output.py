@@ -25,6 +25,8 @@ RECIPE = "recipe.yaml"
 # Any of these shows that a run has trained here. Logs, a status and a recipe alone may come from a command that was
 # mistyped, and must not keep the corrected one from its folder.
 TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model.safetensors", "trainer_state.json")
+# What a finished run writes beside those, and its user may have written.
+WRITTEN_OVER = ("README.md", "config.json")
 
 # What a model needs to be used, of what a run saves; `training_args.bin`, a pickle, is not among it.
 OF_A_MODEL = (
@@ -185,7 +187,7 @@ def is_finished(output_dir: Path) -> bool:
 
 
 def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable: Collection[str] = ()) -> None:
-    """Refuse to write over another run.
+    """Refuse to write over another run, or files of one's own.
 
     Args:
         output_dir: of this run.
@@ -193,7 +195,8 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
         replaceable: files of an earlier command of this kind, which may be written anew.
 
     Raises:
-        UserError: the folder holds a run, and no checkpoint of it was asked for; or it is a file.
+        UserError: the folder holds a run, and no checkpoint of it was asked for; it holds no run, and files that a
+            run would write; or it is a file.
     """
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir {output_dir}: is a file; expected a folder.")
@@ -204,3 +207,9 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
         if not replaceable:
             way_out += ", or go on with it by --resume_from_checkpoint auto"
         raise UserError(f"--output_dir {output_dir}: holds another run ({', '.join(held[:3])}); {way_out}.")
+    own = [name for name in WRITTEN_OVER if (output_dir / name).exists()]
+    if own and not held and not replaceable:
+        raise UserError(
+            f"--output_dir {output_dir}: holds no run, and has a {' and a '.join(own)}, which the run would write "
+            "over; choose another --output_dir."
+        )

@@ -162,6 +162,23 @@ class TestCheckFree:
         assert problem_of(path, resume) == f"--output_dir {path}: is a file; expected a folder."
 
 
+@pytest.mark.parametrize("asked", [None, "auto"])
+def test_files_of_ones_own_are_not_written_over(tmp_path: Path, asked: str | None) -> None:
+    (tmp_path / "notes.txt").touch()
+    check_free(tmp_path, asked)
+    for name in ("README.md", "config.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError) as refused:
+        check_free(tmp_path, asked)
+    assert refused.value.problems == [
+        f"--output_dir {tmp_path}: holds no run, and has a README.md and a config.json, which the run would write "
+        "over; choose another --output_dir."
+    ]
+    check_free(tmp_path, asked, ["metrics.json"])  # of a command that writes no more
+    (tmp_path / "train_log.jsonl").touch()  # now they are a run's
+    check_free(tmp_path, "auto")
+
+
 def test_a_run_is_finished_when_its_metrics_are_there(tmp_path: Path) -> None:
     touch(tmp_path / "model.safetensors")
     assert not is_finished(tmp_path)
