@@ -120,6 +120,14 @@ def rows_of_dataset(folder: Path, bad: BadRows) -> list[tuple[str, str, str]]:
     return cells(list(hub_batches(rows, COLUMNS, OPTIONAL, bad)), bad)
 
 
+def records_of_dataset(folder: Path) -> list[dict[str, object]]:
+    """Its training rows as JSON has them, where none is bad."""
+    bad = BadRows("")
+    records = [record for _, record in hub_records(load_hub_dataset(str(folder), None)["train"], bad)]
+    bad.finish(0)
+    return records
+
+
 def cells(batches: list[pa.RecordBatch], bad: BadRows) -> list[tuple[str, str, str]]:
     rows = [row for batch in batches for row in batch.select(["text", "label", "language"]).to_pylist()]
     bad.finish(len(rows))
@@ -183,7 +191,7 @@ def check_dataset(path: Path, folder: Path) -> str:
             assert by_name == by_file, f"{by_name} but {by_file}"
     if path.suffix in RECORD_EXTENSIONS and not by_lines:
         records = unless_refused(lambda: [record for _, record in read_records(str(path), BadRows(""))])
-        named = unless_refused(lambda: [row for _, row in hub_records(load_hub_dataset(str(dataset), None)["train"])])
+        named = unless_refused(lambda: records_of_dataset(dataset))
         assert named is None or records is None or path.name == "ids.parquet" or named == records
     return outcome
 

@@ -199,7 +199,7 @@ def csv_batches(
 
 
 def hub_batches(
-    rows: Dataset | JsonFiles, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows | None = None
+    rows: Dataset | JsonFiles, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a split in the form of `read_batches`, numbered; class ids become the names that the dataset gives
     them.
@@ -207,40 +207,34 @@ def hub_batches(
     Args:
         rows: of the split.
         columns: as of `read_batches`, like `optional`. The rows of a test split may lack the label's.
-        bad: gets the rows that cannot be used; without it, any of them stops the run.
+        bad: gets the rows that cannot be used.
 
     Raises:
         UserError: the split has no rows, a column is missing or holds neither text, numbers nor booleans.
     """
-    own = BadRows(str(rows.split)) if bad is None else bad
     if isinstance(rows, JsonFiles):
         if rows.split == "test":
             optional = {**optional, "label": columns["label"]}
             columns = {role: name for role, name in columns.items() if role != "label"}
-        yield from _numbered(_file_batches(rows, columns, optional, own))
+        yield from _numbered(_file_batches(rows, columns, optional, bad))
     else:
-        yield from _typed_batches(rows, columns, optional, own)
-    if bad is None:
-        own.finish(0)
+        yield from _typed_batches(rows, columns, optional, bad)
 
 
-def hub_records(rows: Dataset | JsonFiles, bad: BadRows | None = None) -> Iterator[Record]:
+def hub_records(rows: Dataset | JsonFiles, bad: BadRows) -> Iterator[Record]:
     """The rows of a split in the form of `read_records`, numbered.
 
     Args:
         rows: of the split.
-        bad: gets the rows that cannot be read; without it, any of them stops the run.
+        bad: gets the rows that cannot be read.
 
     Raises:
         UserError: the split has no rows, or cannot be read.
     """
-    own = BadRows(str(rows.split)) if bad is None else bad
     if isinstance(rows, JsonFiles):
-        yield from enumerate(_file_records(rows, own), 1)
+        yield from enumerate(_file_records(rows, bad), 1)
     else:
-        yield from _typed_records(rows, own)
-    if bad is None:
-        own.finish(0)
+        yield from _typed_records(rows, bad)
 
 
 def _file_batches(

@@ -15,7 +15,7 @@ import pytest
 from indictune.arguments import BadRowArguments
 from indictune.data import conversations, hub, reading
 from indictune.data.conversations import Conversations, load_conversations, load_test_conversations
-from indictune.data.rejects import REJECTED
+from indictune.data.rejects import REJECTED, BadRows
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatDataArguments
 
@@ -360,7 +360,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
 
     rows = datasets.Dataset.from_dict({"messages": []}, split="validation")
     with pytest.raises(UserError, match=r"^validation: the split holds no rows\.$"):
-        next(hub.hub_records(rows))
+        next(hub.hub_records(rows, BadRows("validation")))
 
 
 _SFT = Path(__file__).parents[3] / "shared" / "data" / "sft"

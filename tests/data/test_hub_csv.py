@@ -17,19 +17,13 @@ from indictune.data.rejects import REJECTED
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatDataArguments
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 GOOD = 'text,label\n"good, film",None\nNA,null\nnull,NA\nNone,nan\n1.0,None\n'
 DECLARED = (
     "---\ndataset_info:\n  features:\n  - name: text\n    dtype: string\n  - name: label\n    dtype:\n"
     "      class_label:\n        names:\n          '0': negative\n          '1': positive\n---\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    (tmp_path / "set").mkdir()
-    return tmp_path / "set"
 
 
 def problem_of(**arguments: Any) -> str:

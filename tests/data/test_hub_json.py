@@ -19,7 +19,9 @@ from indictune.data.reading import read_records, read_table
 from indictune.data.rejects import REJECTED, BadRows, Quarantine
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatDataArguments
-from tests.data.test_hub_csv import DECLARED
+from tests.data.test_hub_csv import DECLARED, problem_of
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 GOOD = '{"text": "शुभ \\"दिन\\"", "label": "neg"}\n{"text": "b\\n", "label": "pos"}\n'
 COLUMNS = {"text": "text", "label": "label"}
@@ -33,20 +35,6 @@ CHATS = {
     ),
     "dates": ('{"prompt": "a", "completion": "2026-01-02"}\n', ["2026-01-02"]),
 }
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    (tmp_path / "set").mkdir()
-    return tmp_path / "set"
-
-
-def problem_of(**arguments: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        load_splits(DataArguments(dataset_name="set", **arguments))
-    return caught.value.message
 
 
 def rows_of(splits: Splits) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from indictune.arguments import DataArguments
 from indictune.command_arguments import EvaluateArguments
 from indictune.data import hub, reading, sources
 from indictune.data.loading import Rows, load_splits, load_test_rows
+from indictune.data.rejects import BadRows
 from indictune.errors import UserError
 
 Row = dict[str, Any]
@@ -357,7 +358,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
 
     rows = datasets.Dataset.from_dict({"text": [], "label": []}, split="validation")
     with pytest.raises(UserError, match="validation: the split holds no rows"):
-        next(hub.hub_batches(rows, {"text": "text", "label": "label"}, {}))
+        next(hub.hub_batches(rows, {"text": "text", "label": "label"}, {}, BadRows("validation")))
 
 
 @pytest.mark.parametrize(
