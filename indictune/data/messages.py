@@ -32,6 +32,8 @@ _NEXT: dict[str | None, tuple[str, ...]] = {
     "assistant": ("user",),
 }
 _TEXT_KEYS = ("text", "value", "content")
+_TOOL_KEYS = ("tools", "functions")
+_NO_TOOLS = (None, [], "", "[]")
 
 _NO_ANSWER = "no answer"
 _NO_PROMPT = "an empty prompt"
@@ -94,6 +96,9 @@ def messages_of(row: Row, form: str) -> list[Message]:
     """
     if row.get("label") is False:
         raise RowError(_REJECTED, "label is false, as of an answer that was rejected; remove the row, or the key.")
+    for key in _TOOL_KEYS:
+        if row.get(key) not in _NO_TOOLS:
+            raise RowError(_CALLS, f"has {key}, which no chat template is given; remove the row, or the key.")
     if form == PROMPT_TEXTS:
         messages = _turn(_filled(row, "prompt", _NO_PROMPT), _filled(row, "completion", _NO_ANSWER))
     elif form == PROMPT_LISTS:
@@ -201,8 +206,9 @@ def _message(message: object, key: str, where: str) -> Message:
 
 def _check_heeded(message: Row, role: str, where: str) -> None:
     """Refuse what is said of a message beside its text, and changes what is to be learned."""
-    if message.get("tool_calls"):
-        raise RowError(_CALLS, f"{where} has tool_calls, which are not trained; remove the row, or the key.")
+    for key in ("tool_calls", "function_call"):
+        if message.get(key):
+            raise RowError(_CALLS, f"{where} has {key}, which is not trained; remove the row, or the key.")
     weight = message.get("weight")
     if role == "assistant" and weight not in (None, 1, "1", "1.0"):
         told = f"the weight {shortened(without_halves(str(weight)))}, but every answer counts as 1"

@@ -349,7 +349,22 @@ WRONG_TYPE, WRONG_ORDER = "a value of the wrong type", "roles out of order"
         (
             {"prompt": [USER], "completion": [{**ASSISTANT, "content": None, "tool_calls": [{"id": "7"}]}]},
             "a call of tools",
-            "message 1 of completion has tool_calls, which are not trained; remove the row, or the key.",
+            "message 1 of completion has tool_calls, which is not trained; remove the row, or the key.",
+        ),
+        (
+            {"messages": [USER, {**ASSISTANT, "function_call": {"name": "f"}}]},
+            "a call of tools",
+            "message 2 of messages has function_call, which is not trained; remove the row, or the key.",
+        ),
+        (
+            {"messages": HELLO, "tools": [{"name": "f"}]},
+            "a call of tools",
+            "has tools, which no chat template is given; remove the row, or the key.",
+        ),
+        (
+            {"messages": HELLO, "functions": '[{"name": "f"}]'},
+            "a call of tools",
+            "has functions, which no chat template is given; remove the row, or the key.",
         ),
         (
             {"messages": HELLO, "instruction": "a"},
