@@ -38,6 +38,12 @@ POSITIONS_AFTER_PADDING = frozenset(
     | {"xlm-roberta-xl", "xmod"}
 )
 
+# Of a configuration, where it has them: nothing can be made with less than one of each.
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    "max_position_embeddings",
+)
+
 
 def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], task: str) -> PreTrainedConfig:
     """The model's configuration as its checkpoint has it; cheap, so that checks can come before any weights.
@@ -49,7 +55,8 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
 
     Raises:
         UserError: there is no such model, it cannot be read, it is an adapter, it has no model for the task, or its
-            weights are quantised and all of them are to be trained; or a link leads out of its folder.
+            weights are quantised and all of them are to be trained; a size is below 1; or a link leads out of its
+            folder.
     """
     flag = f"{MODEL_FLAG} {args.model_name_or_path}"
     path = builtin.resolve(args.model_name_or_path)
@@ -65,6 +72,10 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
     brings_code = args.trust_remote_code and "auto_map" in config.to_dict()
     if type(config) not in known and not brings_code:
         raise UserError(f"{flag}: transformers has no {task} for the model type {config.model_type}.")
+    sizes = {name: config.to_dict().get(name) for name in _SIZES}
+    wrong = [f"{name} {size}" for name, size in sizes.items() if isinstance(size, int) and size < 1]
+    if wrong:
+        raise UserError(f"{flag}: its config.json has {', '.join(wrong)}; expected 1 or more.")
     if args.method == "full" and is_quantised:
         raise UserError(
             f"--method full: the weights of {args.model_name_or_path} are quantised, which cannot be trained. "
@@ -89,7 +100,8 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     on a decoder reads the last token that is not padding; a new token would add a row to the embedding.
 
     Raises:
-        UserError: there is no such tokenizer, a link leads out of its folder, or it has no token to pad with.
+        UserError: there is no such tokenizer, a link leads out of its folder, it has no token to pad with, or a chat
+            template whose name leads out of a folder.
     """
     tokenizer = _read_tokenizer(args)
     lost = lost_marks(tokenizer)
@@ -138,6 +150,12 @@ def _read_tokenizer(args: ModelArguments, **settings: bool) -> PreTrainedTokeniz
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=args.model_revision, trust_remote_code=args.trust_remote_code, **settings
         )
+    for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
+        if Path(name).name != name or "\0" in name:  # transformers 5.23 refuses to save it, after hours of training
+            raise UserError(
+                f"{MODEL_FLAG} {args.model_name_or_path}: its tokenizer has a chat template called {name!r}, which "
+                "can be no name of a file; give it another in its tokenizer_config.json."
+            )
     return tokenizer
 
 

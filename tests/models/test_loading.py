@@ -238,6 +238,29 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(saved: Saved) -> 
         load_classifier(args, LABELS, load_tokenizer(args))
 
 
+@pytest.mark.parametrize(("name", "size"), [("vocab_size", -1), ("hidden_size", 0), ("num_hidden_layers", -2)])
+def test_a_size_below_one_is_refused_before_a_weight_is_read(tmp_path: Path, name: str, size: int) -> None:
+    args = classifier_folder(tmp_path, LABELS)
+    path = Path(args.model_name_or_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {name: size}), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"its config\.json has {name} {size}; expected 1 or more"):
+        load_classifier_config(args)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "a/b", "a\0b"])
+def test_a_chat_template_that_would_be_saved_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    args = classifier_folder(tmp_path, LABELS)
+    path = Path(args.model_name_or_path) / "tokenizer_config.json"
+    templates = [{"name": "default", "template": "a"}, {"name": "rag-2.1", "template": "b"}]
+    path.write_text(json.dumps({"chat_template": templates}), encoding="utf-8")
+    load_tokenizer(args)
+    path.write_text(json.dumps({"chat_template": [*templates, {"name": name, "template": "c"}]}), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"its tokenizer has a chat template called .*, which can be no name of a file"
+    ):
+        load_tokenizer(args)
+
+
 @pytest.mark.parametrize(("architecture", "longest"), [("bert", 64), ("modernbert", 64), ("xlm-roberta", 64)])
 def test_texts_up_to_the_last_position_pass_and_longer_ones_do_not(
     saved: Saved, architecture: str, longest: int
