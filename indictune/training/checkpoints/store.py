@@ -6,6 +6,7 @@ all of its files and `manifest.json` have reached the disk. A folder without a m
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -266,7 +267,7 @@ def adopt(checkpoint: Path, output_dir: Path) -> None:
     """Copy a whole checkpoint of another folder into a run's; it is there whole, or not at all.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the disk does not take it, or does not give back what was written.
         ValueError: it has no manifest.
     """
     manifest = read_manifest(checkpoint)
@@ -275,7 +276,8 @@ def adopt(checkpoint: Path, output_dir: Path) -> None:
     unfinished = path_of(output_dir / UNFINISHED, manifest.step)
     shutil.rmtree(unfinished.parent, ignore_errors=True)
     shutil.copytree(checkpoint, unfinished)
-    settle(unfinished, files_in(unfinished))
+    if settle(unfinished, files_in(unfinished)) != manifest.files:
+        raise OSError(errno.EIO, f"the copy of {checkpoint} is not as it was written", str(unfinished))
     commit(unfinished, path_of(output_dir, manifest.step), manifest)
     unfinished.parent.rmdir()
 

@@ -182,6 +182,16 @@ def dying_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+def test_a_copy_that_is_not_as_it_was_written_is_not_taken(tmp_path: Path) -> None:
+    source = write(tmp_path / "other", 4)
+    store.adopt(source, tmp_path)
+    assert whole(tmp_path) == [4]
+    flip_a_bit(source / "model.safetensors")
+    with pytest.raises(OSError, match="is not as it was written"):
+        store.adopt(source, tmp_path / "out")
+    assert whole(tmp_path / "out") == []
+
+
 def calls_of(act: Callable[[], object]) -> int:
     with pytest.MonkeyPatch.context() as patch:
         calls = dying_at(10**9, patch)
