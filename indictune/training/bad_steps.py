@@ -31,6 +31,8 @@ class BadSteps:
         batches: tells the rows of a step.
         place: tells where a training row stands (`file:line`).
         path: of the record; None on ranks that write none.
+        gone_on_from: the checkpoint that the run went on from, which may stand in another folder; None where it
+            started afresh.
         trusts_checkpoint: the user vouches for the pickles of a checkpoint that is rolled back to.
 
     Attributes:
@@ -38,11 +40,17 @@ class BadSteps:
     """
 
     def __init__(
-        self, batches: TrainingBatches, place: Callable[[int], str], path: Path | None, trusts_checkpoint: bool
+        self,
+        batches: TrainingBatches,
+        place: Callable[[int], str],
+        path: Path | None,
+        gone_on_from: Path | None,
+        trusts_checkpoint: bool,
     ) -> None:
         self.batches = batches
         self.place = place
         self.record = None if path is None else output.Record(path)
+        self.gone_on_from = gone_on_from
         self.trusts_checkpoint = trusts_checkpoint
         self.count = 0
 
@@ -109,7 +117,9 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
 
 def _roll_back(trainer: ExactTrainer, step: int) -> None:
     output_dir = Path(str(trainer.args.output_dir))
-    found = [path for path in store.listed(output_dir) if store.step_of(path) < step]
+    gone_on_from = trainer.bad_steps.gone_on_from
+    found = [] if gone_on_from is None or not gone_on_from.is_dir() else [gone_on_from]
+    found += [path for path in store.listed(output_dir) if store.step_of(path) < step]  # of two, the run's own
     trusts_checkpoint = trainer.bad_steps.trusts_checkpoint
     whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trusts_checkpoint)
     if whole is None:

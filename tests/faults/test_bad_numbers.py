@@ -131,6 +131,18 @@ def test_a_damaged_checkpoint_is_not_rolled_back_to(saved_run: Job, tmp_path: Pa
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
 
 
+def test_the_checkpoint_of_another_folder_that_it_went_on_from_is_rolled_back_to(
+    saved_run: Job, tmp_path: Path
+) -> None:
+    other = saved_run.folder / "checkpoint-4"
+    named = ("--resume_from_checkpoint", str(other), "--trust_checkpoint", "true")
+    job = replace(saved_run, folder=tmp_path / "out", flags=(*STEP_BY_STEP, "--on_nonfinite", "rollback", *named))
+    result = job.start("NAN@indictune.training.loss:ExactLoss.__call__:1")
+    assert result.returncode == 0, result.stderr
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
+    assert store.digest(job.folder / "checkpoint-5/model.safetensors") == store.digest(other / "model.safetensors")
+
+
 def test_a_checkpoint_that_others_can_write_is_not_rolled_back_to(saved_run: Job, tmp_path: Path) -> None:
     job, code, said = rolled_back_at_step_5(saved_run, tmp_path / "out", "OPENED")
     assert code == 2, said

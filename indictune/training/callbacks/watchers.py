@@ -38,7 +38,7 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
     path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
-    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, session.trusts_checkpoint)
+    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, checkpoint, session.trusts_checkpoint)
     is_writing, finish = partial(saving.is_writing, trainer), partial(saving.finish, trainer)
     trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps, is_writing, finish))
     trainer.add_callback(WarnOfSpikes())
