@@ -33,7 +33,12 @@ class Launch:
     @property
     def family(self) -> str:
         """The strategy without its offloading: `single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`."""
-        return self.strategy.removesuffix("_offload")
+        return family_of(self.strategy)
+
+
+def family_of(strategy: str) -> str:
+    """A strategy without its offloading."""
+    return strategy.removesuffix("_offload")
 
 
 def rank_of(environ: Mapping[str, str]) -> int:

@@ -35,7 +35,7 @@ SPLIT = {
 
 # Types of an optimizer in a DeepSpeed file, in small letters, that change each weight by its own gradient alone. LAMB,
 # for one, looks at the length of a whole weight.
-ELEMENTWISE = ("adam", "adamw", "sgd", "adagrad")
+ELEMENTWISE_TYPES = ("adam", "adamw", "sgd", "adagrad")
 
 
 def check_active_vocabulary(active_vocabulary: str, method: str, optim: str, launch: Launch) -> None:
@@ -66,11 +66,11 @@ def _obstacle_of_optimizer(optim: str, type_in_file: str | None) -> str | None:
     """Why rows without a gradient would matter to the optimizer, in words; None where they do not."""
     if type_in_file is None:
         return obstacle_of_optimizer(optim)
-    if type_in_file.lower() in ELEMENTWISE:
+    if type_in_file.lower() in ELEMENTWISE_TYPES:
         return None
     return (
         f"optimizer.type = {type_in_file} of the DeepSpeed file is not known to change each weight by its own "
-        f"gradient alone ({', '.join(ELEMENTWISE)} are)"
+        f"gradient alone ({', '.join(ELEMENTWISE_TYPES)} are)"
     )
 
 

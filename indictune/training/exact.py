@@ -57,6 +57,7 @@ class ExactTrainer(Trainer):
     eval_dataset: Dataset | None
     batches: TrainingBatches
     bad_steps: BadSteps
+    strategy: str  # of the launch, in the names of `accelerate_configs/`
     unfinished: saving.Unfinished | None = None  # the checkpoint that is being written
     made_up: Path | None = None  # the checkpoint after an evaluation that was due in the one gone on from
     asked_before: FlagsOnTheirWay | None = None  # to stop, at the batch or token before

@@ -144,6 +144,8 @@ def test_what_zero_offloads_may_change(runs: Runs, tmp_path: Path, before: str, 
     resumed = runs.go_on(unbroken, after, 2, tmp_path / "out")
     assert resumed.metrics["strategy"] == after
     assert largest_difference(unbroken, resumed) <= LOSS
+    log = (resumed.folder / "logs/rank-0.log").read_text(encoding="utf-8")
+    assert f"was written by {before} on 2 process(es), and {after} on 2 go on with it" in log
 
 
 def active_rows(run: Run, step: int) -> int:

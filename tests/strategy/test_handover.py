@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from indictune.strategy.handover import can_go_on, command
 from indictune.strategy.launch import Launch
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("before", ["single", "ddp", "fsdp2"])
@@ -18,6 +22,7 @@ def test_what_torch_keeps_goes_over_to_any_number_of_processes(before: str, now:
 def test_zeros_states_stay_with_as_many_processes_of_the_same_stage(stage: str) -> None:
     assert can_go_on(stage, 2, Launch(stage, 2))
     assert can_go_on(stage, 2, Launch(f"{stage}_offload", 2))
+    assert can_go_on(f"{stage}_offload", 2, Launch(stage, 2))
     assert not can_go_on(stage, 2, Launch(stage, 1))
     for other in ("single", "ddp", "fsdp2", "zero0"):
         assert not can_go_on(stage, 2, Launch(other, 2))
@@ -39,6 +44,14 @@ def test_the_command_is_what_was_typed_under_another_launcher() -> None:
     assert command("fsdp2", 4, ["s.py", "--deepspeed=z.json", "--deepspeed"]) == (
         "accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 4 s.py"
     )
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2_offload", "zero1_offload", "zero2_offload", "zero3_offload"])
+def test_the_command_names_a_config_that_is_there(strategy: str) -> None:
+    words = command(strategy, 2, ["s.py"]).split()
+    config = Path(words[words.index("--config_file") + 1])
+    assert (ROOT / config).is_file()
+    assert config.stem == strategy or strategy == "zero1_offload"
 
 
 @pytest.mark.parametrize(

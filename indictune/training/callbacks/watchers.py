@@ -32,6 +32,7 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     """
     throughput = Throughput(trainer.batches)
     trainer.stop_request = session.stop_request
+    trainer.strategy = session.launch.strategy
     checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
     best = session.best_checkpoint
     trainer.add_callback(LeaveBehind(session.output_dir, checkpoint, best))  # before the others read what is there

@@ -212,7 +212,7 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
         )
     if problems:
         raise UserError(problems)
-    wrote, goes_on = (manifest.strategy, manifest.world_size), (launch.family, launch.world_size)
+    wrote, goes_on = (manifest.strategy, manifest.world_size), (launch.strategy, launch.world_size)
     if wrote != goes_on:
         drawn = "" if wrote[1] == goes_on[1] else "; dropout draws other numbers than it would have"
         logger.warning(

@@ -29,7 +29,6 @@ from indictune.models.adapters import save_adapter_extras
 from indictune.models.description import save_description
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import nodes, sharding, shards
-from indictune.strategy.check import came_up
 from indictune.training.checkpoints import disks, store
 from indictune.training.checkpoints.store import UNFINISHED, FileDigest, Manifest
 from indictune.training.nonfinite import NonFiniteLossError
@@ -242,7 +241,7 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
     return Manifest(
         step=step,
         rows_of_epoch=rows,
-        strategy=came_up(args),
+        strategy=trainer.strategy,
         world_size=args.world_size,
         global_batch_size=args.global_batch_size,
         save="",

@@ -199,7 +199,7 @@ class TestFits:
                 Launch("ddp", 4),
                 "ddp on 4 go on with it: rows, weights and optimizer states go on where they were; drop",
             ),
-            (Launch("fsdp2_offload", 2), "fsdp2 on 2 go on with it: rows, weights and optimizer states go on where"),
+            (Launch("fsdp2_offload", 2), "fsdp2_offload on 2 go on with it: rows, weights and optimizer states go on"),
             (Launch("single", 1), "single on 1 go on with it"),
         ],
     )
