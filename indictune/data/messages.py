@@ -33,7 +33,7 @@ _NEXT: dict[str | None, tuple[str, ...]] = {
 }
 _TEXT_KEYS = ("text", "value", "content")
 _TOOL_KEYS = ("tools", "functions")
-_NO_TOOLS = (None, [], "", "[]")
+_NO_TOOLS: tuple[object, ...] = (None, [], "", "[]")
 
 _NO_ANSWER = "no answer"
 _NO_PROMPT = "an empty prompt"
