@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -89,10 +89,10 @@ class RankLog:
         if rank == 0:
             shutil.rmtree(told, ignore_errors=True)
         told.mkdir(exist_ok=True)
-        self.console = _console(2)
-        self.results = _console(1)
+        self.console = _text(Unfailing(os.dup(2), "wb"), "replace")
+        self.results = _text(io.FileIO(os.dup(1), "wb"), "replace")
         self.path = folder / f"rank-{rank}.log"
-        file = self.path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+        file = _text(Unfailing(self.path, "ab"), "backslashreplace")
         self.descriptors = [*([self.console.fileno()] if rank == 0 else []), file.fileno()]
         file_handler = logging.StreamHandler(file)
         file_handler.setFormatter(logging.Formatter(FORMAT))
@@ -117,10 +117,20 @@ class RankLog:
         sys.stderr = self.console if rank == 0 else file
 
 
-def _console(descriptor: int) -> TextIO:
-    """A stream of its own to where `descriptor` points now."""
-    binary = os.fdopen(os.dup(descriptor), "wb")
-    return io.TextIOWrapper(binary, encoding="utf-8", errors="replace", line_buffering=True)
+class Unfailing(io.FileIO):
+    """What a run says while it goes on. A full disk, or a console that is gone, ends no run: its words are lost."""
+
+    def write(self, content: Any, /) -> int:
+        """All of it, as far as the caller can tell."""
+        try:
+            written = super().write(content)
+        except OSError:
+            written = None
+        return memoryview(content).nbytes if written is None else written
+
+
+def _text(file: io.FileIO, errors: str) -> TextIO:
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding="utf-8", errors=errors, line_buffering=True)
 
 
 def _quieten_libraries() -> None:

@@ -72,6 +72,7 @@ def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
 
 SPEAK = """
 import logging, os, sys, warnings
+from contextlib import suppress
 from pathlib import Path
 from indictune.training.logs import RankLog
 rank = int(sys.argv[2])
@@ -82,13 +83,15 @@ ours.warning("seen by both")
 ours.warning("seen by rank %d", rank)
 theirs.warning("chatter of a library")
 print("a print")
-os.write(1, b"C++ to 1\\n")
-os.write(2, b"C++ to 2\\n")
+for descriptor in (1, 2):
+    with suppress(OSError):
+        os.write(descriptor, f"C++ to {descriptor}\\n".encode())
 warnings.warn("a python warning")
 print("a result", file=log.results)
 print("a progress bar", file=sys.stderr)
 for descriptor in log.descriptors:
-    os.write(descriptor, b"a signal\\n")
+    with suppress(OSError):
+        os.write(descriptor, b"a signal\\n")
 """
 
 
@@ -122,6 +125,24 @@ def test_the_console_gets_our_words_and_the_rank_files_get_everything(tmp_path: 
         ):
             assert log.count(line) == 1, line
     assert "a progress bar" in (tmp_path / "logs" / "rank-1.log").read_text(encoding="utf-8")
+
+
+def test_a_console_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", SPEAK, str(tmp_path), "0", "quiet"]
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    log = (tmp_path / "logs" / "rank-0.log").read_text(encoding="utf-8")
+    assert result.returncode == 0, log
+    assert result.stdout == "a result\n"
+    assert "a python warning" in log
+
+
+def test_a_log_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").symlink_to("/dev/full")
+    result = speak(tmp_path, 0)
+    assert result.stdout == "a result\n"
+    assert "warning: seen by rank 0" in result.stderr.splitlines()
 
 
 def test_a_new_run_tells_its_warnings_again_and_keeps_the_old_log(tmp_path: Path) -> None:
