@@ -69,6 +69,7 @@ def trained(folder: Path, width: int) -> IndicTrainer:
     trainer = IndicTrainer(
         BertForSequenceClassification(config), args, rows, None, tokenizer, ExactLoss(), padded=True
     )
+    trainer.strategy = launch.strategy
     trainer.train()
     return trainer
 
