@@ -278,6 +278,26 @@ def takes_part(contender: Contender, job: Job, connection: Connection) -> None:
     runs_well(contender, job, connection, seconds=2 if contender.title == "slow" else 0)
 
 
+SMALL_CHECKPOINTS = """
+import sys
+from functools import partial
+from pathlib import Path
+from benchmarks import checkpoints
+checkpoints.write_results = partial(checkpoints.write_results, folder=Path(sys.argv.pop()))
+checkpoints.main()
+"""
+
+
+def test_the_benchmark_of_checkpoints_compares_the_saves(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SMALL_CHECKPOINTS, "--laps", "1", "--width", "32", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["checkpoint_bytes"] > 1_000_000
+    assert all(seconds > 0 for pair in found["seconds_and_seconds_of_cores"].values() for seconds in pair)
+
+
 @pytest.mark.slow
 def test_a_contender_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
     from benchmarks.contenders import Contender, Job
