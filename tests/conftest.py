@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.launching import ROOT, SCRIPT, Run, python, start
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C: where the tests run in the background it is ignored, and by all that they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -142,7 +142,8 @@ def _check_names(optimizer: Optimizer, stored: Iterable[str], checkpoint: Path) 
     states = [(parameter, name, state) for parameter, each in optimizer.state.items() for name, state in each.items()]
     mine = {name for _, name, _ in states}
     theirs = {name.rpartition(".")[2] for name in stored}
-    odd = {name for weight, name, state in states if state.dim() and state.shape != weight.shape}
+    sized = [(weight, name, state) for weight, name, state in states if isinstance(state, Tensor) and state.dim()]
+    odd = {name for weight, name, state in sized if state.shape != weight.shape}
     if mine == theirs and not odd:
         return
     found = ", ".join(sorted(theirs)) or "no states"
