@@ -242,7 +242,8 @@ def test_no_process_outlives_its_launcher(
         wait_for(lambda: (tmp_path / "out" / "train_log.jsonl").exists(), 120)
         started.send_signal(number)
         started.wait(60)
-    wait_for(lambda: not processes_of(tmp_path), 10)
+    # Within 10 s on a machine that does nothing else (`benchmarks.faults`); one that trains on is there for minutes.
+    wait_for(lambda: not processes_of(tmp_path), 40)
     (last,) = store.listed(tmp_path / "out")
     assert store.damage(last) == []
 
