@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,11 @@ LAYERS = [
     {"indictune.hub"},
     {"indictune.cli", "indictune.__main__", "scripts"},
 ]
+TOP_LEVEL = {
+    *(".ci", ".gitignore", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"),
+    *("accelerate_configs", "benchmarks", "constraints.txt", "ds_configs", "indictune", "pyproject.toml"),
+    *("recipes", "scripts", "tests"),
+}
 FILES = sorted([*(ROOT / "indictune").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
 IDS = [str(path.relative_to(ROOT)) for path in FILES]
 
@@ -58,6 +64,14 @@ def layer_of(module: str) -> int:
     ]
     assert matches, f"{module} is in no layer"
     return max(matches)[1]
+
+
+def test_what_runs_leave_behind_is_not_kept() -> None:
+    """accelerate writes the environment of whoever starts several nodes to `.deepspeed_env`."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("no checkout of git")
+    assert {name.partition("/")[0] for name in done.stdout.splitlines()} == TOP_LEVEL
 
 
 def test_the_layers_are_told_apart() -> None:
