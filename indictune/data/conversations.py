@@ -141,7 +141,7 @@ def load_test_conversations(path: str, args: BadRowArguments) -> tuple[Conversat
     def make(folder: Path) -> None:
         bad = bad_rows(path, args, folder)
         rows = _load(source, folder / "test.arrow", bad)
-        notes = [f"{source.origin} {note}" for note in bad.note()] if isinstance(bad, Quarantine) else []
+        notes = [f"{source.origin} {note}" for note in bad.notes()]
         facts = {"as_written": rows.as_written, "notes": notes}
         (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
@@ -170,8 +170,7 @@ def _prepare(sources: dict[str, _Source], args: ChatDataArguments, problems: Pro
         bad = bad_rows(source.name, args, folder)
         with problems.collecting():
             loaded[split] = _load(source, folder / f"{split}.arrow", bad)
-        if isinstance(bad, Quarantine):
-            notes += [f"{source.origin} {note}" for note in bad.note()]
+        notes += [f"{source.origin} {note}" for note in bad.notes()]
     held_out = [loaded[split] for split in SPLITS[1:] if split in loaded]
     if "train" in loaded:
         problems.extend(_differently_written(loaded["train"], held_out))

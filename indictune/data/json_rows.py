@@ -84,6 +84,7 @@ def json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
             if decoder.wrong:
                 bad.add_broken(number, decoder.wrong, line)
             else:
+                _remark_halves(line, value, number, bad)
                 yield number, value
 
 
@@ -113,6 +114,7 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
             elif decoder.wrong:
                 bad.add_broken(number, decoder.wrong, text[begin:end])
             else:
+                _remark_halves(text[begin:end], value, number, bad)
                 yield number, value
             end = _skip_space(text, end)
             if text[end : end + 1] not in (",", "]"):
@@ -172,6 +174,16 @@ def record_rows(
     if present:
         with bad.problems.collecting():
             check_columns(path, present, columns)
+
+
+def _remark_halves(written: str, value: object, line: int, bad: BadRows) -> None:
+    """Tell of a value with half of a surrogate pair, which no text can hold: tweets are cut amid an emoji."""
+    if r"\ud" not in written and r"\uD" not in written:
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        bad.remark(line, "has half of an emoji (one \\ud800 to \\udfff alone), which is read as U+FFFD.")
 
 
 def kind_of(value: object) -> str:

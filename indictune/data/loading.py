@@ -194,9 +194,7 @@ def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path, 
         bad.finish(table.num_rows)
     except UserError as error:
         raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
-    notes += [f"{source.origin} {remark}" for remark in bad.remarks]
-    if isinstance(bad, Quarantine):
-        notes += [f"{source.origin} {note}" for note in bad.note()]
+    notes += [f"{source.origin} {note}" for note in bad.notes()]
     empty_lines = pa.chunked_array(empty, pa.int32())
     if table.num_rows == 0:
         raise UserError(

@@ -85,6 +85,10 @@ class BadRows:
         if len(self.remarks) < _MAX_LISTED:
             self.remarks.append(f"{place(self.source, line)}: {what}")
 
+    def notes(self) -> list[str]:
+        """What the user should know of the rows, in a sentence each."""
+        return self.remarks
+
     @contextmanager
     def naming(self, file: str) -> Iterator[None]:
         """A block in which lines are those of a file of the split."""
@@ -150,11 +154,12 @@ class Quarantine(BadRows):
             with self._path.open("ab") as file:
                 file.writelines(entry for _, entry in entries)
 
-    def note(self) -> list[str]:
-        """What the user should know, in at most one sentence."""
+    def notes(self) -> list[str]:
+        """What the user should know of the rows, in a sentence each."""
         if not self.count:
-            return []
-        return [f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."]
+            return self.remarks
+        left_out = f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."
+        return [*self.remarks, left_out]
 
 
 def bad_rows(source: str, args: BadRowArguments, folder: Path) -> BadRows:

@@ -22,7 +22,8 @@ NAMES = ["text", "label", "language", "line"]
 
 
 def workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "indictune.data.clean_batches" in child.cmdline()]
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "indictune.data.clean_batches" in child.cmdline()]
 
 
 def batch(number: int, rows: int = 3) -> pa.RecordBatch:

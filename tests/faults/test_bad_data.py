@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from indictune.arguments import DataArguments
+from indictune.arguments import BadRowArguments, DataArguments
 from indictune.cli import main
 from indictune.command_arguments import EvaluateArguments
 from indictune.data.conversations import load_test_conversations
@@ -271,6 +271,22 @@ def test_a_file_is_read_exactly(name: str, content: bytes, rows: list[tuple[str 
     Path(name).write_bytes(content)
     read = read_table(name, COLUMNS)
     assert list(zip(read["text"].to_pylist(), read["label"].to_pylist(), strict=True)) == rows
+
+
+@pytest.mark.parametrize("name", ["f.jsonl", "f.json"])
+def test_half_an_emoji_is_told_wherever_a_row_has_it(name: str) -> None:
+    """A text cannot hold it, so that what is read is not what the file says."""
+    rows = [
+        '{"text": "\\ud83d\\ude02", "label": "x"}',
+        '{"text": "a\\ud83d", "label": "y"}',
+        '{"text": "\\\\ud83d", "label": "x"}',
+    ]
+    Path(name).write_text(",\n".join(rows).join("[]") if name == "f.json" else "\n".join(rows), encoding="utf-8")
+    what = "has half of an emoji (one \\ud800 to \\udfff alone), which is read as U+FFFD."
+    assert load_splits(DataArguments(train_file=name)).notes == [f"--train_file {name}:2: {what}"]
+    chats = [{"prompt": "a", "completion": "b\ud83d"}, {"prompt": "a", "completion": "b"}]
+    Path(name).write_text(json.dumps(chats) if name == "f.json" else "\n".join(map(json.dumps, chats)))
+    assert load_test_conversations(name, BadRowArguments())[2] == [f"--test_file {name}:1: {what}"]
 
 
 @pytest.mark.parametrize(("name", "content", "told"), REFUSED.values(), ids=REFUSED.keys())
