@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, tee
+from itertools import accumulate, islice, tee
 from pathlib import Path
 
 import pyarrow as pa
@@ -290,7 +290,9 @@ def _leaked(path: Path, held_out: Rows) -> list[pa.BooleanArray]:
     batches = stored_batches(path)
     while some := list(islice(batches, _LEAK_BATCHES)):
         masks = pc.is_in(pa.Table.from_batches(some)["text"], value_set=held_out.table["text"])
-        leaked += masks.iterchunks()
+        mask = masks.combine_chunks()  # which arrow may cut elsewhere than the texts, or not at all
+        starts = accumulate((batch.num_rows for batch in some), initial=0)
+        leaked += [mask.slice(start, batch.num_rows) for start, batch in zip(starts, some, strict=False)]
     return leaked
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from indictune.arguments import DataArguments
 from indictune.command_arguments import EvaluateArguments
-from indictune.data import hub, reading, sources
+from indictune.data import hub, loading, reading, sources
 from indictune.data.loading import Rows, load_splits, load_test_rows
 from indictune.data.rejects import BadRows
 from indictune.errors import UserError
@@ -147,6 +147,15 @@ def test_rows_in_train_and_held_out_are_told_or_removed(write: Write) -> None:
         "train.jsonl: 1 of 3 training rows also stand in test.jsonl; they were removed from training "
         "(--drop_leaked_rows).",
     ]
+
+
+def test_rows_are_removed_from_every_part_of_a_long_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(loading, "_LEAK_BATCHES", 2)
+    train = write("train.jsonl", labelled(*((f"t{index}", index % 2) for index in range(20))))
+    validation = write("val.jsonl", labelled(*((f"t{index}", index % 2) for index in range(0, 20, 3))))
+    splits = load_splits(DataArguments(train_file=train, validation_file=validation, drop_leaked_rows=True))
+    assert columns_of(splits.train)["text"] == [f"t{index}" for index in range(20) if index % 3]
 
 
 def test_dropping_leaked_rows_can_leave_nothing(write: Write) -> None:
