@@ -25,6 +25,8 @@ from benchmarks.fault_runs import (
     ended,
     kill_processes_of,
     losses,
+    status_of,
+    tells_of_going_on,
 )
 from tests.distributed.launching import BIN, ROOT, accelerate, deepspeed, python, torchrun
 from tests.faults.runs import environment, processes_of
@@ -32,6 +34,7 @@ from tests.faults.runs import environment, processes_of
 RANK_TIMEOUT_S = 20
 GIVE_UP_S = 60
 DEAD_AFTER_S = 10
+PASS_CODES_ON = ("python", "deepspeed, two")
 AMID = 6  # steps, of which an epoch has four
 
 
@@ -51,11 +54,14 @@ def orphans(contender: Contender, counts: Counts, work: Path) -> Found:
         for number in (signal.SIGTERM, signal.SIGINT)[: counts["signals to launchers"]]:
             job = Job(replace(contender, launches={launch: launcher}), work, launch)
             folder = work / f"{number.name}-{len(found)}"
-            found[f"{number.name} to {title}"] = _left(job, folder, number, *flags)
+            left, code = _left(job, folder, number, *flags)
+            told = tells_of_going_on(folder, code, title in PASS_CODES_ON)
+            found[f"{number.name} to {title}"] = {**left, "told that it can be gone on with": int(told)}
     return found
 
 
-def _left(job: Job, folder: Path, number: signal.Signals, *flags: str) -> Found:
+def _left(job: Job, folder: Path, number: signal.Signals, *flags: str) -> tuple[Found, int | None]:
+    """What is left after a signal to the launcher, and the launcher's exit code."""
     words = job.words(folder, *flags, "--max_steps", "20000", "--save_total_limit", "2")
     with subprocess.Popen(
         words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -72,7 +78,8 @@ def _left(job: Job, folder: Path, number: signal.Signals, *flags: str) -> Found:
                 if time.monotonic() > since + DEAD_AFTER_S:
                     late = late or left
                 time.sleep(0.1)
-            return {"seconds": round(time.monotonic() - since, 1), "left after 10 s": late, "left in the end": left}
+            found = {"seconds": round(time.monotonic() - since, 1), "left after 10 s": late, "left in the end": left}
+            return found, started.poll()
         finally:
             kill_processes_of(folder)
             started.kill()
@@ -87,15 +94,24 @@ def lost_ranks(contender: Contender, counts: Counts, work: Path) -> Found:
         event = f"{name}@{contender.places['in a step']}:3@1"
         since = time.monotonic()
         code, said = job.run(folder, event, "--ddp_timeout", str(RANK_TIMEOUT_S), timeout_s=GIVE_UP_S)
-        status = folder / "status.json"
-        message = status.read_text(encoding="utf-8") if status.exists() else ""
+        message = status_of(folder)[1]
         found[name] = {
             "seconds": round(time.monotonic() - since, 1),
             "still running when given up": int(code is None),
             "told by the run": int("rank 1 (process" in message or "rank 1 (process" in said),
             "told by the launcher": int("rank      : 1" in said),
         }
+    if counts["restarts"]:
+        found["SIGKILL, torchrun --max-restarts 1"] = _restarted(contender, work)
     return found
+
+
+def _restarted(contender: Contender, work: Path) -> Found:
+    """A rank is killed in its sixth step; started again by its launcher it has fewer to go: it is not hit again."""
+    launcher = {DDP: lambda: [*torchrun(2), "--max-restarts", "1"]}
+    job, folder = Job(replace(contender, launches=launcher), work, DDP), work / "restarted"
+    code, _ = job.run(folder, f"SIGKILL@{contender.places['in a step']}:6@1")
+    return {"ended by itself": int(code == 0), job.judged(folder): 1}
 
 
 def resumes(contender: Contender, counts: Counts, work: Path) -> Found:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
-import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +27,9 @@ from benchmarks.fault_runs import (
     Job,
     ended,
     losses,
+    status_of,
     steps_lost,
+    tells_of_going_on,
 )
 from indictune.training.checkpoints import store
 from tests.distributed.launching import ROOT
@@ -37,8 +38,9 @@ from tests.faults.runs import environment
 Counts = dict[str, int]
 Found = dict[str, Any]  # by case: words and how often, or how much
 
-LAUNCHER_S = 2  # of a launched run's seconds, in which no rank runs yet
 SMALL_DISK = "a small disk"
+WRONG_WITH_A_DISK = re.compile("No space left|File too large|Read-only file system|Permission denied")
+BYTES_NEEDED = re.compile(r"needs? [\d,]+ bytes")
 
 
 def kills(contender: Contender, counts: Counts, work: Path) -> Found:
@@ -57,19 +59,18 @@ def _under_each(contender: Contender, work: Path, wanted: Counts, put: Callable[
 
 
 def _killed(job: Job, count: int) -> Counter[str]:
-    """Runs that end before they are hit do not count."""
+    """Runs that end before they are hit do not count: others are started until so many were hit."""
     draw, found = random.Random(0), Counter[str]()
-    launcher_s = 0 if job.launch == ONE else LAUNCHER_S
-    seconds = job.unbroken[1] - launcher_s
-    for number in range(3 * count):
-        if sum(found[word] for word in JUDGED) == count:
-            break
+    seconds, number = job.unbroken[1], 0
+    while sum(found[word] for word in JUDGED) < count:
+        number += 1
         folder = job.work / f"killed-{job.launch}-{number}".replace(" ", "-")
         rank = "" if job.launch == ONE else f"@{draw.randrange(2)}"
-        since = time.monotonic()
-        code, _ = job.run(folder, f"SIGKILL@after:{draw.uniform(0, seconds):.3f}{rank}")
-        if code == 0:  # it was quicker than those before
-            seconds = time.monotonic() - since - launcher_s
+        after = draw.uniform(0, seconds)
+        code, _ = job.run(folder, f"SIGKILL@after:{after:.3f}{rank}")
+        if code == 0:
+            seconds = after  # from the rank's start to its end it is no longer than this
+            shutil.rmtree(folder)
             continue
         lost = steps_lost(folder)  # each step is saved
         if lost is not None:
@@ -113,15 +114,48 @@ def flipped(content: bytes) -> bytes:
     return bytes(changed)
 
 
-CORRUPTIONS: dict[str, Callable[[bytes], bytes | None]] = {
-    "deleted": lambda _: None,
-    "empty": lambda _: b"",
-    "cut": lambda content: content[: len(content) // 2],
-    "longer": lambda content: content + b"0",
-    "zeros": lambda content: bytes(len(content)),
-    "reversed": lambda content: content[::-1],
-    "bits flipped": flipped,
+def changed_by(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """What writes a file anew, with other content."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(change(path.read_bytes()))
+
+    return write
+
+
+def of_step(path: Path, step: int) -> Path:
+    """The file that stands for a file of checkpoint-4 in another one of the run; DeepSpeed's names tell steps."""
+    name = path.as_posix().replace("/checkpoint-4/", f"/checkpoint-{step}/")
+    return Path(name.replace("/global_step4/", f"/global_step{step}/"))
+
+
+def make_stale(path: Path) -> None:
+    """The file is that of an older step, as it was then, with its size."""
+    shutil.copy(of_step(path, 2), path)
+
+
+def swap(path: Path) -> None:
+    """The file and that of the checkpoint before it stand in each other's place: neither checkpoint is whole."""
+    other, aside = of_step(path, 3), path.with_name("aside")
+    path.rename(aside)
+    other.rename(path)
+    aside.rename(other)
+
+
+CORRUPTIONS: dict[str, Callable[[Path], None]] = {
+    "deleted": Path.unlink,
+    "empty": changed_by(lambda _: b""),
+    "cut": changed_by(lambda content: content[: len(content) // 2]),
+    "longer": changed_by(lambda content: content + b"0"),
+    "zeros": changed_by(lambda content: bytes(len(content))),
+    "reversed": changed_by(lambda content: content[::-1]),
+    "bits flipped": changed_by(flipped),
+    "stale": make_stale,
+    "swapped": swap,
 }
+WRONG_WITH_A_FILE = re.compile(
+    r"missing|instead of|not as it was written|cannot be read|holds step|[Nn]o such file|[Ii]nvalid|[Cc]orrupt|Error"
+)
 
 
 def corruptions(contender: Contender, counts: Counts, work: Path) -> Found:
@@ -138,25 +172,29 @@ def _corrupted(job: Job, every: int) -> Counter[str]:
     found = Counter[str]()
     for name, corrupt in list(_cases(job.unbroken[0] / "checkpoint-4"))[::every]:
         folder = job.stopped_at(4, job.work / "corrupted")
-        path = folder / "checkpoint-4" / name
-        content = corrupt(path.read_bytes())
-        if content is None:
-            path.unlink()
-        else:
-            path.write_bytes(content)
+        corrupt(folder / "checkpoint-4" / name)
         code, said = job.run(folder)
-        found["named the file"] += name in said
+        found["named the file"] += names_the_file(said, folder / "checkpoint-4" / name)
         found["took the unfinished run for whole"] += code == 0 and not ended(folder)
         found[job.judged(folder)] += 1
         shutil.rmtree(folder)
     return +found
 
 
-def _cases(checkpoint: Path) -> Iterator[tuple[str, Callable[[bytes], bytes | None]]]:
+def names_the_file(said: str, path: Path) -> bool:
+    """Whether a line that names a file says what is wrong with it. Of a manifest, which is then another checkpoint's,
+    the checkpoint's name tells."""
+    named = path.parent if path.name == store.MANIFEST else path
+    return any(str(named) in line and WRONG_WITH_A_FILE.search(line) for line in said.splitlines())
+
+
+def _cases(checkpoint: Path) -> Iterator[tuple[str, Callable[[Path], None]]]:
     for path in sorted(checkpoint.rglob("*")):
         if path.is_file() and path.stat().st_size:
-            for corrupt in CORRUPTIONS.values():
-                yield path.relative_to(checkpoint).as_posix(), corrupt
+            for how, corrupt in CORRUPTIONS.items():
+                before = {"stale": of_step(path, 2), "swapped": of_step(path, 3)}.get(how)
+                if before is None or before.read_bytes() != path.read_bytes():
+                    yield path.relative_to(checkpoint).as_posix(), corrupt
 
 
 def stops(contender: Contender, counts: Counts, work: Path) -> Found:
@@ -186,9 +224,19 @@ def _stopped(job: Job, places: list[str]) -> Counter[str]:
             found["ended all the same"] += 1
             shutil.rmtree(folder)
             continue
-        found["told by the exit code"] += code not in (None, 0, -signal.SIGTERM)
+        found["told"] += tells_of_going_on(folder, code, job.launch == ONE)
+        if job.launch != ONE:
+            found["one whole checkpoint of the step that is told"] += saved_what_is_told(folder)
         found[job.until_it_ends(folder)] += 1
     return +found
+
+
+def saved_what_is_told(folder: Path) -> bool:
+    """Whether the newest checkpoint is whole, and that of the step after which all ranks have stopped."""
+    found = store.listed(folder)[:1]
+    return any(
+        not store.damage(each) and f"after step {store.step_of(each)}," in status_of(folder)[1] for each in found
+    )
 
 
 def full_disks(contender: Contender, counts: Counts, work: Path) -> Found:
@@ -223,9 +271,17 @@ def _not_written(job: Job, folder: Path, code: int | None, said: str) -> Counter
     partial = [path for path in folder.glob("checkpoint-*") if not (path / "trainer_state.json").exists()]
     found = Counter[str]()
     found["told by the exit code"] += code != 0
-    found["named the folder"] += "could not be written to" in said or str(folder) in said
+    found.update(told_of_the_disk(said, folder))
     found["a partial checkpoint left"] += bool(partial)
     found[job.until_it_ends(folder)] += 1
+    return found
+
+
+def told_of_the_disk(said: str, folder: Path) -> Counter[str]:
+    """What the lines tell that have both a path of the run and what is wrong with it."""
+    told = [line for line in said.splitlines() if str(folder) in line and WRONG_WITH_A_DISK.search(line)]
+    found = Counter({"named the path and the error": int(bool(told))})
+    found["told the bytes needed"] += any(BYTES_NEEDED.search(line) for line in told)
     return found
 
 

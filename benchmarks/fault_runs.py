@@ -25,7 +25,8 @@ GLOBAL_BATCH = 8
 TRAIN_ROWS, HELD_OUT_ROWS = 32, 16
 TRIES = 3
 TIMEOUT_S = 180
-JUDGED = ("exact", "wrong", "stuck")
+EXIT_RESUMABLE = 75
+JUDGED = ("exact", "exact but for its log", "wrong", "stuck")
 ONE, DDP, FSDP2 = "one process", "DDP x2", "FSDP2 x2"
 ZERO2, ZERO3, ZERO3_OFFLOAD = "ZeRO-2 x2", "ZeRO-3 x2", "ZeRO-3 with offload x2"
 
@@ -112,10 +113,13 @@ class Job:
         return folder, time.monotonic() - since
 
     def judged(self, folder: Path) -> str:
-        """`exact`: it ended with the very weights of the run that nothing happened to; else `wrong`, or `stuck`."""
+        """`exact`: it ended with the very weights of the run that nothing happened to, and with the loss and the
+        learning rate of each of its steps, once; `exact but for its log`; else `wrong`, or `stuck`."""
         if not ended(folder):
             return "stuck"
-        return "exact" if weights(folder) == weights(self.unbroken[0]) else "wrong"
+        if weights(folder) != weights(self.unbroken[0]):
+            return "wrong"
+        return "exact" if logged(folder) == logged(self.unbroken[0]) else "exact but for its log"
 
     def until_it_ends(self, folder: Path) -> str:
         """Start it until it has saved its model, with nobody lending a hand; judged."""
@@ -155,15 +159,33 @@ def steps_lost(folder: Path) -> int | None:
     return max(logged) - max(saved, default=0) if logged else None
 
 
-def losses(folder: Path) -> list[float]:
-    """Of each step, from our log or the stock Trainer's last checkpoint."""
+def logged(folder: Path) -> list[tuple[int, float, float]]:
+    """Step, loss and learning rate as they were logged, from our log or the stock Trainer's last checkpoint."""
     log = folder / "train_log.jsonl"
     if log.exists():
         entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     else:
         state = store.listed(folder)[0] / "trainer_state.json"
         entries = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-    return [entry["loss"] for entry in entries if "loss" in entry]
+    return [(entry["step"], entry["loss"], entry["learning_rate"]) for entry in entries if "loss" in entry]
+
+
+def losses(folder: Path) -> list[float]:
+    """Of each step."""
+    return [loss for _, loss, _ in logged(folder)]
+
+
+def status_of(folder: Path) -> tuple[str, str]:
+    """State and message of our `status.json`; empty where there is none."""
+    path = folder / "status.json"
+    status = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"state": "", "message": ""}
+    return status["state"], status["message"]
+
+
+def tells_of_going_on(folder: Path, code: int | None, is_of_the_run: bool) -> bool:
+    """Whether a stopped run has told that it can be gone on with: by its exit code, or by `status.json` where that is
+    its launcher's."""
+    return code == EXIT_RESUMABLE if is_of_the_run else status_of(folder)[0] == "resumable"
 
 
 def kill_processes_of(folder: Path) -> None:
@@ -193,6 +215,7 @@ def contenders(work: Path) -> list[Contender]:
         "long": long,
         "many steps": many,
         "many steps, no dropout": (*many, "--dropout", "0"),
+        "many rows": ("--num_train_epochs", "1", *quiet),
     }
     return [_ours(shared, both), _stock(shared, both)]
 
@@ -257,6 +280,7 @@ def _stock(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Conten
         {ONE: python, DDP: partial(torchrun, 2)},
         {
             **kinds,
+            "many rows": (*kinds["many rows"], "--keep_tokens", "true"),
             **_of_two(kinds, "accumulation", "--gradient_accumulation_steps", "2"),
             **_of_two(kinds, "batches by length", "--train_sampling_strategy", "group_by_length"),
         },

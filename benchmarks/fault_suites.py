@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.fault_rows import Found
-from benchmarks.fault_runs import Contender, Job, ended
-from tests.distributed.launching import ROOT, python, start
+from benchmarks.fault_runs import ONE, Contender, Job, ended
+from tests.distributed.launching import BIN, ROOT, accelerate, python, start, torchrun
 from tests.faults.canaries import Canary
 from tests.faults.test_tokens import TOKEN
 
@@ -43,6 +47,38 @@ def suite(row: str, work: Path) -> Found:
         outcomes = {each.tag for each in case} & {"failure", "error", "skipped"}
         found[min(outcomes) if outcomes else "passed"] += 1
     return {"test cases": dict(found)}
+
+
+def _on_a_cpu(*flags: str) -> list[str]:
+    return [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", *flags]
+
+
+# What starts it, and flags.
+WRONG_LAUNCHES: dict[str, tuple[Callable[[], list[str]], tuple[str, ...]]] = {
+    "FSDP by flag": (python, ("--fsdp", "full_shard")),
+    "FSDP by flag, torchrun, two": (partial(torchrun, 2), ("--fsdp", "full_shard")),
+    "FSDP by accelerate's flag, two": (partial(_on_a_cpu, "--use_fsdp", "--fsdp_version", "2"), ()),
+    "FSDP by accelerate's config, two": (partial(accelerate, "fsdp2", 2), ()),
+    "two processes by accelerate's flag": (_on_a_cpu, ()),
+    "two processes by flags that know of a CPU": (partial(_on_a_cpu, "--multi_gpu"), ()),
+    "a strategy that is none": (python, ("--fsdp", "nosuch")),
+    "bf16 and fp16": (python, ("--bf16", "true", "--fp16", "true")),
+    "a flag cut short": (python, ("--weight_deca", "0.1")),
+    "a flag that is none": (python, ("--nosuch", "1")),
+}
+
+
+def stock_launches(contender: Contender, work: Path) -> Found:
+    """11: FSDP and processes asked for on a CPU, and flags that contradict or are none: what came up."""
+    found: Found = {}
+    for number, (title, (launcher, flags)) in enumerate(WRONG_LAUNCHES.items()):
+        job = Job(replace(contender, launches={ONE: launcher}), work)
+        code, said = job.run(work / f"launch-{number}", None, *flags)
+        came_up = Counter(re.findall(r"trained as .* process\(es\)", said))
+        errors = [line for line in said.splitlines() if re.match(r"(\w+: error: |[\w.]*Error: )", line)]
+        ended_by = f"ended by {errors[0][:100] if errors else code}"
+        found[title] = dict(came_up) or {ended_by: 1}
+    return found
 
 
 def stock_data(work: Path) -> Found:

@@ -7,11 +7,13 @@ SIGTERM (`enable_jit_checkpoint`). For `benchmarks.faults`.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -32,6 +34,27 @@ class Job:
     train_file: str = field(metadata={"help": "json lines of texts and labels"})
     validation_file: str = field(metadata={"help": "likewise"})
     dropout: float = field(default=0.1, metadata={"help": "all of the model's"})
+    keep_tokens: bool = field(default=False, metadata={"help": "on disk, beside --train_file, for the next start"})
+
+
+def read(name: str) -> dict[str, list[str]]:
+    """Texts and labels of a file of json lines."""
+    rows = [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
+    return {column: [row[column] for row in rows] for column in ("text", "label")}
+
+
+def as_rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Rows of what stands in columns."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def kept_tokens(name: str, encoded: Callable[[dict[str, list[str]]], dict[str, list[Any]]]) -> Dataset:
+    """The rows of a file as token ids, which are made once."""
+    kept = Path(f"{name}-tokens")
+    if not kept.exists():
+        texts = Dataset.from_json(name, cache_dir=f"{name}-cache")
+        texts.map(encoded, batched=True, remove_columns=["text"]).save_to_disk(kept)
+    return Dataset.load_from_disk(str(kept))
 
 
 def main() -> None:
@@ -41,16 +64,14 @@ def main() -> None:
     set_seed(42)
     folder = builtin.resolve("builtin:tiny-indic-bert")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    files = [Path(name).read_text(encoding="utf-8").splitlines() for name in (job.train_file, job.validation_file)]
-    rows = [[json.loads(line) for line in lines] for lines in files]
-    labels = sorted({row["label"] for row in rows[0]})
-    train, held_out = (
-        [
-            {**tokenizer(row["text"], truncation=True, max_length=32), "label": labels.index(row["label"])}
-            for row in each
-        ]
-        for each in rows
-    )
+    labels = sorted(set(read(job.validation_file)["label"]))
+
+    def encoded(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
+        ids = tokenizer(rows["text"], truncation=True, max_length=32)
+        return {**ids, "label": [labels.index(label) for label in rows["label"]]}
+
+    held_out = as_rows(encoded(read(job.validation_file)))
+    train: Any = kept_tokens(job.train_file, encoded) if job.keep_tokens else as_rows(encoded(read(job.train_file)))
     model = AutoModelForSequenceClassification.from_pretrained(
         folder,
         num_labels=len(labels),
@@ -61,6 +82,7 @@ def main() -> None:
     find: Any = get_last_checkpoint
     last = find(args.output_dir) if Path(args.output_dir).is_dir() else None
     trainer.train(resume_from_checkpoint=last)
+    print(f"trained as {type(trainer.model_wrapped).__name__} on {args.world_size} process(es)")
     if trainer.state.global_step < trainer.state.max_steps:
         return
     if not all(torch.isfinite(each).all() for each in model.parameters()):

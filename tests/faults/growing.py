@@ -2,7 +2,8 @@
 
     MEMORY=FILE python tests/faults/growing.py SCRIPT FLAGS...
 
-FILE gets a line of JSON for every 500th step: the step, and the resident bytes of the process.
+FILE gets a line of JSON for every 500th step: the step, the resident bytes of the process, those of them that are of
+no file ("own": pages of a file of rows are the disk's cache), and the most bytes that it ever held.
 """
 
 from __future__ import annotations
@@ -14,28 +15,34 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-from indictune.training.callbacks.step_flags import StepFlags
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import DefaultFlowCallback
 
 EVERY = 500
 
 
 def note_memory(path: Path) -> None:
     """Arrange for the notes."""
-    original = StepFlags.on_step_end
+    original = DefaultFlowCallback.on_step_end  # every Trainer has it
 
     def noted(
-        self: TrainerCallback, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
-    ) -> None:
-        original(self, args, state, control, **more)  # type: ignore[arg-type]
+        self: DefaultFlowCallback, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> Any:
         if state.global_step % EVERY == 0:
-            line = {"step": state.global_step, "bytes": psutil.Process().memory_info().rss}
+            line = {"step": state.global_step, **held()}
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+        return original(self, args, state, control, **more)
 
-    StepFlags.on_step_end = noted  # type: ignore[method-assign]
+    DefaultFlowCallback.on_step_end = noted  # type: ignore[method-assign]
+
+
+def held() -> dict[str, int]:
+    """Bytes of this process's memory, as Linux counts them."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    found = dict(line.split(":", 1) for line in lines)
+    names = {"bytes": "VmRSS", "own": "RssAnon", "peak": "VmHWM"}
+    return {name: 1024 * int(found[word].split()[0]) for name, word in names.items()}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,97 @@
+"""The row of the scoreboard that is a run of very many rows: how soon it goes on, and how much memory it holds."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.fault_rows import Counts, Found
+from benchmarks.fault_runs import GLOBAL_BATCH, Contender, Job
+from benchmarks.preparation import LABELS, words
+from indictune.training.checkpoints import store
+
+TIMEOUT_S = 600
+TIMES = 2  # of which the quicker counts
+SAVED = 2  # steps of the run that is stopped
+GROWING = "tests/faults/growing.py"
+
+
+def many_rows(contender: Contender, counts: Counts, work: Path) -> Found:
+    """13: a run of many rows is stopped, and goes on at the start, in the middle and at the end of its epoch."""
+    number, steps = counts["many rows"], counts["steps of many rows"]
+    rows = work / "many.jsonl"
+    write_rows(rows, number)
+    command = tuple(str(rows) if word.endswith("train.jsonl") else word for word in contender.command)
+    many = replace(contender, command=command)
+    job = Job(many, work, kind="many rows")
+    return {f"{number:,} rows": {**_starts(job, number), **(_memory(many, work, steps) if steps else {})}}
+
+
+def write_rows(path: Path, number: int) -> None:
+    """Json lines of random tweets of 5 to 30 words."""
+    draw, known = random.Random(0), words()
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(number):
+            text = " ".join(draw.choices(known, k=draw.randint(5, 30)))
+            file.write(json.dumps({"text": text, "label": draw.choice(LABELS)}, ensure_ascii=False) + "\n")
+
+
+def _starts(job: Job, number: int) -> Found:
+    """Seconds until the first step of a run that goes on, over those of one that starts; both find prepared rows."""
+    stopped = job.work / "stopped"
+    _until_step(job, stopped, SAVED + 1)  # it prepares the rows
+    assert store.path_of(stopped, SAVED).exists(), "the run of many rows has not saved"
+    fresh = min(_until_step(job, job.work / f"fresh-{time_}", 1) for time_ in range(TIMES))
+    found: Found = {"seconds until the first step": round(fresh, 1)}
+    last = number // GLOBAL_BATCH - 1
+    for place, step in {"start": SAVED, "middle": last // 2, "end": last - 1}.items():
+        seconds = []
+        for _ in range(TIMES):
+            folder = Path(shutil.copytree(stopped, job.work / "gone-on"))
+            say_step(store.path_of(folder, SAVED), step)
+            seconds.append(_until_step(job, folder, 1))
+            shutil.rmtree(folder)
+        found[f"more at the {place}"] = round(min(seconds) - fresh, 1)
+    return found
+
+
+def _until_step(job: Job, folder: Path, step: int) -> float:
+    """Seconds until a run has done so many steps, and is killed."""
+    since = time.monotonic()
+    event = f"SIGKILL@{job.contender.places['after a step']}:{step}"
+    code, said = job.run(folder, event, timeout_s=TIMEOUT_S, INDICTUNE_CACHE=str(job.work / "cache"))
+    if code in (0, None, 1, 2):
+        raise RuntimeError(f"the run of many rows was not killed: {said[-2000:]}")
+    return time.monotonic() - since
+
+
+def say_step(checkpoint: Path, step: int) -> None:
+    """Let a checkpoint be one of another step: nobody trains for hours to measure a second."""
+    moved = checkpoint.rename(store.path_of(checkpoint.parent, step))
+    path = moved / "trainer_state.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**state, "global_step": step}, indent=2), encoding="utf-8")
+    manifest = store.read_manifest(moved)
+    if manifest is not None:
+        files = {**manifest.files, path.name: store.digest(path)}
+        at_step = replace(manifest, step=step, rows_of_epoch=step * GLOBAL_BATCH, files=files)
+        (moved / store.MANIFEST).write_text(at_step.to_json(), encoding="utf-8")
+
+
+def _memory(many: Contender, work: Path, steps: int) -> Found:
+    """What a run of so many steps holds: its peak, and the growth of what is its own after the first thousand."""
+    job = Job(replace(many, command=(GROWING, *many.command)), work, kind="many rows")
+    notes = work / "memory"
+    variables = {"MEMORY": str(notes), "INDICTUNE_CACHE": str(work / "cache")}
+    flags = ("--max_steps", str(steps), "--save_strategy", "no", "--logging_steps", "10")
+    code, said = job.run(work / "growing", None, *flags, timeout_s=TIMEOUT_S, **variables)
+    if code != 0:
+        raise RuntimeError(f"the run of many steps failed: {said[-2000:]}")
+    lines = {line["step"]: line for line in map(json.loads, notes.read_text(encoding="utf-8").splitlines())}
+    last = max(lines)
+    growth = (lines[last]["own"] - lines[1000]["own"]) * 1000 // (last - 1000)
+    return {"peak bytes": lines[last]["peak"], "bytes more in a thousand steps": growth}

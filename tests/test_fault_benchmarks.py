@@ -1,0 +1,111 @@
+"""The scoreboard of faults counts what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fault_rows import CORRUPTIONS, _cases, names_the_file, saved_what_is_told, told_of_the_disk
+from benchmarks.fault_runs import Job, contenders, logged, tells_of_going_on
+from benchmarks.fault_sizes import say_step
+from benchmarks.faults import COUNTS, NOT_RUN, TITLES, parts
+from indictune.training import output
+from indictune.training.checkpoints import store
+from tests.conftest import FinishedRun
+
+
+class Unbroken(Job):
+    """A run of which the unbroken one is there already."""
+
+    @cached_property
+    def unbroken(self) -> tuple[Path, float]:
+        return self.work, 1.0
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run with the checkpoints of steps 2, 3 and 4, which differ in what tells the step."""
+    folder = tmp_path_factory.mktemp("faults") / "out"
+    shutil.copytree(finished_run.folder, folder, ignore=shutil.ignore_patterns("checkpoint-*"))
+    for step in (2, 3, 4):
+        say_step(Path(shutil.copytree(store.listed(finished_run.folder)[0], folder / "checkpoint-99")), step)
+    return folder
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "out"))
+
+
+def test_a_checkpoint_that_says_another_step_is_whole(copy: Path) -> None:
+    assert [store.step_of(each) for each in store.listed(copy)] == [4, 3, 2]
+    assert [store.damage(each) for each in store.listed(copy)] == [[], [], []]
+
+
+@pytest.mark.parametrize("how", CORRUPTIONS)
+def test_a_corrupted_checkpoint_is_damaged(copy: Path, how: str) -> None:
+    CORRUPTIONS[how](copy / "checkpoint-4" / "trainer_state.json")
+    damaged = [store.step_of(each) for each in store.listed(copy) if store.damage(each)]
+    assert damaged == ([4, 3] if how == "swapped" else [4])
+
+
+def test_each_file_is_corrupted_in_each_way_that_changes_it(run: Path) -> None:
+    cases = [(name, corrupt) for name, corrupt in _cases(run / "checkpoint-4")]
+    ways = {name: {corrupt for each, corrupt in cases if each == name} for name, _ in cases}
+    assert ways["manifest.json"] == ways["trainer_state.json"] == set(CORRUPTIONS.values())
+    assert ways["config.json"] == set(CORRUPTIONS.values()) - {CORRUPTIONS["stale"], CORRUPTIONS["swapped"]}
+
+
+def test_a_file_is_named_where_it_is_told_what_is_wrong_with_it(copy: Path) -> None:
+    path = copy / "checkpoint-4" / "config.json"
+    assert not names_the_file(f"Going on from {path.parent}\nWritten to {copy}: config.json, model.safetensors", path)
+    assert not names_the_file(f"{path.parent / 'adapter_config.json'} is missing", path)
+    path.unlink()
+    assert names_the_file("\n".join(store.damage(path.parent)), path)
+    state = copy / "checkpoint-3" / "trainer_state.json"
+    shutil.copy(copy / "checkpoint-2" / "manifest.json", state.parent)
+    assert names_the_file("\n".join(store.damage(state.parent)), state.parent / "manifest.json")
+
+
+def test_a_disk_is_told_of_where_a_line_has_the_path_and_the_error(tmp_path: Path) -> None:
+    silent = f"Going on from {tmp_path}/checkpoint-2\niostream error: No space left on device"
+    assert not any(told_of_the_disk(silent, tmp_path).values())
+    told = told_of_the_disk(f"{tmp_path}/a: Permission denied", tmp_path)
+    assert told == {"named the path and the error": 1, "told the bytes needed": 0}
+    whole = f"{tmp_path}: No space left on device. It needs 7,041 bytes"
+    assert all(told_of_the_disk(whole, tmp_path).values())
+
+
+def test_a_stop_is_told_by_75_or_by_the_status(copy: Path) -> None:
+    assert [tells_of_going_on(copy, code, is_of_the_run=True) for code in (75, 1, -15, None)] == [True] + 3 * [False]
+    assert not tells_of_going_on(copy, 75, is_of_the_run=False)
+    output.write_status(copy, "resumable", "stopped after step 4, which is saved.")
+    assert tells_of_going_on(copy, 1, is_of_the_run=False)
+    assert saved_what_is_told(copy)
+    output.write_status(copy, "resumable", "stopped after step 3, which is saved.")
+    assert not saved_what_is_told(copy)
+
+
+def test_exact_is_the_log_too(run: Path, copy: Path) -> None:
+    contender = contenders(copy)[0]
+    job = Unbroken(contender, run)
+    assert job.judged(copy) == "exact"
+    log = copy / "train_log.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    for spoilt in (lines[:-1], [*lines, lines[-1]], [lines[0].replace('"loss": ', '"loss": 1'), *lines[1:]]):
+        log.write_text("".join(spoilt), encoding="utf-8")
+        assert job.judged(copy) == "exact but for its log"
+    entry = json.loads(lines[0])
+    assert logged(run)[0] == (entry["step"], entry["loss"], entry["learning_rate"])
+
+
+def test_every_cell_is_run_or_told_why_not(tmp_path: Path) -> None:
+    both = contenders(tmp_path)
+    filled = parts(both[0], both[1], COUNTS["full"])
+    cells = {(row, each.title) for row in TITLES for each in both}
+    assert cells == set(filled) | set(NOT_RUN)
+    assert COUNTS["short"].keys() == COUNTS["full"].keys()
