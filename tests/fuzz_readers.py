@@ -1,7 +1,10 @@
 """Mutate valid files and read them: either a message to the user comes out, or texts that stand in the file. A folder
 with the file, given as a dataset, gives the same.
 
-python -m tests.fuzz_readers --minutes 10
+python -m tests.fuzz_readers --minutes 10 --results
+
+writes to `benchmarks/results` how many files of each kind were read, how that went, and what broke a reader, which
+ends it. A file that hangs one kills it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import shutil
 import signal
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +27,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.environment import environment, write_results
 from indictune.data.hub import CsvFiles, csv_batches, hub_batches, hub_records, load_hub_dataset
 from indictune.data.json_rows import holds_lines
 from indictune.data.reading import RECORD_EXTENSIONS, read_batches, read_records
@@ -196,32 +201,57 @@ def check_dataset(path: Path, folder: Path) -> str:
     return outcome
 
 
+def fuzz(folder: Path, minutes: float, seed: int, share_of_datasets: float, outcomes: Counter[str]) -> str | None:
+    """Read mutated files for so many minutes, and count how it went; returns what broke a reader."""
+    chance = random.Random(seed)
+    ends = time.monotonic() + 60 * minutes
+    valid = seeds(folder)
+    try:
+        while time.monotonic() < ends:
+            kind = chance.choice(list(valid))
+            path = folder / kind
+            path.write_bytes(mutated(valid[kind], chance))
+            signal.alarm(HANG_S)
+            outcomes[f"{kind} {check(path, folder)}"] += 1
+            if chance.random() < share_of_datasets:
+                outcomes[f"{kind} {check_dataset(path, folder)}"] += 1
+    except Exception:  # whatever a reader does with a file
+        return f"{kind}, {path.read_bytes()!r}: {traceback.format_exc()}"
+    finally:
+        signal.alarm(0)
+    return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--datasets", type=float, default=DATASETS)
+    parser.add_argument("--results", action="store_true", help="write them to benchmarks/results")
     args = parser.parse_args()
-    chance = random.Random(args.seed)
     outcomes: Counter[str] = Counter()
-    ends = time.monotonic() + 60 * args.minutes
-    folder = Path(tempfile.mkdtemp())  # it stays, because a crash leaves the file that caused it
+    folder = Path(tempfile.mkdtemp())  # it stays where a file breaks a reader
     print(f"Files are in {folder}")
     datasets.disable_progress_bars()
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
-    valid = seeds(folder)
-    while time.monotonic() < ends:
-        kind = chance.choice(list(valid))
-        path = folder / kind
-        path.write_bytes(mutated(valid[kind], chance))
-        signal.alarm(HANG_S)
-        outcomes[f"{kind} {check(path, folder)}"] += 1
-        if chance.random() < args.datasets:
-            outcomes[f"{kind} {check_dataset(path, folder)}"] += 1
-    signal.alarm(0)
-    shutil.rmtree(folder)
+    broken = fuzz(folder, args.minutes, args.seed, args.datasets, outcomes)
     for outcome, count in sorted(outcomes.items()):
         print(f"{count:>9,}  {outcome}")
+    if args.results:
+        about = {"environment": environment(), "minutes": args.minutes, "seed": args.seed}
+        print(write_results("fuzz-readers", {**about, "files": sorted_by_kind(outcomes), "broke a reader": broken}))
+    if broken is not None:
+        raise SystemExit(broken)
+    shutil.rmtree(folder)
+
+
+def sorted_by_kind(outcomes: Counter[str]) -> dict[str, dict[str, int]]:
+    """How often each went how."""
+    found: dict[str, dict[str, int]] = {}
+    for outcome, count in sorted(outcomes.items()):
+        kind, _, how = outcome.partition(" ")
+        found.setdefault(kind, {})[how] = count
+    return found
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from benchmarks.fault_sizes import say_step
 from benchmarks.faults import COUNTS, NOT_RUN, TITLES, parts
 from indictune.training import output
 from indictune.training.checkpoints import store
+from tests import fuzz_readers
 from tests.conftest import FinishedRun
 
 
@@ -109,3 +111,16 @@ def test_every_cell_is_run_or_told_why_not(tmp_path: Path) -> None:
     cells = {(row, each.title) for row in TITLES for each in both}
     assert cells == set(filled) | set(NOT_RUN)
     assert COUNTS["short"].keys() == COUNTS["full"].keys()
+
+
+def test_the_fuzzer_tells_how_many_files_were_read_and_the_one_that_broke_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: Counter[str] = Counter()
+    assert fuzz_readers.fuzz(tmp_path, 0.02, 0, 0.0, outcomes) is None
+    files = fuzz_readers.sorted_by_kind(outcomes)
+    assert sum(sum(each.values()) for each in files.values()) == outcomes.total() > 0
+    monkeypatch.setattr(fuzz_readers, "stands_in", lambda *_: False)
+    broken = fuzz_readers.fuzz(tmp_path, 1, 0, 0.0, outcomes)
+    assert broken is not None
+    assert "is not in the file" in broken

@@ -1,0 +1,54 @@
+"""A run that is killed at any time, or finds a shard damaged, ends as one that nothing happened to."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from indictune.training.checkpoints import store
+from tests.conftest import FinishedRun
+from tests.distributed.launching import accelerate
+from tests.faults.faulty import spoil
+from tests.faults.runs import Job
+
+KILLS = 3
+
+
+def test_a_run_that_is_killed_at_random_times_ends_as_if_it_was_not(finished_run: FinishedRun, tmp_path: Path) -> None:
+    unbroken, job = (Job(finished_run.recipe, tmp_path / name) for name in ("unbroken", "out"))
+    since = time.monotonic()
+    assert unbroken.start().returncode == 0
+    seconds = time.monotonic() - since
+    times = [random.uniform(0, seconds) for _ in range(KILLS)]
+    print("killed after", times)
+    for after in times:  # a run that has ended, or nearly, is not hit
+        assert job.start(f"SIGKILL@after:{after:.3f}").returncode in (-9, 0)
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert job.outcome() == unbroken.outcome()
+
+
+# Of the weights and the optimizer's states of one rank.
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["*_rank_1_*model_states.pt", "*_rank_1_*optim_states.pt"])
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_gone_on_from(
+    finished_run: FinishedRun, tmp_path: Path, shard: str
+) -> None:
+    kept = ("--save_total_limit", "9")
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero3", 2)), kept)
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    unbroken = job.outcome()
+    for name in ("metrics.json", "status.json", "model.safetensors"):  # as if it had been killed just before
+        (job.folder / name).unlink()
+    (path,) = (job.folder / "checkpoint-8").rglob(shard)
+    spoil(path, "FLIPPED")
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert f"checkpoint-8 cannot be gone on from: {path} is not as it was written" in result.stderr
+    assert f"Going on from {job.folder / 'checkpoint-6'}" in result.stderr
+    assert job.outcome() == unbroken
+    assert store.damage(job.folder / "checkpoint-8") == []
