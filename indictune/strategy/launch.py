@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from indictune.credentials import WAY_OUT, holds_token
 from indictune.errors import UserError
 
 
@@ -128,7 +129,8 @@ def read_deepspeed(source: str) -> dict[str, Any]:
     """The DeepSpeed configuration in a JSON file, or in JSON text.
 
     Raises:
-        UserError: there is no such file, or it is not a JSON object.
+        UserError: there is no such file, or it is not a JSON object, or it holds a token: it would stand in
+            `training_args.bin` and in DeepSpeed's checkpoints.
     """
     try:
         text = source if source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
@@ -142,6 +144,8 @@ def read_deepspeed(source: str) -> dict[str, Any]:
         raise UserError(f"--deepspeed {source}: is not valid JSON: {error}.") from error
     if not isinstance(config, dict):
         raise UserError(f"--deepspeed {source}: expected a JSON object, found {type(config).__name__}.")
+    if holds_token(json.dumps(config, ensure_ascii=False)):
+        raise UserError(f"--deepspeed {'(a token)' if holds_token(source) else source}: {WAY_OUT}")
     return config
 
 

@@ -15,6 +15,7 @@ from indictune.arguments import DataArguments, Method, ModelArguments, Sentiment
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.models.adapters import check_published_base
+from indictune.strategy.launch import read_launch
 from indictune.training import evaluate
 from indictune.training.class_weights import class_weights
 from indictune.training.results import published
@@ -49,6 +50,8 @@ def holding_the_token(folder: Path) -> list[Path]:
         ["--train_file", f"https://huggingface.co/datasets/x/resolve/main/t.csv?token={TOKEN}"],
         ["--model_name_or_path", f"https://me:{'x' * 8}@huggingface.co/me/model"],
         ["--run_name", f"my {TOKEN} run"],
+        ["--run_name", f"exp_{TOKEN}"],
+        ["--run_name", f"exp{TOKEN}"],
         [f"--{TOKEN}"],
         [TOKEN],
         ["--max_length", TOKEN],
@@ -59,6 +62,25 @@ def test_a_token_in_a_flag_is_refused_without_repeating_it(words: list[str]) -> 
     assert recipe.values == {}
     (problem,) = recipe.problems
     assert not any(part in problem for part in (TOKEN, "anything", "x" * 8))
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+@pytest.mark.parametrize("job_name", [TOKEN, f"exp_{TOKEN}", TOKEN.replace("C", "\\u0043"), URL])
+def test_a_token_in_a_deepspeed_file_is_refused_without_repeating_it(
+    tmp_path: Path, job_name: str, is_text: bool
+) -> None:
+    """DeepSpeed's checkpoints and `training_args.bin` would hold it, whoever names the file."""
+    text = f'{{"zero_optimization": {{"stage": 2}}, "csv_monitor": {{"job_name": "{job_name}"}}}}'
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_launch({"LOCAL_RANK": "0"}, text if is_text else str(path))
+    (problem,) = caught.value.problems
+    assert problem.startswith("--deepspeed ")
+    assert "a token in a command or a file can be read by others" in problem
+    assert TOKEN not in problem
+    path.write_text(text.replace(job_name, "mine"))
+    assert read_launch({"LOCAL_RANK": "0"}, str(path)).strategy == "zero2"
 
 
 @pytest.mark.parametrize(
