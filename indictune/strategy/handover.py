@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from indictune.strategy.launch import Launch, family_of
 
@@ -33,27 +35,56 @@ def can_go_on(strategy: str, world_size: int, launch: Launch) -> bool:
     return (family, world_size) == (launch.family, launch.world_size)
 
 
-def command(strategy: str, world_size: int, typed: Iterable[str], per_device_batch_size: int | None = None) -> str:
+def command(
+    strategy: str, world_size: int, typed: Sequence[str], launch: Launch, per_device_batch_size: int | None = None
+) -> str:
     """What was typed, under the launcher that brings another strategy up.
+
+    ZeRO gets the DeepSpeed file of the run that is refused, where its stage is the same; no checkpoint names its own.
 
     Args:
         strategy: to bring up, in the names of `accelerate_configs/`.
         world_size: its processes.
         typed: the script and its flags.
+        launch: of the run that is refused.
         per_device_batch_size: in place of the one that was given, where that does not fit; None leaves it.
     """
-    dropped = (*_FLAGS_OF_LAUNCHES, *([] if per_device_batch_size is None else [_MICRO_BATCH]))
+    script, *flags = typed
+    family, config = family_of(strategy), strategy if strategy in OFFLOADING else family_of(strategy)
+    more = {} if per_device_batch_size is None else {_MICRO_BATCH: str(per_device_batch_size)}
     launcher = ["python"]
-    if strategy != "single":
-        config = f"accelerate_configs/{strategy if strategy in OFFLOADING else family_of(strategy)}.yaml"
-        launcher = ["accelerate", "launch", "--config_file", config, "--num_processes", str(world_size)]
-    kept: list[str] = []
-    words = iter(typed)
+    if family.startswith("zero"):
+        launcher = ["torchrun", "--nproc_per_node", str(world_size)]
+        more["--deepspeed"] = _own_file(strategy, launch) or _beside(script, f"ds_configs/{config}.json")
+    elif strategy != "single":
+        file = _beside(script, f"accelerate_configs/{config}.yaml")
+        launcher = ["accelerate", "launch", "--config_file", file, "--num_processes", str(world_size)]
+    kept = _without((*_FLAGS_OF_LAUNCHES, *more), flags)
+    return shlex.join([*launcher, script, *kept, *(word for flag in more.items() for word in flag)])
+
+
+def doubt(strategy: str, launch: Launch) -> str:
+    """What `command` cannot know, in a sentence; empty where there is nothing."""
+    if not strategy.startswith("zero") or _own_file(strategy, launch):
+        return ""
+    return " If it was trained with a DeepSpeed file of your own, give that one."
+
+
+def _own_file(strategy: str, launch: Launch) -> str | None:
+    return launch.deepspeed_source if launch.family == family_of(strategy) else None
+
+
+def _beside(script: str, name: str) -> str:
+    """A file of the checkout that the script is of, as it is called where the script was typed."""
+    found = os.path.normpath(Path(script).parent / os.pardir / name)
+    return found if Path(found).is_file() else name
+
+
+def _without(dropped: Sequence[str], flags: Iterable[str]) -> Iterator[str]:
+    """The flags but for some, and their values."""
+    words = iter(flags)
     for word in words:
         if word in dropped:
             next(words, None)  # its value
         elif word.partition("=")[0] not in dropped:
-            kept.append(word)
-    if per_device_batch_size is not None:
-        kept += [_MICRO_BATCH, str(per_device_batch_size)]
-    return shlex.join([*launcher, *kept])
+            yield word

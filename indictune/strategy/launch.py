@@ -23,6 +23,7 @@ class Launch:
         local_world_size: processes on this node.
         rank: of this process among `world_size`.
         deepspeed: content of the DeepSpeed configuration, or None.
+        deepspeed_source: path of the file that it is from, or its text.
     """
 
     strategy: str
@@ -30,6 +31,7 @@ class Launch:
     local_world_size: int = 1
     rank: int = 0
     deepspeed: Mapping[str, Any] | None = None
+    deepspeed_source: str | None = None
 
     @property
     def family(self) -> str:
@@ -78,7 +80,7 @@ def for_evaluation(launch: Launch, environ: MutableMapping[str, str]) -> Launch:
     if launch.family not in ("zero0", "zero1", "zero2"):
         return launch
     environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-    return replace(launch, strategy="ddp", deepspeed=None)
+    return replace(launch, strategy="ddp", deepspeed=None, deepspeed_source=None)
 
 
 def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: bool = False) -> Launch:
@@ -122,6 +124,7 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
         local_world_size=local_world_size_of(environ),
         rank=rank_of(environ),
         deepspeed=config,
+        deepspeed_source=deepspeed,
     )
 
 

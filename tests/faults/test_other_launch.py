@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
+import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,8 @@ from safetensors.torch import load_file
 
 from indictune.training.checkpoints import store
 from tests.distributed import conftest, test_llama
-from tests.distributed.launching import SCRIPT, Run, accelerate, distance, python, start, train
+from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, distance, free_port, python, start, train
+from tests.faults.runs import environment
 
 NOTING = "tests/faults/noting.py"
 LLAMA = test_llama.SCRIPT
@@ -253,23 +257,31 @@ def test_zero_does_not_take_over_and_says_what_to_type(runs: Runs, tmp_path: Pat
     )
 
 
-def test_the_command_that_zeros_checkpoint_asks_for_is_the_one_that_wrote_it(runs: Runs, tmp_path: Path) -> None:
-    folder = runs.stopped(runs.under("single", 1), tmp_path / "out")
-    claim(folder / "checkpoint-4", strategy="zero3", world_size=2)
-    message = refusal(runs, folder)
-    assert message.endswith(
-        "was written by zero3 on 2 process(es), and this run is single on 1; ZeRO's states cannot be carried over. Go "
-        "on with it by `accelerate launch --config_file accelerate_configs/zero3.yaml --num_processes 2 "
-        f"{' '.join(runs.command)} --output_dir {folder} --resume_from_checkpoint auto`."
+def test_the_command_that_zeros_checkpoint_asks_for_goes_on_with_it(runs: Runs, tmp_path: Path) -> None:
+    """Typed in another folder, where it was refused."""
+    folder = runs.stopped(runs.under("zero2", 2), tmp_path / "out")
+    typed = [str(ROOT / SCRIPT), *runs.command[1:], "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+    variables = {**environment(), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    told = subprocess.run(
+        [*python(), *typed], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
     )
-
-
-def claim(checkpoint: Path, strategy: str, world_size: int) -> None:
-    """Let a checkpoint say that another launch wrote it."""
-    manifest = store.read_manifest(checkpoint)
-    assert manifest is not None
-    other = replace(manifest, strategy=strategy, world_size=world_size)
-    (checkpoint / store.MANIFEST).write_text(other.to_json(), encoding="utf-8")
+    assert told.returncode == 2, told.stderr
+    before, command, after = told.stderr.split("`")
+    assert before.endswith(
+        "was written by zero2 on 2 process(es), and this run is single on 1; ZeRO's states cannot be carried over. "
+        "Go on with it by "
+    )
+    assert command == " ".join(
+        ["torchrun", "--nproc_per_node", "2", *typed, "--deepspeed", str(ROOT / "ds_configs/zero2.json")]
+    )
+    assert after == ". If it was trained with a DeepSpeed file of your own, give that one.\n"
+    variables["PET_MASTER_PORT"] = str(free_port())  # torchrun's --master_port
+    again = subprocess.run(
+        shlex.split(command), cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert f"Going on from {folder / 'checkpoint-4'}" in again.stderr
+    assert Run(folder).metrics["strategy"] == "zero2"
 
 
 @pytest.mark.parametrize(

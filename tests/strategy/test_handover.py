@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from indictune.strategy.handover import can_go_on, command
+from indictune.strategy.handover import can_go_on, command, doubt
 from indictune.strategy.launch import Launch
 
 ROOT = Path(__file__).parents[2]
@@ -40,26 +41,53 @@ def test_the_command_is_what_was_typed_under_another_launcher() -> None:
         "--text_column",
         "a b",
     ]
-    assert command("single", 1, typed) == "python scripts/train.py --max_length 48 --text_column 'a b'"
-    assert command("fsdp2", 4, ["s.py", "--deepspeed=z.json", "--deepspeed"]) == (
+    zero = Launch("zero2", 2)
+    assert command("single", 1, typed, zero) == "python scripts/train.py --max_length 48 --text_column 'a b'"
+    assert command("fsdp2", 4, ["s.py", "--deepspeed=z.json", "--deepspeed"], zero) == (
         "accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 4 s.py"
     )
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2_offload", "zero1_offload", "zero2_offload", "zero3_offload"])
-def test_the_command_names_a_config_that_is_there(strategy: str) -> None:
-    words = command(strategy, 2, ["s.py"]).split()
-    config = Path(words[words.index("--config_file") + 1])
-    assert (ROOT / config).is_file()
+STRATEGIES = ("ddp", "fsdp2_offload", "zero1_offload", "zero2_offload", "zero3_offload")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("typed_in", [ROOT, ROOT / "scripts", ROOT / "tests" / "strategy", Path("/")])
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_the_command_names_a_file_that_is_there_wherever_it_is_typed(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, typed_in: Path, is_absolute: bool
+) -> None:
+    monkeypatch.chdir(typed_in)
+    script = ROOT / "scripts" / "train_sentiment.py"
+    typed = str(script) if is_absolute else os.path.relpath(script, typed_in)
+    words = command(strategy, 2, [typed, "--seed", "1"], Launch("single")).split()
+    (config,) = (Path(word) for word in words if word.endswith((".json", ".yaml")))
+    assert config.is_file()
+    assert config.is_absolute() == is_absolute
     assert config.stem == strategy or strategy == "zero1_offload"
+
+
+def test_the_command_has_the_deepspeed_file_of_a_run_of_the_same_stage() -> None:
+    """Another number of processes is all that it changes."""
+    refused = Launch("zero2", 4, deepspeed_source="mine.json")
+    typed = ["s.py", "--deepspeed", "mine.json", "--seed", "1"]
+    assert command("zero2_offload", 2, typed, refused) == (
+        "torchrun --nproc_per_node 2 s.py --seed 1 --deepspeed mine.json"
+    )
+    assert command("zero3", 4, typed, refused) == (
+        "torchrun --nproc_per_node 4 s.py --seed 1 --deepspeed ds_configs/zero3.json"
+    )
+    assert doubt("zero2_offload", refused) == ""
+    assert doubt("ddp", refused) == ""
+    assert doubt("zero3", refused) == " If it was trained with a DeepSpeed file of your own, give that one."
 
 
 @pytest.mark.parametrize(
     "typed", [["--per_device_train_batch_size", "8"], ["--per_device_train_batch_size=8"], ["--seed", "1"]]
 )
 def test_the_command_has_the_micro_batch_that_fits_in_place_of_the_given_one(typed: list[str]) -> None:
-    words = command("zero2", 2, ["s.py", *typed, "--gradient_accumulation_steps", "1"], 4).split()
+    words = command("zero2", 2, ["s.py", *typed, "--gradient_accumulation_steps", "1"], Launch("ddp", 2), 4).split()
     assert words.count("--per_device_train_batch_size") == 1
-    assert words[-2:] == ["--per_device_train_batch_size", "4"]
+    assert words[words.index("--per_device_train_batch_size") + 1] == "4"
     assert "--gradient_accumulation_steps" not in words
-    assert command("zero2", 2, ["s.py", *typed]).endswith(" ".join(["s.py", *typed]))
+    assert " ".join(["s.py", *typed]) in command("zero2", 2, ["s.py", *typed], Launch("ddp", 2))

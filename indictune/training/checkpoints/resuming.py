@@ -208,7 +208,7 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
         problems.append(
             f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "
             f"{launch.strategy} on {launch.world_size}; ZeRO's states cannot be carried over. Go on with it by "
-            f"`{_command(manifest, configuration)}`."
+            f"`{_command(manifest, configuration, launch)}`.{handover.doubt(manifest.strategy, launch)}"
         )
     if problems:
         raise UserError(problems)
@@ -222,13 +222,13 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
         )
 
 
-def _command(manifest: store.Manifest, configuration: Mapping[str, Any]) -> str:
+def _command(manifest: store.Manifest, configuration: Mapping[str, Any], launch: Launch) -> str:
     """What goes on with a checkpoint: what was typed, under its launch, with micro-batches that fit there."""
     fitting = planned = configuration["per_device_train_batch_size"]
     if configuration["max_tokens_per_device"] is None:
         fitting = batch.largest_that_fits(manifest.global_batch_size, planned, manifest.world_size)
     changed = None if fitting == planned else fitting
-    return handover.command(manifest.strategy, manifest.world_size, sys.argv, changed)
+    return handover.command(manifest.strategy, manifest.world_size, sys.argv, launch, changed)
 
 
 def newest_whole(
