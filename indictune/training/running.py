@@ -21,7 +21,7 @@ from indictune.errors import UserError
 from indictune.layout import printable
 from indictune.strategy import launch, restart
 from indictune.training import output, stopping
-from indictune.training.checkpoints import disks
+from indictune.training.checkpoints import disks, settings
 from indictune.training.checkpoints.disks import SaveError
 from indictune.training.checkpoints.resuming import Finished
 from indictune.training.nonfinite import NonFiniteLossError
@@ -77,7 +77,9 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
     is_one_node = launch.local_world_size_of(os.environ) == launch.world_size_of(os.environ)
     if auto and is_one_node and output.is_finished(session.output_dir) and not recipe.problems:
         if session.rank == 0:
-            print(f"{session.output_dir}: {output.NOTHING_TO_DO}")
+            _tell_nothing_to_do(session, f"{session.output_dir}: {output.NOTHING_TO_DO}")
+            if _spoken(session, 0.0).get("state") != "ok":  # a command that was refused since has told of itself
+                _report(session, End("ok", ""))
         return EXIT_OK
     if restart.count(os.environ) and _was_stopped_before(session.output_dir):
         return EXIT_RESUMABLE
@@ -110,7 +112,7 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
         session.open_log(replaceable)
         main(session)
     except Finished as done:
-        session.show(str(done))
+        _tell_nothing_to_do(session, str(done))
     except UserError as error:
         return End("user_error", error.message)
     except (NonFiniteLossError, SaveError) as error:
@@ -126,6 +128,14 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
         logging.getLogger().exception("the run failed")
         return End("failed", f"{type(error).__name__}: {error}", traceback.format_exc())
     return End("ok", "")
+
+
+def _tell_nothing_to_do(session: Session, message: str) -> None:
+    """Tell that the run is finished, and what its command asks for in vain."""
+    session.show(message)
+    if session.rank == 0:
+        for note in settings.differences_when_finished(session.output_dir, session.recipe.values):
+            session.tell(f"warning: {note}")
 
 
 def _first_cause(session: Session, end: End, started: float) -> End:

@@ -18,7 +18,7 @@ from indictune.models.bases import fingerprint
 from indictune.strategy.launch import Launch
 from indictune.training.checkpoints import resuming, settings, store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import Run
+from tests.distributed.launching import SCRIPT, Run, python, start
 from tests.faults.canaries import model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 from tests.training.checkpoints.test_resuming import OF_THIS_RUN
@@ -95,6 +95,61 @@ def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) 
     assert "it was trained on other rows, or in another order" in job.status["message"]
     assert (job.folder / "rejected.jsonl").read_text() == "{}\n"
     assert (job.folder / "recipe.yaml").read_bytes() == recipe
+
+
+@pytest.mark.parametrize(("name", "value", "before"), [("max_steps", "3", "-1"), ("num_train_epochs", "0.5", "2.0")])
+def test_an_end_that_the_checkpoint_is_past_is_refused_with_all_other_problems(
+    job: Job, name: str, value: str, before: str
+) -> None:
+    """The run would be finished at once, and for good."""
+    result = replace(job, flags=(*job.flags, f"--{name}", value, "--save_total_limit", "0")).start()
+    assert result.returncode == 2
+    shown = value if name == "max_steps" else float(value)
+    assert (
+        f"--{name} {shown}: checkpoint-4 is past that end (--{name} {before}, now {shown}). Give what it was written "
+        f"with, or start afresh in another --output_dir; `indictune checkpoint {job.folder / 'checkpoint-4'} "
+        "--convert_to FOLDER` makes a model of it as it is."
+    ) in job.status["message"]
+    assert "--save_total_limit 0" in job.status["message"]
+    assert not (job.folder / "metrics.json").exists()
+
+
+def test_the_end_of_the_same_flags_is_not_past_and_one_that_is_not_known_neither(tmp_path: Path) -> None:
+    """0.9 epochs of 4 steps are 4 steps, which are a whole epoch."""
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"max_steps": -1, "num_train_epochs": 0.9}))
+    state = tmp_path / "trainer_state.json"
+    for text in ('{"global_step": 4, "epoch": 1.0}', "{", '{"global_step": "4", "epoch": null}', "{}", "[]"):
+        state.write_text(text)
+        assert settings.past_the_end(tmp_path, {"max_steps": -1, "num_train_epochs": 0.9}) == []
+    for text in ("{", '{"global_step": "4", "epoch": null}', "{}", "[]"):
+        state.write_text(text)
+        assert settings.past_the_end(tmp_path, {"max_steps": 3, "num_train_epochs": 0.9}) == []
+    state.write_text('{"global_step": 4, "epoch": 1.0}')
+    assert settings.past_the_end(tmp_path, {"max_steps": 4, "num_train_epochs": 0.9}) == []
+    assert settings.past_the_end(tmp_path, {}) == []
+    assert len(settings.past_the_end(tmp_path, {"max_steps": -1, "num_train_epochs": 0.8})) == 1
+
+
+def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """Whatever a command that was refused has told since."""
+    out = shutil.copytree(finished_run.folder, tmp_path / "out")
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.name not in ("status.json", "logs")}
+    command = [*python(), SCRIPT, "--config", str(finished_run.recipe), "--output_dir", str(out)]
+    assert start([*command, "--learnin_rate", "3"]).returncode == 2
+    assert '"state": "user_error"' in (out / "status.json").read_text()
+    more = ["--resume_from_checkpoint", "auto", "--num_train_epochs", "13", "--learning_rate", "1e-3"]
+    result = start([*command, *more])
+    assert result.returncode == 0
+    assert result.stdout == f"{out}: this run is finished; there is nothing to resume.\n"
+    assert result.stderr == (
+        f"warning: {out} was trained with other settings: --num_train_epochs 2.0, now 13.0; --learning_rate 0.0001, "
+        "now 0.001: they count for nothing, because the run is finished. To train by them, name a checkpoint, such as "
+        f"--resume_from_checkpoint {out / 'checkpoint-8'}, or give another --output_dir.\n"
+    )
+    assert json.loads((out / "status.json").read_text()) == {"state": "ok", "message": ""}
+    assert before.items() <= {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items()
 
 
 def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Path) -> None:

@@ -21,7 +21,13 @@ from indictune.training.output import AUTO
 
 logger = logging.getLogger(__name__)
 
-LOOKED_AT = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_device", "optim")
+LOOKED_AT = (
+    "global_batch_size",
+    "per_device_train_batch_size",
+    "max_tokens_per_device",
+    "optim",
+    *settings.OF_THE_END,
+)
 
 
 class Finished(Exception):  # noqa: N818, nothing is wrong
@@ -203,7 +209,7 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
     elif model:
         other = settings.other_base(checkpoint, configuration["model_name_or_path"], model.get("_commit_hash"))
         problems += [] if other is None else [other]
-    problems += settings.misfits(checkpoint, configuration)
+    problems += settings.misfits(checkpoint, configuration) + settings.past_the_end(checkpoint, configuration)
     if not handover.can_go_on(manifest.strategy, manifest.world_size, launch):
         problems.append(
             f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "

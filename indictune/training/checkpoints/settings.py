@@ -11,6 +11,7 @@ import yaml
 
 from indictune.errors import UserError
 from indictune.models.bases import CONFIG, RECORD, base_of, other_fingerprint
+from indictune.training.checkpoints.store import listed
 from indictune.training.output import RECIPE
 
 # They are in the optimizer's states and the schedule's, which take those of the command's place (torch 2.13,
@@ -33,6 +34,18 @@ OF_THE_STEPS = (
 
 # By which checkpoints are compared.
 OF_THE_BEST = ("metric_for_best_model", "greater_is_better")
+
+# By which the end of a run is planned.
+OF_THE_END = ("max_steps", "num_train_epochs")
+
+# What counts for nothing where the run is finished. It stands in its recipe as it is typed.
+OF_A_FINISHED_RUN = (
+    *("train_file", "dataset_name", "max_length", "global_batch_size", "seed", "data_seed", "method", "optim"),
+    *OF_THE_ADAPTER,
+    *(name for name in OF_THE_STEPS if name not in ("load_best_model_at_end", "lr_scheduler_kwargs")),
+    *IN_THE_STATES,
+    *OF_THE_BEST,
+)
 
 # Of a model's configuration. Not the vocabulary, to which a tokenizer may have added.
 _SHAPE = (
@@ -69,12 +82,52 @@ def differences(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
         (IN_THE_STATES, "the old ones stay, which are part of its optimizer's states"),
         (OF_THE_BEST, "what was the best until now is forgotten, and --early_stopping_patience counts anew"),
     ):
-        changed = [
-            f"--{name} {_shown(before[name])}, now {_shown(now[name])}" for name in _changed(names, before, now)
-        ]
+        changed = _told(_changed(names, before, now), before, now)
         if changed:
-            notes.append(f"{checkpoint.name} was written with other settings: {'; '.join(changed)}: {outcome}.")
+            notes.append(f"{checkpoint.name} was written with other settings: {changed}: {outcome}.")
     return notes
+
+
+def differences_when_finished(output_dir: Path, given: Mapping[str, Any]) -> list[str]:
+    """What the user should know of settings that a finished run does not have, in at most one sentence.
+
+    Args:
+        output_dir: of the run.
+        given: by the recipe and the command line.
+    """
+    before = settings_of(output_dir)
+    changed = _told(_changed(OF_A_FINISHED_RUN, before, given), before, given)
+    if not changed:
+        return []
+    newest = [f"name a checkpoint, such as --resume_from_checkpoint {path}, or" for path in listed(output_dir)[:1]]
+    return [
+        f"{output_dir} was trained with other settings: {changed}: they count for nothing, because the run is "
+        f"finished. To train by them, {' '.join([*newest, 'give another --output_dir'])}."
+    ]
+
+
+def past_the_end(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
+    """Why a run would train nothing more after a checkpoint, in at most one sentence; a run that it finishes may.
+
+    Args:
+        checkpoint: to go on from.
+        now: the configuration of the run, or the part of it that is known.
+    """
+    before = settings_of(checkpoint)
+    changed = _changed(OF_THE_END, before, now)
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        done = {"max_steps": state["global_step"], "num_train_epochs": state["epoch"]}
+        name = "max_steps" if now.get("max_steps", -1) > 0 else "num_train_epochs"
+        if not changed or not done[name] > now[name]:
+            return []
+    except (OSError, ValueError, TypeError, KeyError):  # it is damaged, or does not tell
+        return []
+    return [
+        f"--{name} {_shown(now[name])}: {checkpoint.name} is past that end ({_told(changed, before, now)}). Give what "
+        f"it was written with, or start afresh in another --output_dir; `indictune checkpoint {checkpoint} "
+        "--convert_to FOLDER` makes a model of it as it is."
+    ]
 
 
 def is_judged_otherwise(checkpoint: Path, now: Mapping[str, Any]) -> bool:
@@ -89,6 +142,10 @@ def is_judged_otherwise(checkpoint: Path, now: Mapping[str, Any]) -> bool:
 
 def _changed(names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name in before and name in now and before[name] != now[name]]
+
+
+def _told(names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    return "; ".join(f"--{name} {_shown(before[name])}, now {_shown(now[name])}" for name in names)
 
 
 def misfits(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
