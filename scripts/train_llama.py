@@ -43,6 +43,8 @@ def main(session: Session) -> None:
         data_args = session.build(ChatDataArguments)
         splits = load_conversations(data_args)
     with session.checks():
+        session.check_evaluations(LlamaTrainingArguments, splits.validation is not None)
+    with session.checks():
         tokenizer = load_tokenizer(model_args)
         template = set_template(tokenizer, splits, data_args)
     session.decide(LlamaTrainingArguments)

@@ -49,6 +49,9 @@ def main(session: Session) -> None:
     with session.checks():
         data_args = session.build(DataArguments)
         splits = load_splits(data_args)
+    with session.checks():
+        session.check_evaluations(SentimentTrainingArguments, splits.validation is not None)
+    with session.checks():
         weights = class_weights(planned("class_weights"), splits.train.each_label(), splits.labels)
     session.decide(SentimentTrainingArguments)
 

@@ -16,8 +16,8 @@ from indictune.arguments import (
     SentimentTrainingArguments,
     TextArguments,
     check_fixed,
-    check_values,
 )
+from indictune.checked_values import check_best, check_values
 from indictune.command_arguments import EvaluateArguments
 from indictune.errors import UserError
 
@@ -157,6 +157,16 @@ class TestTrainingArguments:
         ("weight_decay", -0.1),
         ("warmup_steps", -1.0),
         ("learning_rate", float("nan")),
+        ("ddp_timeout", 0),
+        ("dataloader_num_workers", -1),
+        ("dataloader_prefetch_factor", 2),
+        ("save_strategy", "often"),
+        ("eval_strategy", "best"),
+        ("logging_strategy", "x"),
+        ("logging_steps", 0),
+        ("logging_steps", -1),
+        ("logging_steps", 1.5),
+        ("save_total_limit", 0),
         ("num_train_epochs", 0.0),
         ("label_smoothing_factor", 1.0),
         ("metric_for_best_model", "f1"),
@@ -180,3 +190,64 @@ def test_early_stopping_needs_evaluations() -> None:
     planned |= {"early_stopping_patience": 2, "eval_strategy": "no"}
     with pytest.raises(UserError, match="--early_stopping_patience: nothing to compare"):
         check_values(SentimentTrainingArguments, planned.__getitem__)
+
+
+def moments(**given: object) -> Callable[[str], Any]:
+    """When a run saves and evaluates, beside the defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(SentimentTrainingArguments)}
+    return {**defaults, **given}.__getitem__
+
+
+@pytest.mark.parametrize(("name", "value"), [("save_steps", 0.0), ("eval_steps", 0.0), ("save_steps", 2.5)])
+def test_steps_count_where_they_are_counted(name: str, value: float) -> None:
+    check_values(SentimentTrainingArguments, moments(**{name: value}))
+    by_steps = {"save_strategy": "steps", "eval_strategy": "steps", name: value}
+    with pytest.raises(UserError, match=f"--{name} {value:g}: expected a whole number of at least 1, or a share"):
+        check_values(SentimentTrainingArguments, moments(**by_steps))
+    check_values(SentimentTrainingArguments, moments(**{**by_steps, name: 0.25}))
+
+
+def test_one_half_precision_is_enough() -> None:
+    check_values(SentimentTrainingArguments, moments(bf16=True))
+    with pytest.raises(UserError, match="--bf16 true and --fp16 true: a run computes in one of them"):
+        check_values(SentimentTrainingArguments, moments(bf16=True, fp16=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({}, None),
+        ({"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 20.0, "eval_steps": 10.0}, None),
+        ({"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 0.3, "eval_steps": 0.1}, None),
+        ({"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 20.0}, None),  # --logging_steps 10
+        ({"save_strategy": "steps", "load_best_model_at_end": False}, None),
+        ({"save_strategy": "best"}, None),
+        (
+            {"save_strategy": "steps"},
+            "--save_strategy steps and --eval_strategy epoch: the best checkpoint is known where each is evaluated; "
+            "give both the same value, or give --load_best_model_at_end false, which keeps the last weights.",
+        ),
+        (
+            {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 30.0, "eval_steps": 20.0},
+            "--save_steps 30 and --eval_steps 20: the best checkpoint is known where each is evaluated; give "
+            "--save_steps a multiple of --eval_steps, or give --load_best_model_at_end false, which keeps the last "
+            "weights.",
+        ),
+        (
+            {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 20.0, "eval_steps": 0.25},
+            "--save_steps 20 and --eval_steps 0.25: the best checkpoint is known where each is evaluated; give "
+            "--save_steps a multiple of --eval_steps, or give --load_best_model_at_end false, which keeps the last "
+            "weights.",
+        ),
+    ],
+)
+def test_the_best_checkpoint_is_saved_where_it_is_evaluated(given: dict[str, object], problem: str | None) -> None:
+    """As transformers would refuse it, when the rows are prepared."""
+    args: dict[str, Any] = {"output_dir": "out", "use_cpu": True, **given}
+    if problem is None:
+        check_best(moments(**given))
+        SentimentTrainingArguments(**args)
+        return
+    assert problems_of(check_best, planned=moments(**given)) == [problem]
+    with pytest.raises(ValueError, match="--load_best_model_at_end requires"):
+        SentimentTrainingArguments(**args)

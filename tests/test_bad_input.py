@@ -203,6 +203,18 @@ def test_a_label_column_of_free_text_in_a_folder_that_holds_another_run(job: Job
     assert hashes(finished_run.folder) == before
 
 
+def test_when_a_run_saves_is_told_with_the_other_problems_and_before_any_token(job: Job, tmp_path: Path) -> None:
+    flags = ("--save_strategy", "often", "--ddp_timeout", "0", "--logging_steps", "0", "--label_column", "lable")
+    told = [problem.partition(":")[0] for problem in job.refused(*flags).problems]
+    assert set(told) >= {"--save_strategy often", "--ddp_timeout 0", "--logging_steps 0"}
+    assert len(told) == 5  # the column is missing in two files
+    (problem,) = job.refused("--save_strategy", "steps").problems
+    assert problem.startswith("--save_strategy steps and --eval_strategy epoch: ")
+    del job.flags["validation_file"]
+    (problem,) = job.refused("--early_stopping_patience", "3").problems
+    assert problem == "--early_stopping_patience 3: needs validation rows (--validation_file)."
+
+
 def test_resuming_a_finished_run_trains_nothing_and_changes_nothing(finished_run: FinishedRun) -> None:
     before = hashes(finished_run.folder)
     assert len(before) > 20

@@ -11,7 +11,8 @@ import torch
 import yaml
 from trl.trainer.sft_config import SFTConfig
 
-from indictune.arguments import IndicTrainingArguments, ModelArguments, SourceArguments, check_values
+from indictune.arguments import IndicTrainingArguments, ModelArguments, SourceArguments
+from indictune.checked_values import check_values
 from indictune.config import read_recipe, resolved
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatArguments, ChatDataArguments, LlamaTrainingArguments

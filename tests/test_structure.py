@@ -17,7 +17,7 @@ from tests.distributed.launching import ROOT, start
 LAYERS = [
     {"indictune.credentials", "indictune.errors", "indictune.held_signals", "indictune.layout", "indictune"},
     {"indictune.arguments", "indictune.config"},
-    {"indictune.command_arguments", "indictune.llama_arguments"},
+    {"indictune.checked_values", "indictune.command_arguments", "indictune.llama_arguments"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},
     {"indictune.strategy"},
     {"indictune.training"},

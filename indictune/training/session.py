@@ -15,7 +15,8 @@ from typing import Any, TextIO, TypeVar
 import torch
 from transformers import PreTrainedConfig, set_seed
 
-from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed, check_values
+from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed
+from indictune.checked_values import check_best, check_values
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.layout import printable
@@ -162,6 +163,22 @@ class Session:
         with self.checks():
             check_published_base(args, self.planned(IndicTrainingArguments, "push_to_hub"))
 
+    def check_evaluations(self, arguments: type[IndicTrainingArguments], has_validation: bool) -> None:
+        """Check what is compared during training, once it is known whether there are rows to do it by.
+
+        Args:
+            arguments: the training arguments.
+            has_validation: whether there are rows to evaluate on during training.
+
+        Raises:
+            UserError: there are none, and a flag needs them; or checkpoints would not be compared.
+        """
+        patience = self.planned(arguments, "early_stopping_patience")
+        if has_validation:
+            check_best(partial(self.planned, arguments))
+        elif patience is not None:
+            raise UserError(f"--early_stopping_patience {patience}: needs validation rows (--validation_file).")
+
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
         """The dataclass, filled from the recipe; it becomes part of `recipe.yaml`."""
         built = self.recipe.build(arguments, **decided)
@@ -273,9 +290,6 @@ class Session:
             Finished: there is nothing to do.
         """
         if not has_validation:
-            patience = self.recipe.planned(arguments, "early_stopping_patience")
-            if patience is not None:
-                raise UserError(f"--early_stopping_patience {patience}: needs validation rows (--validation_file).")
             self._decided |= {"eval_strategy": "no", "load_best_model_at_end": False}
             self.warn(["No validation rows: nothing is evaluated during training, and the last weights are kept."])
         args = self._bring_up(arguments)

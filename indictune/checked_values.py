@@ -1,0 +1,122 @@
+"""Values of a run that would fail late, or train nothing: told with its other problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from indictune.arguments import IndicTrainingArguments
+from indictune.errors import UserError
+
+# When a run logs, evaluates and saves.
+MOMENTS = {
+    "logging": ("no", "steps", "epoch"),
+    "eval": ("no", "steps", "epoch"),
+    "save": ("no", "steps", "epoch", "best"),
+}
+
+
+def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str], Any]) -> None:
+    """Refuse values that transformers or torch would fail on later, or that would train nothing.
+
+    Args:
+        arguments: the training arguments, for the metrics that there are.
+        planned: the value that a field of them will have.
+
+    Raises:
+        UserError: all such values.
+    """
+    epochs = planned("num_train_epochs") if planned("max_steps") < 0 else planned("max_steps")
+    at_least = {
+        "per_device_eval_batch_size": (planned("per_device_eval_batch_size"), 1),
+        "max_tokens_per_device": (planned("max_tokens_per_device"), 1),
+        "early_stopping_patience": (planned("early_stopping_patience"), 1),
+        "max_nonfinite_steps": (planned("max_nonfinite_steps"), 0),
+        "ddp_timeout": (planned("ddp_timeout"), 1),
+        "dataloader_num_workers": (planned("dataloader_num_workers"), 0),
+        "learning_rate": (planned("learning_rate"), 0),
+        "weight_decay": (planned("weight_decay"), 0),
+        "warmup_steps": (planned("warmup_steps"), 0),
+    }
+    problems = [
+        f"--{name} {value}: expected at least {smallest}."
+        for name, (value, smallest) in at_least.items()
+        if value is not None and not value >= smallest
+    ]
+    if (limit := planned("save_total_limit")) is not None and limit < 1:
+        problems.append(
+            f"--save_total_limit {limit}: expected at least 1; --save_strategy no --load_best_model_at_end false "
+            "saves none."
+        )
+    if not epochs > 0:
+        problems.append(f"--num_train_epochs {planned('num_train_epochs')}: nothing would be trained.")
+    smoothing = planned("label_smoothing_factor")
+    if not 0 <= smoothing < 1:
+        problems.append(f"--label_smoothing_factor {smoothing}: expected a share from 0 up to, not including, 1.")
+    metric = str(planned("metric_for_best_model")).removeprefix("eval_")
+    prefix = arguments.LANGUAGE_METRICS
+    if metric not in arguments.METRICS and not (prefix and metric.startswith(prefix)):
+        expected = [*arguments.METRICS, *([f"{prefix}<language>"] if prefix else [])]
+        problems.append(f"--metric_for_best_model {metric}: expected {' or '.join(expected)}.")
+    if planned("early_stopping_patience") is not None and str(planned("eval_strategy")) == "no":
+        problems.append("--early_stopping_patience: nothing to compare, because --eval_strategy is no.")
+    if planned("bf16") and planned("fp16"):
+        problems.append("--bf16 true and --fp16 true: a run computes in one of them; leave one out.")
+    if planned("dataloader_prefetch_factor") is not None and planned("dataloader_num_workers") == 0:
+        problems.append(
+            f"--dataloader_prefetch_factor {planned('dataloader_prefetch_factor')}: has no effect with "
+            "--dataloader_num_workers 0; leave it out, or give workers."
+        )
+    problems += _problems_of_moments(planned)
+    if problems:
+        raise UserError(problems)
+
+
+def _problems_of_moments(planned: Callable[[str], Any]) -> list[str]:
+    """What is wrong with when a run logs, evaluates and saves."""
+    problems = []
+    for what, kinds in MOMENTS.items():
+        kind = planned(f"{what}_strategy")
+        steps = planned(f"{what}_steps")
+        if what == "eval" and steps is None:
+            steps = planned("logging_steps")  # as transformers does
+        if kind not in kinds:
+            problems.append(f"--{what}_strategy {kind}: expected {', '.join(kinds[:-1])} or {kinds[-1]}.")
+        elif kind == "steps" and not (0 < steps < 1 or (steps >= 1 and steps == int(steps))):
+            problems.append(
+                f"--{what}_steps {steps:g}: expected a whole number of at least 1, or a share of all steps below 1."
+            )
+    return problems
+
+
+def check_best(planned: Callable[[str], Any]) -> None:
+    """Refuse checkpoints that would not be compared, where the best of them is wanted and there are rows to do it by.
+
+    Args:
+        planned: the value that a field of the training arguments will have.
+
+    Raises:
+        UserError: checkpoints are saved where nothing is evaluated.
+    """
+    saves, evaluates = planned("save_strategy"), planned("eval_strategy")
+    are_moments = saves in MOMENTS["save"] and evaluates in MOMENTS["eval"]  # else `check_values` says so
+    if not planned("load_best_model_at_end") or saves == "best" or not are_moments:
+        return
+    way_out = "or give --load_best_model_at_end false, which keeps the last weights"
+    if saves != evaluates:
+        raise UserError(
+            f"--save_strategy {saves} and --eval_strategy {evaluates}: the best checkpoint is known where each is "
+            f"evaluated; give both the same value, {way_out}."
+        )
+    save_steps, eval_steps = planned("save_steps"), planned("eval_steps") or planned("logging_steps")
+    if saves == "steps" and min(save_steps, eval_steps) > 0 and not _is_multiple(save_steps, eval_steps):
+        raise UserError(
+            f"--save_steps {save_steps:g} and --eval_steps {eval_steps:g}: the best checkpoint is known where each is "
+            f"evaluated; give --save_steps a multiple of --eval_steps, {way_out}."
+        )
+
+
+def _is_multiple(number: float, of: float) -> bool:
+    """Both steps, or both shares of all steps."""
+    in_millionths = 1_000_000 if number < 1 and of < 1 else 1  # as transformers counts shares (5.23)
+    return (number < 1) == (of < 1) and (number * in_millionths) % (of * in_millionths) == 0
