@@ -57,11 +57,13 @@ class Recipe:
         values: field name to value, of the fields that were given.
         problems: everything found wrong so far; raised together before anything slow.
         path: the recipe file, or None.
+        is_read: whether the recipe file could be read; else nothing is known of what is not on the command line.
     """
 
     values: dict[str, Any]
     problems: Problems
     path: Path | None = None
+    is_read: bool = True
 
     def planned(self, arguments: type[Any], name: str) -> Any:
         """The value that field `name` of `arguments` will have: the given one, or its default."""
@@ -100,12 +102,14 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
 
     path = None
     in_file: dict[str, list[str]] = {}
+    is_read = True
     if "config" in flags:
         named = " ".join(flags.pop("config")) or "(no file named)"
-        path = Path(named)
+        path, is_read = Path(named), False
         with problems.collecting():
             _check_path("--config", named)
             in_file = _read_file(path)
+            is_read = True
         _drop_tokens(f"{path}: ", in_file, problems)
         _drop_trust(f"{path}: ", in_file, problems)
     if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
@@ -117,7 +121,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
         for name, words in entries.items():
             with problems.collecting():
                 values[name] = _convert(parser, prefix, name, words)
-    return Recipe(values, problems, path)
+    return Recipe(values, problems, path, is_read)
 
 
 def resolved(*arguments: Any) -> dict[str, Any]:
@@ -220,7 +224,7 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
     """
     known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        nearest = difflib.get_close_matches(name, [*known, *(["config"] if prefix == "--" else [])], n=1, cutoff=0.6)
         dashes = "--" if prefix == "--" else ""
         hint = f" Did you mean `{dashes}{nearest[0]}`?" if nearest else " `--help` lists all."
         raise UserError(f"{prefix}{name}: there is no such {'flag' if prefix == '--' else 'recipe key'}.{hint}")

@@ -47,6 +47,8 @@ def test_evaluate_tells_all_that_is_missing_at_once_and_writes_nothing(
         "  3. --test_file is missing.\n",
     )
     assert list(tmp_path.iterdir()) == []
+    assert main(["prepare", "--config", "no.yaml"]) == 2
+    assert capsys.readouterr() == ("", "indictune: --config no.yaml: there is no such file.\n")
 
 
 def test_evaluate_tells_of_model_and_file_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

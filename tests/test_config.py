@@ -348,6 +348,19 @@ def test_flags_are_still_checked_where_the_recipe_is_missing() -> None:
     ]
 
 
+def test_a_recipe_that_cannot_be_read_is_told_from_none(recipe: WriteRecipe) -> None:
+    assert read().is_read
+    assert read("--config", recipe("sed: 1\n")).is_read
+    assert not read("--config", recipe("a: [\n")).is_read
+
+
+def test_the_recipe_is_a_flag_that_may_be_meant(recipe: WriteRecipe) -> None:
+    assert problems("--confg", "r.yaml") == ["--confg: there is no such flag. Did you mean `--config`?"]
+    assert problems("--config", recipe("confg: 1\n")) == [
+        "r.yaml: confg: there is no such recipe key. Did you mean `fsdp_config`?"
+    ]
+
+
 def test_help_lists_the_fields_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         read("--seed", "1", "--help")

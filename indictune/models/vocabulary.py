@@ -224,6 +224,7 @@ def check_row_ids(checkpoint: str | Path, row_ids: Tensor | None) -> None:
         )
     raise UserError(
         f"{flag}: the data's vocabulary has changed: {len(set(now) - set(before)):,} tokens are new, and "
-        f"{len(set(before) - set(now)):,} of {len(before):,} are gone. Resume with the same data files, or start "
-        "afresh in another --output_dir."
+        f"{len(set(before) - set(now)):,} of {len(before):,} are gone. It follows from the rows (--train_file, "
+        "--validation_file, --test_file) and where they are cut (--max_length). Give those of its recipe.yaml, or "
+        "start afresh in another --output_dir."
     )

@@ -67,6 +67,8 @@ def prepare_command(argv: Sequence[str]) -> int:
             recipe, prepare = other, _prepare_chats
     started = time.monotonic()
     try:
+        if not recipe.is_read:  # what it does not say is not missing
+            recipe.problems.raise_any()
         with StopRequest().listening():
             prepared = prepare(recipe)
     except UserError as error:

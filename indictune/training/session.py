@@ -81,12 +81,15 @@ class Session:
         """Start writing to this rank's log file, unless the run is refused already (`output.check_free`).
 
         Raises:
-            UserError: another run writes to the folder, or it cannot be written to.
+            UserError: another run writes to the folder, or it cannot be written to; or the recipe file cannot be read,
+                and what it does not say is not missing.
         """
-        if not self.is_named and not replaceable:  # a command that may replace its files has a folder of its own
-            self.recipe.problems.append("--output_dir is missing: name the folder that the model and logs go to.")
+        if not self.recipe.is_read:
+            self.recipe.problems.raise_any()
         asked = self.recipe.values.get("resume_from_checkpoint")
         with self.checks():
+            if not self.is_named and not replaceable:  # a command that may replace its files has a folder of its own
+                raise UserError("--output_dir is missing: name the folder that the model and logs go to.")
             output.check_free(self.output_dir, asked, replaceable)
         if self.recipe.problems:
             return

@@ -302,7 +302,9 @@ class TestRowsOfACheckpoint:
         with pytest.raises(UserError) as raised:
             check_row_ids(checkpoint, torch.tensor([0, 1, 2, 3, 4, 6, 8, 13]))
         assert raised.value.message.startswith(
-            f"{start}the data's vocabulary has changed: 2 tokens are new, and 2 of 8 are gone. Resume with the same "
+            f"{start}the data's vocabulary has changed: 2 tokens are new, and 2 of 8 are gone. It follows from the "
+            "rows (--train_file, --validation_file, --test_file) and where they are cut (--max_length). Give those of "
+            "its recipe.yaml, or start afresh in another --output_dir."
         )
         with pytest.raises(UserError) as raised:
             check_row_ids(checkpoint, None)

@@ -58,12 +58,32 @@ def test_a_problem_of_the_user_is_told_once_and_ends_with_2(capsys: pytest.Captu
     assert [path.name for path in Path("out").iterdir()] == ["status.json"]
 
 
-def test_without_an_output_dir_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("there", [[], ["README.md"]])
+def test_without_an_output_dir_nothing_is_looked_at_or_written(
+    capsys: pytest.CaptureFixture[str], there: list[str]
+) -> None:
+    for name in there:
+        Path(name).touch()
     assert run(decide, read_recipe([], RUN)) == 2
     assert capsys.readouterr().err == (
         "indictune: --output_dir is missing: name the folder that the model and logs go to.\n"
     )
-    assert list(Path().iterdir()) == []
+    assert [path.name for path in Path().iterdir()] == there
+
+
+@pytest.mark.parametrize("content", [None, "a: [\n", "- a\n"])
+def test_what_a_recipe_that_cannot_be_read_does_not_say_is_not_missing(
+    capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    if content is not None:
+        Path("r.yaml").write_text(content)
+    for flags in ([], ["--output_dir", "out"]):
+        assert run(decide, read_recipe(["--config", "r.yaml", "--sed", "1", *flags], RUN)) == 2
+        first, second, third, *more = capsys.readouterr().err.splitlines()
+        assert first == "indictune: 2 problems:"
+        assert second.startswith("  1. --config r.yaml: ")
+        assert third == "  2. --sed: there is no such flag. Did you mean `--seed`?"
+        assert more == []
 
 
 def test_a_failure_of_ours_ends_with_1_and_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
