@@ -21,7 +21,11 @@ while [ "${1#--}" != "$1" ]; do shift; done
 SLURM_NODEID=0 exec "$@"
 """
 SCONTROL = """#!/bin/bash
-if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$CALLS"; fi
+case "$1 $2" in
+    "show hostnames") echo 127.0.0.1 ;;
+    "show job") echo "   Requeue=${REQUEUE:-1} Restarts=0 BatchFlag=1" ;;
+    *) echo "$@" >> "$CALLS" ;;
+esac
 """
 
 
@@ -79,7 +83,23 @@ def test_a_slurm_job_saves_is_queued_again_and_goes_on(
     assert calls.read_text(encoding="utf-8") == "requeue 7\n"
 
 
-@pytest.mark.parametrize("written", ["--output_dir {}", "--output_dir={}"])
+@pytest.mark.parametrize("may_be_queued_again", [True, False])
+def test_a_slurm_job_that_is_not_to_be_queued_again_ends_as_its_ranks_do(
+    slurm: dict[str, str], tmp_path: Path, may_be_queued_again: bool
+) -> None:
+    """`scontrol update JobId=7 Requeue=0` says so."""
+    out = tmp_path / "out"
+    out.mkdir()
+    stopped = f'#!/bin/bash\necho \'{{"state": "resumable"}}\' > {out}/status.json\nexit 75\n'
+    (tmp_path / "bin" / "srun").write_text(stopped, encoding="utf-8")
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT, "--output_dir", str(out)]
+    variables = {**slurm, "REQUEUE": str(int(may_be_queued_again))}
+    ended = subprocess.run(job, cwd=ROOT, env=variables, check=False)
+    assert ended.returncode == (0 if may_be_queued_again else 75)
+    assert (tmp_path / "calls").exists() == may_be_queued_again
+
+
+@pytest.mark.parametrize("written", ["--output_dir {}", "--output_dir={}", "--output-dir {}", "--output-dir={}"])
 def test_a_slurm_job_that_dies_before_it_begins_is_not_queued_again_for_what_the_last_one_told(
     slurm: dict[str, str], tmp_path: Path, written: str
 ) -> None:
@@ -96,6 +116,17 @@ def test_a_slurm_job_without_an_output_dir_is_refused() -> None:
     refused = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert refused.stderr == "train.sbatch: --output_dir is missing: name it here, also where the recipe does\n"
+
+
+@pytest.mark.parametrize("words", [[], ["accelerate_configs/ddp.yaml"]])
+def test_a_slurm_job_without_a_script_says_what_it_takes(words: list[str]) -> None:
+    job = ["bash", "scripts/slurm/train.sbatch", *words]
+    refused = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "train.sbatch: expected CONFIG SCRIPT FLAGS, such as accelerate_configs/ddp.yaml scripts/train_sentiment.py "
+        "--config recipes/sentiment/indicbert_v2.yaml --output_dir out\n"
+    )
 
 
 STALE = """
