@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.utils.logging import get_verbosity, set_verbosity, set_verbosity_warning
 
 from indictune.cli import main
-from indictune.training.checkpoints import store
+from indictune.command_arguments import CheckpointArguments
+from indictune.training.checkpoints import converting, store
 from indictune.training.checkpoints.store import UNFINISHED
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, SCRIPT, python, start
@@ -165,3 +169,22 @@ def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) 
     assert main(["checkpoint", str(tmp_path / "run"), "--convert_to", str(folder)]) == 0
     for name in ("adapter_model.safetensors", "adapter_config.json", "base_model.json", "config.json", "recipe.yaml"):
         assert (folder / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+
+
+def test_the_base_of_a_model_in_parts_is_read_without_a_word_of_the_head_that_it_lacks(
+    finished_run: FinishedRun,
+) -> None:
+    """The head is the checkpoint's, and no random one."""
+    checkpoint = finished_run.folder / "checkpoint-8"
+    args, config = CheckpointArguments(str(checkpoint)), AutoConfig.from_pretrained(checkpoint)
+    before, said = get_verbosity(), io.StringIO()
+    handler = logging.StreamHandler(said)
+    logging.getLogger("transformers").addHandler(handler)
+    set_verbosity_warning()  # type: ignore[no-untyped-call]
+    try:
+        converting._embedding_at_start(args, checkpoint, AutoModelForSequenceClassification, config)
+        assert said.getvalue() == ""
+        assert get_verbosity() == logging.WARNING
+    finally:
+        set_verbosity(before)
+        logging.getLogger("transformers").removeHandler(handler)

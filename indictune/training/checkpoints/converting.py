@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
 from indictune.arguments import ModelArguments
 from indictune.command_arguments import CheckpointArguments
@@ -180,5 +181,17 @@ def _embedding_at_start(
         trust_remote_code=args.trust_remote_code,
     )
     flag = f"{checkpoint}, whose base is"
-    model, _ = read_weights(kind, base, config, None, torch.float32, flag)
+    with _without_reports():  # a head that the base lacks is the checkpoint's
+        model, _ = read_weights(kind, base, config, None, torch.float32, flag)
     return cast(nn.Embedding, model.get_input_embeddings()).weight.detach()
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """A block in which transformers does not tell of weights that a model lacks."""
+    before = get_verbosity()
+    set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        set_verbosity(before)
