@@ -145,7 +145,8 @@ class Quarantine(BadRows):
             self.problems += self._first
             self.problems.append(
                 f"{self.source}: {self.count:,} of {rows:,} rows ({self.count / rows:.2%}) cannot be used, which is "
-                f"more than --max_bad_fraction {self.max_fraction}; the first are above. Mend the file, or allow more."
+                f"more than --max_bad_fraction {self.max_fraction}; the first are above. Mend the file, or allow "
+                f"more: with more, `indictune prepare` trains nothing and writes all of them to {REJECTED}."
             )
             self.problems.raise_any()
         self._entries.seek(0)

@@ -351,7 +351,8 @@ def test_more_bad_rows_than_the_fraction_stop_the_run(name: str) -> None:
     ]
     assert problems[5:] == [
         f"--train_file {name}: 10 of 100 rows (10.00%) cannot be used, which is more than --max_bad_fraction 0.09; "
-        "the first are above. Mend the file, or allow more."
+        "the first are above. Mend the file, or allow more: with more, `indictune prepare` trains nothing and writes "
+        "all of them to rejected.jsonl."
     ]
     allowed = DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.1)
     assert len(load_splits(allowed).train) == 90
@@ -532,8 +533,12 @@ def test_token_ids_beyond_the_embedding_are_told_before_the_first_step(tmp_path:
 
 def test_preparing_names_the_file_of_the_rejects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.csv").write_bytes(TABLE + b"c\n")
-    flags = ["--train_file", str(tmp_path / "t.csv"), "--bad_rows", "quarantine", "--max_bad_fraction", "0.5"]
-    assert main(["prepare", *flags]) == 0
+    flags = ["--train_file", str(tmp_path / "t.csv"), "--bad_rows", "quarantine"]
+    assert main(["prepare", *flags]) == 2
+    assert (
+        "allow more: with more, `indictune prepare` trains nothing and writes all of them" in capsys.readouterr().err
+    )
+    assert main(["prepare", *flags, "--max_bad_fraction", "0.5"]) == 0
     shown = capsys.readouterr()
     (line,) = (line for line in shown.out.splitlines() if line.startswith("Rows that were left out, with reasons: "))
     (entry,) = Path(line.partition(": ")[2]).read_bytes().splitlines()
