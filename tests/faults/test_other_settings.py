@@ -121,7 +121,7 @@ def test_the_end_of_the_same_flags_is_not_past_and_one_that_is_not_known_neither
     for text in ('{"global_step": 4, "epoch": 1.0}', "{", '{"global_step": "4", "epoch": null}', "{}", "[]"):
         state.write_text(text)
         assert settings.past_the_end(tmp_path, {"max_steps": -1, "num_train_epochs": 0.9}) == []
-    for text in ("{", '{"global_step": "4", "epoch": null}', "{}", "[]"):
+    for text in ("{", '{"global_step": "4", "epoch": null}', "{}", "[]", "[" * 200_000):
         state.write_text(text)
         assert settings.past_the_end(tmp_path, {"max_steps": 3, "num_train_epochs": 0.9}) == []
     state.write_text('{"global_step": 4, "epoch": 1.0}')

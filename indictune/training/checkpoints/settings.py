@@ -121,7 +121,7 @@ def past_the_end(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
         name = "max_steps" if now.get("max_steps", -1) > 0 else "num_train_epochs"
         if not changed or not done[name] > now[name]:
             return []
-    except (OSError, ValueError, TypeError, KeyError):  # it is damaged, or does not tell
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it is damaged, or does not tell
         return []
     return [
         f"--{name} {_shown(now[name])}: {checkpoint.name} is past that end ({_told(changed, before, now)}). Give what "
