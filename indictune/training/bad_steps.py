@@ -33,7 +33,6 @@ class BadSteps:
         path: of the record; None on ranks that write none.
         gone_on_from: the checkpoint that the run went on from, which may stand in another folder; None where it
             started afresh.
-        trusts_checkpoint: the user vouches for the pickles of a checkpoint that is rolled back to.
 
     Attributes:
         count: of the steps that were left out, in the runs before this one too.
@@ -45,13 +44,11 @@ class BadSteps:
         place: Callable[[int], str],
         path: Path | None,
         gone_on_from: Path | None,
-        trusts_checkpoint: bool,
     ) -> None:
         self.batches = batches
         self.place = place
         self.record = None if path is None else output.Record(path)
         self.gone_on_from = gone_on_from
-        self.trusts_checkpoint = trusts_checkpoint
         self.count = 0
 
     def go_on_after(self, step: int) -> None:
@@ -120,11 +117,10 @@ def _roll_back(trainer: ExactTrainer, step: int) -> None:
     gone_on_from = trainer.bad_steps.gone_on_from
     found = [] if gone_on_from is None or not gone_on_from.is_dir() else [gone_on_from]
     found += [path for path in store.listed(output_dir) if store.step_of(path) < step]  # of two, the run's own
-    trusts_checkpoint = trainer.bad_steps.trusts_checkpoint
-    whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trusts_checkpoint)
+    whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trainer.trusts_checkpoint)
     if whole is None:
         raise trainer.bad_steps.stop(step)
-    resuming.check_trusted(whole, output_dir, trusts_checkpoint, "--on_nonfinite rollback to")
+    resuming.check_trusted(whole, output_dir, trainer.trusts_checkpoint, "--on_nonfinite rollback to")
     assert trainer.lr_scheduler is not None
     schedule = trainer.lr_scheduler.state_dict()
     sharding.load_in_place(trainer, str(whole))

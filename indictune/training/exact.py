@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -27,13 +28,15 @@ from indictune.strategy import conversion, nodes, offload, sharding, shards
 from indictune.strategy.communication import set_up_communication
 from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.callbacks.epochs import EpochShuffle
-from indictune.training.checkpoints import saving, store
+from indictune.training.checkpoints import resuming, saving, store
 from indictune.training.copies import sent_to_device
 from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
 from indictune.training.progress import Progress
 from indictune.training.randomness import RandomStates
 from indictune.training.stopping import DeafWorkers, Stopped, StopRequest
+
+logger = logging.getLogger(__name__)
 
 Batch = dict[str, torch.Tensor]
 Collator = Callable[[list[Row]], dict[str, Any]]
@@ -61,6 +64,7 @@ class ExactTrainer(Trainer):
     unfinished: saving.Unfinished | None = None  # the checkpoint that is being written
     made_up: Path | None = None  # the checkpoint after an evaluation that was due in the one gone on from
     asked_before: FlagsOnTheirWay | None = None  # to stop, at the batch or token before
+    trusts_checkpoint = False  # the user vouches for the pickles of checkpoints
     _is_saving = False
 
     def __init__(
@@ -238,9 +242,13 @@ class ExactTrainer(Trainer):
         super()._load_rng_state(checkpoint if self.made_up is None else str(self.made_up))
 
     def _load_best_model(self) -> None:
-        """Load the best weights, which may be from before another strategy took over."""
+        """Load the best weights, which may be from before another strategy took over. Where they are damaged, the last
+        ones stay. A callback comes when the Trainer has read them."""
         checkpoint = Path(str(self.state.best_model_checkpoint))
-        if conversion.is_foreign(checkpoint, self.args):
+        if not resuming.can_load_best(checkpoint, self.args, self.trusts_checkpoint, self.disks_group):
+            logger.warning("The model is that of the last step, %d, and not the best", self.state.global_step)
+            self.state.best_global_step = self.state.best_metric = self.state.best_model_checkpoint = None
+        elif conversion.is_foreign(checkpoint, self.args):
             conversion.load_weights(sharding.bare(self), checkpoint)
         else:
             super()._load_best_model()

@@ -7,7 +7,8 @@
 A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
 in the third after so many seconds, wherever the run is. `NAN` and `INFINITE` spoil what the call gives, `NAN_GRADIENT`
 and `INFINITE_GRADIENT` what a trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the
-newest checkpoint of the trainer whose method it is, `OPENED` lets other users write to them. `SLOW` holds the call up,
+newest checkpoint of the trainer whose method it is, `OPENED` lets other users write to them; `FLIPPED_BEST` and
+`OPENED_BEST` do so to the weights of the best one, or to the index of its shards. `SLOW` holds the call up,
 `STUCK` for ever and deaf to signals; `REFUSED` is a `UserError`. From `FULL` on no file grows large; from `EROFS` on,
 or any other name of an error, each call fails with it. Two events are joined by `+`.
 """
@@ -33,6 +34,7 @@ from indictune.training.checkpoints import store
 
 SLOW_S = 5
 FULL_BYTES = 200_000
+WEIGHTS = ("model.safetensors", "pytorch_model_fsdp_0/.metadata")
 BAD_NUMBERS = {"NAN": float("nan"), "INFINITE": float("inf")}
 
 
@@ -45,12 +47,20 @@ def _wait_in_c() -> None:
 
 def spoil(path: Path, how: str) -> None:
     """Change one byte of a file, or let others do so."""
-    if how == "OPENED":
+    if how.startswith("OPENED"):
         path.chmod(0o666)
     else:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
+
+
+def spoilt(trainer: Any, how: str) -> Path:
+    """The file of a trainer's checkpoint that is to be spoilt."""
+    if not how.endswith("_BEST"):
+        return store.listed(Path(trainer.args.output_dir))[0] / "optimizer.pt"
+    best = Path(trainer.state.best_model_checkpoint)
+    return next(path for path in map(best.joinpath, WEIGHTS) if path.is_file())
 
 
 def hit(event: str) -> None:
@@ -87,8 +97,8 @@ def hit(event: str) -> None:
             raise OSError(number, os.strerror(number))
         if now and name == "FULL":
             resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.RLIM_INFINITY))
-        if now and name in ("FLIPPED", "OPENED"):
-            spoil(store.listed(Path(args[0].args.output_dir))[0] / "optimizer.pt", name)
+        if now and name.removesuffix("_BEST") in ("FLIPPED", "OPENED"):
+            spoil(spoilt(args[0], name), name)
         result = original(*args, **settings)
         if now and name in BAD_NUMBERS:
             return result * BAD_NUMBERS[name]

@@ -33,13 +33,14 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     throughput = Throughput(trainer.batches)
     trainer.stop_request = session.stop_request
     trainer.strategy = session.launch.strategy
+    trainer.trusts_checkpoint = session.trusts_checkpoint
     checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
     best = session.best_checkpoint
     trainer.add_callback(LeaveBehind(session.output_dir, checkpoint, best))  # before the others read what is there
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
     path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
-    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, checkpoint, session.trusts_checkpoint)
+    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, checkpoint)
     is_writing, finish = partial(saving.is_writing, trainer), partial(saving.finish, trainer)
     trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps, is_writing, finish))
     trainer.add_callback(WarnOfSpikes())

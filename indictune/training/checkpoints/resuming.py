@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
 from indictune.errors import UserError
-from indictune.strategy import batch, handover, nodes, sharding
+from indictune.strategy import batch, handover, nodes, parts, sharding
 from indictune.strategy.launch import Launch
 from indictune.training import output
 from indictune.training.checkpoints import abandoned, settings, store
@@ -266,23 +266,46 @@ def newest_whole(
         problems = _damage_read_by_all(checkpoint, args, trust_checkpoint, disks_group)
         if problems and asked != AUTO:
             raise UserError(_damaged(checkpoint, problems))
-        if not problems:
-            is_the_same = len(set(sharding.from_all(store.best_step(checkpoint)))) == 1
-            best = best_of(checkpoint) if is_the_same else None
-            if best is not None and best != checkpoint:
-                if args.load_best_model_at_end:
-                    problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
-                else:
-                    _give_to_all_disks(best, args, trust_checkpoint, disks_group)
-            if not problems:
-                is_everywhere = all(sharding.from_all(best is not None and best.is_dir()))
-                return checkpoint, best if is_everywhere else None
-            spare = spare or checkpoint
-        for problem in problems[:3]:
-            logger.warning("checkpoint-%d cannot be gone on from: %s", step, problem)
+        if problems:
+            for problem in problems[:3]:
+                logger.warning("checkpoint-%d cannot be gone on from: %s", step, problem)
+            continue
+        is_the_same = len(set(sharding.from_all(store.best_step(checkpoint)))) == 1
+        best = best_of(checkpoint) if is_the_same else None
+        if best is not None and best != checkpoint:
+            if args.load_best_model_at_end:
+                problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
+            else:
+                _give_to_all_disks(best, args, trust_checkpoint, disks_group)
+        if best is None or not problems:
+            is_everywhere = all(sharding.from_all(best is not None and best.is_dir()))
+            return checkpoint, best if is_everywhere else None
+        told = "checkpoint-%d is not the first to go on from, because its best checkpoint, %s, is damaged: %s"
+        logger.warning(told, step, best.name, "; ".join(problems[:3]))
+        spare = spare or checkpoint
     if spare is not None:
-        logger.warning("All the same %s is gone on from, and its best checkpoint is forgotten.", spare.name)
+        logger.warning("%s is gone on from all the same: no other is whole. Its best is forgotten.", spare.name)
     return spare, None
+
+
+def can_load_best(
+    best: Path, args: TrainingArguments, trust_checkpoint: bool, disks_group: ProcessGroup | None
+) -> bool:
+    """Whether the best checkpoint is whole on every disk, at the end of a run; a warning names what is not. All ranks
+    must call it.
+
+    Weights in safetensors run no code: a run in a folder that others can write to ends like any other.
+
+    Raises:
+        UserError: it holds its weights in pickles, which others may have written.
+    """
+    problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
+    if problems:
+        logger.warning("%s, the best, cannot be loaded: %s", best.name, "; ".join(problems[:3]))
+    elif parts.is_in_parts(best) or not any(best.glob("*.safetensors")):
+        flag = "--load_best_model_at_end from"
+        check_trusted(best, Path(str(args.output_dir)), trust_checkpoint, flag)
+    return not problems
 
 
 def best_of(checkpoint: Path) -> Path | None:

@@ -16,6 +16,7 @@ from indictune.errors import UserError
 from indictune.strategy.batch import accumulation_steps
 from indictune.strategy.launch import Launch
 from indictune.training.checkpoints import resuming, store
+from tests.training.checkpoints import test_store
 from tests.training.checkpoints.test_store import flip_a_bit, truncate, write
 
 OF_THIS_RUN: dict[str, Any] = {
@@ -24,6 +25,11 @@ OF_THIS_RUN: dict[str, Any] = {
     "max_tokens_per_device": None,
     "optim": "adamw_torch",
 }
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> TrainingArguments:
+    return TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
 
 
 def steps(output_dir: Path, asked: str | None) -> list[int]:
@@ -73,10 +79,6 @@ class TestCandidates:
 
 
 class TestNewestWhole:
-    @pytest.fixture
-    def args(self, tmp_path: Path) -> TrainingArguments:
-        return TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-
     def test_a_file_that_is_damaged_is_named(
         self, tmp_path: Path, args: TrainingArguments, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -120,8 +122,9 @@ class TestNewestWhole:
         with caplog.at_level(logging.WARNING):
             assert resuming.newest_whole(found[2:], asked, args, False) == (found[2], None)
         assert caplog.messages == [
-            f"checkpoint-8 cannot be gone on from: {found[1] / 'manifest.json'} is missing",
-            "All the same checkpoint-8 is gone on from, and its best checkpoint is forgotten.",
+            "checkpoint-8 is not the first to go on from, because its best checkpoint, checkpoint-4, is damaged: "
+            f"{found[1] / 'manifest.json'} is missing",
+            "checkpoint-8 is gone on from all the same: no other is whole. Its best is forgotten.",
         ]
 
     def test_a_state_that_is_no_longer_json_is_told_like_any_other_file(
@@ -139,6 +142,28 @@ class TestNewestWhole:
         flip_a_bit(named / "optimizer.pt")
         with pytest.raises(UserError, match=r"is not as it was written\. Name another"):
             resuming.newest_whole([named], str(named), args, False)
+
+
+class TestBestAtTheEnd:
+    def test_one_that_others_can_write_is_read_where_that_runs_no_code(
+        self, tmp_path: Path, args: TrainingArguments
+    ) -> None:
+        best = write(tmp_path, 4)
+        best.chmod(0o777)
+        assert resuming.can_load_best(best, args, False, None)
+
+    @pytest.mark.parametrize("old", ["shards/0.distcp", "model.safetensors"])
+    def test_else_it_is_refused(
+        self, tmp_path: Path, args: TrainingArguments, monkeypatch: pytest.MonkeyPatch, old: str
+    ) -> None:
+        pickled = {"shards/0.distcp": "pytorch_model_fsdp_0/.metadata", "model.safetensors": "pytorch_model.bin"}
+        files = {pickled[old] if name == old else name: content for name, content in test_store.FILES.items()}
+        monkeypatch.setattr(test_store, "FILES", files)
+        best = write(tmp_path, 4)
+        best.chmod(0o777)
+        with pytest.raises(UserError, match=r"--load_best_model_at_end from .* can be written by other users"):
+            resuming.can_load_best(best, args, False, None)
+        assert resuming.can_load_best(best, args, True, None)
 
 
 class TestTrust:
