@@ -320,6 +320,7 @@ class SentimentTrainingArguments(IndicTrainingArguments):
 FIXED = {
     "average_tokens_across_devices": (True, "the loss is exact over all processes"),
     "dataloader_drop_last": (False, "every row is used once an epoch"),
+    "dataloader_persistent_workers": (False, "what is drawn for an epoch would depend on whether the run was stopped"),
     "auto_find_batch_size": (False, "--global_batch_size fixes the batch"),
     "train_sampling_strategy": ("random", "the rows of a global batch are the same under every strategy"),
     "logging_nan_inf_filter": (False, "NaN losses stop the run instead of being hidden"),

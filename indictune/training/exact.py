@@ -374,7 +374,6 @@ class ExactTrainer(Trainer):
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             multiprocessing_context=DeafWorkers() if self.args.dataloader_num_workers else None,
         )
