@@ -133,7 +133,7 @@ def measure(trainer: IndicTrainer, laps: int) -> dict[str, list[float]]:
             with nothing_hashed() if name == "ours, not hashed" else nullcontext():
                 seconds[name].append(act())
         seconds["hash"].append(seconds_of(lambda: hash_all(folder)))
-        seconds["check for NaN"].append(seconds_of(lambda: saving._check_weights(trainer)))
+        seconds["check for NaN"].append(seconds_of(lambda: saving.check_weights(trainer)))
     return {
         name: [round(statistics.median(kind), 3) for kind in zip(*each, strict=True)] for name, each in seconds.items()
     }

@@ -21,7 +21,7 @@ from indictune.data.cache import write_through
 from indictune.strategy import nodes, sharding
 from indictune.training import output
 from indictune.training.callbacks.throughput import Throughput
-from indictune.training.checkpoints import disks
+from indictune.training.checkpoints import disks, saving
 from indictune.training.checkpoints.store import UNFINISHED_MODEL
 from indictune.training.exact import ExactTrainer
 from indictune.training.session import Session
@@ -38,7 +38,9 @@ def save(trainer: ExactTrainer, session: Session) -> None:
     Raises:
         SavedModelError: it is not the trained one.
         SaveError: the disk does not take it.
+        NonFiniteLossError: a weight is NaN or infinite.
     """
+    saving.check_weights(trainer)
     sharding.gather_full_model(trainer.accelerator)
     unfinished = session.output_dir / UNFINISHED_MODEL
     with disks.telling_of_model(session.output_dir, _bytes_of_weights(trainer)):

@@ -181,7 +181,7 @@ def _problems_of_model(saved: nn.Module, facts: Facts, folder: Path, allowed: fl
         problems += [
             f"{name} has the length {found[name]:.6g} instead of {norm:.6g}."
             for name, norm in facts.norms.items()
-            if abs(found[name] - norm) > allowed * norm
+            if not abs(found[name] - norm) <= allowed * norm  # NaN is none
         ]
     return problems[:10]
 

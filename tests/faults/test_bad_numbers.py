@@ -156,6 +156,15 @@ def test_more_than_the_limit_ends_the_run(finished_run: FinishedRun, tmp_path: P
     assert "step 3 is NaN or infinite; training has stopped" in job.status["message"]
 
 
+def test_weights_that_the_last_step_spoils_are_no_model(finished_run: FinishedRun, tmp_path: Path) -> None:
+    flags = ("--learning_rate", "1e39", "--max_steps", "1")
+    never = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
+    job = Job(finished_run.recipe, tmp_path / "out", flags=(*flags, *never))
+    assert job.start().returncode == 1
+    assert job.status["message"].startswith("A weight is NaN or infinite after step 1; training has stopped")
+    assert not list(job.folder.rglob("*.safetensors"))
+
+
 def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(finished_run: FinishedRun, tmp_path: Path) -> None:
     flags = ("--on_nonfinite", "rollback", "--save_steps", "4", "--eval_steps", "4")
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)

@@ -100,6 +100,16 @@ class TestFullModels:
         message = told(trainer, tmp_path / "out")
         assert message.startswith(f"{Q_PROJ}.weight has the length ")
 
+    def test_a_weight_that_is_nan_where_no_logit_shows_it(self, trained: Trained, tmp_path: Path) -> None:
+        trainer = trained("full")
+        model: Any = trainer.model
+        name = "model.embed_tokens.weight"
+        unused = next(row for row in range(64) if all(row not in tokens for tokens in ROWS["input_ids"]))
+        with torch.no_grad():
+            model.get_input_embeddings().weight[unused] = float("nan")
+        trainer.save_model()
+        assert told(trainer, tmp_path / "out").startswith(f"{name} has the length nan instead of nan.")
+
     def test_a_weight_whose_rows_are_in_another_order(self, trained: Trained, tmp_path: Path) -> None:
         trainer = trained("full")
         name = f"{Q_PROJ}.weight"

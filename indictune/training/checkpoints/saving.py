@@ -76,7 +76,7 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
         Stopped: a rank was asked to stop; the checkpoint is there.
     """
     finish(trainer)
-    _check_weights(trainer)
+    check_weights(trainer)
     step, request = trainer.state.global_step, trainer.stop_request
     output_dir = Path(str(trainer.args.output_dir))
     folder = store.path_of(output_dir / UNFINISHED, step)
@@ -259,8 +259,12 @@ def _epoch_is_evaluated_next(trainer: ExactTrainer) -> bool:
     return trainer.stop_request.epoch_ends and is_due
 
 
-def _check_weights(trainer: ExactTrainer) -> None:
-    """Refuse to save weights that are NaN or infinite, whichever rank holds them."""
+def check_weights(trainer: ExactTrainer) -> None:
+    """Refuse to save weights that are NaN or infinite, whichever rank holds them. All ranks must call it.
+
+    Raises:
+        NonFiniteLossError: there is one.
+    """
     bad = torch.zeros((), dtype=torch.int32, device=trainer.args.device)
     for held in map(_held, _parameters(trainer)):
         if held.numel():
