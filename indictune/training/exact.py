@@ -64,6 +64,7 @@ class ExactTrainer(Trainer):
     unfinished: saving.Unfinished | None = None  # the checkpoint that is being written
     made_up: Path | None = None  # the checkpoint after an evaluation that was due in the one gone on from
     asked_before: FlagsOnTheirWay | None = None  # to stop, at the batch or token before
+    grad_norm: torch.Tensor | float = 0.0  # of the last step
     trusts_checkpoint = False  # the user vouches for the pickles of checkpoints
     _is_saving = False
 
@@ -180,7 +181,7 @@ class ExactTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The norm of a step's gradients, noted. A callback would see it only after the step it spoils."""
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
+        norm = self.grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
         if not self.args.fp16:  # whose loss scaling finds its scale by infinite gradients, and leaves those steps out
             self.nonfinite.note(norm)
         if self.args.on_nonfinite != "stop":

@@ -5,8 +5,8 @@
     ... SIGKILL@after:2.5 ...
 
 A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
-in the third after so many seconds, wherever the run is. `NAN` and `INFINITE` spoil what the call gives, `NAN_GRADIENT`
-and `INFINITE_GRADIENT` what a trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the
+in the third after so many seconds, wherever the run is. `NAN`, `INFINITE` and `LARGE` spoil what the call gives,
+`NAN_GRADIENT` and so on what a trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the
 newest checkpoint of the trainer whose method it is, `OPENED` lets other users write to them; `FLIPPED_BEST` and
 `OPENED_BEST` do so to the weights of the best one, or to the index of its shards. `SLOW` holds the call up,
 `STUCK` for ever and deaf to signals; `REFUSED` is a `UserError`. From `FULL` on no file grows large; from `EROFS` on,
@@ -35,7 +35,7 @@ from indictune.training.checkpoints import store
 SLOW_S = 5
 FULL_BYTES = 200_000
 WEIGHTS = ("model.safetensors", "pytorch_model_fsdp_0/.metadata")
-BAD_NUMBERS = {"NAN": float("nan"), "INFINITE": float("inf")}
+BAD_NUMBERS = {"NAN": float("nan"), "INFINITE": float("inf"), "LARGE": 1e5}
 
 
 def _wait_in_c() -> None:

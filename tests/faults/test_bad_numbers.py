@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 from indictune.models.checkpoints import ADAPTER
 from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import accelerate
+from tests.distributed.launching import accelerate, python
 from tests.faults.runs import Job
 
 # Two micro-batches a step: the fifth is of the third step.
 LOSS = "NAN@indictune.training.loss:ExactLoss.__call__:5"
 GRADIENT = "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:6"
+NEVER_SAVED = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
 STEP_BY_STEP = ("--save_steps", "1", "--eval_steps", "1", "--logging_steps", "1", "--save_total_limit", "20")
 
 
@@ -156,10 +158,25 @@ def test_more_than_the_limit_ends_the_run(finished_run: FinishedRun, tmp_path: P
     assert "step 3 is NaN or infinite; training has stopped" in job.status["message"]
 
 
+@pytest.mark.parametrize(
+    ("launcher", "call"),
+    [(tuple(python()), 50), pytest.param(tuple(accelerate("fsdp2", 2)), 25, marks=pytest.mark.slow)],
+)
+def test_a_gradient_that_stands_out_between_two_logged_steps_is_told(
+    finished_run: FinishedRun, tmp_path: Path, launcher: tuple[str, ...], call: int
+) -> None:
+    flags = ("--num_train_epochs", "8", "--logging_steps", "10", *NEVER_SAVED)
+    job = Job(finished_run.recipe, tmp_path / "out", launcher, flags)
+    result = job.start(f"LARGE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:{call}")
+    assert result.returncode == 0, result.stderr
+    assert (
+        len(re.findall(r"warning: the gradient norm of step 25 is [\d.]+e\+0\d; before, it was ", result.stderr)) == 1
+    )
+
+
 def test_weights_that_the_last_step_spoils_are_no_model(finished_run: FinishedRun, tmp_path: Path) -> None:
-    flags = ("--learning_rate", "1e39", "--max_steps", "1")
-    never = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
-    job = Job(finished_run.recipe, tmp_path / "out", flags=(*flags, *never))
+    flags = ("--learning_rate", "1e39", "--max_steps", "1", *NEVER_SAVED)
+    job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start().returncode == 1
     assert job.status["message"].startswith("A weight is NaN or infinite after step 1; training has stopped")
     assert not list(job.folder.rglob("*.safetensors"))

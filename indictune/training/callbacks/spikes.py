@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -20,14 +24,26 @@ WATCHED = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 class WarnOfSpikes(TrainerCallback):
-    """Compares each logged loss and gradient norm with those logged before, by their median and deviation from it."""
+    """Compares each logged loss, and each step's gradient norm, with those before, by their median and deviation from
+    it. Norms stay on the device until the next log, which waits for it anyway; the largest that stands out is told.
 
-    def __init__(self) -> None:
+    Args:
+        grad_norm: gives that of the step that has ended.
+    """
+
+    def __init__(self, grad_norm: Callable[[], torch.Tensor | float]) -> None:
+        self.grad_norm = grad_norm
         self._seen: dict[str, deque[float]] = {name: deque(maxlen=_SEEN) for name in WATCHED}
+        self._norms: dict[int, torch.Tensor | float] = {}
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         for name, seen in self._seen.items():  # what was logged until the checkpoint that the run goes on from
             seen.extend(entry[name] for entry in state.log_history if name in entry)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._norms[state.global_step] = self.grad_norm()
+        if len(self._norms) == _SEEN:  # a run that logs less often waits once in so many steps
+            self._look_at_norms()
 
     def on_log(
         self,
@@ -37,17 +53,37 @@ class WarnOfSpikes(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        for name, title in WATCHED.items():
-            value = (logs or {}).get(name)
-            if value is None:
-                continue
-            seen = self._seen[name]
-            if len(seen) >= _ENOUGH and stands_out(value, seen):
-                median = statistics.median(seen)
-                logger.warning(
-                    "the %s of step %d is %.4g; before, it was %.4g", title, state.global_step, value, median
-                )
-            seen.append(value)
+        if logs is not None and "loss" in logs:
+            self._look_at("loss", {state.global_step: logs["loss"]})
+            self._look_at_norms()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._look_at_norms()
+
+    def _look_at_norms(self) -> None:
+        """Read what the steps have left. All ranks must call it: each may hold a part of a norm."""
+        norms, self._norms = self._norms, {}
+        self._look_at("grad_norm", {step: _number(norm) for step, norm in norms.items()})
+
+    def _look_at(self, name: str, values: Mapping[int, float]) -> None:
+        """Warn of the largest of some steps' values that stand out. NaN and infinity are told elsewhere."""
+        seen, found = self._seen[name], []
+        for step, value in values.items():
+            if math.isfinite(value):
+                if len(seen) >= _ENOUGH and stands_out(value, seen):
+                    found.append((value, step, statistics.median(seen)))
+                seen.append(value)
+        if found:
+            value, step, median = max(found)
+            more = f"; it is the largest of {len(found)} that stand out" if len(found) > 1 else ""
+            logger.warning(
+                "the %s of step %d is %.4g; before, it was %.4g%s", WATCHED[name], step, value, median, more
+            )
+
+
+def _number(norm: torch.Tensor | float) -> float:
+    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return float(whole)
 
 
 def stands_out(value: float, seen: deque[float]) -> bool:

@@ -43,7 +43,7 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, checkpoint)
     is_writing, finish = partial(saving.is_writing, trainer), partial(saving.finish, trainer)
     trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps, is_writing, finish))
-    trainer.add_callback(WarnOfSpikes())
+    trainer.add_callback(WarnOfSpikes(lambda: trainer.grad_norm))
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     if session.watchdog is not None:

@@ -5,17 +5,32 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from indictune.training.callbacks.spikes import WarnOfSpikes
 
 
-def told(caplog: pytest.LogCaptureFixture, *values: float, name: str = "loss") -> list[str]:
-    callback, args, state = WarnOfSpikes(), TrainingArguments(output_dir="unused", use_cpu=True), TrainerState()
+def told(caplog: pytest.LogCaptureFixture, *values: float) -> list[str]:
+    callback, args, state = WarnOfSpikes(float), TrainingArguments(output_dir="unused", use_cpu=True), TrainerState()
     with caplog.at_level(logging.WARNING):
         for value in values:
             state.global_step += 10
-            callback.on_log(args, state, TrainerControl(), logs={name: value, "learning_rate": 1.0})
+            callback.on_log(args, state, TrainerControl(), logs={"loss": value, "learning_rate": 1.0})
+    return caplog.messages
+
+
+def told_of_norms(caplog: pytest.LogCaptureFixture, *norms: float, logging_steps: int) -> list[str]:
+    """Of a run with these norms, a step each."""
+    state, args, control = TrainerState(), TrainingArguments(output_dir="unused", use_cpu=True), TrainerControl()
+    callback = WarnOfSpikes(lambda: torch.tensor(norms[state.global_step - 1]))
+    with caplog.at_level(logging.WARNING):
+        while state.global_step < len(norms):
+            state.global_step += 1
+            callback.on_step_end(args, state, control)
+            if state.global_step % logging_steps == 0:
+                callback.on_log(args, state, control, logs={"loss": 1.0, "grad_norm": norms[state.global_step - 1]})
+        callback.on_train_end(args, state, control)
     return caplog.messages
 
 
@@ -30,8 +45,44 @@ def test_a_value_far_above_the_others_is_told_with_its_step(caplog: pytest.LogCa
     assert told(caplog, *USUAL, 1.5, *USUAL) == ["the loss of step 410 is 1.5; before, it was 1.02"]
 
 
-def test_a_gradient_norm_is_watched_too(caplog: pytest.LogCaptureFixture) -> None:
-    assert told(caplog, *USUAL, 9.0, name="grad_norm") == ["the gradient norm of step 410 is 9; before, it was 1.02"]
+@pytest.mark.parametrize("logging_steps", [1, 10, 1000])
+def test_a_gradient_norm_between_two_logged_steps_is_told(
+    caplog: pytest.LogCaptureFixture, logging_steps: int
+) -> None:
+    found = told_of_norms(caplog, *USUAL, 9.0, *USUAL, *USUAL, logging_steps=logging_steps)
+    assert found == ["the gradient norm of step 41 is 9; before, it was 1.02"]
+
+
+def test_of_several_norms_the_largest_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert told_of_norms(caplog, *USUAL, 7.0, 9.0, 8.0, *USUAL, logging_steps=20) == [
+        "the gradient norm of step 42 is 9; before, it was 1.02; it is the largest of 3 that stand out"
+    ]
+
+
+def test_a_norm_that_is_none_is_told_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    bad = (float("nan"), float("inf"))
+    assert told_of_norms(caplog, *USUAL, *bad, *USUAL, logging_steps=10) == []
+
+
+@pytest.mark.parametrize("read_by", ["log", "step 100"])
+def test_a_norm_waits_for_the_log(read_by: str) -> None:
+    """Until the next log, or for a hundred steps, nobody reads it: the device goes on."""
+
+    class Unread(torch.Tensor):
+        def __float__(self) -> float:
+            raise AssertionError("read")
+
+    state, args, control = TrainerState(), TrainingArguments(output_dir="unused", use_cpu=True), TrainerControl()
+    callback = WarnOfSpikes(lambda: torch.ones(()).as_subclass(Unread))
+    for _ in range(99):
+        state.global_step += 1
+        callback.on_step_end(args, state, control)
+    with pytest.raises(AssertionError, match="read"):
+        if read_by == "log":
+            callback.on_log(args, state, control, logs={"loss": 1.0})
+        else:
+            state.global_step += 1
+            callback.on_step_end(args, state, control)
 
 
 def test_a_value_far_below_the_others_is_no_spike(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,7 +99,11 @@ def test_the_first_values_are_only_seen(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_a_run_that_goes_on_compares_with_what_was_logged_before(caplog: pytest.LogCaptureFixture) -> None:
-    callback, args, control = WarnOfSpikes(), TrainingArguments(output_dir="unused", use_cpu=True), TrainerControl()
+    callback, args, control = (
+        WarnOfSpikes(float),
+        TrainingArguments(output_dir="unused", use_cpu=True),
+        TrainerControl(),
+    )
     history = [{"loss": value, "step": step} for step, value in enumerate(USUAL)]
     state = TrainerState(log_history=[*history, {"eval_loss": 9.0, "step": 40}], global_step=41)
     callback.on_train_begin(args, state, control)
