@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -77,12 +78,10 @@ def test_a_norm_waits_for_the_log(read_by: str) -> None:
     for _ in range(99):
         state.global_step += 1
         callback.on_step_end(args, state, control)
+    state.global_step += 1
+    read = {"log": partial(callback.on_log, logs={"loss": 1.0}), "step 100": callback.on_step_end}[read_by]
     with pytest.raises(AssertionError, match="read"):
-        if read_by == "log":
-            callback.on_log(args, state, control, logs={"loss": 1.0})
-        else:
-            state.global_step += 1
-            callback.on_step_end(args, state, control)
+        read(args, state, control)
 
 
 def test_a_value_far_below_the_others_is_no_spike(caplog: pytest.LogCaptureFixture) -> None:
