@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILE = "nonfinite.jsonl"
+LEFT_OUT = "--on_nonfinite skip or rollback leaves such steps out."
+_NAMED = 5  # rows of a step in a message; the record has all
 
 
 class BadSteps:
@@ -58,7 +60,8 @@ class BadSteps:
         self.count = max(sharding.from_all(len(left_out)))  # rank 0 alone has a record
 
     def note(self, step: int, action: str) -> str:
-        """Record a step and what is done about it: `stop`, `skip` or `rollback`; returns the places of its rows."""
+        """Record a step and what is done about it: `stop`, `skip` or `rollback`; returns the places of its first rows,
+        as a message names them."""
         self.count += 1
         epoch, step_of_epoch = divmod(step - 1, self.batches.steps_per_epoch)
         micro_batches = self.batches.micro_batches(epoch, step_of_epoch)
@@ -67,19 +70,25 @@ class BadSteps:
         if self.record is not None:
             noted = {"step": step, "action": action, "rows": rows, "places": places}
             self.record.append(json.dumps(noted, ensure_ascii=False) + "\n")
-        return ", ".join(places)
+        more = f" and {len(places) - _NAMED} more ({FILE} lists them)" if len(places) > _NAMED else ""
+        return ", ".join(places[:_NAMED]) + more
 
     def end(self) -> None:
         """Tell at the end of a run if the record is not whole."""
         if self.record is not None:
             self.record.end()
 
-    def stop(self, step: int) -> NonFiniteLossError:
-        """The end of a run."""
+    def stop(self, step: int, why: str = LEFT_OUT) -> NonFiniteLossError:
+        """The end of a run.
+
+        Args:
+            step: that is bad.
+            why: it is not left out, or how it could be.
+        """
         return NonFiniteLossError(
             f"The loss or the gradient of step {step} is NaN or infinite; training has stopped and nothing was saved "
-            "since. Lower --learning_rate, use bf16 in place of fp16, look at the rows of that batch, or leave such "
-            f"steps out (--on_nonfinite skip): {self.note(step, 'stop')}."
+            f"since. {why} Lower --learning_rate, use bf16 in place of fp16, or look at the rows of that step: "
+            f"{self.note(step, 'stop')}."
         )
 
 
@@ -103,8 +112,10 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
         return
     saving.finish(trainer)  # it was begun before that step
     step, action = trainer.state.global_step + 1, trainer.args.on_nonfinite
-    if trainer.bad_steps.count >= trainer.args.max_nonfinite_steps:
-        raise trainer.bad_steps.stop(step)
+    count, limit = trainer.bad_steps.count, trainer.args.max_nonfinite_steps
+    if count >= limit:
+        why = f"{count} such steps were left out before it, and --max_nonfinite_steps is {limit}."
+        raise trainer.bad_steps.stop(step, why)
     trainer.model_wrapped.zero_grad()
     if action == "rollback":
         _roll_back(trainer, step)
@@ -119,7 +130,8 @@ def _roll_back(trainer: ExactTrainer, step: int) -> None:
     found += [path for path in store.listed(output_dir) if store.step_of(path) < step]  # of two, the run's own
     whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trainer.trusts_checkpoint)
     if whole is None:
-        raise trainer.bad_steps.stop(step)
+        why = "--on_nonfinite rollback finds no whole checkpoint before it: save more often (--save_steps)."
+        raise trainer.bad_steps.stop(step, why)
     resuming.check_trusted(whole, output_dir, trainer.trusts_checkpoint, "--on_nonfinite rollback to")
     assert trainer.lr_scheduler is not None
     schedule = trainer.lr_scheduler.state_dict()

@@ -46,7 +46,8 @@ def test_it_stops_the_run_and_names_the_rows(finished_run: FinishedRun, tmp_path
     assert store.damage(job.folder / "checkpoint-2") == []
     (entry,) = noted(job)
     assert (entry["step"], entry["action"], len(entry["rows"])) == (3, "stop", 8)
-    assert message.endswith(f"{', '.join(entry['places'])}.")
+    assert message.endswith(f"{', '.join(entry['places'][:5])} and 3 more (nonfinite.jsonl lists them).")
+    assert "--on_nonfinite skip or rollback leaves such steps out." in message
     assert all(place.rpartition(":")[0].endswith("train.jsonl") for place in entry["places"])
 
 
@@ -69,7 +70,10 @@ def test_a_step_that_is_left_out_changes_no_weight(
     assert len({weights(job, step) for step in (1, 2, 4, 5, 6, 7, 8)}) == 7
     (entry,) = noted(job)
     assert (entry["step"], entry["action"]) == (3, action)
-    assert f"warning: the loss or the gradient of step 3 is NaN or infinite: {action}; its rows: " in result.stderr
+    told = f"{', '.join(entry['places'][:5])} and 3 more (nonfinite.jsonl lists them)\n"
+    assert (
+        f"warning: the loss or the gradient of step 3 is NaN or infinite: {action}; its rows: {told}" in result.stderr
+    )
     lines = (job.folder / "train_log.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [json.loads(line, parse_constant=pytest.fail)["loss"] for line in lines]
     assert [isinstance(loss, float) for loss in losses] == [step != 3 or event == GRADIENT for step in range(1, 9)]
@@ -103,6 +107,7 @@ def test_a_run_that_goes_on_counts_on_and_notes_no_step_twice(finished_run: Fini
     limited = replace(job, flags=(*flags, "--max_nonfinite_steps", "1"))
     assert limited.start(at_step_5).returncode == 1
     assert "step 5 is NaN or infinite; training has stopped" in job.status["message"]
+    assert "1 such steps were left out before it, and --max_nonfinite_steps is 1." in job.status["message"]
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "stop")]
     assert replace(job, flags=(*flags, "--max_nonfinite_steps", "2")).start(at_step_5).returncode == 0
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "skip")]
@@ -155,7 +160,8 @@ def test_a_checkpoint_that_others_can_write_is_not_rolled_back_to(saved_run: Job
 def test_more_than_the_limit_ends_the_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--on_nonfinite", "skip", "--max_nonfinite_steps", "0"))
     assert job.start(LOSS).returncode == 1
-    assert "step 3 is NaN or infinite; training has stopped" in job.status["message"]
+    assert "0 such steps were left out before it, and --max_nonfinite_steps is 0." in job.status["message"]
+    assert "--on_nonfinite" not in job.status["message"]  # which was given
 
 
 @pytest.mark.parametrize(
@@ -186,7 +192,7 @@ def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(finished_run: Fin
     flags = ("--on_nonfinite", "rollback", "--save_steps", "4", "--eval_steps", "4")
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start(LOSS).returncode == 1
-    assert "step 3 is NaN or infinite; training has stopped" in job.status["message"]
+    assert "--on_nonfinite rollback finds no whole checkpoint before it: save more " in job.status["message"]
 
 
 @pytest.mark.parametrize(

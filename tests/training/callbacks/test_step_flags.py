@@ -98,8 +98,8 @@ def test_the_message_lists_the_rows_of_that_step(driver: Driver, bad_step: int) 
     places = ", ".join(f"t.csv:{row + 2}" for row in rows)
     assert str(raised.value) == (
         f"The loss or the gradient of step {bad_step} is NaN or infinite; training has stopped and nothing was saved "
-        "since. Lower --learning_rate, use bf16 in place of fp16, look at the rows of that batch, or leave such steps "
-        f"out (--on_nonfinite skip): {places}."
+        "since. --on_nonfinite skip or rollback leaves such steps out. Lower --learning_rate, use bf16 in place of "
+        f"fp16, or look at the rows of that step: {places}."
     )
 
 
