@@ -7,11 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from transformers import EarlyStoppingCallback
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from indictune.training import bad_steps
 from indictune.training.callbacks.continuing import GoOn, LeaveBehind
 from indictune.training.callbacks.spikes import WarnOfSpikes
 from indictune.training.callbacks.step_flags import StepFlags
+from indictune.training.callbacks.tensorboard import ContinuedTensorBoard
 from indictune.training.callbacks.throughput import Throughput
 from indictune.training.callbacks.train_log import TrainLog
 from indictune.training.checkpoints import saving
@@ -43,6 +45,8 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, checkpoint)
     is_writing, finish = partial(saving.is_writing, trainer), partial(saving.finish, trainer)
     trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps, is_writing, finish))
+    if trainer.pop_callback(TensorBoardCallback) is not None:
+        trainer.add_callback(ContinuedTensorBoard())  # type: ignore[no-untyped-call]
     trainer.add_callback(WarnOfSpikes(lambda: trainer.grad_norm))
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))

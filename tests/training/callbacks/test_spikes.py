@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -79,7 +80,8 @@ def test_a_norm_waits_for_the_log(read_by: str) -> None:
         state.global_step += 1
         callback.on_step_end(args, state, control)
     state.global_step += 1
-    read = {"log": partial(callback.on_log, logs={"loss": 1.0}), "step 100": callback.on_step_end}[read_by]
+    by_log = partial(callback.on_log, logs={"loss": 1.0})
+    read: Callable[..., None] = by_log if read_by == "log" else callback.on_step_end
     with pytest.raises(AssertionError, match="read"):
         read(args, state, control)
 
