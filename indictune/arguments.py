@@ -271,7 +271,8 @@ class IndicTrainingArguments(TrainingArguments):
         default="stop",
         metadata={
             "help": "What a NaN or infinite loss or gradient does. stop: it ends the run. skip: the step changes "
-            "nothing. rollback: weights and states go back to a checkpoint. These two wait for the GPU at every step."
+            "nothing. rollback: weights and states go back to the last checkpoint, rows go on. "
+            "The last two wait for the GPU at every step."
         },
     )
     max_nonfinite_steps: int = field(
