@@ -21,6 +21,9 @@ STEP = "indictune.training.callbacks.step_flags:StepFlags.on_step_end"
 EVALUATION = "indictune.training.exact:ExactTrainer.prediction_step"
 SAVE = "indictune.training.checkpoints.saving:_share"
 EXIT_RESUMABLE = 75
+# Root may read and write everything; started by this it may not.
+_NO_POWERS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner", "--inh-caps=-all")
+AS_A_USER = (*(_NO_POWERS if os.getuid() == 0 else ()), *python())
 _OF_STATES = (".safetensors", ".distcp", ".pt", ".pth")  # weights, the optimizer's, the schedule's, random numbers
 _WITH_PADDING = "_optim_states.pt"  # DeepSpeed's (0.19.8), which is whatever was in the memory
 

@@ -20,7 +20,7 @@ from indictune.training.checkpoints import store
 from indictune.training.results import published
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start
-from tests.faults.runs import FAULTY, STEP, Job, environment
+from tests.faults.runs import AS_A_USER, FAULTY, STEP, Job, environment
 
 slow = pytest.mark.slow
 
@@ -261,6 +261,19 @@ def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
     job.folder.chmod(0o755)
     assert result.returncode == 2
     assert store.damage(job.folder / "checkpoint-4") == []
+
+
+def test_a_checkpoint_that_cannot_be_entered_is_passed_over(
+    finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", AS_A_USER)
+    assert job.start(f"SIGTERM@{STEP}:3").returncode == 75
+    closed = job.folder / "checkpoint-4"
+    closed.chmod(0o000)
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert f"Going on from {job.folder / 'checkpoint-2'}" in (job.folder / "logs/rank-0.log").read_text()
+    assert job.outcome() == unbroken
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(finished_run: FinishedRun, tmp_path: Path) -> None:

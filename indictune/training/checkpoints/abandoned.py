@@ -6,6 +6,7 @@ gives way to one that the run saves.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -69,6 +70,9 @@ def move(paths: Iterable[Path], folder: Path) -> None:
     """
     folder.mkdir(mode=0o755)
     for path in paths:
+        mode = path.stat().st_mode
+        if path.is_dir() and mode & stat.S_IRWXU != stat.S_IRWXU:
+            path.chmod(mode | stat.S_IRWXU)  # a folder that is closed to its owner cannot be moved
         path.rename(folder / path.name)
     write_through(folder)
     write_through(folder.parent)

@@ -191,7 +191,7 @@ def read_manifest(checkpoint: Path) -> Manifest | None:
     """Of a folder; None where there is none, or not as it was written."""
     try:
         return Manifest.from_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
@@ -216,7 +216,7 @@ def _best_named(checkpoint: Path) -> tuple[int, Any] | None:
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         step = step_of(Path(state["best_model_checkpoint"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return (step, state.get("best_metric")) if step > 0 else None
 
@@ -231,8 +231,7 @@ def damage(checkpoint: Path, thorough: bool = True, share: slice = EVERY_FILE) -
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
-        state = "is not as it was written" if (checkpoint / MANIFEST).exists() else "is missing"
-        return [f"{checkpoint / MANIFEST} {state}"]
+        return [f"{checkpoint / MANIFEST} {_why_not_read(checkpoint / MANIFEST)}"]
     problems = []
     if step_of(checkpoint) != manifest.step:
         problems.append(f"{checkpoint} holds step {manifest.step}")
@@ -247,6 +246,16 @@ def damage(checkpoint: Path, thorough: bool = True, share: slice = EVERY_FILE) -
         return problems + [
             f"{checkpoint / name} {problem}" for name, problem in zip(names, found, strict=True) if problem
         ]
+
+
+def _why_not_read(manifest: Path) -> str:
+    try:
+        manifest.read_bytes()
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return "is not as it was written"
 
 
 def _damage_of_file(path: Path, expected: FileDigest | None, thorough: bool) -> str | None:

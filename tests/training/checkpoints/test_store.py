@@ -129,6 +129,12 @@ def test_a_damaged_file_is_found_by_the_one_that_reads_it(tmp_path: Path, name: 
     assert sorted(found) == [[], [f"{folder / name} is not as it was written"]]
 
 
+def test_a_manifest_too_deep_to_be_read_is_damage(tmp_path: Path) -> None:
+    folder = write(tmp_path, 4)
+    (folder / MANIFEST).write_text("[" * 200_000)
+    assert store.damage(folder) == [f"{folder / MANIFEST} is not as it was written"]
+
+
 def test_a_link_is_damage(tmp_path: Path) -> None:
     folder = write(tmp_path, 4)
     link(folder / "optimizer.pt")
