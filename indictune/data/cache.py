@@ -28,6 +28,8 @@ _SIZES = "sizes.json"
 # Other versions of these may read, clean or tokenise otherwise.
 _PACKAGES = ("datasets", "pyarrow", "sentencepiece", "tokenizers", "transformers", "trl")
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+# What file systems say that write folders through by themselves, or never.
+_NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _PATIENCE_S = 1.0
 _HEAD_START_S = 0.3
 _LEFT_OVER_S = 24 * 3600.0
@@ -165,9 +167,16 @@ def _lock(folder: Path) -> FileLock:
 
 
 def write_through(path: Path) -> None:
-    """Let a file, or a folder's list of names, reach the disk."""
+    """Let a file, or a folder's list of names, reach the disk, as far as the file system does so.
+
+    Raises:
+        OSError: it does not; the error names the path.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_FOR_FOLDERS or not path.is_dir():
+            raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)

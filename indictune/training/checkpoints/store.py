@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -152,9 +153,17 @@ def settle(folder: Path, names: Iterable[str]) -> dict[str, FileDigest]:
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
         digests = pool.map(digest, paths.values())  # computed from memory while the disk writes
         for path in paths.values():
-            path.chmod(path.stat().st_mode & ~0o022)
+            _close(path)
             write_through(path)
         return dict(zip(paths, digests, strict=True))
+
+
+def _close(path: Path) -> None:
+    """Let no other user write to a file or folder, where the file system can; what goes on from it looks again."""
+    mode = path.stat().st_mode
+    if mode & 0o022:
+        with suppress(OSError):
+            path.chmod(mode & ~0o022)
 
 
 def commit(unfinished: Path, final: Path, manifest: Manifest) -> None:
@@ -166,7 +175,7 @@ def commit(unfinished: Path, final: Path, manifest: Manifest) -> None:
     (unfinished / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     settle(unfinished, [MANIFEST])
     for parent, _, _ in os.walk(unfinished, topdown=False):
-        os.chmod(parent, 0o755)
+        _close(Path(parent))
         write_through(Path(parent))
     replaced = final.with_name(_REPLACED)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -284,7 +293,9 @@ def adopt(checkpoint: Path, output_dir: Path) -> None:
         raise ValueError(f"{checkpoint} has no manifest.")
     unfinished = path_of(output_dir / UNFINISHED, manifest.step)
     shutil.rmtree(unfinished.parent, ignore_errors=True)
-    shutil.copytree(checkpoint, unfinished)
+    for name in files_in(checkpoint):
+        (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(checkpoint / name, unfinished / name)  # the mode is not copied: some file systems have none
     if settle(unfinished, files_in(unfinished)) != manifest.files:
         raise OSError(errno.EIO, f"the copy of {checkpoint} is not as it was written", str(unfinished))
     commit(unfinished, path_of(output_dir, manifest.step), manifest)

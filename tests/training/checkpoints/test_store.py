@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +69,42 @@ def test_a_committed_checkpoint_is_whole_and_can_be_written_by_nobody_else(tmp_p
     ]
     for path in (folder, *folder.rglob("*")):
         assert path.stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_writes_no_folders_through_and_has_no_modes_takes_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, umask: int
+) -> None:
+    """As some network mounts, and those of memory sticks."""
+    fsync = os.fsync
+
+    def of_files_alone(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    monkeypatch.setattr(os, "chmod", refuse)
+    before = os.umask(umask)
+    try:
+        store.adopt(write(tmp_path / "other", 4), tmp_path)
+    finally:
+        os.umask(before)
+    assert whole(tmp_path) == whole(tmp_path / "other") == [4]
+
+
+def test_a_file_that_does_not_reach_the_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=r"Invalid argument: '.*/model\.safetensors'"):
+        write(tmp_path, 4)
+    assert whole(tmp_path) == []
 
 
 def delete(path: Path) -> None:
