@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from indictune.errors import UserError
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST})
 
 
 def cache_folder() -> Path:
     """Built-in models and prepared rows are kept here: `$INDICTUNE_CACHE`, or `~/.cache/indictune`."""
     return Path(os.environ.get("INDICTUNE_CACHE") or "~/.cache/indictune").expanduser()
+
+
+@contextmanager
+def kept_in(folder: Path, what: str) -> Iterator[None]:
+    """A block that reads and writes a folder below `cache_folder`.
+
+    Args:
+        folder: that is told.
+        what: is kept there, for messages, such as "The rows".
+
+    Raises:
+        UserError: the disk does not take it, or the folder is closed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM | _CLOSED:
+            raise
+        way_out = "Make room there, or name" if error.errno in _NO_ROOM else "Name"
+        raise UserError(
+            f"{what} cannot be kept in {folder}: {error.strerror}. {way_out} a folder on another disk by "
+            "INDICTUNE_CACHE."
+        ) from error

@@ -19,15 +19,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from indictune.errors import UserError
-from indictune.folders import cache_folder
+from indictune.folders import cache_folder, kept_in
 
 logger = logging.getLogger(__name__)
 
 _SIZES = "sizes.json"
 # Other versions of these may read, clean or tokenise otherwise.
 _PACKAGES = ("datasets", "pyarrow", "sentencepiece", "tokenizers", "transformers", "trl")
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
 # What file systems say that write folders through by themselves, or never.
 _NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _PATIENCE_S = 1.0
@@ -54,7 +52,7 @@ def made_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pat
         UserError: from `make`, or the cache's folder cannot be written.
     """
     folder = cache_folder() / "prepared" / f"{kind}-{_fingerprint(parts)}"
-    try:
+    with kept_in(folder.parent, what):
         if _is_whole(folder):
             logger.info("%s: prepared before, in %s", what, folder)
             return folder
@@ -65,13 +63,6 @@ def made_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pat
         with _alone(folder, what):
             if not _is_whole(folder):
                 _make(folder, make)
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        raise UserError(
-            f"{what} cannot be kept in {folder.parent}: {error.strerror or error}. Make room there, or name a folder "
-            "on another disk by INDICTUNE_CACHE."
-        ) from error
     return folder
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indictune.errors import UserError
-from indictune.folders import cache_folder
+from indictune.folders import cache_folder, kept_in
 from indictune.models import tiny_bert, tiny_llama
 
 PREFIX = "builtin:"
@@ -45,7 +45,7 @@ def resolve(model_name_or_path: str) -> str:
     from other random numbers than whole ones, so every run loads the same files instead.
 
     Raises:
-        UserError: there is no built-in model of this name.
+        UserError: there is no built-in model of this name, or the cache's folder cannot be written.
     """
     if not model_name_or_path.startswith(PREFIX):
         return model_name_or_path
@@ -55,8 +55,9 @@ def resolve(model_name_or_path: str) -> str:
         raise UserError(f"--model_name_or_path {model_name_or_path}: no such built-in model; there is {known}.")
     texts = MODELS[name].texts()
     folder = cache_folder() / f"{name}-{_fingerprint(texts, MODELS[name].version)}"
-    if not folder.exists():
-        _build_atomically(MODELS[name], texts, folder)
+    with kept_in(folder.parent, "The built-in model"):
+        if not folder.exists():
+            _build_atomically(MODELS[name], texts, folder)
     return str(folder)
 
 

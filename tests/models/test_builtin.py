@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -73,6 +75,22 @@ def test_a_build_that_breaks_leaves_nothing(tweets: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="disk full"):
         builtin.resolve(BERT)
     assert list(tweets.iterdir()) == []
+
+
+def test_a_cache_that_takes_nothing_is_told_with_its_variable(tweets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setitem(builtin.MODELS, "tiny-indic-bert", dataclasses.replace(SMALL, build=refused))
+    told = "The built-in model cannot be kept in {}: {}. Name a folder on another disk by INDICTUNE_CACHE."
+    with pytest.raises(UserError) as raised:
+        builtin.resolve(BERT)
+    assert raised.value.problems == [told.format(tweets, "Read-only file system")]
+    tweets.rmdir()
+    tweets.touch()
+    with pytest.raises(UserError) as raised:
+        builtin.resolve(BERT)
+    assert raised.value.problems == [told.format(tweets, "File exists")]
 
 
 def test_an_unknown_name_is_told_with_those_that_exist() -> None:
