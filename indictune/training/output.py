@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -28,6 +29,13 @@ TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model
 # What a finished run writes beside those, and its user may have written.
 WRITTEN_OVER = ("README.md", "config.json")
 
+# What a run opens in its folder to write to it; all else is written elsewhere and put in place.
+_OPENED = (
+    *("train_log.jsonl", "nonfinite.jsonl", "rejected.jsonl", "logs", "logs/*", "runs"),
+    *(".lock", ".unfinished-*", ".replaced-checkpoint"),
+)
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
 # What a model needs to be used, of what a run saves; `training_args.bin`, a pickle, is not among it.
 OF_A_MODEL = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "*.py"),
@@ -41,7 +49,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file that is either the old one or the new one, never a part.
 
     Raises:
-        OSError: it names the file, what it needs and what is free.
+        OSError: it names the file, and of a full disk what the file needs and what is free.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -67,8 +75,9 @@ def _naming(path: Path, content: bytes) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        needed, free = len(content), shutil.disk_usage(path.parent).free
-        told = f"{error.strerror}. It needs {needed:,} bytes, and {free:,} are free"
+        told = str(error.strerror)
+        if error.errno in NO_ROOM:
+            told += f". It needs {len(content):,} bytes, and {shutil.disk_usage(path.parent).free:,} are free"
         raise OSError(error.errno, told, str(path)) from error
 
 

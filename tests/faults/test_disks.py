@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,9 @@ def test_a_disk_that_takes_no_more_from_some_call_on_is_told(
     message = job.status["message"]
     assert f" could not be written to {job.folder}: " in message
     assert os.strerror(getattr(errno, error)) in message
+    assert "It needs " in message
+    assert "when it can be written, --resume_from_checkpoint auto goes on." in message
+    assert "are free" not in message  # there is room
     assert "fsync" not in place or str(job.folder) in message.partition(": ")[2]  # the file too
     found = [path for path in job.folder.iterdir() if "checkpoint" in path.name]
     assert found == store.listed(job.folder)
@@ -269,11 +273,11 @@ def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
 def test_a_checkpoint_that_cannot_be_entered_is_passed_over(
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
-    job = Job(finished_run.recipe, tmp_path / "out", AS_A_USER)
+    job = Job(finished_run.recipe, tmp_path / "out")
     assert job.start(f"SIGTERM@{STEP}:3").returncode == 75
     closed = job.folder / "checkpoint-4"
     closed.chmod(0o000)
-    result = job.start()
+    result = replace(job, launcher=AS_A_USER).start()
     assert result.returncode == 0, result.stderr
     assert f"Going on from {job.folder / 'checkpoint-2'}" in (job.folder / "logs/rank-0.log").read_text()
     assert job.outcome() == unbroken

@@ -75,6 +75,10 @@ class TestWriting:
         write_whole(tmp_path / "a.txt", "old")
         with largest_file(10), pytest.raises(OSError, match=r"File too large. It needs 100,000 bytes"):
             write_whole(tmp_path / "a.txt", "x" * 100_000)
+        (tmp_path / "b").mkdir()
+        with pytest.raises(IsADirectoryError, match="Is a directory: '"):  # whatever room there is
+            write_whole(tmp_path / "b", "new")
+        (tmp_path / "b").rmdir()
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", interrupt)
             with pytest.raises(KeyboardInterrupt):

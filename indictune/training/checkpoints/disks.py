@@ -14,8 +14,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune.training.checkpoints import store
-
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+from indictune.training.output import NO_ROOM
 
 
 class SaveError(RuntimeError):
@@ -63,19 +62,20 @@ def telling_of_model(output_dir: Path, needed: int) -> Iterator[None]:
 
 def message_of(error: OSError, output_dir: Path) -> str | None:
     """What to tell of a file that there was no room for; None where the error is another one, or names no file."""
-    if error.errno not in _NO_ROOM or error.filename is None:
+    if error.errno not in {*NO_ROOM, errno.EROFS} or error.filename is None:
         return None
-    return f"{error.filename} could not be written: {error.strerror}. {_way_out(output_dir)}"
+    return f"{error.filename} could not be written: {error.strerror}. {_way_out(error, output_dir)}"
 
 
 def _tell(error: BaseException, what: str, output_dir: Path, needed: int) -> None:
     """Raise `SaveError`, where the disk is to blame."""
     cause = _cause(error, output_dir, needed)
     if cause is not None:
-        free = shutil.disk_usage(output_dir).free
+        told = cause.strerror if cause.filename is None else f"{cause.filename}: {cause.strerror}"
+        free = f", and {shutil.disk_usage(output_dir).free:,} are free" if cause.errno in NO_ROOM else ""
         raise SaveError(
-            f"{what} could not be written to {output_dir}: {cause}. It needs {needed:,} bytes, and {free:,} are free. "
-            f"{_way_out(output_dir)}"
+            f"{what} could not be written to {output_dir}: {told}. It needs {needed:,} bytes{free}. "
+            f"{_way_out(cause, output_dir)}"
         ) from error
 
 
@@ -88,7 +88,7 @@ def _bytes_of_last(output_dir: Path) -> int | None:
     return None
 
 
-def _cause(error: BaseException, output_dir: Path, needed: int) -> str | None:
+def _cause(error: BaseException, output_dir: Path, needed: int) -> OSError | None:
     """Why the disk does not take it; None where it is no fault of the disk.
 
     torch and safetensors tell of a full disk in words of their own ("basic_ios::clear: iostream error"), so the disk
@@ -98,22 +98,23 @@ def _cause(error: BaseException, output_dir: Path, needed: int) -> str | None:
         causes = [_cause(failure[0], output_dir, needed) for failure in error.failures.values()]
         return next(filter(None, causes), None)
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+        return error
     told = re.search(r"\(os error (\d+)\)", str(error))  # in the words of safetensors
     if told:
-        return os.strerror(int(told[1]))
+        return OSError(int(told[1]), os.strerror(int(told[1])))
     if shutil.disk_usage(output_dir).free < needed:
-        return "No space left on device"
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     try:
         with tempfile.TemporaryFile(dir=output_dir) as probe:
             probe.write(b"0")
             probe.truncate(needed)  # where files may not grow so large
     except OSError as found:
-        return str(found.strerror)
+        return OSError(found.errno, found.strerror)  # its name is the probe's
     return None
 
 
-def _way_out(output_dir: Path) -> str:
+def _way_out(cause: OSError, output_dir: Path) -> str:
     whole = [path.name for path in store.listed(output_dir) if not store.damage(path, thorough=False)]
     last = f"{whole[0]} is whole" if whole else "There is no earlier checkpoint"
-    return f"{last}; when there is room, --resume_from_checkpoint auto goes on."
+    mended = "there is room" if cause.errno in NO_ROOM else "it can be written"
+    return f"{last}; when {mended}, --resume_from_checkpoint auto goes on."
