@@ -46,9 +46,7 @@ def held(output_dir: Path) -> TextIO:
         other = _other_after_a_while(file)
     if other is not None:
         file.close()
-        raise UserError(
-            f"--output_dir {output_dir}: another run writes to it ({other}). Wait for its end, or name another folder."
-        )
+        raise _refusal(output_dir, other)
     file.seek(0)
     file.truncate()
     file.write(me)
@@ -56,13 +54,34 @@ def held(output_dir: Path) -> TextIO:
     return file
 
 
+def _refusal(output_dir: Path, other: str) -> UserError:
+    return UserError(
+        f"--output_dir {output_dir}: another run writes to it ({other}). Wait for its end, or name another folder."
+    )
+
+
 def is_free(output_dir: Path) -> bool:
     """Whether no other process has the folder. Not for the process that has it: to look would give it back."""
     try:
+        check_free(output_dir)
+    except UserError:
+        return False
+    return True
+
+
+def check_free(output_dir: Path) -> None:
+    """Refuse a folder that another process has, as `is_free` sees it.
+
+    Raises:
+        UserError: it tells which.
+    """
+    try:
         with (output_dir / LOCK).open("r+", encoding="utf-8") as file:
-            return _other(file) is None
+            other = _other(file)
     except OSError:  # there is none, or it is not ours to write
-        return True
+        return
+    if other is not None:
+        raise _refusal(output_dir, other)
 
 
 def _other(file: TextIO) -> str | None:

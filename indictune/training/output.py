@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -195,6 +196,36 @@ def is_finished(output_dir: Path) -> bool:
     return (output_dir / "metrics.json").exists()
 
 
+def check_takes_files(output_dir: Path) -> None:
+    """Make a file in a folder, and remove it.
+
+    Raises:
+        OSError: the folder takes none. What is in it may be open for writing all the same.
+    """
+    tempfile.TemporaryFile(dir=output_dir).close()
+
+
+def check_folder(output_dir: Path) -> None:
+    """Refuse a folder that a run cannot write to and stay inside.
+
+    Raises:
+        UserError: it is a file, has a name that libraries cannot write to, or holds links where a run writes.
+    """
+    shown = str(output_dir).encode("utf-8", errors="backslashreplace").decode("utf-8")
+    if shown != str(output_dir):
+        raise UserError(
+            f"--output_dir {shown}: is no UTF-8, and weights cannot be saved under such a name; name another folder."
+        )
+    if output_dir.exists() and not output_dir.is_dir():
+        raise UserError(f"--output_dir {output_dir}: is a file; expected a folder.")
+    found = [path for pattern in _OPENED for path in sorted(output_dir.glob(pattern)) if path.is_symlink()]
+    if found:
+        raise UserError(
+            f"--output_dir {output_dir}: {found[0].relative_to(output_dir)} is a link, and a run writes to nothing "
+            "outside its folder; remove the link, or choose another --output_dir."
+        )
+
+
 def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable: Collection[str] = ()) -> None:
     """Refuse to write over another run, or files of one's own.
 
@@ -205,10 +236,8 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
 
     Raises:
         UserError: the folder holds a run, and no checkpoint of it was asked for; it holds no run, and files that a
-            run would write; or it is a file.
+            run would write.
     """
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"--output_dir {output_dir}: is a file; expected a folder.")
     traces = [name for name in TRACES if name not in replaceable and (output_dir / name).exists()]
     held = traces + [path.name for path in sorted(output_dir.glob("checkpoint-*"))]
     if held and resume_from_checkpoint is None:

@@ -90,11 +90,13 @@ class Session:
         with self.checks():
             if not self.is_named and not replaceable:  # a command that may replace its files has a folder of its own
                 raise UserError("--output_dir is missing: name the folder that the model and logs go to.")
-            output.check_free(self.output_dir, asked, replaceable)
+            output.check_folder(self.output_dir)
+            self._check_free(asked, replaceable)
         if self.recipe.problems:
             return
         try:
             self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes
+            output.check_takes_files(self.output_dir)
             if self.rank == 0:
                 self._lock = lock.held(self.output_dir)
                 output.check_free(self.output_dir, asked, replaceable)  # from whoever had it until then
@@ -106,6 +108,15 @@ class Session:
             raise UserError(
                 f"--output_dir {self.output_dir}: cannot be written to ({error.strerror}); name another folder."
             ) from error
+
+    def _check_free(self, asked: str | None, replaceable: Collection[str]) -> None:
+        """`output.check_free`; to go on with a run is no way out while another process does."""
+        try:
+            output.check_free(self.output_dir, asked, replaceable)
+        except UserError:
+            if self.rank == 0:
+                lock.check_free(self.output_dir)
+            raise
 
     @property
     def has_folder(self) -> bool:

@@ -15,6 +15,7 @@ import yaml
 from indictune.errors import UserError
 from indictune.training.output import (
     Record,
+    check_folder,
     check_free,
     forget_status,
     is_finished,
@@ -160,10 +161,46 @@ class TestCheckFree:
             f"--output_dir {tmp_path}: holds another run (model.safetensors); choose another --output_dir."
         )
 
-    @pytest.mark.parametrize("resume", [None, "auto"])
-    def test_a_file_is_no_folder(self, tmp_path: Path, resume: str | None) -> None:
+
+class TestCheckFolder:
+    def problem_of(self, output_dir: Path) -> str:
+        with pytest.raises(UserError) as raised:
+            check_folder(output_dir)
+        (problem,) = raised.value.problems
+        return problem
+
+    def test_one_that_is_not_there_or_holds_a_run_is_taken(self, tmp_path: Path) -> None:
+        check_folder(tmp_path / "new")
+        touch(tmp_path / "logs" / "rank-0.log")
+        (tmp_path / "newest").symlink_to("checkpoint-8")  # a user's own, which no run writes to
+        check_folder(tmp_path)
+
+    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
         path = touch(tmp_path / "out")
-        assert problem_of(path, resume) == f"--output_dir {path}: is a file; expected a folder."
+        assert self.problem_of(path) == f"--output_dir {path}: is a file; expected a folder."
+
+    @pytest.mark.parametrize(
+        "name",
+        ["logs", "logs/rank-0.log", "logs/.told", "train_log.jsonl", ".unfinished-checkpoint", ".unfinished-model"],
+    )
+    def test_a_link_where_a_run_writes_is_refused(self, tmp_path: Path, name: str) -> None:
+        out, link = tmp_path / "out", tmp_path / "out" / name
+        link.parent.mkdir(parents=True)
+        link.symlink_to(tmp_path)
+        assert self.problem_of(out) == (
+            f"--output_dir {out}: {name} is a link, and a run writes to nothing outside its folder; remove the link, "
+            "or choose another --output_dir."
+        )
+        (tmp_path / "linked").symlink_to(tmp_path / "new")  # the folder itself may be one
+        check_folder(tmp_path / "linked")
+
+    def test_a_name_that_is_no_utf_8_is_refused(self, tmp_path: Path) -> None:
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff"))
+        assert self.problem_of(path) == (
+            f"--output_dir {tmp_path}/b\\udcff: is no UTF-8, and weights cannot be saved under such a name; name "
+            "another folder."
+        )
+        check_folder(tmp_path / "अच्छा")
 
 
 @pytest.mark.parametrize("asked", [None, "auto"])

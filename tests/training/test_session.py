@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from indictune.training.running import run
 from indictune.training.session import Session
 from indictune.training.stopping import Stopped
 from tests.training.checkpoints.test_store import manifest, write
+from tests.training.test_lock import holding
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_TOKEN")
@@ -131,6 +133,27 @@ def test_a_folder_that_cannot_be_written_still_gets_the_message_out(capsys: pyte
     said = capsys.readouterr().err
     assert "2. --output_dir out: is a file; expected a folder." in said
     assert "status.json could not be written" in said
+
+
+def test_to_go_on_with_another_run_is_no_way_out_while_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "out" / "checkpoint-2").mkdir(parents=True)
+    session = Session(read_recipe(["--output_dir", "out"], RUN), rank=0)
+    with holding(tmp_path / "out") as (holder, _):
+        session.open_log(())
+    assert session.recipe.problems == [
+        f"--output_dir out: another run writes to it (process {holder.pid} on {socket.gethostname()}). Wait for its "
+        "end, or name another folder."
+    ]
+
+
+def test_a_link_in_the_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("mine")
+    (tmp_path / "out" / "logs").mkdir(parents=True)
+    (tmp_path / "out" / "logs" / "rank-0.log").symlink_to(outside)
+    assert run(decide, read_recipe(["--output_dir", "out", "--resume_from_checkpoint", "auto"], RUN)) == 2
+    assert status()["message"].startswith("--output_dir out: logs/rank-0.log is a link")
+    assert outside.read_text() == "mine"
 
 
 class TestOtherRanks:
