@@ -1,7 +1,8 @@
-"""Where a DeepSpeed file and the flags say different things."""
+"""Where a DeepSpeed file and the flags say different things, and what DeepSpeed cannot do."""
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,6 +67,29 @@ def check_offloaded_optimizer(strategy: str, optim: str) -> None:
             f"--optim {optim}: under {strategy} DeepSpeed runs its own AdamW on the CPU instead. Leave --optim out, "
             "or take a strategy without offload."
         )
+
+
+def check_folders(strategy: str, folders: Mapping[str, str | None]) -> None:
+    """Refuse folders whose checkpoints could be saved and never gone on from.
+
+    What loads them looks for their files by `glob`, which takes the folder's name for a pattern (transformers 5.23,
+    `deepspeed_load_checkpoint`; DeepSpeed 0.19.8, `_get_all_ckpt_names`).
+
+    Args:
+        strategy: of the launch.
+        folders: by the flags that name them; None where one names none.
+
+    Raises:
+        UserError: the run is ZeRO's, and a name holds `*`, `?` or `[`.
+    """
+    problems = [
+        f"{flag} {folder}: DeepSpeed, which {strategy} runs on, finds no checkpoint below a folder with *, ? or [ in "
+        "its name; name one without them (a folder that is there can be renamed)."
+        for flag, folder in folders.items()
+        if folder is not None and glob.escape(folder) != folder
+    ]
+    if problems and strategy.startswith("zero"):
+        raise UserError(problems)
 
 
 def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:

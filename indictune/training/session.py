@@ -24,7 +24,7 @@ from indictune.models.adapters import check_published_base
 from indictune.models.loading import check_max_length, stored_quantisation
 from indictune.strategy import batch, check, extensions, launch, nodes, restart, sharding, standin
 from indictune.strategy.communication import check_communication
-from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
+from indictune.strategy.deepspeed import check_deepspeed, check_folders, check_offloaded_optimizer
 from indictune.strategy.shards import check_async_save
 from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import lock, output
@@ -237,6 +237,9 @@ class Session:
             check_deepspeed(self.launch.deepspeed or {}, planned, steps)
             check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
             self._choose_tf32(planned)
+        with self.checks():
+            named = {"--resume_from_checkpoint": planned("resume_from_checkpoint")}
+            check_folders(self.launch.strategy, {"--output_dir": str(self.output_dir), **named})
         with self.checks():
             world_size = launch.world_size_of(os.environ)
             check_communication(self.launch.deepspeed or {}, planned, world_size, steps)

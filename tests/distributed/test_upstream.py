@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
+from deepspeed.runtime.engine import DeepSpeedEngine
 from transformers import PreTrainedModel, Trainer
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from trl.trainer.sft_trainer import SFTTrainer
 
 from tests.conftest import FinishedRun
@@ -79,6 +81,15 @@ def test_weights_that_a_checkpoint_lacks_are_without_data_on_all_ranks_but_one()
 def test_trl_casts_the_adapter_of_a_quantised_base_to_bf16() -> None:
     """trl 1.16; see `llama_trainer._keep_trained_weights_in_fp32`."""
     assert "param.data = param.data.to(torch.bfloat16)" in inspect.getsource(SFTTrainer.__init__)
+
+
+def test_a_zero_checkpoint_is_looked_for_by_a_pattern(tmp_path: Path) -> None:
+    """transformers 5.23 and DeepSpeed 0.19.8; see `deepspeed.check_folders`."""
+    checkpoint = tmp_path / "out[1]" / "checkpoint-4"
+    (checkpoint / "global_step4").mkdir(parents=True)
+    with pytest.raises(ValueError, match="Can't find a valid checkpoint"):
+        deepspeed_load_checkpoint(None, str(checkpoint))  # type: ignore[no-untyped-call]
+    assert "glob.glob(ckpt_file_pattern)" in inspect.getsource(DeepSpeedEngine._get_all_ckpt_names)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from indictune.errors import UserError
-from indictune.strategy.deepspeed import check_deepspeed, check_offloaded_optimizer
+from indictune.strategy.deepspeed import check_deepspeed, check_folders, check_offloaded_optimizer
 
 FLAGS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -113,3 +113,17 @@ def test_an_optimizer_that_offload_would_replace_is_refused(strategy: str, optim
         return
     with pytest.raises(UserError, match=f"--optim {optim}: under {strategy}"):
         check_offloaded_optimizer(strategy, optim)
+
+
+@pytest.mark.parametrize("name", ["out[1]", "out*", "out?/x"])
+def test_a_folder_that_is_a_pattern_is_refused_under_zero(name: str) -> None:
+    folders = {"--output_dir": name, "--resume_from_checkpoint": None}
+    check_folders("fsdp2", folders)
+    check_folders("zero2", {"--output_dir": "out-1", "--resume_from_checkpoint": "auto"})
+    with pytest.raises(UserError) as raised:
+        check_folders("zero3_offload", {**folders, "--resume_from_checkpoint": f"{name}/checkpoint-4"})
+    assert raised.value.problems == [
+        f"{flag} {folder}: DeepSpeed, which zero3_offload runs on, finds no checkpoint below a folder with *, ? or [ "
+        "in its name; name one without them (a folder that is there can be renamed)."
+        for flag, folder in (("--output_dir", name), ("--resume_from_checkpoint", f"{name}/checkpoint-4"))
+    ]

@@ -230,6 +230,13 @@ class TestDecide:
         with pytest.raises(UserError, match=r"gradient_accumulation_steps = 2, and .* is 4"):
             session.decide(SentimentTrainingArguments)  # 64 = 2 ranks x 8 rows x 4
 
+    def test_a_folder_that_zero_would_not_find_again_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        session = self.session("--output_dir", "out[1]", "--deepspeed", '{"zero_optimization": {"stage": 2}}')
+        with pytest.raises(UserError, match=r"--output_dir out\[1\]: DeepSpeed, which zero2 runs on, finds no"):
+            session.decide(SentimentTrainingArguments)
+
     def test_an_adapter_on_another_commit_of_the_hub_is_refused(self) -> None:
         noted = {"name": "me/base", "revision": "main", "commit_hash": "abc"}
         checkpoint = write(Path("out"), 4)
