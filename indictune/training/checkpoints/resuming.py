@@ -67,15 +67,26 @@ def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Pat
     if resume_from_checkpoint == AUTO:
         return [path for path in store.listed(output_dir) if not store.damage(path, thorough=False)]
     named = Path(resume_from_checkpoint)
-    if not (named / store.MANIFEST).is_file():
+    why_none = _why_none(named)
+    if why_none is not None:
         raise UserError(
-            f"--resume_from_checkpoint {named}: is no checkpoint (it has no {store.MANIFEST}). Name a "
-            f"checkpoint-<step> folder, or type {AUTO} for the newest in --output_dir."
+            f"--resume_from_checkpoint {named}: {why_none}. Name a checkpoint-<step> folder, or type {AUTO} for the "
+            "newest in --output_dir."
         )
     problems = store.damage(named, thorough=False)
     if problems:
         raise UserError(_damaged(named, problems))
     return [named]
+
+
+def _why_none(named: Path) -> str | None:
+    """Why a path is no checkpoint; None where it is one, damaged or not."""
+    try:
+        if not named.is_dir():
+            return "there is no such folder"
+        return None if (named / store.MANIFEST).is_file() else f"is no checkpoint (it has no {store.MANIFEST})"
+    except OSError as error:
+        return f"cannot be entered ({error.strerror})"
 
 
 def _damage_read_by_all(

@@ -60,15 +60,22 @@ class TestCandidates:
         named = write(tmp_path / "elsewhere", 4)
         assert resuming.candidates(tmp_path / "out", str(named)) == [named]
 
-    @pytest.mark.parametrize("name", ["checkpoint-8", "checkpoint-9"])
-    def test_a_named_folder_without_a_manifest_is_no_checkpoint(self, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            ("checkpoint-8", "is no checkpoint (it has no manifest.json)"),
+            ("checkpoint-9", "there is no such folder"),
+            ("x" * 300, "cannot be entered (File name too long)"),
+        ],
+    )
+    def test_a_named_folder_that_is_no_checkpoint_is_refused(self, tmp_path: Path, name: str, told: str) -> None:
         (tmp_path / "checkpoint-8").mkdir()
         (tmp_path / "checkpoint-8" / "trainer_state.json").touch()
         with pytest.raises(UserError) as raised:
             steps(tmp_path, str(tmp_path / name))
         assert raised.value.problems == [
-            f"--resume_from_checkpoint {tmp_path / name}: is no checkpoint (it has no manifest.json). Name a "
-            "checkpoint-<step> folder, or type auto for the newest in --output_dir."
+            f"--resume_from_checkpoint {tmp_path / name}: {told}. Name a checkpoint-<step> folder, or type auto for "
+            "the newest in --output_dir."
         ]
 
     def test_a_named_one_that_is_damaged_is_refused(self, tmp_path: Path) -> None:
