@@ -15,7 +15,7 @@ from indictune.training.checkpoints import abandoned, resuming, store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import Run
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
-from tests.training.checkpoints.test_store import write
+from tests.training.checkpoints.test_store import flip_a_bit, write
 
 FLAGS = ("--save_total_limit", "20", "--logging_steps", "1")
 
@@ -50,7 +50,7 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
     assert (
         f"warning: Moved to {left}, because this run does not go on from it: metrics.json, config.json, "
         f"model.safetensors, tokenizer.json, tokenizer_config.json, checkpoint-8, checkpoint-6. "
-        f"--resume_from_checkpoint {left / 'checkpoint-8'} goes on from it, where it is whole."
+        f"--resume_from_checkpoint {left / 'checkpoint-8'} goes on from it."
     ) in result.stderr
     assert not (job.folder / "model.safetensors").exists()
     for name in ("metrics.json", "model.safetensors", "config.json", "tokenizer.json"):
@@ -178,6 +178,18 @@ class TestNotGoneOnFrom:
             abandoned.move(left[number - 1 : number], out / f"abandoned-{number}")
             assert steps(out) == [2, 4, 8, 10][: max(5 - number, 1)][::-1]
         assert [path.name for path in abandoned.folders(out)] == [f"abandoned-{n}" for n in (4, 3, 2, 1)]
+
+
+def test_the_way_back_is_to_one_that_is_whole(tmp_path: Path) -> None:
+    folder, names = tmp_path / "abandoned-1", ["metrics.json", "checkpoint-8", "checkpoint-4"]
+    for step in (4, 8):
+        write(folder, step)
+    told = f"Moved to {folder}, because this run does not go on from it: metrics.json, checkpoint-8, checkpoint-4."
+    assert abandoned.told(names, folder) == f"{told} --resume_from_checkpoint {folder / names[1]} goes on from it."
+    flip_a_bit(folder / "checkpoint-8" / "model.safetensors")
+    assert abandoned.told(names, folder) == f"{told} --resume_from_checkpoint {folder / names[2]} goes on from it."
+    (folder / "checkpoint-4" / store.MANIFEST).unlink()
+    assert abandoned.told(names, folder) == told
 
 
 def test_what_was_left_behind_is_trusted_as_the_rest_of_the_run(tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ class LeaveBehind(TrainerCallback):
         if args.should_save and left:
             abandoned.move(left, folder)
         sharding.barrier()
-        logger.warning("%s", abandoned.told(names, folder))
+        if args.process_index == 0:
+            logger.warning("%s", abandoned.told(names, folder))
 
 
 class GoOn(TrainerCallback):

@@ -83,12 +83,11 @@ def told(names: Sequence[str], folder: Path) -> str:
 
     Args:
         names: of files and folders, in the order of `not_gone_on_from`.
-        folder: in which they are now.
+        folder: in which they are now. Checkpoints are read until one is whole.
     """
-    newest = next((name for name in names if store.step_of(Path(name)) >= 0), None)
-    way_back = (
-        "" if newest is None else f" --resume_from_checkpoint {folder / newest} goes on from it, where it is whole."
-    )
+    checkpoints = [folder / name for name in names if store.step_of(Path(name)) >= 0]
+    newest = next((path for path in checkpoints if not store.damage(path)), None)
+    way_back = "" if newest is None else f" --resume_from_checkpoint {newest} goes on from it."
     return f"Moved to {folder}, because this run does not go on from it: {', '.join(names)}.{way_back}"
 
 
