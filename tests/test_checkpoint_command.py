@@ -93,6 +93,22 @@ class TestListing:
         assert damage == f"damaged: {run / 'checkpoint-8' / 'optimizer.pt'} is not as it was written"
         assert auto.endswith("checkpoint-4.")
 
+    @pytest.mark.parametrize("name", [".", "checkpoint-8/optimizer.pt"])
+    def test_one_that_others_may_have_written_is_not_said_to_be_gone_on_from(
+        self, run: Path, capsys: pytest.CaptureFixture[str], name: str
+    ) -> None:
+        (stopped(run) / name).chmod(0o777)
+        told = listed(capsys, run, 0)[-1]
+        assert told.startswith(f"--resume_from_checkpoint auto would be refused: {run / 'checkpoint-8'}: {run / name}")
+        assert " can be written by other users" in told
+        assert told.endswith("add --trust_checkpoint true.")
+
+    def test_where_none_is_whole_auto_starts_afresh(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        stopped(run)
+        for step in (4, 8):
+            truncate(run / f"checkpoint-{step}" / "optimizer.pt")
+        assert listed(capsys, run, 1)[-1] == "None is whole: --resume_from_checkpoint auto starts afresh."
+
     def test_one_without_a_manifest_is_damaged(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (run / "checkpoint-9").mkdir()
         lines = listed(capsys, run, 1)

@@ -12,7 +12,7 @@ from indictune.command_arguments import CheckpointArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.layout import printable, table
-from indictune.training.checkpoints import abandoned, store
+from indictune.training.checkpoints import abandoned, resuming, store
 from indictune.training.checkpoints.store import MANIFEST, PREFIX, UNFINISHED, Manifest
 from indictune.training.output import is_finished
 
@@ -131,15 +131,30 @@ def shown(folder: Path, found: Sequence[Found]) -> str:
     lines += [f"unfinished: {each.path} has no {MANIFEST} yet" for each in found if each.unfinished]
     lines += _versions(found)
     if resumed is not None:
-        lines.append(f"--resume_from_checkpoint auto goes on from {PREFIX}{resumed}.")
+        lines.append(_told_of_auto(folder, resumed))
     elif abandoned.number_of(folder):
         lines.append(
             "A run has left these behind: --resume_from_checkpoint takes the one that it names, and auto none."
         )
     elif is_finished(folder):
         lines.append("The run is finished: --resume_from_checkpoint auto trains nothing.")
+    elif folder not in [each.path for each in found]:
+        lines.append("None is whole: --resume_from_checkpoint auto starts afresh.")
     lines += abandoned.notes(folder)
     return "\n".join(lines)
+
+
+def _told_of_auto(folder: Path, step: int) -> str:
+    """Whether `--resume_from_checkpoint auto` may go on from a checkpoint."""
+    checkpoint = store.path_of(folder, step)
+    best = resuming.best_of(checkpoint)
+    refused = "--resume_from_checkpoint auto would be refused:"
+    try:
+        for each in (checkpoint, *([best] if best is not None and best.is_dir() else [])):
+            resuming.check_trusted(each, folder, trust_checkpoint=False, flag=refused)
+    except UserError as error:
+        return error.message
+    return f"--resume_from_checkpoint auto goes on from {PREFIX}{step}."
 
 
 def _about(manifest: Manifest | None) -> tuple[str, str, str]:
