@@ -89,6 +89,23 @@ def _problems_of_moments(planned: Callable[[str], Any]) -> list[str]:
     return problems
 
 
+def check_evaluations(planned: Callable[[str], Any], has_validation: bool) -> None:
+    """Check what is compared during training.
+
+    Args:
+        planned: the value that a field of the training arguments will have.
+        has_validation: whether there are rows to evaluate on during training.
+
+    Raises:
+        UserError: there are none, and a flag needs them; or checkpoints would not be compared.
+    """
+    patience = planned("early_stopping_patience")
+    if has_validation:
+        check_best(planned)
+    elif patience is not None:
+        raise UserError(f"--early_stopping_patience {patience}: needs validation rows (--validation_file).")
+
+
 def check_best(planned: Callable[[str], Any]) -> None:
     """Refuse checkpoints that would not be compared, where the best of them is wanted and there are rows to do it by.
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedConfig, set_seed
 
 from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed
-from indictune.checked_values import check_best, check_values
+from indictune.checked_values import check_evaluations, check_values
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.layout import printable
@@ -178,20 +178,9 @@ class Session:
             check_published_base(args, self.planned(IndicTrainingArguments, "push_to_hub"))
 
     def check_evaluations(self, arguments: type[IndicTrainingArguments], has_validation: bool) -> None:
-        """Check what is compared during training, once it is known whether there are rows to do it by.
-
-        Args:
-            arguments: the training arguments.
-            has_validation: whether there are rows to evaluate on during training.
-
-        Raises:
-            UserError: there are none, and a flag needs them; or checkpoints would not be compared.
-        """
-        patience = self.planned(arguments, "early_stopping_patience")
-        if has_validation:
-            check_best(partial(self.planned, arguments))
-        elif patience is not None:
-            raise UserError(f"--early_stopping_patience {patience}: needs validation rows (--validation_file).")
+        """Check what is compared during training, once it is known whether there are rows to do it by
+        (`checked_values.check_evaluations`)."""
+        check_evaluations(partial(self.planned, arguments), has_validation)
 
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
         """The dataclass, filled from the recipe; it becomes part of `recipe.yaml`."""
