@@ -15,14 +15,15 @@ from tests.faults.faulty import spoil
 from tests.faults.runs import Job
 
 KILLS = 3
+LONG = ("--num_train_epochs", "4")  # most of such a run's time is training, of a shorter one the start
 
 
 def test_a_run_that_is_killed_at_random_times_ends_as_if_it_was_not(finished_run: FinishedRun, tmp_path: Path) -> None:
-    unbroken, job = (Job(finished_run.recipe, tmp_path / name) for name in ("unbroken", "out"))
+    unbroken, job = (Job(finished_run.recipe, tmp_path / name, flags=LONG) for name in ("unbroken", "out"))
     since = time.monotonic()
     assert unbroken.start().returncode == 0
     seconds = time.monotonic() - since
-    times = [random.uniform(0, seconds) for _ in range(KILLS)]
+    times = [random.uniform(0, seconds / 2) for _ in range(KILLS)]
     print("killed after", times)
     for after in times:  # a run that has ended, or nearly, is not hit
         assert job.start(f"SIGKILL@after:{after:.3f}").returncode in (-9, 0)
