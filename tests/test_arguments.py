@@ -235,8 +235,8 @@ def test_one_half_precision_is_enough() -> None:
             "weights.",
         ),
         (
-            {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 20.0, "eval_steps": 0.25},
-            "--save_steps 20 and --eval_steps 0.25: the best checkpoint is known where each is evaluated; give "
+            {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 20.0, "eval_steps": 0.3},
+            "--save_steps 20 and --eval_steps 0.3: the best checkpoint is known where each is evaluated; give "
             "--save_steps a multiple of --eval_steps, or give --load_best_model_at_end false, which keeps the last "
             "weights.",
         ),

@@ -110,7 +110,7 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_told_together(job: Jo
         "--batchsize: there is no such flag. Did you mean `--global_batch_size`?",
         "--lora_r 0: expected a whole number of at least 1.",
         f"--train_file {job.path('trian.jsonl')}: no such file. Did you mean {job.path('train.jsonl')}?",
-        "--resume_from_checkpoint nowhere: is no checkpoint (it has no manifest.json). Name a checkpoint-<step> "
+        "--resume_from_checkpoint nowhere: there is no such folder. Name a checkpoint-<step> "
         "folder, or type auto for the newest in --output_dir.",
         "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once.",
         "--logging_nan_inf_filter True: must stay False, because NaN losses stop the run instead of being hidden; "
