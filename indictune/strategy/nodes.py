@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -109,6 +109,7 @@ def _give(path: Path, giver: int, is_lacking: bool, group: ProcessGroup) -> None
             if not is_giver:
                 file.write(chunk.numpy().data)
     if is_lacking:
-        path.parent.chmod(0o755)
-        written.chmod(0o644)  # what others may write to is not gone on from
+        with suppress(OSError):  # a file system may refuse modes
+            path.parent.chmod(0o755)
+            written.chmod(0o644)  # what others may write to is not gone on from
         written.rename(path)
