@@ -10,7 +10,7 @@ from pathlib import Path
 
 from indictune.errors import UserError
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST})
 
 
@@ -33,9 +33,9 @@ def kept_in(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM | _CLOSED:
+        if error.errno not in NO_ROOM | _CLOSED:
             raise
-        way_out = "Make room there, or name" if error.errno in _NO_ROOM else "Name"
+        way_out = "Make room there, or name" if error.errno in NO_ROOM else "Name"
         raise UserError(
             f"{what} cannot be kept in {folder}: {error.strerror}. {way_out} a folder on another disk by "
             "INDICTUNE_CACHE."

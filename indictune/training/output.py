@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from indictune.errors import UserError
+from indictune.folders import NO_ROOM
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ _OPENED = (
     *("train_log.jsonl", "nonfinite.jsonl", "rejected.jsonl", "logs", "logs/*", "runs"),
     *(".lock", ".unfinished-*", ".replaced-checkpoint"),
 )
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 # What a model needs to be used, of what a run saves; `training_args.bin`, a pickle, is not among it.
 OF_A_MODEL = (

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from indictune.folders import NO_ROOM
 from indictune.training.checkpoints import store
-from indictune.training.output import NO_ROOM
 
 
 class SaveError(RuntimeError):
