@@ -1,6 +1,6 @@
 """Rows a second of a small BERT on real tweets, beside transformers' Trainer, plain and at its best.
 
-    python -m benchmarks.speed [--data ../shared/data/sentiment] [--steps 2] [--seeds] [--compile]
+    python -m benchmarks.speed [--data ../shared/data/sentiment] [--steps 2] [--compile]
 
 `trainer_defaults` is as transformers' run_classification.py has it: rows padded to 128, in fp32; its batches are of 64
 rows, as all others' are, where the script's default is 8. Every contender lives in its own process; they take turns,
@@ -12,10 +12,9 @@ length (`LIKE_LENGTH` in indictune/models/unpadded.py).
 
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step.
 `--steps` of a lap make it longer where the machine is unsteady; the table has the median of the laps' ratios, the
-least and the largest. `--seeds` (minutes) compares bf16 with fp32 instead, by the mean of five seeds beside their
-spread. `--compile` (minutes) adds a contender of a compiled model, whose loss is then the one compared; its first lap,
-which is left out, has most of the compilation, and the least of its ratios a lap that met lengths for which it
-compiled anew.
+least and the largest. `--compile` (minutes) adds a contender of a compiled model, whose loss is then the one compared;
+its first lap, which is left out, has most of the compilation, and the least of its ratios a lap that met lengths for
+which it compiled anew. Contenders in bf16 round: `benchmarks.seeds` compares their loss.
 """
 
 from __future__ import annotations
@@ -49,10 +48,6 @@ SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)
 LAPS = 5
 STEPS_OF_CURVE = 12
-STEPS_OF_SEEDS = 120
-# Of a model from random weights, so that it learns within these steps; a loss that stays where it began shows nothing.
-RATE_OF_SEEDS = "1e-3"
-LEARNED = 0.95  # of the first steps' loss
 FP32 = {"dropout": 0.0, "logging_steps": 1}
 
 Row = dict[str, str]
@@ -286,42 +281,6 @@ def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -
     return {"steps": job.steps, "ours": ours["losses"], "trainer": plain["losses"], "largest": max(differences)}
 
 
-def compare_seeds(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
-    """The mean loss of the last third of the steps, of five seeds in fp32 and in bf16.
-
-    Raises:
-        RuntimeError: the model has not learned, and its losses would agree whatever computes them.
-    """
-    write_model(folder / "model", rows, VOCABULARIES[0])
-    job = Job(folder / "model", write_rows(rows, folder / "train.jsonl"), STEPS_OF_SEEDS, STEPS_OF_SEEDS, folder)
-    third = STEPS_OF_SEEDS // 3
-    losses: dict[str, list[float]] = {"fp32": [], "bf16": []}
-    at_first = []
-    for seed in range(5):
-        for dtype, found in losses.items():
-            settings = {
-                "seed": seed,
-                "logging_steps": 1,
-                "learning_rate": RATE_OF_SEEDS,
-                "bf16": str(dtype == "bf16").lower(),
-            }
-            curve = run_alone(Contender(f"{dtype}_seed_{seed}", settings=settings), job)["losses"]
-            at_first.append(statistics.mean(curve[: third // 4]))
-            found.append(statistics.mean(curve[-third:]))
-    means = {dtype: statistics.mean(found) for dtype, found in losses.items()}
-    began = statistics.mean(at_first)
-    if means["fp32"] > LEARNED * began:
-        raise RuntimeError(f"The loss fell from {began:.4f} to {means['fp32']:.4f} only: this compares nothing.")
-    difference, spread = means["bf16"] - means["fp32"], statistics.stdev(losses["fp32"])
-    return {
-        **losses,
-        "at_first": began,
-        "difference": difference,
-        "spread_of_seeds": spread,
-        "inside": abs(difference) <= spread,
-    }
-
-
 def show(vocab_size: int, lines: Sequence[dict[str, Any]]) -> None:
     """Print a table."""
     header = [f"vocabulary {vocab_size:,}", "rows/s", "padding", "tokens/row", "peak MB", "x defaults", "x best"]
@@ -350,20 +309,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sentiment"), help="folder with jsonl files")
     parser.add_argument("--steps", type=int, default=2, help="of a lap")
-    parser.add_argument("--seeds", action="store_true", help="compare bf16 with fp32 by five seeds, and nothing else")
     parser.add_argument("--compile", action="store_true", help="measure a compiled model, too")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
     rows = read_tweets(options.data)
     results: dict[str, Any] = {"environment": environment(), "rows": len(rows)}
     with tempfile.TemporaryDirectory() as work:
-        if options.seeds:
-            results["seeds"] = seeds = compare_seeds(rows, Path(work))
-            verdict = "inside" if seeds["inside"] else "OUTSIDE"
-            print(f"bf16: {seeds['difference']:+.4f}, {verdict} the spread of seeds of {seeds['spread_of_seeds']:.4f}")
-        else:
-            results |= compare_speeds(rows, Path(work), options.steps, options.compile)
-    name = "seeds" if options.seeds else "speed-compiled" if options.compile else "speed"
+        results |= compare_speeds(rows, Path(work), options.steps, options.compile)
+    name = "speed-compiled" if options.compile else "speed"
     if options.steps != parser.get_default("steps"):
         name += f"-laps-of-{options.steps}"
     print(f"written to {write_results(name, results)}")

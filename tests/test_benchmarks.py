@@ -227,6 +227,38 @@ def test_the_order_of_rows_goes_on_in_the_next_epoch() -> None:
     assert len(third) == 4
 
 
+@pytest.mark.parametrize(("shift", "inside"), [(0.005, True), (0.02, False), (-0.02, False)])
+def test_a_setting_is_inside_where_seeds_differ_more(shift: float, inside: bool) -> None:
+    from benchmarks.seeds import compare
+
+    ends = [0.50, 0.51, 0.52, 0.49, 0.48]  # with a standard deviation of 0.016
+    curves = {
+        name: [[1.0] * 24 + [end + extra] * 12 for end in ends] for name, extra in {"fp32": 0.0, "bf16": shift}.items()
+    }
+    found = compare(curves)
+    assert found["fp32"]["spread"] == pytest.approx(0.0158, abs=1e-4)
+    assert found["bf16"]["difference"] == pytest.approx(shift)
+    assert found["bf16"]["inside"] is inside
+
+
+def test_seeds_that_have_not_learned_compare_nothing() -> None:
+    from benchmarks.seeds import compare
+
+    with pytest.raises(RuntimeError, match=r"from 1\.0000 to 0\.9900 only"):
+        compare({"fp32": [[1.0] * 24 + [0.99] * 12] * 5})
+
+
+@pytest.mark.slow
+def test_each_setting_of_the_seeds_trains_otherwise(tmp_path: Path) -> None:
+    from benchmarks.seeds import SETTINGS, job_flags, losses
+
+    job = job_flags(ROOT / "no such folder", tmp_path, steps=3)
+    curves = {name: losses(job, tmp_path / name, 1, *flags) for name, flags in SETTINGS.items()}
+    assert {len(curve) for curve in curves.values()} == {3}
+    assert len({tuple(curve) for curve in curves.values()}) == len(SETTINGS)
+    assert curves["bf16"] == pytest.approx(curves["fp32"], rel=0.02)
+
+
 def test_every_batch_of_tweets_is_whole(tmp_path: Path) -> None:
     from benchmarks.contenders import BATCH_SIZE
     from benchmarks.speed import read_tweets
