@@ -247,13 +247,16 @@ def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_
     assert job.outcome() == unbroken
 
 
-def test_a_recipe_that_the_disk_does_not_take_is_told(finished_run: FinishedRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("error", "said"), [("ENOSPC", "No space left on device. It needs "), ("EACCES", "")])
+def test_a_recipe_that_the_disk_does_not_take_is_told(
+    finished_run: FinishedRun, tmp_path: Path, error: str, said: str
+) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
-    result = job.start("ENOSPC@pathlib:Path.replace:1")
+    result = job.start(f"{error}@pathlib:Path.replace:1")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    told = f"{job.folder / 'recipe.yaml'} could not be written: No space left on device. It needs "
-    assert f"indictune: {told}" in result.stderr
+    said = said or "Permission denied. There is no earlier checkpoint; when it can be written, "
+    assert f"indictune: {job.folder / 'recipe.yaml'} could not be written: {said}" in result.stderr
 
 
 def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(

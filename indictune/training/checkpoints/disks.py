@@ -61,8 +61,19 @@ def telling_of_model(output_dir: Path, needed: int) -> Iterator[None]:
 
 
 def message_of(error: OSError, output_dir: Path) -> str | None:
-    """What to tell of a file that there was no room for; None where the error is another one, or names no file."""
-    if error.errno not in {*NO_ROOM, errno.EROFS} or error.filename is None:
+    """What to tell of a file that there was no room for, or of one of the run's own that was closed to it.
+
+    Args:
+        error: that ends the run.
+        output_dir: of the run.
+
+    Returns:
+        A sentence, or None where the error is another one, or names no file.
+    """
+    if error.filename is None:
+        return None
+    is_closed = error.errno in (errno.EACCES, errno.EPERM) and Path(error.filename).is_relative_to(output_dir)
+    if error.errno not in {*NO_ROOM, errno.EROFS} and not is_closed:
         return None
     return f"{error.filename} could not be written: {error.strerror}. {_way_out(error, output_dir)}"
 
