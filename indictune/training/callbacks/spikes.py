@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -63,7 +63,8 @@ class WarnOfSpikes(TrainerCallback):
     def _look_at_norms(self) -> None:
         """Read what the steps have left. All ranks must call it: each may hold a part of a norm."""
         norms, self._norms = self._norms, {}
-        self._look_at("grad_norm", {step: _number(norm) for step, norm in norms.items()})
+        if norms:
+            self._look_at("grad_norm", dict(zip(norms, _numbers(norms.values()), strict=True)))
 
     def _look_at(self, name: str, values: Mapping[int, float]) -> None:
         """Warn of the largest of some steps' values that stand out. NaN and infinity are told elsewhere."""
@@ -81,9 +82,11 @@ class WarnOfSpikes(TrainerCallback):
             )
 
 
-def _number(norm: torch.Tensor | float) -> float:
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return float(whole)
+def _numbers(norms: Iterable[torch.Tensor | float]) -> list[float]:
+    """Of all at once, so that the device is waited for once."""
+    whole = [each.full_tensor() if isinstance(each, DTensor) else torch.as_tensor(each) for each in norms]
+    numbers: list[float] = torch.stack(whole).tolist()
+    return numbers
 
 
 def stands_out(value: float, seen: deque[float]) -> bool:
