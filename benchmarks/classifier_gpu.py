@@ -28,6 +28,7 @@ ROWS_OF_THE_GOAL = 2_000_000
 # Of the Trainer as run_classification.py has it, padded to 128 and in fp32; its default of 8 rows is slower still.
 PLAIN_BATCH_SIZE = 64
 BASELINES = ("trainer_defaults", "trainer_best", "ours")
+WITHOUT_DROPOUT = {"dropout": 0.0}  # torch's attention for joined rows is taken then, which has none
 RECIPE = Path(__file__).parents[1] / "recipes/sentiment/indicbert_v2.yaml"
 
 
@@ -167,6 +168,7 @@ def contenders(size: Size, grouped: tuple[int, ...]) -> list[Contender]:
         Contender("trainer_defaults", "max_length"),
         Contender("trainer_best", "longest", best, grouped),
         Contender("ours", settings=ours),
+        Contender("ours_without_dropout", settings={**ours, **WITHOUT_DROPOUT}),
         Contender("ours_padded", settings={**ours, "padding_free": "off"}),
         Contender("ours_whole_vocabulary", settings={**ours, "active_vocabulary": "off"}),
         Contender("ours_fp32", settings={**ours, "bf16": "false", "tf32": "false"}),
@@ -179,10 +181,9 @@ def compare(plan: Plan, note: Note) -> None:
     The first of ours tokenises the rows, the others find them in the cache.
     """
     size = SIZES[plan.size]
-    steps_per_lap = size.warm_up_steps + size.steps_per_lap
     job = job_of(plan, "compare", _steps(size))
-    rows = _rows(job)
-    grouped = grouped_by_length(job.model, rows, 1 + size.laps, steps_per_lap, size.global_batch_size)
+    laps = 1 + size.laps, size.steps_per_lap
+    grouped = grouped_by_length(job.model, _rows(job), *laps, size.global_batch_size, size.warm_up_steps)
     runs = contenders(size, grouped)
     entries = [(each, _of_defaults(job, size) if each.title == "trainer_defaults" else job) for each in runs]
     race = Race(compete, plan.start, plan.deadline)
@@ -205,12 +206,13 @@ def compare_compiled(plan: Plan, note: Note) -> None:
 def run_race(race: Race, runs: Sequence[Contender], plan: Plan, job: Job, note: Note) -> None:
     """Let those that have entered run, and tell the table after each round and at the end."""
     size = SIZES[plan.size]
-    rows = _rows(job)
-    flops_per_row = classifier_flops(BertConfig.from_pretrained(job.model), _lengths(rows)) / len(rows)
+    lengths = _lengths(_rows(job))
+    flops_per_row = classifier_flops(BertConfig.from_pretrained(job.model), lengths) / len(lengths)
+    tokens_per_row = float(lengths.mean())
     device = json.loads((plan.folder / "flops.json").read_text(encoding="utf-8"))
 
     def lines() -> list[dict[str, Any]]:
-        return _with_ratios([_line(each.title, size, race, flops_per_row / device) for each in runs])
+        return _with_ratios([_line(each.title, size, race, flops_per_row / device, tokens_per_row) for each in runs])
 
     note({"flops_per_row": flops_per_row})
     race.run(size.laps, lambda: note({"contenders": lines()}))
@@ -247,11 +249,12 @@ def _lengths(rows: Sequence[dict[str, str]]) -> np.ndarray:
     return np.array([len(row["text"].split()) + 2 for row in rows])
 
 
-def _line(title: str, size: Size, race: Race, mfu_per_row: float) -> dict[str, Any]:
+def _line(title: str, size: Size, race: Race, mfu_per_row: float, tokens_per_row: float) -> dict[str, Any]:
     """What is known of a contender so far.
 
     Args:
         mfu_per_row: utilisation of the device's bf16 products at one row a second.
+        tokens_per_row: of all rows, which those of the laps are like.
     """
     line: dict[str, Any] = {"contender": title}
     if title in race.errors:
@@ -271,7 +274,7 @@ def _line(title: str, size: Size, race: Race, mfu_per_row: float) -> dict[str, A
         "laps": len(laps),
         "mfu": round(speed * mfu_per_row, 4),
         "seconds_for_2m_rows": round(ROWS_OF_THE_GOAL / speed, 1),
-        "tokens_per_second": round(speed * counted["tokens_per_row"]),
+        "tokens_per_second": round(speed * tokens_per_row),
         "padding_fraction": round(counted["padding_fraction"], 4),
         "peak_memory_bytes": counted["peak_memory_bytes"],
         "seconds_to_first_step": round(race.seconds_to_ready[title] + counted["first_step_s"], 1),

@@ -34,6 +34,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 from transformers.trainer_pt_utils import get_length_grouped_indices
@@ -48,6 +49,7 @@ SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)
 LAPS = 5
 STEPS_OF_CURVE = 12
+DRAWS = 1000  # of batches for a lap
 FP32 = {"dropout": 0.0, "logging_steps": 1}
 
 Row = dict[str, str]
@@ -84,25 +86,36 @@ def write_model(folder: Path, rows: Sequence[Row], vocab_size: int) -> None:
 
 
 def grouped_by_length(
-    model: Path, rows: Sequence[Row], laps: int, steps_per_lap: int, batch_size: int = BATCH_SIZE
+    model: Path,
+    rows: Sequence[Row],
+    laps: int,
+    steps_per_lap: int,
+    batch_size: int = BATCH_SIZE,
+    warm_up_steps: int = 0,
 ) -> tuple[int, ...]:
-    """Rows in batches as `train_sampling_strategy: group_by_length` makes them, drawn evenly over their lengths.
+    """Rows in batches as `train_sampling_strategy: group_by_length` makes them, for laps that are like a whole epoch.
 
-    The sampler begins with its longest batches; a short run of it would see nothing else. Every lap gets batches from
-    short to long instead, as a whole epoch has them.
+    The sampler begins with its longest batches; a short run of it would see nothing else. Every lap gets a batch of
+    each band of lengths instead, so that it has as many places a row as all batches have: of many draws, the nearest.
+    Its longest come first, as the sampler's do; they warm it up, and are then timed with the others.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = [row["text"] for row in rows]
     lengths = [len(ids) for ids in tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]]
-    generator = torch.Generator().manual_seed(0)
-    order = get_length_grouped_indices(lengths, batch_size, generator=generator)  # type: ignore[no-untyped-call]
+    seeded = torch.Generator().manual_seed(0)
+    order = get_length_grouped_indices(lengths, batch_size, generator=seeded)  # type: ignore[no-untyped-call]
     whole = len(order) // batch_size * batch_size
     batches = [order[start : start + batch_size] for start in range(0, whole, batch_size)]
-    batches.sort(key=lambda batch: sum(lengths[row] for row in batch))
-    wanted = laps * steps_per_lap
-    # Batch number `lap` of each of the `steps_per_lap` bands of length.
-    places = [step * laps + lap + 0.5 for lap in range(laps) for step in range(steps_per_lap)]
-    return tuple(row for place in places for row in batches[int(place / wanted * len(batches))])
+    batches.sort(key=lambda batch: max(lengths[row] for row in batch), reverse=True)
+    places = np.array([max(lengths[row] for row in batch) for batch in batches])
+    bands = np.array_split(np.arange(len(batches)), steps_per_lap)
+    generator = np.random.default_rng(0)
+    chosen: list[int] = []
+    for _ in range(laps):
+        draws = np.stack([generator.choice(band, DRAWS) for band in bands], axis=1)
+        lap = draws[np.abs(places[draws].mean(axis=1) - places.mean()).argmin()].tolist()
+        chosen += [*lap[:warm_up_steps], *lap]
+    return tuple(row for number in chosen for row in batches[number])
 
 
 def contenders(grouped: tuple[int, ...], compiled: bool = False) -> list[Contender]:

@@ -259,6 +259,25 @@ def test_each_setting_of_the_seeds_trains_otherwise(tmp_path: Path) -> None:
     assert curves["bf16"] == pytest.approx(curves["fp32"], rel=0.02)
 
 
+@pytest.mark.parametrize("warm_up_steps", [0, 2])
+def test_laps_of_batches_by_length_are_like_a_whole_epoch(tmp_path: Path, warm_up_steps: int) -> None:
+    from benchmarks.speed import grouped_by_length, read_tweets
+    from indictune.models.tiny_bert import train_tokenizer
+
+    rows = read_tweets(tmp_path)
+    tokenizer = train_tokenizer([row["text"] for row in rows], 2_000, 128)
+    tokenizer.save_pretrained(tmp_path)
+    order = grouped_by_length(tmp_path, rows, 5, 3, 16, warm_up_steps)
+    lengths = np.array([len(tokenizer(row["text"])["input_ids"]) for row in rows])
+    batches = np.array(order).reshape(5, warm_up_steps + 3, 16)
+    timed = batches[:, warm_up_steps:]
+    places = lengths[timed].max(axis=2)
+    assert (np.diff(places) <= 0).all()  # the longest first, as the sampler's
+    np.testing.assert_array_equal(batches[:, :warm_up_steps], timed[:, :warm_up_steps])
+    assert places.mean(axis=1).max() / places.mean(axis=1).min() < 1.03
+    assert lengths[timed].mean() == pytest.approx(lengths.mean(), rel=0.03)
+
+
 def test_every_batch_of_tweets_is_whole(tmp_path: Path) -> None:
     from benchmarks.contenders import BATCH_SIZE
     from benchmarks.speed import read_tweets
