@@ -1,13 +1,13 @@
 """What needs a GPU, in one go: speed, losses and stages of the classifier, and LLaMA.
 
-    python -m benchmarks.gpu [--minutes 9] [--parts device classifier losses stages llama llama_losses]
+    python -m benchmarks.gpu [--minutes 9] [--parts device classifier losses stages ...]
     python -m benchmarks.gpu --parts compiled
 
 A BERT of IndicBERT-v2's shape with a vocabulary of 250,000 and random weights, on rows as long as tweets, by the
 recipe for IndicBERT v2 and beside transformers' Trainer; then adapters on a LLaMA of 8B, beside TRL. Each part is a
 process of its own with a limit of time: one that fails is told, and the others go on. The classifier compiled, beside
 itself, has a go of its own: compiling takes longer than a share of nine minutes. There is one result file a go,
-written whenever there is something new, so that one that is stopped keeps what it found; the profiler's trace lies
+written whenever there is something new, so that one that is stopped keeps what it found; the profiler's traces lie
 beside it. One GPU is used, the first of several. Models lie in TMPDIR, 17 GB of them: /dev/shm is quick where there is
 the memory. `--size tiny` tries the program on a CPU, in some minutes.
 """
@@ -30,9 +30,10 @@ PARTS: dict[str, tuple[Part, int]] = {
     "device": (classifier_gpu.prepare, 4),
     "classifier": (classifier_gpu.compare, 17),
     "losses": (classifier_gpu.compare_losses, 7),
-    "stages": (stages.measure, 8),
+    "stages": (stages.measure, 10),
     "llama": (llama.compare, 14),
-    "llama_losses": (llama_losses.compare, 8),
+    "llama_stages": (stages.measure_llama, 7),
+    "llama_losses": (llama_losses.compare, 6),
     "compiled": (classifier_gpu.compare_compiled, 7),
 }
 NEEDED = "device"  # by all others

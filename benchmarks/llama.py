@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 from benchmarks.contenders import Contender, Job, Turns, order_of, run_script, write_to_log
 from benchmarks.flops import adapter_flops
@@ -92,13 +92,10 @@ SIZES = {
 def compare(plan: Plan, note: Note) -> None:
     """A part: one method after the other, each with all the time that is left."""
     size = SIZES[plan.size]
-    model, rows = plan.folder / "llama", plan.folder / "chats.jsonl"
     since = time.time()
-    config = write_model(model, size.model)
+    model, rows, lengths = write_inputs(plan)
     note({"seconds_to_write_model": round(time.time() - since, 1)})
-    lengths = write_rows(rows, 3 * size.steps * TRL_BATCH_SIZE, size.max_length, plan.full_length)
-    os.environ["INDICTUNE_CACHE"] = str(plan.folder / "cache_of_llama")
-    flops_per_token = adapter_flops(config, lengths) / float(lengths.sum())
+    flops_per_token = adapter_flops(LlamaConfig.from_pretrained(model), lengths) / float(lengths.sum())
     device = json.loads((plan.folder / "flops.json").read_text(encoding="utf-8"))
     note({"flops_per_token": flops_per_token, "rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 1)})
     for method in METHODS:
@@ -106,6 +103,16 @@ def compare(plan: Plan, note: Note) -> None:
         folder.mkdir()
         job = Job(model, rows, size.steps, size.steps_per_lap, folder, size.warm_up_steps)
         compare_method(method, plan, job, flops_per_token / device, note)
+
+
+def write_inputs(plan: Plan) -> tuple[Path, Path, np.ndarray]:
+    """The model, unless an earlier part has written it, and the rows: both paths, and the tokens of each row."""
+    size = SIZES[plan.size]
+    model, rows = plan.folder / "llama", plan.folder / "chats.jsonl"
+    os.environ["INDICTUNE_CACHE"] = str(plan.folder / "cache_of_llama")
+    if not model.exists():
+        write_model(model, size.model)
+    return model, rows, write_rows(rows, 3 * size.steps * TRL_BATCH_SIZE, size.max_length, plan.full_length)
 
 
 def compare_method(method: str, plan: Plan, job: Job, mfu_per_token: float, note: Note) -> None:
@@ -128,8 +135,8 @@ def compare_method(method: str, plan: Plan, job: Job, mfu_per_token: float, note
     show(found)
 
 
-def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> LlamaConfig:
-    """The model, and the package's own tokenizer; returns its configuration."""
+def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> None:
+    """The model, and the package's own tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
     tokenizer.model_max_length = 8192
     tokenizer.save_pretrained(folder)
@@ -144,7 +151,6 @@ def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype = torch.
         torch.set_default_dtype(default)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # the GPU is the contenders'
-    return config
 
 
 def write_rows(path: Path, count: int, max_length: int, full_length: bool) -> np.ndarray:
@@ -169,14 +175,19 @@ def write_rows(path: Path, count: int, max_length: int, full_length: bool) -> np
 
 
 def contenders(method: str, max_length: int) -> list[Contender]:
-    """Who runs: packed, the same rows as TRL's without padding, and TRL."""
+    """Who runs: packed, the same rows as TRL's without padding, and TRL.
+
+    QLoRA's own optimizer waits for the GPU at each weight; TRL's default is a contender of ours, too.
+    """
     common = {"method": method, "max_length": max_length}
     adapter = {**common, **LORA, "lora_dropout": 0.0}  # peft's default
     packed = {**adapter, "packing": "true", "global_batch_size": PACKS, "per_device_train_batch_size": PACKS}
     joined = {**adapter, "global_batch_size": TRL_BATCH_SIZE, "per_device_train_batch_size": TRL_BATCH_SIZE}
+    fused = [Contender(f"{method}_ours_fused", settings={**joined, "optim": "adamw_torch_fused"})]
     return [
         Contender(f"{method}_ours_packed", settings=packed),
         Contender(f"{method}_ours_joined", settings=joined),
+        *(fused if method == "qlora" else []),
         Contender(f"{method}_trl", "longest", common),
     ]
 
@@ -192,8 +203,6 @@ def compete(contender: Contender, job: Job, connection: Connection) -> None:
 
 def train_by_indictune(contender: Contender, job: Job, connection: Connection) -> None:
     """scripts/train_llama.py, with one callback more."""
-    from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
-    from scripts import train_llama
 
     def turns(trainer: Any, throughput: Any) -> Turns:
         def counted() -> dict[str, Any]:
@@ -204,6 +213,14 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection) -
             return {**found, "order": order_of(batches, trainer.state.global_step)}
 
         return Turns(connection, job, counted)
+
+    run_llama(contender, job, turns)
+
+
+def run_llama(contender: Contender, job: Job, callback: Callable[[Any, Any], TrainerCallback]) -> None:
+    """scripts/train_llama.py with a contender's settings; `callback` as of `run_script`."""
+    from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+    from scripts import train_llama
 
     settings = {
         "model_name_or_path": job.model,
@@ -216,7 +233,7 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection) -
         "disable_tqdm": "true",
         **contender.settings,
     }
-    run_script(train_llama, (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments), settings, turns)
+    run_script(train_llama, (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments), settings, callback)
 
 
 def train_by_trl(contender: Contender, job: Job, connection: Connection) -> None:

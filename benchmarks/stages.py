@@ -1,4 +1,4 @@
-"""Where a training step of the classifier spends its time: on the GPU by kernel, and on the host."""
+"""Where a training step of the classifier and of LLaMA spends its time: on the GPU by kernel, and on the host."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from torch.autograd.profiler_util import DeviceType, FunctionEventAvg  # type: i
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from benchmarks.classifier_gpu import SIZES, job_of, recipe
+from benchmarks import llama
+from benchmarks.classifier_gpu import SIZES, WITHOUT_DROPOUT, job_of, recipe
 from benchmarks.contenders import Contender, Job, run_sentiment, write_to_log
 from benchmarks.parts import Note, Plan
 from benchmarks.speed import Runner
 
 # The first pattern that a kernel's name holds decides; on a CPU, where there are none, that of an operation.
 STAGES = {
+    "dequantisation": r"dequant",
     "attention": r"flash|fmha|attention|varlen",
     "embedding": r"embedding|index_?select|vectorized_gather|compute_grad_weight|sum_and_scatter|segment_offset|radix",
-    "optimizer": r"multi_tensor_apply|adam|lpnorm|foreach",
+    "optimizer": r"multi_tensor_apply|adam|lpnorm|foreach|koptimizer",
     "other matmuls": r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitk|\b\w*mm\b|linear",
     "copies": r"memcpy|memset|copy_",
 }
@@ -34,7 +36,10 @@ WAITS = r"cuda(Stream|Event)Synchronize"
 TOP = 15
 WARM_UP_STEPS = {"full": 15, "tiny": 1}
 STEPS = {"full": 10, "tiny": 2}
+STEPS_OF_LLAMA = 3, 2  # to warm up, and timed and profiled
 PATIENCE_S = 90.0
+
+Run = Callable[[Contender, Job, Callable[[Any, Any], TrainerCallback]], None]
 
 
 class StageProfiler(TrainerCallback):
@@ -161,23 +166,44 @@ def host(events: Iterable[FunctionEventAvg], steps: int) -> dict[str, float]:
     return {name: round(value / steps, 2) for name, value in found.items()}
 
 
-def profile_stages(size: str, trace: Path, contender: Contender, job: Job, connection: Connection) -> None:
-    """The whole life of the profiled process."""
+def profile_stages(
+    run: Run, steps: tuple[int, int], trace: Path | None, contender: Contender, job: Job, connection: Connection
+) -> None:
+    """The whole life of a profiled process; `steps` to warm up, and timed and profiled."""
     write_to_log(contender, job)
-    run_sentiment(
-        contender, job, lambda *_: StageProfiler(connection, WARM_UP_STEPS[size], STEPS[size], trace, shares)
-    )
+    run(contender, job, lambda *_: StageProfiler(connection, *steps, trace, shares))
 
 
 def measure(plan: Plan, note: Note) -> None:
-    """A part: the stages of ours by its recipe."""
-    steps = WARM_UP_STEPS[plan.size] + 2 * STEPS[plan.size]
-    job = job_of(plan, "stages", steps)
-    contender = Contender("profiled", settings=recipe(SIZES[plan.size]))
-    runner = Runner(contender, job, partial(profile_stages, plan.size, plan.trace), lambda: PATIENCE_S)
-    note({"step_ms": _step_ms(runner.lap(), STEPS[plan.size])})
+    """A part: the stages of the classifier by its recipe, and without dropout: attention has another kernel then."""
+    steps = WARM_UP_STEPS[plan.size], STEPS[plan.size]
+    job = job_of(plan, "stages", steps[0] + 2 * steps[1])
+    ours = recipe(SIZES[plan.size])
+    _profile(Contender("ours", settings=ours), job, run_sentiment, steps, plan.trace, note)
+    without = Contender("ours_without_dropout", settings={**ours, **WITHOUT_DROPOUT})
+    _profile(without, job, run_sentiment, steps, None, note)
+
+
+def measure_llama(plan: Plan, note: Note) -> None:
+    """A part: the stages of QLoRA on rows joined end to end."""
+    steps = STEPS_OF_LLAMA
+    model, rows, _ = llama.write_inputs(plan)
+    folder = plan.folder / "stages_of_llama"
+    folder.mkdir()
+    total = steps[0] + 2 * steps[1]
+    job = Job(model, rows, total, total, folder)
+    runs = {each.title: each for each in llama.contenders("qlora", llama.SIZES[plan.size].max_length)}
+    trace = plan.trace.with_name(plan.trace.name.replace(".trace.", ".llama.trace."))
+    _profile(runs["qlora_ours_joined"], job, llama.run_llama, steps, trace, note)
+
+
+def _profile(contender: Contender, job: Job, run: Run, steps: tuple[int, int], trace: Path | None, note: Note) -> None:
+    runner = Runner(contender, job, partial(profile_stages, run, steps, trace), lambda: PATIENCE_S)
+    step_ms = _step_ms(runner.lap(), steps[1])
+    note({contender.title: {"step_ms": step_ms}})  # of a profile that fails this is left
     found = runner.finish()
-    note(found)
+    note({contender.title: found})
+    print(f"{contender.title}:")
     show(found)
 
 

@@ -34,6 +34,8 @@ ROOT = Path(__file__).parents[1]
         ("void at::native::(anonymous namespace)::compute_grad_weight<float, int>", "embedding"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "rest"),
+        ("void kDequantizeBlockwise<__nv_bfloat16, 512, 64, 8, 2>(float*, unsigned char*, float*)", "dequantisation"),
+        ("void kOptimizerStatic8bit2StateBlockwise<__nv_bfloat16, 1, 256, 1>", "optimizer"),
         ("aten::addmm", "other matmuls"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
     ],
@@ -101,10 +103,10 @@ def test_a_compiled_model_is_measured_in_a_run_of_its_own(tmp_path: Path) -> Non
 @pytest.mark.timeout(700)
 def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path: Path) -> None:
     parts = parts_of_gpu(tmp_path, "gpu-tiny")
-    assert list(parts) == ["device", "classifier", "losses", "stages", "llama", "llama_losses"]
+    assert list(parts) == ["device", "classifier", "losses", "stages", "llama", "llama_stages", "llama_losses"]
     assert parts["device"]["bf16_matmul_tflops"] > 0
     lines = {line["contender"]: line for line in parts["classifier"]["contenders"]}
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines.values():
         assert line["rows_per_second"] > 0
         assert line["seconds_to_first_step"] > 0
@@ -117,12 +119,14 @@ def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path:
     assert len(curve["ours"]) == 8
     assert curve["largest"] < 1e-4
     assert curve["padding"]["ours"] == 0 < curve["padding"]["trl"]
-    assert sum(parts["stages"]["share_of_busy_time"].values()) == pytest.approx(1, abs=0.01)
-    assert parts["stages"]["host"]["loading_and_collation_ms"] > 0
-    (trace,) = tmp_path.glob("*-gpu-tiny.trace.json.gz")
-    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    profiled = {**parts["stages"], **parts["llama_stages"]}
+    for title in ("ours", "ours_without_dropout", "qlora_ours_joined"):
+        assert sum(profiled[title]["share_of_busy_time"].values()) == pytest.approx(1, abs=0.01)
+        assert profiled[title]["host"]["loading_and_collation_ms"] > 0
+    for kind in ("gpu-tiny", "gpu-tiny.llama"):
+        (trace,) = tmp_path.glob(f"*-{kind}.trace.json.gz")
+        assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     for method in ("qlora", "lora"):
-        assert [line["contender"] for line in parts["llama"][method]] == [
-            *(f"{method}_ours_packed", f"{method}_ours_joined", f"{method}_trl")
-        ]
+        names = ["ours_packed", "ours_joined", *["ours_fused"] * (method == "qlora"), "trl"]
+        assert [line["contender"] for line in parts["llama"][method]] == [f"{method}_{name}" for name in names]
         assert all(line["times_trl"] > 0 for line in parts["llama"][method])
