@@ -232,9 +232,11 @@ def medians(runs: list[Stages], rows: int) -> Stages:
 
 
 def lines_through(by_rows: dict[int, Stages]) -> Stages:
-    """Of each stage: seconds whatever the rows, seconds for a million more, and how far off the line is at most."""
+    """Of each stage of all: seconds whatever the rows, for a million more, and how far off the line is at most."""
     found: Stages = {}
-    for stage in next(iter(by_rows.values())):
+    for stage in STAGES:
+        if not all(stage in measured for measured in by_rows.values()):
+            continue
         rows, seconds = list(by_rows), [measured[stage]["seconds"] for measured in by_rows.values()]
         slope, start = np.polyfit(rows, seconds, 1)
         off = [abs(start + slope * number - took) / took for number, took in zip(rows, seconds, strict=True)]
@@ -271,6 +273,7 @@ def main() -> None:
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[30_000, 250_000])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="to tokenise, clean before")
+    parser.add_argument("--plain_rows", type=int, help="plain `datasets` gets no more rows than this")
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
@@ -284,14 +287,17 @@ def main() -> None:
             for number in options.rows:
                 rows = Path(work) / f"{number}.csv"
                 write_rows(rows, number)
-                runs = [measure_once(rows, Path(work) / "tokenizer", options.stages) for _ in range(options.repeats)]
+                has_plain = options.plain_rows is None or number <= options.plain_rows
+                stages = [each for each in options.stages if has_plain or each.startswith("ours")]
+                runs = [measure_once(rows, Path(work) / "tokenizer", stages) for _ in range(options.repeats)]
                 by_rows[number] = medians(runs, number)
                 print(f"{shown(by_rows[number], number, size)}\n", flush=True)
         results["vocabularies"][size] = {"rows": by_rows}
         if len(by_rows) > 2:  # a line goes through any two points
             results["vocabularies"][size]["straight_line"] = lines_through(by_rows)
             print(json.dumps(lines_through(by_rows), indent=2), flush=True)
-        print(write_results(f"preparation-{max(options.rows)}", results), flush=True)
+        name = f"preparation-{max(options.rows)}" + ("" if options.plain_rows is None else "-ours")
+        print(write_results(name, results), flush=True)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,11 @@ def test_no_accumulation_on_two_ranks(run_under: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "padding_free"), [("zero2", "on"), pytest.param("ddp", "off", marks=pytest.mark.slow)]
+    ("strategy", "padding_free"),
+    [
+        ("zero2", "on"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("ddp", "off"), ("fsdp2", "on"), ("zero3", "on"))),
+    ],
 )
 def test_a_limit_of_tokens_does_not_change_the_run(run_under: Start, strategy: str, padding_free: str) -> None:
     """The limit is a little more than the longest row; a global batch of 24 rows has a few hundred tokens."""
