@@ -71,7 +71,6 @@ class Session:
         self._model: dict[str, Any] = {}
         self._log: RankLog | None = None
         self._lock: TextIO | None = None
-        self._found: list[Path] = []
         self.best_checkpoint: Path | None = None
         self.stop_request = StopRequest()
         world_size, attempt = launch.world_size_of(os.environ), restart.attempt(os.environ)
@@ -198,8 +197,8 @@ class Session:
         with self.checks():
             self._choose_optimizer()
         with self.checks():
-            self._found = resuming.candidates(self.output_dir, planned("resume_from_checkpoint"))
-            for checkpoint in self._found[:1]:
+            checkpoint = resuming.candidate(self.output_dir, planned("resume_from_checkpoint"))
+            if checkpoint is not None:
                 resuming.check_trusted(checkpoint, self.output_dir, self.trusts_checkpoint)
                 known = {name: self._decided.get(name, planned(name)) for name in resuming.LOOKED_AT}
                 resuming.check_fits(checkpoint, self.launch, resolved(*self._built) | known, self._model)
@@ -331,8 +330,9 @@ class Session:
         sharding.barrier()
         asked = self.recipe.values.get("resume_from_checkpoint")
         resuming.end_if_finished(self.output_dir, asked)
-        # What was given back counts too.
-        found = store.listed(self.output_dir) if asked == output.AUTO else self._found
+        found = store.listed(self.output_dir)  # what was given back counts too, and what is damaged is named
+        if asked != output.AUTO:
+            found = [] if asked is None else [Path(asked)]
         chosen, self.best_checkpoint = resuming.newest_whole(found, asked, args, self.trusts_checkpoint)
         for each in filter(None, (chosen, self.best_checkpoint)):
             resuming.check_trusted(each, self.output_dir, self.trusts_checkpoint)

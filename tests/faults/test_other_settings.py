@@ -87,6 +87,21 @@ def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_befo
     ]
 
 
+def test_a_recipe_that_has_rotted_is_no_other_optimizer(job: Job) -> None:
+    """It still reads as one."""
+    recipe = job.folder / "checkpoint-4" / "recipe.yaml"
+    whole = recipe.read_bytes()
+    recipe.write_bytes(whole.replace(b"adamw_torch_fused", b"adamw_torch_fuSed"))
+    assert recipe.read_bytes() != whole
+    named = ("--resume_from_checkpoint", str(recipe.parent))
+    assert replace(job, flags=(*job.flags, *named)).start().returncode == 2
+    assert job.status["message"].startswith(f"{' '.join(named)}: is damaged: {recipe} is not as it was written. ")
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert f"checkpoint-4 cannot be gone on from: {recipe} is not as it was written" in result.stderr
+    assert f"Going on from {job.folder / 'checkpoint-2'}" in (job.folder / "logs/rank-0.log").read_text()
+
+
 def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) -> None:
     """By what only its rows tell, when they have been prepared."""
     (job.folder / "rejected.jsonl").write_text("{}\n")

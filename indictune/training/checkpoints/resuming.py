@@ -50,10 +50,11 @@ def end_if_finished(output_dir: Path, asked: str | None) -> None:
         raise Finished(f"{output_dir}: {output.NOTHING_TO_DO}")
 
 
-def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Path]:
-    """The checkpoints that a run may go on from, the newest first; empty where it starts afresh.
+def candidate(output_dir: Path, resume_from_checkpoint: str | None) -> Path | None:
+    """The newest checkpoint that a run may go on from; None where it starts afresh.
 
-    Nothing is read but manifests and the sizes of files.
+    No file is read but manifests and what `check_fits` reads next, in which damage would look like a mistake of the
+    user's; of all others the sizes count. `newest_whole` reads them, and names what is passed over here.
 
     Args:
         output_dir: of the run.
@@ -63,9 +64,9 @@ def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Pat
         UserError: the named one is none, or not whole.
     """
     if resume_from_checkpoint is None:
-        return []
+        return None
     if resume_from_checkpoint == AUTO:
-        return [path for path in store.listed(output_dir) if not store.damage(path, thorough=False)]
+        return next((path for path in store.listed(output_dir) if not _damage_at_a_glance(path)), None)
     named = Path(resume_from_checkpoint)
     why_none = _why_none(named)
     if why_none is not None:
@@ -73,10 +74,14 @@ def candidates(output_dir: Path, resume_from_checkpoint: str | None) -> list[Pat
             f"--resume_from_checkpoint {named}: {why_none}. Name a checkpoint-<step> folder, or type {AUTO} for the "
             "newest in --output_dir."
         )
-    problems = store.damage(named, thorough=False)
+    problems = _damage_at_a_glance(named)
     if problems:
         raise UserError(_damaged(named, problems))
-    return [named]
+    return named
+
+
+def _damage_at_a_glance(checkpoint: Path) -> list[str]:
+    return store.damage(checkpoint, thorough=False, read=settings.READ)
 
 
 def _why_none(named: Path) -> str | None:
@@ -194,7 +199,7 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
             on other weights.
     """
     manifest = store.read_manifest(checkpoint)
-    assert manifest is not None  # `candidates` has read it
+    assert manifest is not None  # `candidate` has read it
     flag = f"--resume_from_checkpoint {checkpoint}"
     rows, optim = configuration["global_batch_size"], configuration["optim"]
     problems = []

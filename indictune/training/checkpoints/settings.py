@@ -47,6 +47,10 @@ OF_A_FINISHED_RUN = (
     *OF_THE_BEST,
 )
 
+# What is read of a checkpoint here, all of it small.
+STATE = "trainer_state.json"
+READ = (RECIPE, CONFIG, "config.json", RECORD, STATE)
+
 # Of a model's configuration. Not the vocabulary, to which a tokenizer may have added.
 _SHAPE = (
     *("model_type", "hidden_size", "embedding_size", "intermediate_size", "num_hidden_layers"),
@@ -60,7 +64,7 @@ _SAME_STATES = {"adamw_torch_fused": "adamw_torch", "adamw_bnb_8bit": "adamw_8bi
 def settings_of(checkpoint: Path) -> dict[str, Any]:
     """The configuration that a checkpoint was written with; empty where it does not tell.
 
-    One that is damaged tells nothing here: comparing all files with their digests tells that.
+    One that cannot be read tells nothing here: comparing files with their digests tells that.
     """
     try:
         return dict(yaml.safe_load((checkpoint / RECIPE).read_text(encoding="utf-8")))
@@ -116,7 +120,7 @@ def past_the_end(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
     before = settings_of(checkpoint)
     changed = _changed(OF_THE_END, before, now)
     try:
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
         done = {"max_steps": state["global_step"], "num_train_epochs": state["epoch"]}
         name = "max_steps" if now.get("max_steps", -1) > 0 else "num_train_epochs"
         if not changed or not done[name] > now[name]:

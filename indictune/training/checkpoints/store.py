@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -230,13 +230,16 @@ def _best_named(checkpoint: Path) -> tuple[int, Any] | None:
     return (step, state.get("best_metric")) if step > 0 else None
 
 
-def damage(checkpoint: Path, thorough: bool = True, share: slice = EVERY_FILE) -> list[str]:
+def damage(
+    checkpoint: Path, thorough: bool = True, share: slice = EVERY_FILE, read: Collection[str] = ()
+) -> list[str]:
     """What is wrong with a checkpoint: a sentence for each bad file. Empty where it is whole.
 
     Args:
         checkpoint: the folder.
         thorough: whether to read files; else only their sizes are compared.
         share: which of the files, in order, are looked at; others may look at the rest.
+        read: names of files that are read all the same.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -251,7 +254,9 @@ def damage(checkpoint: Path, thorough: bool = True, share: slice = EVERY_FILE) -
     problems += [f"{checkpoint / name} is missing" for name in sorted(set(manifest.files) - set(present))]
     names = present[share]
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
-        found = pool.map(lambda name: _damage_of_file(checkpoint / name, manifest.files.get(name), thorough), names)
+        found = pool.map(
+            lambda name: _damage_of_file(checkpoint / name, manifest.files.get(name), thorough or name in read), names
+        )
         return problems + [
             f"{checkpoint / name} {problem}" for name, problem in zip(names, found, strict=True) if problem
         ]

@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 from indictune.errors import UserError
 from indictune.strategy.batch import accumulation_steps
 from indictune.strategy.launch import Launch
-from indictune.training.checkpoints import resuming, store
+from indictune.training.checkpoints import resuming, settings, store
 from tests.training.checkpoints import test_store
 from tests.training.checkpoints.test_store import flip_a_bit, truncate, write
 
@@ -32,33 +32,53 @@ def args(tmp_path: Path) -> TrainingArguments:
     return TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
 
 
-def steps(output_dir: Path, asked: str | None) -> list[int]:
-    return [store.step_of(path) for path in resuming.candidates(output_dir, asked)]
+def step(output_dir: Path, asked: str | None) -> int | None:
+    found = resuming.candidate(output_dir, asked)
+    return None if found is None else store.step_of(found)
 
 
-class TestCandidates:
+class TestCandidate:
     def test_without_the_flag_a_run_starts_afresh(self, tmp_path: Path) -> None:
         write(tmp_path, 4)
-        assert steps(tmp_path, None) == []
+        assert step(tmp_path, None) is None
 
     def test_auto_takes_the_newest_by_its_number(self, tmp_path: Path) -> None:
-        for step in (9, 100, 20):
-            write(tmp_path, step)
-        assert steps(tmp_path, "auto") == [100, 20, 9]
+        for each in (9, 100, 20):
+            write(tmp_path, each)
+        assert step(tmp_path, "auto") == 100
 
     def test_auto_passes_over_a_damaged_one(self, tmp_path: Path) -> None:
         write(tmp_path, 4)
         truncate(write(tmp_path, 8) / "model.safetensors")
-        assert steps(tmp_path, "auto") == [4]
+        assert step(tmp_path, "auto") == 4
+
+    @pytest.mark.parametrize("name", settings.READ)
+    def test_one_is_taken_for_damaged_by_what_is_read_of_it_next(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        """A flipped bit there would be told as a mistake of the user's."""
+        monkeypatch.setattr(test_store, "FILES", {**test_store.FILES, name: b"optim: adamw_torch"})
+        older, newer = write(tmp_path, 4), write(tmp_path, 8)
+        flip_a_bit(newer / "model.safetensors")  # is large, and not read here
+        assert step(tmp_path, "auto") == 8
+        flip_a_bit(newer / name)
+        assert step(tmp_path, "auto") == 4
+        assert step(tmp_path, str(older)) == 4
+        with pytest.raises(UserError) as raised:
+            step(tmp_path, str(newer))
+        assert raised.value.problems == [
+            f"--resume_from_checkpoint {newer}: is damaged: {newer / name} is not as it was written. Name another, or "
+            "type auto for the newest whole one."
+        ]
 
     def test_auto_starts_afresh_where_there_is_none(self, tmp_path: Path) -> None:
-        assert steps(tmp_path / "not there", "auto") == []
+        assert step(tmp_path / "not there", "auto") is None
         (tmp_path / "checkpoint-best").mkdir()
-        assert steps(tmp_path, "auto") == []
+        assert step(tmp_path, "auto") is None
 
     def test_a_named_one_is_taken_wherever_it_is(self, tmp_path: Path) -> None:
         named = write(tmp_path / "elsewhere", 4)
-        assert resuming.candidates(tmp_path / "out", str(named)) == [named]
+        assert resuming.candidate(tmp_path / "out", str(named)) == named
 
     @pytest.mark.parametrize(
         ("name", "told"),
@@ -72,7 +92,7 @@ class TestCandidates:
         (tmp_path / "checkpoint-8").mkdir()
         (tmp_path / "checkpoint-8" / "trainer_state.json").touch()
         with pytest.raises(UserError) as raised:
-            steps(tmp_path, str(tmp_path / name))
+            step(tmp_path, str(tmp_path / name))
         assert raised.value.problems == [
             f"--resume_from_checkpoint {tmp_path / name}: {told}. Name a checkpoint-<step> folder, or type auto for "
             "the newest in --output_dir."
@@ -82,7 +102,7 @@ class TestCandidates:
         named = write(tmp_path, 4)
         truncate(named / "optimizer.pt")
         with pytest.raises(UserError, match=r"optimizer.pt has 299 bytes instead of 300. Name another, or type auto"):
-            steps(tmp_path, str(named))
+            step(tmp_path, str(named))
 
 
 class TestNewestWhole:
@@ -140,7 +160,6 @@ class TestNewestWhole:
         found = [write(tmp_path, 4), write(tmp_path, 8)]
         state = found[1] / "trainer_state.json"
         state.write_bytes(bytes(state.stat().st_size))
-        assert resuming.candidates(tmp_path, "auto") == found[::-1]  # by sizes alone
         assert resuming.newest_whole(found, "auto", args, False) == (found[0], None)
         assert caplog.messages == [f"checkpoint-8 cannot be gone on from: {state} is not as it was written"]
 
