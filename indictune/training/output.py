@@ -33,7 +33,7 @@ WRITTEN_OVER = ("README.md", "config.json")
 # What a run opens in its folder to write to it; all else is written elsewhere and put in place.
 _OPENED = (
     *("train_log.jsonl", "nonfinite.jsonl", "rejected.jsonl", "logs", "logs/*", "runs"),
-    *(".lock", ".unfinished-*", ".replaced-checkpoint"),
+    *(".lock", ".unfinished-checkpoint", ".unfinished-model"),
 )
 
 # What a model needs to be used, of what a run saves; `training_args.bin`, a pickle, is not among it.

@@ -178,12 +178,21 @@ def commit(unfinished: Path, final: Path, manifest: Manifest) -> None:
         _close(Path(parent))
         write_through(Path(parent))
     replaced = final.with_name(_REPLACED)
-    shutil.rmtree(replaced, ignore_errors=True)
-    if final.exists():
+    _delete(replaced)
+    if final.exists() or final.is_symlink():
         final.rename(replaced)
     unfinished.rename(final)
     write_through(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _delete(replaced)
+
+
+def _delete(path: Path) -> None:
+    """A folder with what is in it, as far as the disk lets it go; of a link never what it points to."""
+    if path.is_symlink():
+        with suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_leftovers(output_dir: Path) -> None:
@@ -193,7 +202,7 @@ def remove_leftovers(output_dir: Path) -> None:
     if manifest is not None and not path_of(output_dir, manifest.step).exists():
         replaced.rename(path_of(output_dir, manifest.step))
     for leftover in (replaced, output_dir / UNFINISHED_MODEL, *output_dir.glob(f"{UNFINISHED}*")):
-        shutil.rmtree(leftover, ignore_errors=True)
+        _delete(leftover)
 
 
 def read_manifest(checkpoint: Path) -> Manifest | None:
@@ -318,7 +327,7 @@ def rotate(output_dir: Path, limit: int | None, best_step: int | None, last: Pat
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint: first its name, so that no part of one is ever seen."""
+    """Delete a checkpoint, or a link to one: first its name, so that no part of one is ever seen."""
     gone = checkpoint.with_name(f"{UNFINISHED}-{checkpoint.name}")
     checkpoint.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    _delete(gone)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from indictune.training.checkpoints import store
 from indictune.training.checkpoints.store import MANIFEST, UNFINISHED, FileDigest, Manifest
+from indictune.training.output import check_folder
 
 FILES = {"model.safetensors": b"weights" * 100, "optimizer.pt": b"states" * 50, "shards/0.distcp": b"part"}
 
@@ -281,6 +282,54 @@ def test_the_oldest_go_but_never_the_best_or_the_last(
     store.rotate(tmp_path, limit, best, store.path_of(tmp_path, 8))
     assert whole(tmp_path) == left
     assert {path.name for path in tmp_path.iterdir()} - {UNFINISHED} == {f"checkpoint-{step}" for step in left}
+
+
+class TestALinkToACheckpoint:
+    """Which a user has made, to a larger disk: the link goes, and what it points to stays."""
+
+    @pytest.fixture
+    def moved(self, tmp_path: Path) -> Path:
+        return write(tmp_path / "larger disk", 2)
+
+    @pytest.fixture
+    def out(self, tmp_path: Path, moved: Path) -> Path:
+        for step in (4, 6):
+            write(tmp_path / "out", step)
+        (tmp_path / "out" / "checkpoint-2").symlink_to(moved)
+        return tmp_path / "out"
+
+    def left(self, out: Path) -> set[str]:
+        return {path.name for path in out.iterdir()} - {UNFINISHED}
+
+    def test_gives_way_to_newer_ones(self, out: Path, moved: Path) -> None:
+        store.rotate(out, 2, None, out / "checkpoint-6")
+        assert self.left(out) == {"checkpoint-4", "checkpoint-6"}
+        assert store.damage(moved) == []
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_gives_way_to_one_of_its_name(self, out: Path, moved: Path, is_there: bool) -> None:
+        target = moved if is_there else moved.rename(moved.with_name("checkpoint-9"))
+        target_files = store.files_in(target)
+        written = write(out, 2, b"newer")
+        assert not written.is_symlink()
+        assert whole(out) == [6, 4, 2]
+        assert self.left(out) == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
+        assert store.files_in(target) == target_files
+
+    @pytest.mark.parametrize("name", [f"{UNFINISHED}-checkpoint-2", ".replaced-checkpoint"])
+    def test_is_no_leftover_that_stays_or_keeps_a_run_from_its_folder(self, out: Path, moved: Path, name: str) -> None:
+        """Of a run that was killed, or of one whose links stayed under that name."""
+        write(out, 2)
+        (out / name).symlink_to(moved)
+        check_folder(out)
+        store.remove_leftovers(out)
+        assert self.left(out) == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
+        assert store.damage(moved) == []
+
+    def test_is_given_back_where_the_one_of_its_name_was_cut(self, out: Path, moved: Path) -> None:
+        (out / "checkpoint-2").rename(out / ".replaced-checkpoint")
+        store.remove_leftovers(out)
+        assert (out / "checkpoint-2").readlink() == moved
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
