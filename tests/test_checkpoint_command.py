@@ -16,11 +16,12 @@ from transformers.utils.logging import get_verbosity, set_verbosity, set_verbosi
 
 from indictune.cli import main
 from indictune.command_arguments import CheckpointArguments
+from indictune.errors import UserError
 from indictune.training.checkpoints import converting, store
 from indictune.training.checkpoints.store import UNFINISHED
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, SCRIPT, python, start
-from tests.training.checkpoints.test_store import flip_a_bit, truncate
+from tests.training.checkpoints.test_store import flip_a_bit, truncate, write
 
 
 @pytest.fixture
@@ -159,6 +160,18 @@ class TestConverting:
         assert {name: each.shape for name, each in converted.items()} == {n: each.shape for n, each in last.items()}
         assert not torch.equal(converted["classifier.weight"], last["classifier.weight"])
 
+    def test_one_that_was_left_behind_keeps_the_recipe_that_it_was_written_with(
+        self, run: Path, finished_run: FinishedRun, tmp_path: Path
+    ) -> None:
+        """And so does any other, whatever the run has gone on with since."""
+        (run / "abandoned-1").mkdir()
+        left = (run / "checkpoint-4").rename(run / "abandoned-1" / "checkpoint-4")
+        (run / "recipe.yaml").write_text("seed: 7\n", encoding="utf-8")
+        for checkpoint in (left, run / "checkpoint-8"):
+            folder = tmp_path / checkpoint.name
+            assert main(["checkpoint", str(checkpoint), "--convert_to", str(folder)]) == 0
+            assert (folder / "recipe.yaml").read_bytes() == (finished_run.folder / "recipe.yaml").read_bytes()
+
     def test_a_damaged_one_is_refused_by_its_file(
         self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -175,6 +188,17 @@ class TestConverting:
         (tmp_path / UNFINISHED / "checkpoint-2").mkdir(parents=True)
         message = refused(capsys, str(tmp_path), "--convert_to", str(tmp_path / "model"))
         assert "its only checkpoint is unfinished" in message
+
+
+def test_pickles_that_were_left_behind_are_trusted_as_the_rest_of_the_run(tmp_path: Path) -> None:
+    left = write(tmp_path / "abandoned-1", 4)
+    with pytest.raises(UserError, match=r"is not in a run's --output_dir \(.* has no recipe.yaml\)"):
+        converting.check_trusted(left, trust_checkpoint=False)
+    (tmp_path / "recipe.yaml").touch()
+    converting.check_trusted(left, trust_checkpoint=False)
+    left.parent.chmod(0o777)
+    with pytest.raises(UserError, match=r"abandoned-1 can be written by other users"):
+        converting.check_trusted(left, trust_checkpoint=False)
 
 
 def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) -> None:

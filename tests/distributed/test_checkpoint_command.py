@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from indictune.cli import main
 from indictune.models.vocabulary import ROW_IDS
+from indictune.training.checkpoints import store
 from tests.distributed.launching import Run
 
 Start = Callable[..., Run]
@@ -59,8 +61,7 @@ def test_parts_that_others_could_have_written_are_not_read(
 
     assert main(command) == 2
     assert f"{copied}: is not in a run's --output_dir" in capsys.readouterr().err
-    assert main([*command, "--trust_checkpoint", "true"]) == 2
-    assert "recipe.yaml, which names the model that they belong to, is not there" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
 
     shutil.copy(run.folder / "recipe.yaml", copied.parent)
     metadata = copied / "pytorch_model_fsdp_0" / ".metadata"
@@ -70,6 +71,38 @@ def test_parts_that_others_could_have_written_are_not_read(
     assert not (tmp_path / "model").exists()
     assert main([*command, "--trust_checkpoint", "true"]) == 0
     assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_parts_without_a_recipe_are_not_put_together(
+    run_under: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_under("fsdp2", 2, *TWO_STEPS, "--active_vocabulary", "on")
+    copied = shutil.copytree(run.folder / "checkpoint-2", tmp_path / "run" / "checkpoint-2")
+    (copied / "recipe.yaml").unlink()
+    manifest = store.read_manifest(copied)
+    assert manifest is not None
+    files = {name: digest for name, digest in manifest.files.items() if name != "recipe.yaml"}
+    (copied / store.MANIFEST).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+    command = ["checkpoint", str(copied), "--convert_to", str(tmp_path / "model"), "--trust_checkpoint", "true"]
+    assert main(command) == 2
+    told = f"{copied.parent / 'recipe.yaml'}, which names the model that they belong to, is not there"
+    assert told in capsys.readouterr().err
+    shutil.copy(run.folder / "recipe.yaml", copied.parent)
+    assert main(command) == 0
+
+
+@pytest.mark.slow
+def test_parts_that_were_left_behind_become_the_model_of_their_step(run_under: Start, tmp_path: Path) -> None:
+    """By their own recipe: the run has gone on from another model."""
+    run = run_under("fsdp2", 2, *TWO_STEPS, "--active_vocabulary", "on")
+    out = Run(shutil.copytree(run.folder, tmp_path / "out"))
+    (out.folder / "abandoned-1").mkdir()
+    left = (out.folder / "checkpoint-2").rename(out.folder / "abandoned-1" / "checkpoint-2")
+    (out.folder / "recipe.yaml").write_text("model_name_or_path: other\nmodel_revision: main\n", encoding="utf-8")
+    assert main(["checkpoint", str(left), "--convert_to", str(tmp_path / "model")]) == 0
+    found, expected = load_file(tmp_path / "model" / "model.safetensors"), run.weights
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
 @pytest.mark.slow

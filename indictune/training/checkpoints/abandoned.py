@@ -31,6 +31,12 @@ def folders(output_dir: Path) -> list[Path]:
     return sorted(found, key=number_of, reverse=True)
 
 
+def run_of(checkpoint: Path) -> Path:
+    """The `--output_dir` of the run that a checkpoint stands in, or that has left it behind."""
+    folder = checkpoint.parent
+    return folder.parent if number_of(folder) else folder
+
+
 def not_gone_on_from(output_dir: Path, checkpoint: Path | None) -> list[Path]:
     """What is in a run's folder and not of the steps that it goes on from.
 

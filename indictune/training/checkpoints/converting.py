@@ -32,7 +32,7 @@ from indictune.models.sources import explained
 from indictune.models.vocabulary import read_row_ids
 from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, whole_folder
 from indictune.strategy import parts
-from indictune.training.checkpoints import resuming
+from indictune.training.checkpoints import abandoned, resuming
 
 FLAG = "--convert_to"
 RECIPE = "recipe.yaml"
@@ -74,20 +74,26 @@ def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) 
 
 
 def check_trusted(checkpoint: Path, trust_checkpoint: bool) -> None:
-    """`resuming.check_trusted`, where the folder of a checkpoint is a run's `--output_dir`.
+    """`resuming.check_trusted`, where a checkpoint stands in a run's `--output_dir`, or was left behind there.
 
     Whose run it was nothing in the folder can prove: an unpacked download passes (SECURITY.md).
 
     Raises:
         UserError: it is in no run's folder, or others could have written it.
     """
-    if not trust_checkpoint and not (checkpoint.parent / RECIPE).is_file():
+    run = abandoned.run_of(checkpoint)
+    if not trust_checkpoint and not (run / RECIPE).is_file():
         raise UserError(
-            f"{checkpoint}: is not in a run's --output_dir ({checkpoint.parent} has no {RECIPE}), and it holds "
-            "pickles, which can run code when they are read. If you trust whoever wrote it, add --trust_checkpoint "
-            "true."
+            f"{checkpoint}: is not in a run's --output_dir ({run} has no {RECIPE}), and it holds pickles, which can "
+            "run code when they are read. If you trust whoever wrote it, add --trust_checkpoint true."
         )
-    resuming.check_trusted(checkpoint, checkpoint.parent, trust_checkpoint, flag="indictune checkpoint")
+    resuming.check_trusted(checkpoint, run, trust_checkpoint, flag="indictune checkpoint")
+
+
+def _recipe(checkpoint: Path) -> Path:
+    """That of a checkpoint itself; else the run's, which is that of the last command."""
+    own = checkpoint / RECIPE
+    return own if own.is_file() else abandoned.run_of(checkpoint) / RECIPE
 
 
 def _weights_names(checkpoint: Path) -> list[str]:
@@ -123,7 +129,7 @@ def _write(checkpoint: Path, weights: dict[str, Tensor], plain: PreTrainedModel 
 def _describe(checkpoint: Path, folder: Path) -> None:
     """Configuration, tokenizer, and the recipe by which `indictune evaluate` reads rows as training did."""
     copy_files(checkpoint, DESCRIPTION, folder)
-    copy_files(checkpoint.parent, [RECIPE], folder)
+    copy_files(_recipe(checkpoint).parent, [RECIPE], folder)
     if "auto_map" in json.loads(config_file(checkpoint).read_text(encoding="utf-8")):
         copy_files(checkpoint, ["*.py"], folder)
         for script in folder.glob("zero_to_*.py"):  # DeepSpeed's, not the model's
@@ -168,7 +174,7 @@ def _embedding_at_start(
     Raises:
         UserError: there is no recipe, or no such model any more.
     """
-    path = checkpoint.parent / RECIPE
+    path = _recipe(checkpoint)
     if not path.is_file():
         raise UserError(
             f"{checkpoint}: holds only the embedding rows that were trained, and {path}, which names the model that "

@@ -333,7 +333,7 @@ def best_of(checkpoint: Path) -> Path | None:
     if step is None:
         return None
     beside = store.path_of(checkpoint.parent, step)
-    of_the_run = checkpoint.parent.parent if abandoned.number_of(checkpoint.parent) else checkpoint.parent
+    of_the_run = abandoned.run_of(checkpoint)
     others = [store.path_of(folder, step) for folder in (of_the_run, *abandoned.folders(of_the_run))]
     found = [each for each in others if each.is_dir() and store.is_best_of(each, checkpoint)]
     return found[0] if found and not beside.is_dir() else beside
