@@ -86,7 +86,7 @@ def _tell(error: BaseException, what: str, output_dir: Path, needed: int) -> Non
         free = f", and {shutil.disk_usage(output_dir).free:,} are free" if cause.errno in NO_ROOM else ""
         raise SaveError(
             f"{what} could not be written to {output_dir}: {told}. It needs {needed:,} bytes{free}. "
-            f"{_way_out(cause, output_dir)}"
+            f"{_way_out(cause, output_dir, what)}"
         ) from error
 
 
@@ -124,8 +124,10 @@ def _cause(error: BaseException, output_dir: Path, needed: int) -> OSError | Non
     return None
 
 
-def _way_out(cause: OSError, output_dir: Path) -> str:
-    whole = [path.name for path in store.listed(output_dir) if not store.damage(path, thorough=False)]
+def _way_out(cause: OSError, output_dir: Path, unwritten: str = "") -> str:
+    """From where a run goes on; what is `unwritten` may be there, whole, and after the next power cut not."""
+    others = [path for path in store.listed(output_dir) if path.name != unwritten]
+    whole = [path.name for path in others if not store.damage(path, thorough=False)]
     last = f"{whole[0]} is whole" if whole else "There is no earlier checkpoint"
     mended = "there is room" if cause.errno in NO_ROOM else "it can be written"
     return f"{last}; when {mended}, --resume_from_checkpoint auto goes on."

@@ -170,7 +170,8 @@ def commit(unfinished: Path, final: Path, manifest: Manifest) -> None:
     """Make a checkpoint of a folder whose files are settled. An older one of that name is replaced.
 
     Raises:
-        OSError: the disk does not take it; then no `final` is there, or the one that was.
+        OSError: the disk does not take it; then no `final` is there, or the one that was. Where only its name may not
+            have reached the disk, it is there, whole.
     """
     (unfinished / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     settle(unfinished, [MANIFEST])

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indictune.training.checkpoints import store
+from indictune.data.cache import write_through
+from indictune.training.checkpoints import disks, store
 from indictune.training.checkpoints.store import MANIFEST, UNFINISHED, FileDigest, Manifest
 from indictune.training.output import check_folder
 
@@ -106,6 +107,28 @@ def test_a_file_that_does_not_reach_the_disk_is_named(tmp_path: Path, monkeypatc
     with pytest.raises(OSError, match=r"Invalid argument: '.*/model\.safetensors'"):
         write(tmp_path, 4)
     assert whole(tmp_path) == []
+
+
+@pytest.mark.parametrize(("before", "told"), [([2], "checkpoint-2 is whole"), ([], "There is no earlier checkpoint")])
+def test_one_whose_name_may_not_have_reached_the_disk_is_not_told_to_be_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[int], told: str
+) -> None:
+    for step in before:
+        write(tmp_path, step)
+
+    def of_all_but_names(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        write_through(path)
+
+    monkeypatch.setattr(store, "write_through", of_all_but_names)
+    with pytest.raises(disks.SaveError) as raised, disks.telling(tmp_path, 4, 0):
+        write(tmp_path, 4)
+    assert str(raised.value).startswith(f"checkpoint-4 could not be written to {tmp_path}: {tmp_path}: Input/output")
+    assert str(raised.value).endswith(f". {told}; when it can be written, --resume_from_checkpoint auto goes on.")
+    assert whole(tmp_path) == [4, *before]
+    store.remove_leftovers(tmp_path)
+    assert whole(tmp_path) == [4, *before]
 
 
 def delete(path: Path) -> None:
