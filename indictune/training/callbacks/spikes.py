@@ -38,7 +38,7 @@ class WarnOfSpikes(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         for name, seen in self._seen.items():  # what was logged until the checkpoint that the run goes on from
-            seen.extend(entry[name] for entry in state.log_history if name in entry)
+            seen.extend(entry[name] for entry in state.log_history if math.isfinite(entry.get(name, math.nan)))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._norms[state.global_step] = self.grad_norm()

@@ -117,3 +117,14 @@ def test_a_run_that_goes_on_compares_with_what_was_logged_before(caplog: pytest.
     with caplog.at_level(logging.WARNING):
         callback.on_log(args, state, control, logs={"loss": 1.5})
     assert caplog.messages == ["the loss of step 41 is 1.5; before, it was 1.02"]
+
+
+def test_a_run_that_goes_on_forgets_what_was_no_number(caplog: pytest.LogCaptureFixture) -> None:
+    """A median over NaN is any of the values, or NaN (Python's `statistics`)."""
+    callback, state = WarnOfSpikes(float), TrainerState(global_step=41)
+    state.log_history = [{"loss": value} for value in (*[float("nan")] * 30, *USUAL)]
+    args, control = TrainingArguments(output_dir="unused", use_cpu=True), TrainerControl()
+    callback.on_train_begin(args, state, control)
+    with caplog.at_level(logging.WARNING):
+        callback.on_log(args, state, control, logs={"loss": 1.5})
+    assert caplog.messages == ["the loss of step 41 is 1.5; before, it was 1.02"]
