@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from indictune.models.checkpoints import ADAPTER
 from indictune.training.checkpoints import store
@@ -214,6 +217,53 @@ def test_all_ranks_leave_a_step_out_that_one_has_seen(
     assert result.returncode == 0, result.stderr
     (entry,) = noted(job)
     assert (entry["step"], entry["action"]) == (3, action)
+
+
+def tensors(found: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """All in nested dictionaries and lists, by their places there."""
+    if isinstance(found, torch.Tensor):
+        return {name: found}
+    inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    return {place: tensor for key, each in inner for place, tensor in tensors(each, f"{name}/{key}").items()}
+
+
+def weights_and_states(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint but random numbers, by file and place: of weights and of the optimizer's states."""
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.suffix == ".safetensors":
+            found |= tensors(load_file(path), path.name)
+        elif path.name == ".metadata":  # FSDP2's, of a folder of shards
+            dcp_to_torch_save(path.parent, scratch)
+            found |= tensors(torch.load(scratch, weights_only=True), path.parent.name)
+        elif path.name == "optimizer.pt" or path.name.endswith("_states.pt"):
+            found |= tensors(torch.load(path, weights_only=False), path.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "call"),
+    [
+        (tuple(python()), 8),  # of two micro-batches a step
+        (tuple(accelerate("fsdp2", 2)), 4),
+        pytest.param(tuple(accelerate("ddp", 2)), 4, marks=pytest.mark.slow),
+        pytest.param(tuple(accelerate("zero3", 2)), 4, marks=pytest.mark.slow),
+    ],
+    ids=["one process", "fsdp2", "ddp", "zero3"],
+)
+def test_steps_since_the_checkpoint_are_taken_back(
+    finished_run: FinishedRun, tmp_path: Path, launcher: tuple[str, ...], call: int
+) -> None:
+    """What is saved after step 4, with which step 5 begins, is what was saved after step 2."""
+    flags = ("--on_nonfinite", "rollback", "--save_total_limit", "20")
+    job = Job(finished_run.recipe, tmp_path / "out", launcher, flags)
+    result = job.start(f"NAN@indictune.training.loss:ExactLoss.__call__:{call}")
+    assert result.returncode == 0, result.stderr
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(4, "rollback")]
+    before, after = (weights_and_states(job.folder / f"checkpoint-{step}", tmp_path / "whole.pt") for step in (2, 4))
+    assert any("exp_avg_sq" in name for name in before)
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
 @pytest.mark.parametrize("strategy", ["zero2", pytest.param("zero3", marks=pytest.mark.slow)])
