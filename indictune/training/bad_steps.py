@@ -91,6 +91,18 @@ class BadSteps:
             f"{self.note(step, 'stop')}."
         )
 
+    def stop_without_scale(self, step: int) -> NonFiniteLossError:
+        """The end of a run under fp16, whose loss scaling leaves bad steps out, and has come to leave out all.
+
+        Args:
+            step: the last of them.
+        """
+        return NonFiniteLossError(
+            "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which "
+            f"it leaves out, and has come below 1 at step {step}; training has stopped. Use bf16 in place of fp16, "
+            f"lower --learning_rate, or look at the rows of that step: {self.note(step, 'stop')}."
+        )
+
 
 def drop_if_bad(trainer: ExactTrainer) -> None:
     """Leave a bad step out, before the optimizer takes it: all ranks look, and wait for each other.

@@ -12,6 +12,21 @@ class NonFiniteLossError(RuntimeError):
     """A loss, gradient or weight was NaN or infinite. The last checkpoint is from before that."""
 
 
+def is_below_one(scaler: torch.amp.GradScaler | None) -> bool | torch.Tensor:
+    """Whether fp16's loss scaling has found no scale: a bool scalar, on the device where there is one.
+
+    It begins at 2**16, halves the scale at each step whose gradient is NaN or infinite, and leaves the step out. Where
+    that is so at a scale of 1 too, no smaller one helps: all steps would be left out.
+
+    Args:
+        scaler: of the run; None where it scales nothing.
+    """
+    if scaler is None or not scaler.is_enabled():
+        return False
+    scale = scaler._scale  # `get_scale` waits for the device (torch 2.13); None before the first loss
+    return False if scale is None else scale < 1
+
+
 class NonFinite:
     """Whether a loss or a gradient's norm was NaN or infinite since the last `take`."""
 

@@ -219,6 +219,30 @@ def test_all_ranks_leave_a_step_out_that_one_has_seen(
     assert (entry["step"], entry["action"]) == (3, action)
 
 
+@pytest.mark.parametrize(
+    ("launcher", "micro_batches"),
+    [(tuple(python()), 2), pytest.param(tuple(accelerate("fsdp2", 2)), 1, marks=pytest.mark.slow)],
+)
+def test_fp16_whose_every_gradient_overflows_ends_the_run(
+    finished_run: FinishedRun, tmp_path: Path, launcher: tuple[str, ...], micro_batches: int
+) -> None:
+    """At the seventeenth step: the scale of the loss begins at 2**16."""
+    flags = ("--fp16", "true", "--max_steps", "20", "--save_steps", "10", "--eval_steps", "10")
+    job = Job(finished_run.recipe, tmp_path / "out", launcher, flags)
+    overflows = "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:"
+    event = "+".join(f"{overflows}{step * micro_batches}" for step in range(1, 21))
+    assert job.start(event, script="tests/faults/scaling.py").returncode == 1
+    (entry,) = noted(job)
+    assert (entry["step"], entry["action"]) == (17, "stop")
+    assert job.status["message"] == (
+        "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which it "
+        "leaves out, and has come below 1 at step 17; training has stopped. Use bf16 in place of fp16, lower "
+        f"--learning_rate, or look at the rows of that step: {', '.join(entry['places'][:5])} and 3 more "
+        "(nonfinite.jsonl lists them)."
+    )
+    assert [store.step_of(path) for path in store.listed(job.folder)] == [10]
+
+
 def tensors(found: Any, name: str = "") -> dict[str, torch.Tensor]:
     """All in nested dictionaries and lists, by their places there."""
     if isinstance(found, torch.Tensor):

@@ -53,3 +53,13 @@ def test_a_bad_number_does_what_was_chosen(finished_run: FinishedRun, tmp_path: 
     assert result.returncode == (1 if action == "stop" else 0), result.stderr
     (line,) = (job.folder / "nonfinite.jsonl").read_text(encoding="utf-8").splitlines()
     assert (json.loads(line)["step"], json.loads(line)["action"]) == (3, action)
+
+
+def test_fp16_whose_every_gradient_overflows_ends_the_run(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """The scale of the loss begins at 2**16."""
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--fp16", "true", "--bf16", "false", "--max_steps", "40"))
+    overflows = "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:"
+    result = job.start("+".join(f"{overflows}{call}" for call in range(2, 81, 2)))
+    assert result.returncode == 1, result.stderr
+    assert job.status["message"].startswith("fp16 has found no scale for the loss: ")
+    assert "has come below 1 at step 17; training has stopped." in job.status["message"]

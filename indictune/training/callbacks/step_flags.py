@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
@@ -18,9 +19,10 @@ from indictune.training.stopping import StopRequest
 class StepFlags(TrainerCallback):
     """Reads each step's flags one step later, and at once before anything is saved or evaluated.
 
-    A bad number ends the run. A request to stop makes this step the last: it is saved. An evaluation that is due
-    begins, sees the request by itself, and is noted as due (`ExactTrainer._evaluate`). After the last step of an
-    epoch that is left to the epoch's own end. A checkpoint that all ranks have written is committed.
+    A bad number ends the run, and so does loss scaling without a scale. A request to stop makes this step the last: it
+    is saved. An evaluation that is due begins, sees the request by itself, and is noted as due
+    (`ExactTrainer._evaluate`). After the last step of an epoch that is left to the epoch's own end. A checkpoint that
+    all ranks have written is committed.
 
     Args:
         nonfinite: of this rank's micro-batches; nobody else takes it, unless bad steps are left out.
@@ -28,6 +30,7 @@ class StepFlags(TrainerCallback):
         bad_steps: record and message.
         is_writing: whether this rank still writes a checkpoint beside the training.
         finish: commits it, on all ranks together; where there is none, does nothing.
+        has_no_scale: whether loss scaling has found none, known to the host or on the device.
     """
 
     def __init__(
@@ -37,12 +40,14 @@ class StepFlags(TrainerCallback):
         bad_steps: BadSteps,
         is_writing: Callable[[], bool],
         finish: Callable[[], None],
+        has_no_scale: Callable[[], bool | torch.Tensor],
     ) -> None:
         self.nonfinite = nonfinite
         self.stop_request = stop_request
         self.bad_steps = bad_steps
         self.is_writing = is_writing
         self.finish = finish
+        self.has_no_scale = has_no_scale
         self.batches = bad_steps.batches
         self._on_their_way: deque[tuple[int, FlagsOnTheirWay]] = deque()
 
@@ -51,7 +56,7 @@ class StepFlags(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         bad = self.nonfinite.take()
-        known = (False if bad is None else bad, self.stop_request.asked, self.is_writing())
+        known = (False if bad is None else bad, self.has_no_scale(), self.stop_request.asked, self.is_writing())
         self._on_their_way.append((state.global_step, FlagsOnTheirWay(*known, device=args.device)))
         at_once = control.should_save or control.should_evaluate or control.should_training_stop
         self._read(leave=0 if at_once else 1)
@@ -79,9 +84,11 @@ class StepFlags(TrainerCallback):
     def _read(self, leave: int) -> None:
         while len(self._on_their_way) > leave:
             step, flags = self._on_their_way.popleft()
-            bad, asked, writing = flags.read()
+            bad, without_scale, asked, writing = flags.read()
             self.stop_request.agreed |= asked
-            if bad or not writing:
+            if bad or without_scale or not writing:
                 self.finish()
             if bad:
                 raise self.bad_steps.stop(step)
+            if without_scale:
+                raise self.bad_steps.stop_without_scale(step)

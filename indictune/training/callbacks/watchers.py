@@ -18,6 +18,7 @@ from indictune.training.callbacks.throughput import Throughput
 from indictune.training.callbacks.train_log import TrainLog
 from indictune.training.checkpoints import saving
 from indictune.training.exact import ExactTrainer
+from indictune.training.nonfinite import is_below_one
 from indictune.training.session import Session
 
 
@@ -44,7 +45,10 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, checkpoint)
     is_writing, finish = partial(saving.is_writing, trainer), partial(saving.finish, trainer)
-    trainer.add_callback(StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps, is_writing, finish))
+    has_no_scale = partial(is_below_one, trainer.accelerator.scaler)
+    trainer.add_callback(
+        StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps, is_writing, finish, has_no_scale)
+    )
     if trainer.pop_callback(TensorBoardCallback) is not None:
         trainer.add_callback(ContinuedTensorBoard())  # type: ignore[no-untyped-call]
     trainer.add_callback(WarnOfSpikes(lambda: trainer.grad_norm))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
 from indictune.training.bad_steps import BadSteps
 from indictune.training.callbacks.step_flags import StepFlags
-from indictune.training.nonfinite import NonFinite, NonFiniteLossError
+from indictune.training.nonfinite import NonFinite, NonFiniteLossError, is_below_one
 from indictune.training.stopping import StopRequest
 
 NAN = float("nan")
@@ -29,7 +30,11 @@ class Driver:
         self.batches = TrainingBatches([1] * 5, 2, 2, rank=0, world_size=1, seed=3)
         self.stop_request = StopRequest()
         bad_steps = BadSteps(self.batches, lambda row: f"t.csv:{row + 2}", None, None)
-        self.callback = StepFlags(self.nonfinite, self.stop_request, bad_steps, lambda: self.is_writing, self.finish)
+        self.scaler = torch.amp.GradScaler("cpu")
+        self.callback = StepFlags(
+            *(self.nonfinite, self.stop_request, bad_steps, lambda: self.is_writing, self.finish),
+            partial(is_below_one, self.scaler),
+        )
         self.args = IndicTrainingArguments(output_dir=str(folder), use_cpu=True)
         self.state = TrainerState()
 
@@ -110,6 +115,40 @@ def test_the_flag_of_each_step_is_its_own(driver: Driver) -> None:
     driver.step(NAN)
     with pytest.raises(NonFiniteLossError, match="The loss or the gradient of step 3 "):
         driver.step(1.0)
+
+
+def overflowing(scaler: torch.amp.GradScaler) -> None:
+    """A step whose gradient is infinite."""
+    weight = torch.zeros((), requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    scaler.scale(weight * torch.inf).backward()  # type: ignore[no-untyped-call]
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.item() == 0
+
+
+def test_loss_scaling_that_finds_no_scale_ends_the_run(driver: Driver) -> None:
+    """From 2**16 down to 1, and a step further."""
+    for _ in range(16):
+        overflowing(driver.scaler)
+        driver.step(1.0)
+    driver.callback.on_epoch_end(driver.args, driver.state, TrainerControl())
+    overflowing(driver.scaler)
+    driver.step(1.0)
+    assert driver.finished_at == []
+    with pytest.raises(NonFiniteLossError) as raised:
+        driver.step(1.0)
+    assert driver.finished_at == [18]
+    assert str(raised.value).startswith(
+        "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which it "
+        "leaves out, and has come below 1 at step 17; training has stopped. Use bf16 in place of fp16, lower "
+        "--learning_rate, or look at the rows of that step: t.csv:"
+    )
+
+
+def test_a_run_that_scales_nothing_has_lost_no_scale() -> None:
+    assert is_below_one(None) is False
+    assert is_below_one(torch.amp.GradScaler("cpu", enabled=False)) is False
 
 
 class TestNonFinite:
