@@ -339,7 +339,9 @@ class Session:
         if chosen is not None:
             configuration = resolved(*self._built)
             resuming.check_fits(chosen, self.launch, configuration, self._model)
-            self.warn(settings.differences(chosen, configuration))
+            manifest = store.read_manifest(chosen)
+            as_many_ranks = manifest is not None and manifest.world_size == args.world_size
+            self.warn(settings.differences(chosen, configuration, as_many_ranks))
         self.checkpoint = None if chosen is None else str(chosen)
 
     def _watch(self, args: IndicTrainingArguments) -> None:

@@ -18,7 +18,7 @@ from indictune.models.bases import fingerprint
 from indictune.strategy.launch import Launch
 from indictune.training.checkpoints import resuming, settings, store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import SCRIPT, Run, python, start
+from tests.distributed.launching import SCRIPT, Run, accelerate, python, start
 from tests.faults.canaries import model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 from tests.training.checkpoints.test_resuming import OF_THIS_RUN
@@ -45,17 +45,57 @@ def job(stopped: Job, tmp_path: Path) -> Job:
 
 def test_settings_that_differ_are_named_with_both_values(job: Job) -> None:
     more = ["--learning_rate", "0.5", "--weight_decay", "0.25", "--num_train_epochs", "1.5", "--class_weights"]
-    more += ["balanced", "--logging_steps", "1", "--eval_steps", "3", "--dataloader_num_workers", "1"]
+    more += [
+        "balanced",
+        "--padding_free",
+        "off",
+        "--per_device_train_batch_size",
+        "2",
+        "--logging_steps",
+        "1",
+        "--eval_steps",
+        "3",
+        "--dataloader_num_workers",
+        "1",
+    ]
     result = replace(job, flags=(*job.flags, *more)).start()
     assert result.returncode == 0, result.stderr
     assert [line for line in result.stderr.splitlines() if "other settings" in line] == [
         "warning: checkpoint-4 was written with other settings: --num_train_epochs 2.0, now 1.5; --class_weights "
-        "None, now balanced: the steps from here on are by the new ones.",
+        "None, now balanced; --padding_free auto, now off; --per_device_train_batch_size 4, now 2: the steps from "
+        "here on are by the new ones.",
         "warning: checkpoint-4 was written with other settings: --learning_rate 0.0001, now 0.5; --weight_decay 0.0, "
         "now 0.25: the old ones stay, which are part of its optimizer's states.",
     ]
     log = Run(job.folder).log
     assert (log[-1]["step"], log[-1]["learning_rate"]) == (6, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "tf32", "torch_compile", "padding_free"])
+@pytest.mark.parametrize("as_many_ranks", [True, False])
+def test_a_setting_by_which_numbers_are_rounded_or_drawn_is_named(
+    tmp_path: Path, name: str, as_many_ranks: bool
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{name}: before")
+    (told,) = settings.differences(tmp_path, {name: "after"}, as_many_ranks)
+    assert f": --{name} before, now after: the steps from here on are by the new ones." in told
+
+
+def test_how_rows_are_dealt_is_named_where_the_number_of_ranks_is_not_told_already(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("per_device_train_batch_size: 4\nmax_tokens_per_device: 90")
+    now = {"per_device_train_batch_size": 2, "max_tokens_per_device": None}
+    (told,) = settings.differences(tmp_path, now, True)
+    assert "--per_device_train_batch_size 4, now 2; --max_tokens_per_device 90, now None: " in told
+    assert settings.differences(tmp_path, now, False) == []
+
+
+@pytest.mark.slow
+def test_micro_batches_that_fit_another_number_of_ranks_are_not_named(job: Job) -> None:
+    flags = (*job.flags, "--per_device_train_batch_size", "2")
+    result = replace(job, launcher=tuple(accelerate("ddp", 2)), flags=flags).start()
+    assert result.returncode == 0, result.stderr
+    assert "dropout draws other numbers than it would have" in result.stderr
+    assert "other settings" not in result.stderr
 
 
 def test_how_often_a_run_logs_evaluates_and_saves_is_as_its_own_command_says(job: Job) -> None:
@@ -177,7 +217,7 @@ def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Pat
 def test_a_checkpoint_that_does_not_tell_its_settings_is_not_compared(tmp_path: Path, recipe: str | None) -> None:
     if recipe is not None:
         (tmp_path / "recipe.yaml").write_text(recipe)
-    assert settings.differences(tmp_path, {"learning_rate": 1.0}) == []
+    assert settings.differences(tmp_path, {"learning_rate": 1.0}, True) == []
     assert settings.other_optimizer(tmp_path, "sgd") is None
 
 

@@ -28,9 +28,12 @@ OF_THE_STEPS = (
     *("lora_alpha", "lora_dropout", "use_rslora"),
     *("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
-    *("bf16", "fp16", "reduce_dtype"),
+    *("bf16", "fp16", "tf32", "reduce_dtype", "attn_implementation", "torch_compile", "padding_free"),
     *("load_best_model_at_end", "early_stopping_patience"),
 )
+
+# How rows are dealt to the ranks, by which dropout draws. Another number of ranks is told by itself.
+OF_THE_DEALING = ("per_device_train_batch_size", "max_tokens_per_device")
 
 # By which checkpoints are compared.
 OF_THE_BEST = ("metric_for_best_model", "greater_is_better")
@@ -72,17 +75,18 @@ def settings_of(checkpoint: Path) -> dict[str, Any]:
         return {}
 
 
-def differences(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
+def differences(checkpoint: Path, now: Mapping[str, Any], as_many_ranks: bool) -> list[str]:
     """What the user should know of settings that have changed since a checkpoint, in a sentence each.
 
     Args:
         checkpoint: to go on from.
         now: the configuration of the run, as for `recipe.yaml`.
+        as_many_ranks: whether the run has as many as wrote the checkpoint.
     """
     before, now = settings_of(checkpoint), yaml.safe_load(yaml.safe_dump(dict(now)))
     notes = []
     for names, outcome in (
-        (OF_THE_STEPS, "the steps from here on are by the new ones"),
+        ((*OF_THE_STEPS, *(OF_THE_DEALING if as_many_ranks else ())), "the steps from here on are by the new ones"),
         (IN_THE_STATES, "the old ones stay, which are part of its optimizer's states"),
         (OF_THE_BEST, "what was the best until now is forgotten, and --early_stopping_patience counts anew"),
     ):
