@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from accelerate import Accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
-from transformers import PreTrainedModel, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -90,6 +95,81 @@ def test_a_zero_checkpoint_is_looked_for_by_a_pattern(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Can't find a valid checkpoint"):
         deepspeed_load_checkpoint(None, str(checkpoint))  # type: ignore[no-untyped-call]
     assert "glob.glob(ckpt_file_pattern)" in inspect.getsource(DeepSpeedEngine._get_all_ckpt_names)
+
+
+class Line(nn.Module):
+    """Of one weight. Its first loss is NaN, and its gradient never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.first = torch.nan
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        loss, self.first = self.weight * x.mean() + self.first, 0.0
+        return {"loss": loss}
+
+
+class Told(BatchSampler):
+    """Notes the epochs that it is told of."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+class StockTrainer(Trainer):
+    """Of four rows in batches of one, by a batch sampler of its own."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        same: dict[str, Any] = {"output_dir": str(folder), "use_cpu": True, "report_to": "none", "save_steps": 2}
+        rows: Any = [{"x": float(number)} for number in range(4)]
+        self.line = Line()
+        super().__init__(model=self.line, args=TrainingArguments(**same, **settings), train_dataset=rows)
+        self.told = Told(range(len(rows)), 1, False)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.train_dataset, batch_sampler=self.told)  # type: ignore[arg-type]
+
+    @property
+    def logged(self) -> dict[float, float]:
+        """The losses by their steps."""
+        return {entry["step"]: entry["loss"] for entry in self.state.log_history if "loss" in entry}
+
+
+def test_a_batch_sampler_is_told_of_no_epoch_but_that_of_a_resume(tmp_path: Path) -> None:
+    """transformers 5.23 and accelerate 1.15; see `EpochShuffle`."""
+    trainer = StockTrainer(tmp_path, num_train_epochs=3)
+    trainer.train()
+    assert trainer.told.epochs == []
+    again = StockTrainer(tmp_path, num_train_epochs=3)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert again.told.epochs == [1]
+
+
+def test_a_loss_that_is_nan_is_logged_for_ever(tmp_path: Path) -> None:
+    """transformers 5.23; see `ExactTrainer._maybe_log_save_evaluate`."""
+    trainer = StockTrainer(tmp_path, max_steps=3, logging_steps=1, logging_nan_inf_filter=False)
+    trainer.train()
+    assert [math.isnan(loss) for loss in trainer.logged.values()] == [True, True, True]
+    assert math.isfinite(trainer.line.weight.item())
+
+
+def test_a_run_goes_on_logging_as_seldom_as_before(tmp_path: Path) -> None:
+    """transformers 5.23; see `GoOn.on_train_begin`."""
+    StockTrainer(tmp_path, max_steps=2, logging_steps=3).train()
+    again = StockTrainer(tmp_path, max_steps=6, logging_steps=1)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert list(again.logged) == [3, 6]
+
+
+def test_the_last_checkpoint_is_deleted_before_the_model_is_saved() -> None:
+    """transformers 5.23; see `ExactTrainer._finalize_training`."""
+    source = inspect.getsource(Trainer._finalize_training)
+    assert source.index("_load_best_model()") < source.index("shutil.rmtree(checkpoint") < source.index("on_train_end")
 
 
 @pytest.mark.slow

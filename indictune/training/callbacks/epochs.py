@@ -12,8 +12,9 @@ from indictune.data.batching import TrainingBatches
 class EpochShuffle(TrainerCallback):
     """Tells the batches which epoch begins.
 
-    The Trainer tells only samplers that accelerate has wrapped, and after a resume in mid-epoch not even those
-    (accelerate's SkipBatchSampler hides `set_epoch`), so that every epoch would repeat the first one's order.
+    The Trainer (transformers 5.23) tells a loader and what lies within its batch sampler, and not that itself: every
+    epoch would repeat the first one's order. Ours is told of one epoch alone, that in whose middle a run goes on:
+    accelerate (1.15) puts a SkipBatchSampler around it.
 
     Args:
         batches: of the Trainer.
