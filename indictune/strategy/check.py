@@ -27,6 +27,16 @@ def check_visible_gpus(launch: Launch, visible_gpus: int) -> None:
         )
 
 
+def check_fp16(fp16: bool, has_gpu: bool) -> None:
+    """Refuse fp16 on a CPU, where accelerate (1.15) trains in fp32 without a word.
+
+    Raises:
+        UserError: it was asked for.
+    """
+    if fp16 and not has_gpu:
+        raise UserError("--fp16 true: needs a GPU, and there is none; give --bf16 true, or neither.")
+
+
 def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
     """Compare what the launcher asked for with what is there, before the model loads.
 

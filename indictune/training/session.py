@@ -222,6 +222,8 @@ class Session:
         with self.checks():
             check.check_visible_gpus(self.launch, torch.cuda.device_count())
         with self.checks():
+            check.check_fp16(planned("fp16"), torch.cuda.is_available())
+        with self.checks():
             check_deepspeed(self.launch.deepspeed or {}, planned, steps)
             check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
             self._choose_tf32(planned)

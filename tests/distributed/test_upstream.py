@@ -20,7 +20,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from tests.conftest import FinishedRun
 from tests.distributed import mutants
-from tests.distributed.launching import Run, accelerate, start, train
+from tests.distributed.launching import Run, accelerate, python, start, train
 from tests.faults.runs import STEP, Job
 
 Start = Callable[..., Run]
@@ -81,6 +81,14 @@ def test_weights_that_a_checkpoint_lacks_are_without_data_on_all_ranks_but_one()
     """transformers 5.23; see `sharding.reading_weights`."""
     source = inspect.getsource(PreTrainedModel._move_missing_keys_from_meta_to_device)
     assert "is_fsdp_enabled() and not is_local_dist_rank_0()" in source
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_fp16_on_a_cpu_is_fp32_without_a_word() -> None:
+    """accelerate 1.15; see `check.check_fp16`."""
+    program = "from accelerate import Accelerator; a = Accelerator(cpu=True, mixed_precision='fp16')"
+    done = start([*python(), "-c", f"{program}; print(a.mixed_precision, a.native_amp, a.scaler)"])
+    assert (done.returncode, done.stdout) == (0, "fp16 False None\n")
 
 
 def test_trl_casts_the_adapter_of_a_quantised_base_to_bf16() -> None:

@@ -11,7 +11,7 @@ import torch
 from indictune.arguments import IndicTrainingArguments
 from indictune.errors import UserError
 from indictune.strategy import standin
-from indictune.strategy.check import came_up, check_came_up, check_visible_gpus, use_one_gpu
+from indictune.strategy.check import came_up, check_came_up, check_fp16, check_visible_gpus, use_one_gpu
 from indictune.strategy.launch import Launch
 
 
@@ -31,6 +31,11 @@ def test_more_processes_than_gpus_are_refused_with_the_ways_out() -> None:
         "--num_processes: 8 processes on this node, but 4 visible GPU(s). Use --num_processes 4, or show more GPUs "
         "with CUDA_VISIBLE_DEVICES."
     ]
+
+
+@pytest.mark.parametrize(("fp16", "has_gpu"), [(True, True), (False, True), (False, False)])
+def test_fp16_is_taken_where_there_is_a_gpu(fp16: bool, has_gpu: bool) -> None:
+    check_fp16(fp16, has_gpu)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import BertConfig
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
@@ -50,6 +51,12 @@ def decide(session: Session) -> None:
 
 def status(folder: str = "out") -> dict[str, str]:
     return dict(json.loads(Path(folder, "status.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_fp16_is_refused_on_a_cpu() -> None:
+    assert run(decide, refused("--output_dir", "out", "--fp16", "true")) == 2
+    assert "--fp16 true: needs a GPU, and there is none; give --bf16 true, or neither." in status()["message"]
 
 
 def test_a_problem_of_the_user_is_told_once_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
