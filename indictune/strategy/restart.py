@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -15,9 +16,20 @@ def count(environ: Mapping[str, str]) -> int:
     return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def launch_name(environ: Mapping[str, str]) -> str:
+    """A name that all ranks of a launch share through all restarts, and that another launch at the same time has not.
+
+    Each needs a port of its own on its first machine. Which that is, the ranks of several may call otherwise
+    (`torchrun --master_addr`), and two such launches with one port on other machines have one name.
+    """
+    is_one_node = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE")
+    host = socket.gethostname() if is_one_node else ""
+    return f"{environ.get('TORCHELASTIC_RUN_ID')}-{environ.get('MASTER_PORT')}-{host}"
+
+
 def attempt(environ: Mapping[str, str]) -> str:
-    """A name that all ranks of a launch share. A later launch may have the same: see `training.ranks`."""
-    return f"{environ.get('TORCHELASTIC_RUN_ID')}-{environ.get('MASTER_PORT')}-{count(environ)}"
+    """A name that all ranks of a start share. A later launch may have the same: see `training.ranks`."""
+    return f"{launch_name(environ)}-{count(environ)}"
 
 
 def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> None:

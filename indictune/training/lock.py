@@ -6,11 +6,14 @@ import fcntl
 import logging
 import os
 import socket
+import struct
+import sys
 import time
 from pathlib import Path
 from typing import TextIO
 
 from indictune.errors import UserError
+from indictune.strategy import restart
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +21,7 @@ LOCK = ".lock"
 # For so long a file server may keep the lock of a machine that has died: NFS 4 for 90 s.
 PATIENCE_S = 120.0
 _LOOK_EVERY_S = 1.0
+_FLOCK = "hhqqi4x"  # `struct flock` of Linux on 64 bits: type, whence, start, length, process
 
 
 def held(output_dir: Path) -> TextIO:
@@ -49,9 +53,38 @@ def held(output_dir: Path) -> TextIO:
         raise _refusal(output_dir, other)
     file.seek(0)
     file.truncate()
-    file.write(me)
+    file.write(f"{me}\n{restart.launch_name(os.environ)}")
     file.flush()
     return file
+
+
+def wait_for_own_launch(output_dir: Path) -> None:
+    """Wait as long as a process of another launch has a run's folder. For the ranks that leave the lock to rank 0.
+
+    Rank 0 is refused meanwhile, and their launcher ends them, or gets the folder.
+
+    Raises:
+        UserError: another launch still has it when rank 0 has given up.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while (other := of_another_launch(output_dir)) is not None:
+        if time.monotonic() > deadline:
+            raise _refusal(output_dir, other)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def of_another_launch(output_dir: Path) -> str | None:
+    """Who has the folder, where that is a process of another launch. To look takes no lock: rank 0 may be about to."""
+    if sys.platform != "linux":
+        return None
+    try:
+        with (output_dir / LOCK).open("r+", encoding="utf-8") as file:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+            holder, _, launch = file.read().partition("\n")
+    except OSError:  # there is none, it is not ours to write, or the file system has no locks
+        return None
+    return None if kind == fcntl.F_UNLCK or launch == restart.launch_name(os.environ) else holder
 
 
 def _refusal(output_dir: Path, other: str) -> UserError:
@@ -90,7 +123,7 @@ def _other(file: TextIO) -> str | None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.seek(0)
-        return file.read() or "a process that does not tell its name"
+        return file.readline().rstrip("\n") or "a process that does not tell its name"
     except OSError as error:  # a file system that has no locks
         logger.debug("%s: %s", file.name, error)
     return None

@@ -185,10 +185,16 @@ def _spoken(session: Session, started: float) -> dict[str, str]:
 
 
 def _report(session: Session, end: End) -> None:
-    """Tell the user how the run ended, on the console and in `status.json`, unless that is of a run that goes on."""
+    """Tell the user how the run ended, on the console and in `status.json`, unless that is of a run that goes on.
+
+    Where it is, rank 0 has been refused and says so, and the others say nothing.
+    """
+    has_folder = session.has_folder
+    if session.rank != 0 and not has_folder:
+        return
     if end.message:
         session.tell(f"indictune: {end.message}")
-    if session.is_named and session.has_folder:
+    if session.is_named and has_folder:
         try:
             output.write_status(session.output_dir, end.state, end.message)
         except OSError as error:

@@ -100,6 +100,8 @@ class Session:
                 self._lock = lock.held(self.output_dir)
                 output.check_free(self.output_dir, asked, replaceable)  # from whoever had it until then
                 output.forget_status(self.output_dir)
+            else:
+                lock.wait_for_own_launch(self.output_dir)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
             self.stop_request.tells = self._log.descriptors
             self.ranks.begin()
@@ -119,8 +121,10 @@ class Session:
 
     @property
     def has_folder(self) -> bool:
-        """Whether no other run writes to the folder, as far as rank 0 can tell; the other ranks take it for so."""
-        return self.rank != 0 or self._lock is not None or lock.is_free(self.output_dir)
+        """Whether no other run writes to the folder, as far as the kernel of this machine can tell."""
+        if self.rank != 0:
+            return lock.of_another_launch(self.output_dir) is None
+        return self._lock is not None or lock.is_free(self.output_dir)
 
     def show(self, text: str) -> None:
         """Print a result to standard output, on rank 0."""

@@ -10,7 +10,10 @@ from pathlib import Path
 from indictune.training import lock
 from indictune.training.checkpoints.store import UNFINISHED
 from tests.conftest import FinishedRun
+from tests.distributed.launching import torchrun
 from tests.faults.runs import Job
+
+RANK_1_IS_FIRST = "SLOW@indictune.training.lock:held:1@0"
 
 
 def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_path: Path) -> None:
@@ -32,3 +35,20 @@ def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_pat
         assert not (job.folder / "status.json").exists()  # it would be taken for the first run's
     assert job.start().returncode == 0
     assert not written.exists()
+
+
+def test_no_rank_of_it_writes_there(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """Rank 1, which the launcher ends, would tell that the first run was asked to stop."""
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)))
+    job.folder.mkdir()
+    with lock.held(job.folder):
+        result = job.start(RANK_1_IS_FIRST)
+        assert result.returncode != 0
+        assert result.stderr.count("indictune: --output_dir") == 1, result.stderr
+        assert "[rank 1]" not in result.stderr
+        assert [path.name for path in job.folder.iterdir()] == [lock.LOCK]
+        mistyped = replace(job, flags=("--learning_rate", "fast")).start()
+        assert "--learning_rate fast" in mistyped.stderr
+        assert [path.name for path in job.folder.iterdir()] == [lock.LOCK]
+    assert job.start().returncode == 0
+    assert (job.folder / "logs" / "rank-1.log").exists()

@@ -59,7 +59,7 @@ def test_a_process_that_is_killed_keeps_nobody_out_though_its_child_lives(tmp_pa
         os.kill(child, 0)
         with lock.held(tmp_path):
             told = (tmp_path / lock.LOCK).read_text(encoding="utf-8")
-    assert told == f"process {os.getpid()} on {socket.gethostname()}"
+    assert told.splitlines()[0] == f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def test_a_process_of_another_machine_is_waited_for(
@@ -75,6 +75,40 @@ def test_a_process_of_another_machine_is_waited_for(
         threading.Timer(0.3, holder.kill).start()
         lock.held(tmp_path).close()
     assert f"--output_dir {tmp_path}: {name} writes to it; waiting for its end" in caplog.messages
+
+
+class TestOtherRanks:
+    def test_they_have_the_folder_with_their_own_launch_and_where_nobody_has_it(self, tmp_path: Path) -> None:
+        lock.wait_for_own_launch(tmp_path)
+        with holding(tmp_path):
+            lock.wait_for_own_launch(tmp_path)
+
+    def test_they_wait_while_another_launch_has_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with holding(tmp_path) as (holder, _):
+            monkeypatch.setenv("MASTER_PORT", "29501")
+            monkeypatch.setattr(lock, "PATIENCE_S", 0.5)
+            with pytest.raises(UserError, match=rf"another run writes to it \(process {holder.pid} on "):
+                lock.wait_for_own_launch(tmp_path)
+            monkeypatch.setattr(lock, "PATIENCE_S", 60)
+            threading.Timer(0.3, holder.kill).start()
+            lock.wait_for_own_launch(tmp_path)
+            assert holder.wait(0) == -signal.SIGKILL
+
+    def test_to_look_keeps_nobody_out(self, tmp_path: Path) -> None:
+        with lock.held(tmp_path):
+            pass
+        looking = "import sys\nfrom pathlib import Path\nfrom indictune.training import lock\n"
+        looking += "print(1, flush=True)\nwhile True: lock.of_another_launch(Path(sys.argv[1]))\n"
+        environment = {**os.environ, "MASTER_PORT": "29501"}
+        command = [sys.executable, "-c", looking, str(tmp_path)]
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-1) as looker:
+            assert looker.stdout is not None
+            looker.stdout.readline()
+            try:
+                for _ in range(2000):
+                    lock.held(tmp_path).close()
+            finally:
+                looker.kill()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
