@@ -24,6 +24,8 @@ State = Literal["ok", "user_error", "failed", "resumable"]
 AUTO = "auto"
 NOTHING_TO_DO = "this run is finished; there is nothing to resume."
 RECIPE = "recipe.yaml"
+# There while a finished run is to be pushed and is not. What to type instead stands in it.
+NOT_PUSHED = ".not_pushed"
 # Any of these shows that a run has trained here. Logs, a status and a recipe alone may come from a command that was
 # mistyped, and must not keep the corrected one from its folder.
 TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model.safetensors", "trainer_state.json")
@@ -193,6 +195,12 @@ def write_recipe(output_dir: Path, configuration: dict[str, Any]) -> None:
 def is_finished(output_dir: Path) -> bool:
     """Whether a run has ended here: its metrics are written last."""
     return (output_dir / "metrics.json").exists()
+
+
+def not_pushed(output_dir: Path) -> str:
+    """What there is to say of a finished run that was to be pushed and is not; empty where there is nothing."""
+    mark = output_dir / NOT_PUSHED
+    return mark.read_text(encoding="utf-8") if mark.is_file() and not mark.is_symlink() else ""
 
 
 def check_takes_files(output_dir: Path) -> None:

@@ -16,6 +16,7 @@ import psutil
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from indictune.arguments import IndicTrainingArguments
 from indictune.config import Recipe
 from indictune.errors import UserError
 from indictune.layout import printable
@@ -76,11 +77,11 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
     # Another node's disk may say otherwise: several agree when they have met (`resuming.end_if_finished`).
     is_one_node = launch.local_world_size_of(os.environ) == launch.world_size_of(os.environ)
     if auto and is_one_node and output.is_finished(session.output_dir) and not recipe.problems:
-        if session.rank == 0:
-            _tell_nothing_to_do(session, f"{session.output_dir}: {output.NOTHING_TO_DO}")
-            if _spoken(session, 0.0).get("state") != "ok":  # a command that was refused since has told of itself
-                _report(session, End("ok", ""))
-        return EXIT_OK
+        end = _when_finished(session, f"{session.output_dir}: {output.NOTHING_TO_DO}")
+        # A command that was refused since has told of itself.
+        if session.rank == 0 and (end.state, _spoken(session, 0.0).get("state")) != ("ok", "ok"):
+            _report(session, end)
+        return _CODES[end.state]
     if restart.count(os.environ) and _was_stopped_before(session.output_dir):
         return EXIT_RESUMABLE
     started = psutil.Process().create_time()  # another rank may have told its end before this one has come here
@@ -112,7 +113,7 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
         session.open_log(replaceable)
         main(session)
     except Finished as done:
-        _tell_nothing_to_do(session, str(done))
+        return _when_finished(session, str(done))
     except UserError as error:
         return End("user_error", error.message)
     except (NonFiniteLossError, SaveError) as error:
@@ -130,12 +131,16 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
     return End("ok", "")
 
 
-def _tell_nothing_to_do(session: Session, message: str) -> None:
-    """Tell that the run is finished, and what its command asks for in vain."""
+def _when_finished(session: Session, message: str) -> End:
+    """Tell that the run is finished, and what its command asks for in vain; returns how it ends."""
+    unpushed = output.not_pushed(session.output_dir)
+    if unpushed and session.planned(IndicTrainingArguments, "push_to_hub"):
+        return End("failed", unpushed)
     session.show(message)
     if session.rank == 0:
         for note in settings.differences_when_finished(session.output_dir, session.recipe.values):
             session.tell(f"warning: {note}")
+    return End("ok", "")
 
 
 def _first_cause(session: Session, end: End, started: float) -> End:

@@ -22,6 +22,7 @@ from indictune.training.results import published
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, python, start
 from tests.faults.hub import hub
+from tests.faults.runs import FAULTY
 
 TOKEN = "hf_CanaryCanaryCanaryCanaryCanary1234"
 URL = f"https://user:{TOKEN}@huggingface.co/datasets/me/tweets"
@@ -163,8 +164,9 @@ def hostile(tmp_path: Path) -> list[str]:
     ]
 
 
-def pushed(recipe: Path, flags: list[str], endpoint: str) -> tuple[int, str, list[list[str]]]:
-    """Exit code, what it said, and the arguments of all processes that it started."""
+def pushed(recipe: Path, flags: list[str], endpoint: str, *before: str) -> tuple[int, str, list[list[str]]]:
+    """Exit code, what it said, and the arguments of all processes that it started; `before` the script comes a
+    program that runs it."""
     environment = {
         **os.environ,
         "HF_ENDPOINT": endpoint,
@@ -172,7 +174,7 @@ def pushed(recipe: Path, flags: list[str], endpoint: str) -> tuple[int, str, lis
         "HF_HUB_OFFLINE": "0",
         "OMP_NUM_THREADS": "1",
     }
-    command = [str(BIN / "python"), SCRIPT, "--config", str(recipe), *flags]
+    command = [str(BIN / "python"), *before, SCRIPT, "--config", str(recipe), *flags]
     seen: dict[int, list[str]] = {}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -213,6 +215,7 @@ def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else
     assert not any(TOKEN in word for words in arguments for word in words)
     assert TOKEN not in said
     assert holding_the_token(out) == []
+    assert not (out / ".not_pushed").exists()
     # Labels and languages are data. (A progress bar moves the cursor by itself.)
     assert "\x1b[2J" not in said
     assert sorted(tmp_path.iterdir()) == [out, *before]
@@ -226,14 +229,45 @@ def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else
 def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
     finished_run: FinishedRun, hostile: list[str], tmp_path: Path
 ) -> None:
+    out, auto = tmp_path / "out", ["--resume_from_checkpoint", "auto"]
     with hub() as kept:
         kept.refuses = True
         code, said, _ = pushed(finished_run.recipe, hostile, kept.url)
+        assert code == 1, said
+        assert f"The model is whole in {out}; the push failed" in said
+        assert "--include 'model.safetensors'" in said
+        assert TOKEN not in said
+        assert holding_the_token(out) == []
+        # Nor is the run done when it is started again.
+        code, said, _ = pushed(finished_run.recipe, [*hostile, *auto], kept.url)
     assert code == 1, said
-    assert f"The model is whole in {tmp_path / 'out'}; the push failed" in said
-    assert "--include 'model.safetensors'" in said
-    assert TOKEN not in said
-    assert holding_the_token(tmp_path / "out") == []
+    status = json.loads((out / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert status["message"] == (
+        f"The model is whole in {out}, and is not pushed. Try `hf upload me/out {out} --include 'README.md' --include "
+        "'config.json' --include 'metrics.json' --include 'model.safetensors' --include 'tokenizer.json' --include "
+        "'tokenizer_config.json'`; without --push_to_hub, this run is done."
+    )
+    assert said.count(status["message"]) == 1
+    finished = start([*python(), SCRIPT, "--config", str(finished_run.recipe), "--output_dir", str(out), *auto])
+    assert finished.returncode == 0, finished.stderr
+    assert "nothing to resume" in finished.stdout
+    assert json.loads((out / "status.json").read_text())["state"] == "ok"
+
+
+def test_a_run_that_is_killed_while_it_pushes_is_not_told_as_done(
+    finished_run: FinishedRun, hostile: list[str], tmp_path: Path
+) -> None:
+    command = (finished_run.recipe, [*hostile, "--resume_from_checkpoint", "auto"])
+    with hub() as kept:
+        # When metrics.json, the mark of a finished run, has just been written.
+        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.training.results:push:1")
+        assert code == -9, said
+        assert (tmp_path / "out" / "metrics.json").exists()
+        code, said, _ = pushed(*command, kept.url)
+    assert code == 1, said
+    assert f"The model is whole in {tmp_path / 'out'}, and is not pushed. Try `hf upload me/out " in said
+    assert json.loads((tmp_path / "out" / "status.json").read_text())["state"] == "failed"
 
 
 def test_an_adapter_on_a_folder_of_this_machine_is_not_pushed(finished_run: FinishedRun, tmp_path: Path) -> None:
