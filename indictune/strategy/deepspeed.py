@@ -92,6 +92,19 @@ def check_folders(strategy: str, folders: Mapping[str, str | None]) -> None:
         raise UserError(problems)
 
 
+def check_bad_steps(strategy: str, on_nonfinite: str) -> None:
+    """Refuse to leave bad steps out where it cannot be done.
+
+    Raises:
+        UserError: DeepSpeed changes the weights, and they were to be left as they are.
+    """
+    if strategy.startswith("zero") and on_nonfinite == "skip":
+        raise UserError(
+            "--on_nonfinite skip: DeepSpeed has changed the weights before a gradient can be seen; give rollback or "
+            "stop."
+        )
+
+
 def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
     value: Any = config
     for part in dotted_key.split("."):

@@ -22,9 +22,8 @@ from indictune.errors import UserError
 from indictune.layout import printable
 from indictune.models.adapters import check_published_base
 from indictune.models.loading import check_max_length, stored_quantisation
-from indictune.strategy import batch, check, extensions, launch, nodes, restart, sharding, standin
+from indictune.strategy import batch, check, deepspeed, extensions, launch, nodes, restart, sharding, standin
 from indictune.strategy.communication import check_communication
-from indictune.strategy.deepspeed import check_deepspeed, check_folders, check_offloaded_optimizer
 from indictune.strategy.shards import check_async_save
 from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import lock, output
@@ -228,12 +227,12 @@ class Session:
         with self.checks():
             check.check_fp16(planned("fp16"), torch.cuda.is_available())
         with self.checks():
-            check_deepspeed(self.launch.deepspeed or {}, planned, steps)
-            check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
+            deepspeed.check_deepspeed(self.launch.deepspeed or {}, planned, steps)
+            deepspeed.check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
             self._choose_tf32(planned)
         with self.checks():
             named = {"--resume_from_checkpoint": planned("resume_from_checkpoint")}
-            check_folders(self.launch.strategy, {"--output_dir": str(self.output_dir), **named})
+            deepspeed.check_folders(self.launch.strategy, {"--output_dir": str(self.output_dir), **named})
         with self.checks():
             world_size = launch.world_size_of(os.environ)
             check_communication(self.launch.deepspeed or {}, planned, world_size, steps)
@@ -241,11 +240,7 @@ class Session:
             if planned("async_save"):
                 check_async_save(self.launch, self.planned(ModelArguments, "method"), os.environ)
         with self.checks():
-            if planned("on_nonfinite") == "skip" and self.launch.family.startswith("zero"):
-                raise UserError(
-                    "--on_nonfinite skip: DeepSpeed has changed the weights before a gradient can be seen; give "
-                    "rollback or stop."
-                )
+            deepspeed.check_bad_steps(self.launch.strategy, planned("on_nonfinite"))
         self.recipe.problems.raise_any()
 
     def fit_batches(
@@ -278,7 +273,7 @@ class Session:
         sizes = {"per_device_train_batch_size": math.ceil(rows / (world_size * steps))}
         self._decided |= sizes
         self._decide_accumulation(steps, "--max_tokens_per_device")
-        check_deepspeed(self.launch.deepspeed or {}, lambda name: sizes.get(name, planned(name)), steps)
+        deepspeed.check_deepspeed(self.launch.deepspeed or {}, lambda name: sizes.get(name, planned(name)), steps)
         check_communication(self.launch.deepspeed or {}, planned, world_size, steps)
 
     def _decide_accumulation(self, steps: int, flag: str) -> None:
