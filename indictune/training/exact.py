@@ -309,19 +309,20 @@ class ExactTrainer(Trainer):
             raise saving.stopped_after(self.state.global_step) from None
         return metrics
 
-    def look_for_stop(self, what: str) -> None:
+    def look_for_stop(self, what: str, at_once: bool = False) -> None:
         """End what a rank was asked to stop in, or not, if all would be lost. Known a call later, so none waits.
 
         Args:
             what: was done, and what going on does, as the message says it.
+            at_once: wait for the other ranks: what comes next takes long.
 
         Raises:
             Stopped: on all ranks.
         """
         last = store.path_of(Path(str(self.args.output_dir)), self.state.global_step)
         is_lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
-        before = self.asked_before
-        self.asked_before = FlagsOnTheirWay(self.stop_request.asked, is_lost, device=self.args.device)
+        now = FlagsOnTheirWay(self.stop_request.asked, is_lost, device=self.args.device)
+        before, self.asked_before = now if at_once else self.asked_before, now
         if before is not None and before.read() == [True, False]:
             raise Stopped(f"stopped while {what}.")
 

@@ -25,6 +25,7 @@ from indictune.training.checkpoints import disks, saving
 from indictune.training.checkpoints.store import UNFINISHED_MODEL
 from indictune.training.exact import ExactTrainer
 from indictune.training.session import Session
+from indictune.training.stopping import Stopped
 from indictune.training.verification import shapes_when_saved, verify_saved
 
 logger = logging.getLogger(__name__)
@@ -39,14 +40,21 @@ def save(trainer: ExactTrainer, session: Session) -> None:
         SavedModelError: it is not the trained one.
         SaveError: the disk does not take it.
         NonFiniteLossError: a weight is NaN or infinite.
+        Stopped: a rank was asked to stop, and going on need not train again.
     """
     saving.check_weights(trainer)
+    trainer.look_for_stop("the trained model was to be saved; going on saves it", at_once=True)
     sharding.gather_full_model(trainer.accelerator)
     unfinished = session.output_dir / UNFINISHED_MODEL
     with disks.telling_of_model(session.output_dir, _bytes_of_weights(trainer)):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
         nodes.give_files(unfinished, session.rank == 0, trainer.args, trainer.disks_group)
-    verify_saved(trainer, unfinished)
+    try:
+        verify_saved(trainer, unfinished)
+    except Stopped:
+        if trainer.args.should_save:
+            shutil.rmtree(unfinished)
+        raise
     if trainer.args.should_save:
         session.saved_files = sorted(path.name for path in unfinished.iterdir())
         put_in_place(unfinished, session.output_dir)

@@ -69,11 +69,13 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
 
     Raises:
         SavedModelError: on all ranks, with everything that differs.
+        Stopped: a rank was asked to stop, and going on need not train again.
     """
     probe = _probe(trainer)
     trained = _logits(trainer, probe)
     model = sharding.bare(trainer)
     facts = Facts(shapes_when_saved(model), sharding.whole_norms(trainer), active_embedding(model), probe, trained)
+    trainer.look_for_stop("the saved model was read back; going on saves it again", at_once=True)
     found: list[str] = []
     if trainer.is_world_process_zero():
         try:

@@ -125,6 +125,43 @@ def test_a_stop_in_the_last_evaluation_loses_nothing(recipe: Path, unbroken: dic
     assert job.outcome() == unbroken
 
 
+# Before it is written, and when it is to be read back.
+SAVED = {
+    "save": "the trained model was to be saved; going on saves it",
+    "verify_saved": "the saved model was read back; going on saves it again",
+}
+
+
+@pytest.mark.parametrize("place", list(SAVED))
+def test_a_stop_while_the_model_is_saved_loses_nothing(
+    recipe: Path, unbroken: dict[str, Any], tmp_path: Path, place: str
+) -> None:
+    job = Job(recipe, tmp_path / "out")
+    result = job.start(f"SIGTERM@indictune.training.results:{place}:1")
+    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    assert job.status == {
+        "state": "resumable",
+        "message": f"stopped while {SAVED[place]}. --resume_from_checkpoint auto goes on with it.",
+    }
+    assert not [path.name for path in job.folder.iterdir() if path.name.startswith((".unfinished", "model."))]
+    assert job.start().returncode == 0
+    assert job.outcome() == unbroken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", list(SAVED))
+def test_a_stop_of_one_rank_while_a_split_model_is_saved_stops_all(recipe: Path, tmp_path: Path, place: str) -> None:
+    whole = Job(recipe, tmp_path / "whole", tuple(accelerate("fsdp2", 2)))
+    job = Job(recipe, tmp_path / "out", tuple(accelerate("fsdp2", 2)))
+    assert whole.start().returncode == 0
+    result = job.start(f"SIGTERM@indictune.training.results:{place}:1@1")
+    assert job.status["state"] == "resumable", result.stderr
+    assert job.status["message"].startswith(f"stopped while {SAVED[place]}.")
+    assert not [path.name for path in job.folder.iterdir() if path.name.startswith((".unfinished", "model."))]
+    assert job.start().returncode == 0
+    assert job.outcome() == whole.outcome()
+
+
 # In the first answer, in the second, and on one of two ranks alone.
 @pytest.mark.parametrize(
     ("launcher", "token"),
