@@ -50,8 +50,9 @@ def evaluate_command(argv: Sequence[str]) -> int:
     if model:
         with recipe.problems.collecting():
             _as_in_training(recipe, Path(model))
-    if config_file(model).is_file():
-        recipe.values.setdefault("output_dir", str(Path(model) / "evaluation" / Path(test_file).stem))
+    if config_file(model).is_file() and "output_dir" not in recipe.values:
+        with recipe.problems.collecting():
+            recipe.values["output_dir"] = str(_folder_within(Path(model), Path(test_file).stem))
     main = _evaluate_classes
     with suppress(ValueError, TypeError, AttributeError):  # no configuration: the classifier's own reading tells so
         if _continues_texts(Path(model)):
@@ -82,6 +83,22 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
         value = configuration.get(name) if isinstance(configuration, dict) else None
         if value is not None and isinstance(value, types[name]):
             recipe.values.setdefault(name, value)
+
+
+def _folder_within(model: Path, name: str) -> Path:
+    """Where a model's evaluation goes.
+
+    Raises:
+        UserError: a link is there, by which a model that was unpacked would have files written anywhere.
+    """
+    folder = model / "evaluation" / name
+    for each in (folder.parent, folder):
+        if each.is_symlink():
+            raise UserError(
+                f"--model {model}: {each.relative_to(model)} is a link, and an evaluation writes to nothing outside "
+                "the folder; remove the link, or give --output_dir."
+            )
+    return folder
 
 
 def _labels(model: str, trust_remote_code: bool) -> list[str] | None:

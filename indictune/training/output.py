@@ -36,6 +36,7 @@ WRITTEN_OVER = ("README.md", "config.json")
 _OPENED = (
     *("train_log.jsonl", "nonfinite.jsonl", "rejected.jsonl", "logs", "logs/*", "runs"),
     *(".lock", ".unfinished-checkpoint", ".unfinished-model"),
+    "README.md",  # the Trainer's card of what is pushed (transformers 5.23)
 )
 
 # What a model needs to be used, of what a run saves; `training_args.bin`, a pickle, is not among it.
@@ -225,7 +226,9 @@ def check_folder(output_dir: Path) -> None:
         )
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir {output_dir}: is a file; expected a folder.")
-    found = [path for pattern in _OPENED for path in sorted(output_dir.glob(pattern)) if path.is_symlink()]
+    # By `glob` a plain name is not there where it is a link to nothing (Python 3.11).
+    paths = [path for pattern in _OPENED for path in (output_dir / pattern, *sorted(output_dir.glob(pattern)))]
+    found = [path for path in paths if path.is_symlink()]
     if found:
         raise UserError(
             f"--output_dir {output_dir}: {found[0].relative_to(output_dir)} is a link, and a run writes to nothing "

@@ -35,3 +35,27 @@ def test_a_tokenizer_with_ids_beyond_the_embedding_is_told_without_a_traceback(
     told = f"--model {model}: the tokenizer gives token ids up to {rows}, the model's embedding has {rows} rows"
     assert told in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["evaluation", "evaluation/t"])
+def test_a_link_to_which_an_evaluation_would_go_is_refused(
+    finished_run: FinishedRun, tmp_path: Path, name: str
+) -> None:
+    """It came with the model."""
+    model, outside = tmp_path / "model", tmp_path / "outside"
+    shutil.copytree(finished_run.folder, model)
+    outside.mkdir()
+    (model / name).parent.mkdir(exist_ok=True)
+    (model / name).symlink_to(outside)
+    test_file = tmp_path / "t.jsonl"
+    test_file.write_text('{"text": "a", "label": "positive"}\n', encoding="utf-8")
+    command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(model), "--test_file", str(test_file)]
+    result = start(command)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr == (
+        f"indictune: --model {model}: {name} is a link, and an evaluation writes to nothing outside the folder; "
+        "remove the link, or give --output_dir.\n"
+    )
+    assert list(outside.iterdir()) == []
+    named = start([*command, "--output_dir", str(tmp_path / "out")])
+    assert named.returncode == 0, named.stderr

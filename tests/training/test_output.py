@@ -181,12 +181,16 @@ class TestCheckFolder:
 
     @pytest.mark.parametrize(
         "name",
-        ["logs", "logs/rank-0.log", "logs/.told", "train_log.jsonl", ".unfinished-checkpoint", ".unfinished-model"],
+        [
+            *("logs", "logs/rank-0.log", "logs/.told", "train_log.jsonl", ".unfinished-checkpoint"),
+            *(".unfinished-model", "README.md"),
+        ],
     )
-    def test_a_link_where_a_run_writes_is_refused(self, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize("target", ["", "nothing"])
+    def test_a_link_where_a_run_writes_is_refused(self, tmp_path: Path, name: str, target: str) -> None:
         out, link = tmp_path / "out", tmp_path / "out" / name
         link.parent.mkdir(parents=True)
-        link.symlink_to(tmp_path)
+        link.symlink_to(tmp_path / target)
         assert self.problem_of(out) == (
             f"--output_dir {out}: {name} is a link, and a run writes to nothing outside its folder; remove the link, "
             "or choose another --output_dir."
