@@ -7,8 +7,9 @@ import re
 import yaml
 from huggingface_hub import get_token
 
-# A token of the Hub, whatever stands in front of it, and the user's part of a URL (https://user:token@host).
-_LOOKS_LIKE_ONE = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{16,}|://[^/?#\s]*@")
+# A token of the Hub (34 characters behind the first), whatever stands in front of it, and the user's part of a URL
+# (https://user:token@host). A file's name is seldom as long.
+_LOOKS_LIKE_ONE = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}|://[^/?#\s]*@")
 FIELD = "hub_token"
 WAY_OUT = (
     "a token in a command or a file can be read by others (process list, shell history, recipe.yaml). Leave it out, "

@@ -65,6 +65,13 @@ def test_a_token_in_a_flag_is_refused_without_repeating_it(words: list[str]) -> 
     assert not any(part in problem for part in (TOKEN, "anything", "x" * 8))
 
 
+def test_a_name_that_begins_as_a_token_is_none() -> None:
+    given = {"train_file": "data/hf_sentimenttweets2024.csv", "output_dir": "outputs/hf_indicbertsentiment"}
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    recipe = read_recipe(words, (ModelArguments, DataArguments, SentimentTrainingArguments))
+    assert (recipe.values, recipe.problems) == (given, [])
+
+
 @pytest.mark.parametrize("is_text", [False, True])
 @pytest.mark.parametrize("job_name", [TOKEN, f"exp_{TOKEN}", TOKEN.replace("C", "\\u0043"), URL])
 def test_a_token_in_a_deepspeed_file_is_refused_without_repeating_it(
