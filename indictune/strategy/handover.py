@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from indictune.strategy.launch import Launch, family_of
 
 # Each of these goes on with the checkpoints of the others, on any number of processes (`strategy.conversion`). ZeRO's
@@ -54,7 +56,7 @@ def command(
     more = {} if per_device_batch_size is None else {_MICRO_BATCH: str(per_device_batch_size)}
     launcher = ["python"]
     if family.startswith("zero"):
-        launcher = ["torchrun", "--nproc_per_node", str(world_size)]
+        launcher = ["torchrun", *_places(world_size, launch)]
         more["--deepspeed"] = _own_file(strategy, launch) or _beside(script, f"ds_configs/{config}.json")
     elif strategy != "single":
         file = _beside(script, f"accelerate_configs/{config}.yaml")
@@ -63,11 +65,35 @@ def command(
     return shlex.join([*launcher, script, *kept, *(word for flag in more.items() for word in flag)])
 
 
-def doubt(strategy: str, launch: Launch) -> str:
-    """What `command` cannot know, in a sentence; empty where there is nothing."""
-    if not strategy.startswith("zero") or _own_file(strategy, launch):
-        return ""
-    return " If it was trained with a DeepSpeed file of your own, give that one."
+def doubt(strategy: str, world_size: int, launch: Launch) -> str:
+    """What `command` cannot know, in a sentence each; empty where there is nothing."""
+    told = ""
+    if strategy.startswith("zero") and not _is_for_one_node(world_size, launch):
+        told += f" Type it on every node, {world_size} processes in all, with the name of the first for HOST."
+    if strategy.startswith("zero") and not _own_file(strategy, launch):
+        told += " If it was trained with a DeepSpeed file of your own, give that one."
+    return told
+
+
+def _places(world_size: int, launch: Launch) -> list[str]:
+    """The flags by which torchrun starts so many processes. No checkpoint tells how many nodes they were on: as many
+    as it takes of nodes like this one."""
+    if _is_for_one_node(world_size, launch):
+        return ["--nproc_per_node", str(world_size)]
+    here = _processes_here(launch)
+    count, each = (world_size // here, here) if world_size % here == 0 else ("NODES", "PROCESSES")
+    where = ["--rdzv_backend", "c10d", "--rdzv_endpoint", "HOST:29500"]
+    return ["--nnodes", str(count), "--nproc_per_node", str(each), *where]
+
+
+def _is_for_one_node(world_size: int, launch: Launch) -> bool:
+    is_on_one = launch.local_world_size == launch.world_size
+    return world_size <= _processes_here(launch) or (is_on_one and not torch.cuda.is_available())
+
+
+def _processes_here(launch: Launch) -> int:
+    """Those that a node of a launch takes: one a GPU, or as many as it has of this launch."""
+    return max(launch.local_world_size, torch.cuda.device_count())
 
 
 def _own_file(strategy: str, launch: Launch) -> str | None:

@@ -69,7 +69,7 @@ def test_the_command_names_a_file_that_is_there_wherever_it_is_typed(
 
 def test_the_command_has_the_deepspeed_file_of_a_run_of_the_same_stage() -> None:
     """Another number of processes is all that it changes."""
-    refused = Launch("zero2", 4, deepspeed_source="mine.json")
+    refused = Launch("zero2", 4, 4, deepspeed_source="mine.json")
     typed = ["s.py", "--deepspeed", "mine.json", "--seed", "1"]
     assert command("zero2_offload", 2, typed, refused) == (
         "torchrun --nproc_per_node 2 s.py --seed 1 --deepspeed mine.json"
@@ -77,17 +77,45 @@ def test_the_command_has_the_deepspeed_file_of_a_run_of_the_same_stage() -> None
     assert command("zero3", 4, typed, refused) == (
         "torchrun --nproc_per_node 4 s.py --seed 1 --deepspeed ds_configs/zero3.json"
     )
-    assert doubt("zero2_offload", refused) == ""
-    assert doubt("ddp", refused) == ""
-    assert doubt("zero3", refused) == " If it was trained with a DeepSpeed file of your own, give that one."
+    assert doubt("zero2_offload", 2, refused) == ""
+    assert doubt("ddp", 2, refused) == ""
+    assert doubt("zero3", 4, refused) == " If it was trained with a DeepSpeed file of your own, give that one."
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "launch", "nodes"),
+    [
+        (2, 0, Launch("single"), None),  # a machine without a GPU takes any number
+        (2, 8, Launch("single"), None),
+        (8, 8, Launch("zero3", 16, 8), None),
+        (16, 8, Launch("zero3", 8, 8), "--nnodes 2 --nproc_per_node 8"),
+        (16, 1, Launch("zero3", 4, 4), "--nnodes 4 --nproc_per_node 4"),  # each sees its own GPU alone
+        (16, 0, Launch("zero3", 8, 4), "--nnodes 4 --nproc_per_node 4"),
+        (12, 8, Launch("zero3", 8, 8), "--nnodes NODES --nproc_per_node PROCESSES"),
+    ],
+)
+def test_the_command_has_the_nodes_that_the_processes_need(
+    monkeypatch: pytest.MonkeyPatch, processes: int, gpus: int, launch: Launch, nodes: str | None
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    if nodes is None:
+        places, told = f"--nproc_per_node {processes}", ""
+    else:
+        places = f"{nodes} --rdzv_backend c10d --rdzv_endpoint HOST:29500"
+        told = f" Type it on every node, {processes} processes in all, with the name of the first for HOST."
+    assert command("zero3", processes, ["s.py"], launch) == f"torchrun {places} s.py --deepspeed ds_configs/zero3.json"
+    own_file = " If it was trained with a DeepSpeed file of your own, give that one."
+    assert doubt("zero3", processes, launch) == told + own_file
+    assert doubt("fsdp2", processes, launch) == ""
 
 
 @pytest.mark.parametrize(
     "typed", [["--per_device_train_batch_size", "8"], ["--per_device_train_batch_size=8"], ["--seed", "1"]]
 )
 def test_the_command_has_the_micro_batch_that_fits_in_place_of_the_given_one(typed: list[str]) -> None:
-    words = command("zero2", 2, ["s.py", *typed, "--gradient_accumulation_steps", "1"], Launch("ddp", 2), 4).split()
+    words = command("zero2", 2, ["s.py", *typed, "--gradient_accumulation_steps", "1"], Launch("ddp", 2, 2), 4).split()
     assert words.count("--per_device_train_batch_size") == 1
     assert words[words.index("--per_device_train_batch_size") + 1] == "4"
     assert "--gradient_accumulation_steps" not in words
-    assert " ".join(["s.py", *typed]) in command("zero2", 2, ["s.py", *typed], Launch("ddp", 2))
+    assert " ".join(["s.py", *typed]) in command("zero2", 2, ["s.py", *typed], Launch("ddp", 2, 2))

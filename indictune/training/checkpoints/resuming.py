@@ -230,7 +230,8 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
         problems.append(
             f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "
             f"{launch.strategy} on {launch.world_size}; ZeRO's states cannot be carried over. Go on with it by "
-            f"`{_command(manifest, configuration, launch)}`.{handover.doubt(manifest.strategy, launch)}"
+            f"`{_command(manifest, configuration, launch)}`."
+            f"{handover.doubt(manifest.strategy, manifest.world_size, launch)}"
         )
     if problems:
         raise UserError(problems)
