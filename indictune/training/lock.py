@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TextIO
 
 from indictune.errors import UserError
-from indictune.strategy import restart
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ _LOOK_EVERY_S = 1.0
 _FLOCK = "hhqqi4x"  # `struct flock` of Linux on 64 bits: type, whence, start, length, process
 
 
-def held(output_dir: Path) -> TextIO:
+def held(output_dir: Path, launch: str) -> TextIO:
     """Take a run's folder for this process.
 
     The lock is the kernel's, and ends with the process, however that ends. It is a record lock, which no child takes
@@ -32,6 +31,7 @@ def held(output_dir: Path) -> TextIO:
 
     Args:
         output_dir: of the run; it is there.
+        launch: a name that its ranks share (`restart.launch_name`).
 
     Returns:
         The file that is locked; to close it gives the folder back.
@@ -53,12 +53,12 @@ def held(output_dir: Path) -> TextIO:
         raise _refusal(output_dir, other)
     file.seek(0)
     file.truncate()
-    file.write(f"{me}\n{restart.launch_name(os.environ)}")
+    file.write(f"{me}\n{launch}")
     file.flush()
     return file
 
 
-def wait_for_own_launch(output_dir: Path) -> None:
+def wait_for_own_launch(output_dir: Path, launch: str) -> None:
     """Wait as long as a process of another launch has a run's folder. For the ranks that leave the lock to rank 0.
 
     Rank 0 is refused meanwhile, and their launcher ends them, or gets the folder.
@@ -67,13 +67,13 @@ def wait_for_own_launch(output_dir: Path) -> None:
         UserError: another launch still has it when rank 0 has given up.
     """
     deadline = time.monotonic() + PATIENCE_S
-    while (other := of_another_launch(output_dir)) is not None:
+    while (other := of_another_launch(output_dir, launch)) is not None:
         if time.monotonic() > deadline:
             raise _refusal(output_dir, other)
         time.sleep(_LOOK_EVERY_S)
 
 
-def of_another_launch(output_dir: Path) -> str | None:
+def of_another_launch(output_dir: Path, launch: str) -> str | None:
     """Who has the folder, where that is a process of another launch. To look takes no lock: rank 0 may be about to."""
     if sys.platform != "linux":
         return None
@@ -81,10 +81,10 @@ def of_another_launch(output_dir: Path) -> str | None:
         with (output_dir / LOCK).open("r+", encoding="utf-8") as file:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
-            holder, _, launch = file.read().partition("\n")
+            holder, _, its_launch = file.read().partition("\n")
     except OSError:  # there is none, it is not ours to write, or the file system has no locks
         return None
-    return None if kind == fcntl.F_UNLCK or launch == restart.launch_name(os.environ) else holder
+    return None if kind == fcntl.F_UNLCK or its_launch == launch else holder
 
 
 def _refusal(output_dir: Path, other: str) -> UserError:

@@ -72,6 +72,7 @@ class Session:
         self._lock: TextIO | None = None
         self.best_checkpoint: Path | None = None
         self.stop_request = StopRequest()
+        self._launch_name = restart.launch_name(os.environ)  # now: accelerate writes to the environment (1.15)
         world_size, attempt = launch.world_size_of(os.environ), restart.attempt(os.environ)
         self.ranks = Ranks(self.output_dir / "logs", rank, world_size, attempt)
 
@@ -96,11 +97,11 @@ class Session:
             self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes
             output.check_takes_files(self.output_dir)
             if self.rank == 0:
-                self._lock = lock.held(self.output_dir)
+                self._lock = lock.held(self.output_dir, self._launch_name)
                 output.check_free(self.output_dir, asked, replaceable)  # from whoever had it until then
                 output.forget_status(self.output_dir)
             else:
-                lock.wait_for_own_launch(self.output_dir)
+                lock.wait_for_own_launch(self.output_dir, self._launch_name)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
             self.stop_request.tells = self._log.descriptors
             self.ranks.begin()
@@ -122,7 +123,7 @@ class Session:
     def has_folder(self) -> bool:
         """Whether no other run writes to the folder, as far as the kernel of this machine can tell."""
         if self.rank != 0:
-            return lock.of_another_launch(self.output_dir) is None
+            return lock.of_another_launch(self.output_dir, self._launch_name) is None
         return self._lock is not None or lock.is_free(self.output_dir)
 
     def show(self, text: str) -> None:

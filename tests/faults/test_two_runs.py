@@ -20,7 +20,7 @@ def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_pat
     job = Job(finished_run.recipe, tmp_path / "out")
     written = job.folder / UNFINISHED / "checkpoint-2"
     written.mkdir(parents=True)
-    with lock.held(job.folder):
+    with lock.held(job.folder, "another launch"):
         result = job.start()
         assert result.returncode == 2, result.stderr
         assert result.stderr.splitlines()[-1] == (
@@ -41,7 +41,7 @@ def test_no_rank_of_it_writes_there(finished_run: FinishedRun, tmp_path: Path) -
     """Rank 1, which the launcher ends, would tell that the first run was asked to stop."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)))
     job.folder.mkdir()
-    with lock.held(job.folder):
+    with lock.held(job.folder, "another launch"):
         result = job.start(RANK_1_IS_FIRST)
         assert result.returncode != 0
         assert result.stderr.count("indictune: --output_dir") == 1, result.stderr

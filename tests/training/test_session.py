@@ -189,6 +189,17 @@ class TestOtherRanks:
         )
         assert status()["message"].startswith("[rank 1] --sed")
 
+    def test_they_know_their_launch_though_a_library_changes_the_environment(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recipe = refused("--output_dir", "out")
+        ours, another = Session(recipe, rank=1), Session(recipe, rank=1)
+        another._launch_name = "another"
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+        (tmp_path / "out").mkdir()
+        with holding(tmp_path / "out", ours._launch_name):
+            assert (ours.has_folder, another.has_folder) == (True, False)
+
     def test_one_that_did_what_was_asked_waits_for_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RANK", "1")
         began = time.monotonic()
