@@ -67,10 +67,12 @@ def command(
 
 def doubt(strategy: str, world_size: int, launch: Launch) -> str:
     """What `command` cannot know, in a sentence each; empty where there is nothing."""
+    if not strategy.startswith("zero"):
+        return ""
     told = ""
-    if strategy.startswith("zero") and not _is_for_one_node(world_size, launch):
+    if not _is_for_one_node(world_size, launch):
         told += f" Type it on every node, {world_size} processes in all, with the name of the first for HOST."
-    if strategy.startswith("zero") and not _own_file(strategy, launch):
+    if not _own_file(strategy, launch):
         told += " If it was trained with a DeepSpeed file of your own, give that one."
     return told
 

@@ -33,9 +33,9 @@ from indictune.models.vocabulary import read_row_ids
 from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, whole_folder
 from indictune.strategy import parts
 from indictune.training.checkpoints import abandoned, resuming
+from indictune.training.output import RECIPE
 
 FLAG = "--convert_to"
-RECIPE = "recipe.yaml"
 GENERATION = "generation_config.json"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # What says which model the weights are of.
