@@ -21,6 +21,7 @@ OFFLOADING = ("fsdp2_offload", "zero2_offload", "zero3_offload")
 # The last follows from the number of processes.
 _FLAGS_OF_LAUNCHES = ("--deepspeed", "--local_rank", "--fsdp", "--gradient_accumulation_steps")
 _MICRO_BATCH = "--per_device_train_batch_size"
+_PORT = "29500"
 
 
 def can_go_on(strategy: str, world_size: int, launch: Launch) -> bool:
@@ -60,32 +61,46 @@ def command(
         more["--deepspeed"] = _own_file(strategy, launch) or _beside(script, f"ds_configs/{config}.json")
     elif strategy != "single":
         file = _beside(script, f"accelerate_configs/{config}.yaml")
-        launcher = ["accelerate", "launch", "--config_file", file, "--num_processes", str(world_size)]
+        launcher = ["accelerate", "launch", "--config_file", file, *_machines(world_size, launch)]
     kept = _without((*_FLAGS_OF_LAUNCHES, *more), flags)
     return shlex.join([*launcher, script, *kept, *(word for flag in more.items() for word in flag)])
 
 
 def doubt(strategy: str, world_size: int, launch: Launch) -> str:
     """What `command` cannot know, in a sentence each; empty where there is nothing."""
-    if not strategy.startswith("zero"):
-        return ""
-    told = ""
+    is_zero, told = strategy.startswith("zero"), ""
     if not _is_for_one_node(world_size, launch):
-        told += f" Type it on every node, {world_size} processes in all, with the name of the first for HOST."
-    if not _own_file(strategy, launch):
+        number = "" if is_zero else " and the node's number, from 0, for RANK"
+        told += f" Type it on every node, {world_size} processes in all, with the name of the first for HOST{number}."
+    if is_zero and not _own_file(strategy, launch):
         told += " If it was trained with a DeepSpeed file of your own, give that one."
     return told
 
 
 def _places(world_size: int, launch: Launch) -> list[str]:
-    """The flags by which torchrun starts so many processes. No checkpoint tells how many nodes they were on: as many
-    as it takes of nodes like this one."""
+    """The flags by which torchrun starts so many processes."""
     if _is_for_one_node(world_size, launch):
         return ["--nproc_per_node", str(world_size)]
+    count, each = _nodes(world_size, launch)
+    where = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"HOST:{_PORT}"]
+    return ["--nnodes", count, "--nproc_per_node", each, *where]
+
+
+def _machines(world_size: int, launch: Launch) -> list[str]:
+    """The flags by which accelerate starts so many processes."""
+    processes = ["--num_processes", str(world_size)]
+    if _is_for_one_node(world_size, launch):
+        return processes
+    count, _ = _nodes(world_size, launch)
+    where = ["--main_process_ip", "HOST", "--main_process_port", _PORT]
+    return [*processes, "--num_machines", count, "--machine_rank", "RANK", *where]
+
+
+def _nodes(world_size: int, launch: Launch) -> tuple[str, str]:
+    """How many, and the processes of each. No checkpoint tells how many nodes they were on: as many as it takes of
+    nodes like this one."""
     here = _processes_here(launch)
-    count, each = (world_size // here, here) if world_size % here == 0 else ("NODES", "PROCESSES")
-    where = ["--rdzv_backend", "c10d", "--rdzv_endpoint", "HOST:29500"]
-    return ["--nnodes", str(count), "--nproc_per_node", str(each), *where]
+    return (str(world_size // here), str(here)) if world_size % here == 0 else ("NODES", "PROCESSES")
 
 
 def _is_for_one_node(world_size: int, launch: Launch) -> bool:

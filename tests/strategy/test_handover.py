@@ -41,7 +41,7 @@ def test_the_command_is_what_was_typed_under_another_launcher() -> None:
         "--text_column",
         "a b",
     ]
-    zero = Launch("zero2", 2)
+    zero = Launch("zero2", 4, 4)
     assert command("single", 1, typed, zero) == "python scripts/train.py --max_length 48 --text_column 'a b'"
     assert command("fsdp2", 4, ["s.py", "--deepspeed=z.json", "--deepspeed"], zero) == (
         "accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 4 s.py"
@@ -78,7 +78,7 @@ def test_the_command_has_the_deepspeed_file_of_a_run_of_the_same_stage() -> None
         "torchrun --nproc_per_node 4 s.py --seed 1 --deepspeed ds_configs/zero3.json"
     )
     assert doubt("zero2_offload", 2, refused) == ""
-    assert doubt("ddp", 2, refused) == ""
+    assert doubt("ddp", 2, refused) == doubt("single", 1, refused) == ""
     assert doubt("zero3", 4, refused) == " If it was trained with a DeepSpeed file of your own, give that one."
 
 
@@ -101,13 +101,22 @@ def test_the_command_has_the_nodes_that_the_processes_need(
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     if nodes is None:
         places, told = f"--nproc_per_node {processes}", ""
+        machines = ""
     else:
         places = f"{nodes} --rdzv_backend c10d --rdzv_endpoint HOST:29500"
         told = f" Type it on every node, {processes} processes in all, with the name of the first for HOST."
+        count = nodes.split()[1]
+        machines = f" --num_machines {count} --machine_rank RANK --main_process_ip HOST --main_process_port 29500"
     assert command("zero3", processes, ["s.py"], launch) == f"torchrun {places} s.py --deepspeed ds_configs/zero3.json"
     own_file = " If it was trained with a DeepSpeed file of your own, give that one."
     assert doubt("zero3", processes, launch) == told + own_file
-    assert doubt("fsdp2", processes, launch) == ""
+    file = "--config_file accelerate_configs/fsdp2.yaml"
+    assert command("fsdp2", processes, ["s.py"], launch) == (
+        f"accelerate launch {file} --num_processes {processes}{machines} s.py"
+    )
+    assert doubt("fsdp2", processes, launch) == told.replace(
+        "for HOST", "for HOST and the node's number, from 0, for RANK"
+    )
 
 
 @pytest.mark.parametrize(
