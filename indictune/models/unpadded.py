@@ -8,34 +8,18 @@ tokens, by a forward hook.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from inspect import signature
+from collections.abc import Collection
 from typing import Any, Literal
 
 import torch
 from peft import PeftModel
 from torch import nn
-from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedConfig
 
 from indictune.errors import UserError
+from indictune.models.attention import ATTENTION
 
 logger = logging.getLogger(__name__)
-
-# Rows up to so many times as long as the shortest of their run share a padded attention.
-LIKE_LENGTH = 1.5
-
-# Fewer heads of key and value than of query: the kernel takes them from torch 2.12 on.
-_TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
-
-States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value, each [1, heads, tokens, width]
-
-ATTENTION = "indictune_unpadded"
 
 # Each is compared with the padded model in tests/models/test_unpadded.py.
 CLASSIFIERS = ("albert", "bert", "llama", "modernbert", "roberta", "xlm-roberta")
@@ -202,190 +186,3 @@ def _last_tokens(input_ids: torch.Tensor, boundaries: torch.Tensor, pad_token_id
     places = torch.arange(len(input_ids), device=input_ids.device)
     row_of = torch.bucketize(places, boundaries[1:].long(), right=True)
     return starts.scatter_reduce(0, row_of, places * (input_ids != pad_token_id), "amax")
-
-
-def _attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention within each document of a joined batch; any other batch is left to transformers' sdpa.
-
-    Args:
-        query: [1, heads, tokens, width]; `key` and `value` likewise, of as many or fewer heads.
-        sliding_window: how many tokens, itself included, one sees to each side (to the left, in causal models).
-
-    Returns:
-        [1, tokens, heads, width], and None in place of weights.
-    """
-    boundaries = kwargs.get("cu_seq_lens_q")
-    if boundaries is None:
-        given = {"dropout": dropout, "scaling": scaling, **kwargs}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
-    states = (query, key, value)
-    longest = kwargs["max_length_q"]
-    causal = bool(module.is_causal)
-    if query.is_cuda:
-        states = _as_computed(states)
-    if query.is_cuda and states[0].dtype in (torch.float16, torch.bfloat16) and dropout == 0:
-        left = -1 if sliding_window is None else sliding_window - 1
-        return _varlen_attention(states, boundaries, longest, scaling, (left, 0 if causal else left)), None
-    if query.is_cuda and sliding_window is None and not causal:
-        # Unlike `varlen_attn`, it has dropout and fp32.
-        return _nested_attention(states, boundaries, longest, dropout, scaling), None
-    return _attention_by_length(module, states, boundaries, dropout, scaling, sliding_window), None
-
-
-def _as_computed(states: States) -> States:
-    """In the type of autocast, where it is on: rotary positions (LLaMA's) make fp32 of what it has computed."""
-    kind = states[0].device.type
-    if torch.is_autocast_enabled(kind):
-        query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in states)
-        return query, key, value
-    return states
-
-
-def _varlen_attention(
-    states: States, boundaries: torch.Tensor, longest: int, scaling: float | None, window: tuple[int, int]
-) -> torch.Tensor:
-    """Attention by torch's kernel for sequences of many lengths."""
-    query, key, value = (each[0].transpose(0, 1) for each in states)
-    options: dict[str, Any] = {"scale": scaling, "window_size": window}
-    heads_of_group = query.shape[1] // key.shape[1]
-    if heads_of_group > 1 and _TAKES_GROUPS:
-        options["enable_gqa"] = True
-    elif heads_of_group > 1:
-        key, value = (each.repeat_interleave(heads_of_group, 1) for each in (key, value))
-    output: Any = varlen_attn(query, key, value, boundaries, boundaries, longest, longest, **options)
-    return output[None]  # type: ignore[no-any-return]
-
-
-def _nested_attention(
-    states: States, boundaries: torch.Tensor, longest: int, dropout: float, scaling: float | None
-) -> torch.Tensor:
-    """Attention over a jagged nested tensor whose elements are the documents."""
-    query, key, value = (
-        # With both bounds told, torch need not read the boundaries to learn them.
-        torch.nested.nested_tensor_from_jagged(
-            each[0].transpose(0, 1).contiguous(), boundaries, min_seqlen=1, max_seqlen=longest
-        ).transpose(1, 2)
-        for each in states
-    )
-    output: Any = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
-    return output.transpose(1, 2).values()[None]  # type: ignore[no-any-return]
-
-
-def _attention_by_length(
-    module: nn.Module,
-    states: States,
-    boundaries: torch.Tensor,
-    dropout: float,
-    scaling: float | None,
-    sliding_window: int | None,
-) -> torch.Tensor:
-    """Attention over one padded batch for each run of neighbours of like length; only here is anything padded."""
-    dtype = states[0].dtype
-    # As [tokens, heads, width] again, where a token's states lie side by side.
-    flat = [each[0].transpose(0, 1) for each in states]
-    if not states[0].is_cuda:  # torch's kernel for CPUs takes longer in bf16 than in fp32 (2.13)
-        flat = [each.float() for each in flat]
-    by_length = _by_length(boundaries)
-    sizes = [real.numel() for real in by_length.real]
-    # All runs are gathered at once: the gradient of each gathering is as large as all tokens.
-    padded = (torch.split(each.index_select(0, by_length.places), sizes) for each in flat)
-    outputs = []
-    for real, is_full, *run_states in zip(by_length.real, by_length.is_full, *padded, strict=True):
-        query, key, value = (each.unflatten(0, real.shape).transpose(1, 2) for each in run_states)
-        mask = _visible(real, is_full, bool(module.is_causal), sliding_window)
-        output, _ = sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling)
-        outputs.append(output.flatten(0, 1))
-    return torch.cat(outputs).index_select(0, by_length.tokens)[None].to(dtype)
-
-
-@dataclass(frozen=True)
-class _ByLength:
-    """The documents of a batch, padded run by run.
-
-    Attributes:
-        places: the token that each place of all runs takes, int64 [places].
-        tokens: the place of each token, int64 [tokens].
-        real: of each run, which places are no padding, bool [documents, longest].
-        is_full: of each run, whether all are.
-    """
-
-    places: torch.Tensor
-    tokens: torch.Tensor
-    real: list[torch.Tensor]
-    is_full: list[bool]
-
-
-@lru_cache(maxsize=1)
-def _by_length(boundaries: torch.Tensor) -> _ByLength:
-    """Found once for all layers of a batch, because a GPU is waited for to read the boundaries."""
-    on_host = boundaries.cpu()
-    lengths = on_host.diff()
-    runs = [_places(on_host[:-1][run], lengths[run]) for run in _runs(lengths.tolist())]
-    places = torch.cat([places.flatten() for places, _ in runs])
-    tokens = torch.cat([real.flatten() for _, real in runs]).nonzero()[:, 0]
-    device = boundaries.device
-    return _ByLength(
-        places.to(device),
-        tokens.to(device),
-        [real.to(device) for _, real in runs],
-        [bool(real.all()) for _, real in runs],
-    )
-
-
-def _runs(lengths: list[int]) -> Iterator[slice]:
-    """Runs of neighbours of which the longest is at most `LIKE_LENGTH` times as long as the shortest."""
-    first = 0
-    shortest = longest = lengths[0]
-    for number, length in enumerate(lengths):
-        shortest, longest = min(shortest, length), max(longest, length)
-        if longest > LIKE_LENGTH * shortest:
-            yield slice(first, number)
-            first, shortest, longest = number, length, length
-    yield slice(first, len(lengths))
-
-
-def _places(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the tokens of some documents stand, int64 [documents, longest], and which of these are theirs."""
-    offsets = torch.arange(int(lengths.max()), device=lengths.device)
-    real = offsets < lengths[:, None]
-    return torch.where(real, starts[:, None] + offsets, 0), real
-
-
-def _visible(real: torch.Tensor, is_full: bool, causal: bool, window: int | None) -> torch.Tensor | None:
-    """True where a token (second but last dimension) sees another, bool [documents, 1, longest, longest].
-
-    None where it sees all of its document, or, in a causal model, all that lies before it.
-    """
-    longest = real.shape[1]
-    if is_full and (window is None or longest <= window):
-        return None
-    sees = real[:, None, None].expand(-1, 1, longest, -1)
-    numbers = torch.arange(longest, device=real.device)
-    distance = numbers[:, None] - numbers
-    if causal:
-        sees = sees & (distance >= 0)
-    if window is not None:
-        sees = sees & (distance.abs() < window)
-    return sees
-
-
-def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-    """No mask for a joined batch, which has none of its own; transformers would make one of tokens x tokens."""
-    if attention_mask is None:
-        return None
-    kwargs["attention_mask"] = attention_mask
-    return sdpa_mask(*args, **kwargs)
-
-
-AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, _mask)

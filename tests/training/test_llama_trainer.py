@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from indictune.data.collation import IndexedRows, JoinRows, PadToLongest
-from indictune.models.unpadded import ATTENTION
+from indictune.models.attention import ATTENTION
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from tests.data.packs import pack
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer, trained_weights

@@ -1,0 +1,129 @@
+"""The attention of rows that are joined: each document by itself, by the kernel that fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForSequenceClassification
+
+from indictune.models import attention
+from indictune.models.attention import ATTENTION
+from indictune.models.unpadded import classify_unpadded
+from tests.models.test_unpadded import batches, classifier
+
+
+def test_neighbours_of_like_length_are_computed_together() -> None:
+    assert list(attention._runs([30, 24, 20, 19, 6, 9, 5])) == [slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7)]
+    assert list(attention._runs([7])) == [slice(0, 1)]
+
+
+def test_attention_that_lets_rows_see_each_other_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = classifier("bert")
+    padded, joined = batches(model)
+    expected = model(**padded).logits
+    classify_unpadded(model)
+    monkeypatch.setattr(attention, "_visible", lambda *_: None)
+    assert (model(**joined).logits - expected).abs().max() > 1e-3
+
+
+def test_where_documents_stand_is_found_once_for_all_layers() -> None:
+    """Else a GPU would be waited for in every layer."""
+    model = classifier("modernbert")
+    _, joined = batches(model)
+    classify_unpadded(model)
+    attention._by_length.cache_clear()
+    model(**joined)
+    found = attention._by_length.cache_info()
+    assert (found.misses, found.hits) == (1, model.config.num_hidden_layers - 1)
+    joined["cu_seq_lens_q"] = joined["cu_seq_lens_q"].clone()  # another batch, for all that is known
+    model(**joined)
+    assert attention._by_length.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("takes_groups", [True, False])
+def test_groups_of_heads_reach_a_kernel_that_does_not_know_them(
+    monkeypatch: pytest.MonkeyPatch, takes_groups: bool
+) -> None:
+    """The kernel itself is CUDA's; that of torch 2.11 takes as many heads of key and value as of query."""
+
+    def kernel(*states: Any, enable_gqa: bool = False, **options: Any) -> torch.Tensor:
+        assert enable_gqa is takes_groups
+        query, key, value = (each.transpose(0, 1) for each in states[:3])
+        return functional.scaled_dot_product_attention(query, key, value, enable_gqa=enable_gqa).transpose(0, 1)
+
+    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    monkeypatch.setattr(attention, "_TAKES_GROUPS", takes_groups)
+    torch.manual_seed(0)
+    states = torch.randn(1, 6, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    found = attention._varlen_attention(states, torch.tensor([0, 9], dtype=torch.int32), 9, None, (-1, -1))
+    expected = functional.scaled_dot_product_attention(*states, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_nested_attention_is_attention_by_length(heads_first: bool) -> None:
+    """The way that a GPU takes with dropout or in fp32."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 4, 50, 8)
+    if not heads_first:  # as models make them
+        query, key, value = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (query, key, value))
+    boundaries = torch.tensor([0, 20, 40, 45, 50], dtype=torch.int32)
+    module = classifier("bert").bert.encoder.layer[0].attention.self
+    nested = attention._nested_attention((query, key, value), boundaries, 20, 0.0, 0.5)
+    by_length = attention._attention_by_length(module, (query, key, value), boundaries, 0.0, 0.5, None)
+    torch.testing.assert_close(nested, by_length, rtol=0, atol=1e-5)
+
+
+def test_the_attention_is_not_written_into_a_saved_model(tmp_path: Any) -> None:
+    model = classifier("bert")
+    classify_unpadded(model)
+    assert model.config._attn_implementation == ATTENTION
+    model.save_pretrained(tmp_path)
+    assert ATTENTION not in (tmp_path / "config.json").read_text()
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_states_that_positions_made_fp32_are_computed_in_the_type_of_autocast(autocast: bool) -> None:
+    """transformers rotates a bf16 query by fp32 cosines; the kernel for joined rows takes bf16 alone."""
+    states = (torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = attention._as_computed(states)
+    assert {each.dtype for each in found} == {torch.bfloat16 if autocast else torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width", "has"),
+    [
+        ((9, 0), torch.bfloat16, 64, True),
+        ((8, 0), torch.float16, 256, True),
+        ((7, 5), torch.float16, 64, False),  # a T4, whose users give --fp16
+        ((9, 0), torch.float32, 64, False),
+        ((9, 0), torch.bfloat16, 260, False),
+        ((9, 0), torch.bfloat16, 36, False),
+    ],
+)
+def test_a_gpu_or_a_head_that_the_kernel_does_not_take_is_left_to_others(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype, width: int, has: bool
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    attention._has_varlen_kernel.cache_clear()
+    assert attention._has_varlen_kernel(dtype, width, torch.device("cuda")) is has
+    attention._has_varlen_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_in_bf16_a_cpu_computes_attention_in_fp32(dropout: float) -> None:
+    """Only what is read and what is given is rounded."""
+    boundaries = torch.tensor([0, 20, 35, 50], dtype=torch.int32)
+    query, key, value = torch.randn(3, 1, 4, 50, 8).bfloat16()
+    module = classifier("bert").bert.encoder.layer[0].attention.self
+    torch.manual_seed(0)
+    found = attention._attention_by_length(module, (query, key, value), boundaries, dropout, None, None)
+    torch.manual_seed(0)
+    exact = query.float(), key.float(), value.float()
+    expected = attention._attention_by_length(module, exact, boundaries, dropout, None, None)
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=0, atol=0)
