@@ -23,13 +23,13 @@ IMPORTED_AS = {"scikit-learn": "sklearn"}
 
 
 def environment() -> dict[str, Any]:
-    """Hardware, versions and date."""
+    """Hardware, versions and date. Where there is no checkout of git, `BENCHMARK_COMMIT` may say what was copied."""
     # What programs before this one have written is no change of what runs.
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)benchmarks/results")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": _git("rev-parse", "HEAD") or os.environ.get("BENCHMARK_COMMIT"),
         "changed_since": None if changes is None else bool(changes),
         "load_average": os.getloadavg(),
         "cpu": _cpu_name(),

@@ -78,7 +78,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("missing", ["git", "checkout"])
-def test_of_a_copy_nothing_is_said_of_commits(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_copy_is_said_what_its_maker_says(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import environment
 
     if missing == "git":
@@ -87,6 +87,8 @@ def test_of_a_copy_nothing_is_said_of_commits(missing: str, tmp_path: Path, monk
         monkeypatch.setattr(environment, "RESULTS", tmp_path / "results")
     about = environment.environment()
     assert (about["commit"], about["changed_since"]) == (None, None)
+    monkeypatch.setenv("BENCHMARK_COMMIT", "2c5147b")
+    assert environment.environment()["commit"] == "2c5147b"
 
 
 @pytest.mark.parametrize(("percentiles", "mean"), [(TWEETS, 30), (PROMPTS, 22), (ANSWERS, 169)])
