@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.fault_rows import Found
-from benchmarks.fault_runs import ONE, Contender, Job, ended
+from benchmarks.fault_runs import ONE, ZERO2, Contender, Job, ended, weights
 from tests.distributed.launching import BIN, ROOT, accelerate, python, start, torchrun
 from tests.faults.canaries import Canary
 from tests.faults.test_tokens import TOKEN
@@ -33,6 +34,12 @@ SUITES = {
     "15": ("tests/faults/test_tokens.py",),
     "16": ("tests/faults/test_hostile_names.py",),
 }
+
+
+# As transformers' Trainer reads the shards of FSDP2, by way of accelerate.
+READ_SHARDS = (
+    "import sys; from torch.distributed.checkpoint import FileSystemReader as R; R(sys.argv[1]).read_metadata()"
+)
 
 
 def suite(row: str, work: Path) -> Found:
@@ -91,16 +98,29 @@ def stock_data(work: Path) -> Found:
 
 
 def stock_canaries(contender: Contender, work: Path) -> Found:
-    """14: a payload in place of each file of the checkpoint that is gone on from."""
-    job, found = Job(contender, work), Counter[str]()
-    for path in sorted((job.unbroken[0] / "checkpoint-4").iterdir()):
-        folder = job.stopped_at(4, work / f"canary-{path.name}")
-        canary = Canary(work / f"{path.name}-ran")
-        canary.saved(folder / "checkpoint-4" / path.name)
+    """14: a payload in place of each file of the checkpoint that is gone on from, and of DCP's metadata."""
+    zero = replace(contender, launches={ZERO2: partial(accelerate, "zero2", 2)})
+    metadata = Canary(work / "metadata-ran")
+    metadata.saved(work / "shards" / ".metadata")
+    subprocess.run([sys.executable, "-c", READ_SHARDS, str(work / "shards")], capture_output=True, check=False)
+    return {
+        "files of a checkpoint": _canaries(Job(contender, work)),
+        "files of a checkpoint, ZeRO-2 x2": _canaries(Job(zero, work, ZERO2)),
+        "metadata of FSDP2's shards": {"ran" if metadata.ran.exists() else "did not run": 1},
+    }
+
+
+def _canaries(job: Job) -> dict[str, int]:
+    found, saved = Counter[str](), job.unbroken[0] / "checkpoint-4"
+    for path in sorted(each for each in saved.rglob("*") if each.is_file()):
+        name = str(path.relative_to(saved))
+        folder = job.stopped_at(4, job.work / f"canary-{job.launch}-{name.replace('/', '-')}")
+        canary = Canary(job.work / f"{folder.name}-ran")
+        canary.saved(folder / "checkpoint-4" / name)
         job.run(folder)
         found["ran"] += canary.ran.exists()
         found["went on in silence" if ended(folder) else "did not go on"] += 1
-    return {"files of a checkpoint": dict(+found)}
+    return dict(+found)
 
 
 def stock_tokens(contender: Contender, work: Path) -> Found:
@@ -112,3 +132,25 @@ def stock_tokens(contender: Contender, work: Path) -> Found:
     files = [path for path in folder.rglob("*") if path.is_file()]
     holding = [path for path in files if TOKEN.encode() in path.read_bytes()]
     return {"by flag": {"files that hold it": len(holding), "files": len(files)}}
+
+
+def stock_names(contender: Contender, work: Path) -> Found:
+    """16: the models and datasets of our suite; and a checkpoint whose state names a best one outside of the run."""
+    done = start([*python(), "benchmarks/stock_names.py", str(work)])
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-1000:])
+    found: Found = json.loads(done.stdout.splitlines()[-1])
+    return {**found, "state of a checkpoint": {_best_outside(Job(contender, work)): 1}}
+
+
+def _best_outside(job: Job) -> str:
+    folder = job.stopped_at(4, job.work / "best")
+    outside = shutil.copytree(job.unbroken[0] / "checkpoint-2", job.work / "outside" / "checkpoint-2")
+    path = folder / "checkpoint-4" / "trainer_state.json"
+    best = {"best_model_checkpoint": str(outside), "best_global_step": 2, "best_metric": 1e9}
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | best), encoding="utf-8")
+    judged = ("--metric_for_best_model", "loss", "--greater_is_better", "true", "--load_best_model_at_end", "true")
+    job.run(folder, None, *judged, "--eval_strategy", "steps", "--eval_steps", "1")
+    if not ended(folder):
+        return "refused"
+    return "read outside" if weights(folder) == weights(outside) else "not read"

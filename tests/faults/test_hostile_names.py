@@ -31,33 +31,16 @@ from indictune.training.callbacks.continuing import GoOn
 from indictune.training.checkpoints import resuming, store
 from indictune.training.checkpoints.store import MANIFEST, FileDigest
 from tests.distributed.launching import SCRIPT, python, start
+from tests.faults import hostile
 from tests.faults.canaries import model_in
+from tests.faults.hostile import ROWS
 from tests.training.checkpoints.test_store import write
-
-ROWS = '{"text": "ok", "label": "a"}\n{"text": "no", "label": "b"}\n'
 
 
 class TestAnIndexOfWeights:
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "../outside.safetensors",
-            "/etc/hostname",
-            "a/../../outside.safetensors",
-            "..",
-            "",
-            ".",
-            "a\0b",
-            7,
-            None,
-            ["x"],
-        ],
-    )
+    @pytest.mark.parametrize("name", hostile.IN_AN_INDEX)
     def test_that_names_a_file_elsewhere_is_refused(self, tmp_path: Path, name: object) -> None:
-        folder = model_in(tmp_path / "model")
-        (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
-        index = {"metadata": {}, "weight_map": {"bert.pooler.dense.weight": name}}
-        (folder / INDEX).write_text(json.dumps(index))
+        folder = hostile.model_whose_index_names(name, tmp_path)
         with pytest.raises(UserError, match=r"outside the model's folder|cannot be read as an index"):
             weights_files(folder, "The base")
         args = ModelArguments(str(folder))
@@ -69,15 +52,9 @@ class TestAnIndexOfWeights:
 
 
 class TestATokenizer:
-    @pytest.mark.parametrize("setting", ["vocab_file", "tokenizer_file", "fast_tokenizer_files", "chat_template_file"])
+    @pytest.mark.parametrize("setting", hostile.IN_A_TOKENIZER)
     def test_reads_no_file_elsewhere(self, tmp_path: Path, setting: str) -> None:
-        folder = model_in(tmp_path / "model")
-        outside = tmp_path / "outside.txt"
-        outside.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nsecret\n")
-        path = folder / "tokenizer_config.json"
-        named: object = [str(outside)] if setting == "fast_tokenizer_files" else str(outside)
-        settings = json.loads(path.read_text()) | {setting: named, "tokenizer_class": "BertTokenizer"}
-        path.write_text(json.dumps(settings))
+        folder = hostile.model_whose_tokenizer_names(setting, tmp_path)
         tokenizer = load_tokenizer(ModelArguments(str(folder)))
         assert "secret" not in tokenizer.get_vocab()
         (folder / "tokenizer.json").unlink()
@@ -144,15 +121,9 @@ class TestAState:
 
 
 class TestADataset:
-    @pytest.mark.parametrize(
-        "name", ["../outside.jsonl", "{root}/outside.jsonl", "x/../../outside.jsonl", "../*.jsonl"]
-    )
+    @pytest.mark.parametrize("name", hostile.IN_A_DATASET)
     def test_that_names_files_elsewhere_is_refused(self, tmp_path: Path, name: str) -> None:
-        (tmp_path / "outside.jsonl").write_text(ROWS)
-        folder = tmp_path / "data"
-        (folder / "x").mkdir(parents=True)
-        files = name.format(root=tmp_path)
-        (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {files!r}\n---\n")
+        folder = hostile.dataset_that_names(name, tmp_path)
         with pytest.raises(UserError, match=r"its README\.md names .*outside"):
             load_splits(DataArguments(dataset_name=str(folder)))
 
@@ -221,14 +192,9 @@ class TestLinks:
 
 
 class TestLinksInAModel:
-    @pytest.mark.parametrize(
-        "name", ["chat_template.jinja", "vocab.txt", "tokenizer.json", "config.json", "generation_config.json"]
-    )
+    @pytest.mark.parametrize("name", hostile.LINKED)
     def test_that_lead_out_of_it_are_refused(self, tmp_path: Path, name: str) -> None:
-        folder = model_in(tmp_path / "model")
-        (tmp_path / "secret").write_text("secret")
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to("../secret")
+        folder = hostile.model_that_links(name, tmp_path)
         for read in (load_classifier_config, load_tokenizer):
             with pytest.raises(UserError, match=rf"model: links lead out of the model's folder: {name} \(.*/secret\)"):
                 read(ModelArguments(str(folder)))
