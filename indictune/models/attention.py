@@ -56,12 +56,14 @@ def _attention(
     causal = bool(module.is_causal)
     if query.is_cuda:
         states = _as_computed(states)
-    if query.is_cuda and dropout == 0 and _has_varlen_kernel(states[0].dtype, query.shape[-1], query.device):
+    has_kernel = query.is_cuda and _has_varlen_kernel(states[0].dtype, query.shape[-1], query.device)
+    if has_kernel and dropout == 0:
         left = -1 if sliding_window is None else sliding_window - 1
         return _varlen_attention(states, boundaries, longest, scaling, (left, 0 if causal else left)), None
     if query.is_cuda and sliding_window is None and not causal:
-        # Unlike `varlen_attn`, it has dropout and fp32.
-        return _nested_attention(states, boundaries, longest, dropout, scaling), None
+        # Unlike `varlen_attn`, these have dropout, and the second has fp32.
+        attention = _flash_attention if has_kernel else _nested_attention
+        return attention(states, boundaries, longest, dropout, scaling), None
     return _attention_by_length(module, states, boundaries, dropout, scaling, sliding_window), None
 
 
@@ -93,6 +95,19 @@ def _varlen_attention(
     elif heads_of_group > 1:
         key, value = (each.repeat_interleave(heads_of_group, 1) for each in (key, value))
     output: Any = varlen_attn(query, key, value, boundaries, boundaries, longest, longest, **options)
+    return output[None]  # type: ignore[no-any-return]
+
+
+def _flash_attention(
+    states: States, boundaries: torch.Tensor, longest: int, dropout: float, scaling: float | None
+) -> torch.Tensor:
+    """Attention by the operation below `varlen_attn`, which has no dropout (torch 2.13).
+
+    `_nested_attention` ends in it too, by way of nested tensors, each of which costs the host time.
+    """
+    query, key, value = (each[0].transpose(0, 1) for each in states)
+    given = (boundaries, boundaries, longest, longest, dropout, False, False)  # neither causal, nor with its mask
+    output, *_ = torch.ops.aten._flash_attention_forward(query, key, value, *given, scale=scaling)
     return output[None]  # type: ignore[no-any-return]
 
 

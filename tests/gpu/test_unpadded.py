@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from indictune.models import attention
 from indictune.models.unpadded import CAUSAL, CLASSIFIERS, classify_unpadded, read_unpadded
 from tests.distributed.launching import SCRIPT, python, start
 from tests.models.test_unpadded import batches, causal, classifier, gradients, joined_documents
@@ -52,6 +53,19 @@ def test_attention_drops_as_much_as_it_is_told(dtype: torch.dtype) -> None:
         passes = torch.stack([model(**joined).logits.float() for _ in range(400)])
     assert passes.std(0).min() > 0
     assert ((passes.mean(0) - expected).abs() <= 6 * passes.std(0) / 20 + 0.02 * expected.abs().max()).all()
+
+
+def test_attention_that_drops_is_that_of_nested_tensors() -> None:
+    """The same kernel with the same seed: what it drops, and its gradients."""
+    boundaries = torch.tensor([0, 20, 40, 45, 64], dtype=torch.int32, device="cuda")
+    states = torch.randn(3, 1, 64, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(2, 3).requires_grad_()
+    query, key, value = states
+    results = []
+    for compute in (attention._flash_attention, attention._nested_attention):
+        torch.manual_seed(0)
+        output = compute((query, key, value), boundaries, 20, 0.3, None)
+        results += [(output, *torch.autograd.grad(output, states, torch.ones_like(output), retain_graph=True))]
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize("model_type", CAUSAL)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AutoModelForSequenceClassification
 
 from indictune.models import attention
@@ -63,9 +65,25 @@ def test_groups_of_heads_reach_a_kernel_that_does_not_know_them(
     torch.testing.assert_close(found, expected)
 
 
+def test_the_kernel_with_dropout_is_called_as_it_is_declared() -> None:
+    """It is CUDA's; a tensor without data knows its shapes, and has its gradient."""
+    states = torch.randn(3, 1, 50, 4, 64, device="meta", dtype=torch.bfloat16).transpose(2, 3).requires_grad_()
+    query, key, value = states
+    boundaries = torch.tensor([0, 20, 50], dtype=torch.int32, device="meta")
+    found = attention._flash_attention((query, key, value), boundaries, 30, 0.1, 0.5)
+    assert (found.shape, found.dtype) == ((1, 50, 4, 64), torch.bfloat16)
+    (gradient,) = torch.autograd.grad(found, states, torch.ones_like(found))
+    assert gradient.shape == states.shape
+
+
+def test_torchs_attention_for_many_lengths_has_no_dropout() -> None:
+    """Where it gets it, `_flash_attention` may go."""
+    assert not {"dropout", "dropout_p"} & set(signature(varlen_attn).parameters)
+
+
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_nested_attention_is_attention_by_length(heads_first: bool) -> None:
-    """The way that a GPU takes with dropout or in fp32."""
+    """The way that a GPU takes in fp32, or before Ampere."""
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 1, 4, 50, 8)
     if not heads_first:  # as models make them
