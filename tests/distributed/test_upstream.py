@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainingArguments
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -172,6 +172,22 @@ def test_a_run_goes_on_logging_as_seldom_as_before(tmp_path: Path) -> None:
     again = StockTrainer(tmp_path, max_steps=6, logging_steps=1)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert list(again.logged) == [3, 6]
+
+
+class Patience(EarlyStoppingCallback):
+    """It asks for no evaluation."""
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def test_a_run_that_had_no_patience_cannot_be_saved_with_one(tmp_path: Path) -> None:
+    """transformers 5.23; see `GoOn.on_train_begin`."""
+    StockTrainer(tmp_path, max_steps=2).train()
+    again = StockTrainer(tmp_path, max_steps=4)
+    again.add_callback(Patience())
+    with pytest.raises(KeyError, match="Patience"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_the_last_checkpoint_is_deleted_before_the_model_is_saved() -> None:

@@ -221,14 +221,18 @@ def test_a_checkpoint_that_does_not_tell_its_settings_is_not_compared(tmp_path: 
     assert settings.other_optimizer(tmp_path, "sgd") is None
 
 
-@pytest.mark.parametrize(("patience", "last"), [(1, 4), (5, 8)])
+@pytest.mark.parametrize(
+    ("before", "patience", "last"),
+    [(("--early_stopping_patience", "2"), 1, 4), (("--early_stopping_patience", "2"), 5, 8), ((), 2, 6)],
+)
 def test_the_patience_is_that_of_the_command_that_goes_on(
-    finished_run: FinishedRun, tmp_path: Path, patience: int, last: int
+    finished_run: FinishedRun, tmp_path: Path, before: tuple[str, ...], patience: int, last: int
 ) -> None:
     """The evaluation of step 4 is no better than that of step 2; with a patience of 2 the run would end after 6."""
-    job = Job(finished_run.recipe, tmp_path / "out", flags=("--learning_rate", "0", "--early_stopping_patience", "2"))
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--learning_rate", "0", *before))
     assert job.start(f"SIGTERM@{STEP}:3").returncode == EXIT_RESUMABLE
-    assert replace(job, flags=(*job.flags, "--early_stopping_patience", str(patience))).start().returncode == 0
+    result = replace(job, flags=(*job.flags, "--early_stopping_patience", str(patience))).start()
+    assert result.returncode == 0, result.stderr
     assert store.listed(job.folder)[0].name == f"checkpoint-{last}"
 
 

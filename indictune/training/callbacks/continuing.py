@@ -151,6 +151,9 @@ class GoOn(TrainerCallback):
         state.compute_steps(args, state.max_steps)  # type: ignore[no-untyped-call]
         for each in self._early_stopping():  # the Trainer has made it anew, with the checkpoint's patience
             each.early_stopping_patience = cast(int, trainer.args.early_stopping_patience)
+            # A state that lacks it cannot be saved (transformers 5.23, `_save_checkpoint`: "KeyError").
+            known = cast(dict[str, Any], state.stateful_callbacks)
+            known.setdefault(type(each).__name__, each.state())
         self._find_best(state)
         self._forget_best_of_another_metric(state)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
