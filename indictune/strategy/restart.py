@@ -16,6 +16,11 @@ def count(environ: Mapping[str, str]) -> int:
     return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def limit(environ: Mapping[str, str]) -> int:
+    """How often torchrun may start this run again (`--max-restarts`)."""
+    return int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+
+
 def launch_name(environ: Mapping[str, str]) -> str:
     """A name that all ranks of a launch share through all restarts, and that another launch at the same time has not.
 

@@ -201,6 +201,8 @@ class Session:
         with self.checks():
             self._choose_optimizer()
         with self.checks():
+            resuming.check_restarts(planned("resume_from_checkpoint"), restart.limit(os.environ))
+        with self.checks():
             checkpoint = resuming.candidate(self.output_dir, planned("resume_from_checkpoint"))
             if checkpoint is not None:
                 resuming.check_trusted(checkpoint, self.output_dir, self.trusts_checkpoint)

@@ -160,6 +160,17 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed(finished_run: FinishedRun
     assert job.outcome() == unbroken.outcome()
 
 
+def test_torchrun_tells_that_it_would_start_what_does_not_go_on(finished_run: FinishedRun, tmp_path: Path) -> None:
+    named = ("--resume_from_checkpoint", str(finished_run.folder / "checkpoint-8"), "--trust_checkpoint", "true")
+    job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(1), "--max-restarts", "1"), named)
+    assert job.start().returncode != 0
+    assert job.status["message"] == (
+        f"{' '.join(named[:2])}: with --max-restarts 1 each start would go on from there, and leave behind what the "
+        "one before has trained. Go on from it without --max-restarts; when that has saved a checkpoint, "
+        "--resume_from_checkpoint auto goes on with --max-restarts."
+    )
+
+
 def test_torchrun_starts_a_run_that_was_asked_to_stop_in_vain(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "3"))
     result = job.start(f"SIGTERM@{STEP}:3")  # of each rank, in each start

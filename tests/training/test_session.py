@@ -241,6 +241,30 @@ class TestDecide:
             "--global_batch_size",
         ]  # fmt: skip
 
+    @pytest.mark.parametrize(
+        ("asked", "told"),
+        [
+            ((), "--max-restarts 3: what the launcher starts again has the same flags, and would be refused"),
+            (
+                ("--resume_from_checkpoint", "out/checkpoint-4"),
+                "--resume_from_checkpoint out/checkpoint-4: with --max-restarts 3 each start would go on from there",
+            ),
+        ],
+    )
+    def test_restarts_that_would_not_go_on_are_refused_with_all_other_problems(
+        self, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], told: str
+    ) -> None:
+        write(Path("out"), 4)
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+        with pytest.raises(UserError) as raised:
+            self.session("--output_dir", "out", "--sed", "1", *asked).decide(SentimentTrainingArguments)
+        of_the_flag, of_the_launch = raised.value.problems[:2]
+        assert of_the_flag.startswith("--sed: ")
+        assert of_the_launch.startswith(told)
+        self.session("--output_dir", "new", "--resume_from_checkpoint", "auto").decide(SentimentTrainingArguments)
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+        self.session("--output_dir", "new").decide(SentimentTrainingArguments)
+
     def test_a_deepspeed_file_is_compared_with_the_batch_that_follows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(name, value)

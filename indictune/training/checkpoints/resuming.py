@@ -50,6 +50,30 @@ def end_if_finished(output_dir: Path, asked: str | None) -> None:
         raise Finished(f"{output_dir}: {output.NOTHING_TO_DO}")
 
 
+def check_restarts(asked: str | None, max_restarts: int) -> None:
+    """Refuse a launcher that starts a command again which would not go on then.
+
+    Args:
+        asked: `--resume_from_checkpoint`.
+        max_restarts: how often the launcher may start the command again.
+
+    Raises:
+        UserError: it may, and the newest checkpoint would not be gone on from.
+    """
+    if not max_restarts or asked == AUTO:
+        return
+    if asked is None:
+        raise UserError(
+            f"--max-restarts {max_restarts}: what the launcher starts again has the same flags, and would be refused, "
+            f"because its folder holds a run. Give --resume_from_checkpoint {AUTO} too, which also starts one."
+        )
+    raise UserError(
+        f"--resume_from_checkpoint {asked}: with --max-restarts {max_restarts} each start would go on from there, and "
+        "leave behind what the one before has trained. Go on from it without --max-restarts; when that has saved a "
+        f"checkpoint, --resume_from_checkpoint {AUTO} goes on with --max-restarts."
+    )
+
+
 def candidate(output_dir: Path, resume_from_checkpoint: str | None) -> Path | None:
     """The newest checkpoint that a run may go on from; None where it starts afresh.
 
