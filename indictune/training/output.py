@@ -28,9 +28,11 @@ RECIPE = "recipe.yaml"
 NOT_PUSHED = ".not_pushed"
 # Any of these shows that a run has trained here. Logs, a status and a recipe alone may come from a command that was
 # mistyped, and must not keep the corrected one from its folder.
-TRACES = ("metrics.json", "train_log.jsonl", "model.safetensors", "adapter_model.safetensors", "trainer_state.json")
+TRACES = ("metrics.json", "train_log.jsonl", "trainer_state.json")
+# A run's beside the log of a rank, which every disk of a run has; else they may be a model of the user's.
+WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 # What a finished run writes beside those, and its user may have written.
-WRITTEN_OVER = ("README.md", "config.json")
+WRITTEN_OVER = ("README.md", "config.json", *WEIGHTS)
 
 # What a run opens in its folder to write to it; all else is written elsewhere and put in place.
 _OPENED = (
@@ -248,8 +250,10 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
         UserError: the folder holds a run, and no checkpoint of it was asked for; it holds no run, and files that a
             run would write.
     """
-    traces = [name for name in TRACES if name not in replaceable and (output_dir / name).exists()]
-    held = traces + [path.name for path in sorted(output_dir.glob("checkpoint-*"))]
+    are_a_runs = bool(replaceable) or any(output_dir.glob("logs/rank-*.log"))
+    traces = TRACES + WEIGHTS if are_a_runs else TRACES
+    held = [name for name in traces if name not in replaceable and (output_dir / name).exists()]
+    held += [path.name for path in sorted(output_dir.glob("checkpoint-*"))]
     if held and resume_from_checkpoint is None:
         way_out = "choose another --output_dir"
         if not replaceable:
@@ -258,6 +262,6 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
     own = [name for name in WRITTEN_OVER if (output_dir / name).exists()]
     if own and not held and not replaceable:
         raise UserError(
-            f"--output_dir {output_dir}: holds no run, and has a {' and a '.join(own)}, which the run would write "
-            "over; choose another --output_dir."
+            f"--output_dir {output_dir}: holds no run, and has {' and '.join(own)}, which the run would write over; "
+            "choose another --output_dir."
         )

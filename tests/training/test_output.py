@@ -136,8 +136,6 @@ class TestCheckFree:
         [
             "metrics.json",
             "train_log.jsonl",
-            "model.safetensors",
-            "adapter_model.safetensors",
             "checkpoint-4/optimizer.pt",
         ],
     )
@@ -147,6 +145,14 @@ class TestCheckFree:
             f"--output_dir {tmp_path}: holds another run ({trace.partition('/')[0]}); choose another --output_dir, or "
             "go on with it by --resume_from_checkpoint auto."
         )
+
+    @pytest.mark.parametrize("weights", ["model.safetensors", "adapter_model.safetensors"])
+    def test_weights_beside_the_log_of_a_rank_are_no_models_of_the_user(self, tmp_path: Path, weights: str) -> None:
+        """As on the disk of a second node, which has no train_log.jsonl, where no checkpoint was saved."""
+        for name in ("config.json", weights, "logs/rank-1.log"):
+            touch(tmp_path / name)
+        check_free(tmp_path, "auto")
+        assert f"holds another run ({weights}); " in problem_of(tmp_path)
 
     @pytest.mark.parametrize("resume", ["auto", "out/checkpoint-4"])
     def test_a_run_that_is_resumed_is_this_one(self, tmp_path: Path, resume: str) -> None:
@@ -208,20 +214,29 @@ class TestCheckFolder:
 
 
 @pytest.mark.parametrize("asked", [None, "auto"])
-def test_files_of_ones_own_are_not_written_over(tmp_path: Path, asked: str | None) -> None:
-    (tmp_path / "notes.txt").touch()
+@pytest.mark.parametrize(
+    "names", [("README.md", "config.json"), ("config.json", "model.safetensors"), ("adapter_model.safetensors",)]
+)
+def test_files_of_ones_own_are_not_written_over(tmp_path: Path, asked: str | None, names: tuple[str, ...]) -> None:
+    for name in ("notes.txt", "recipe.yaml"):  # which a merged model has too
+        (tmp_path / name).touch()
     check_free(tmp_path, asked)
-    for name in ("README.md", "config.json"):
+    for name in names:
         (tmp_path / name).touch()
     with pytest.raises(UserError) as refused:
         check_free(tmp_path, asked)
     assert refused.value.problems == [
-        f"--output_dir {tmp_path}: holds no run, and has a README.md and a config.json, which the run would write "
-        "over; choose another --output_dir."
+        f"--output_dir {tmp_path}: holds no run, and has {' and '.join(names)}, which the run would write over; "
+        "choose another --output_dir."
     ]
-    check_free(tmp_path, asked, ["metrics.json"])  # of a command that writes no more
     (tmp_path / "train_log.jsonl").touch()  # now they are a run's
     check_free(tmp_path, "auto")
+
+
+def test_files_of_ones_own_that_a_command_does_not_write_are_no_hindrance(tmp_path: Path) -> None:
+    for name in ("README.md", "config.json"):
+        (tmp_path / name).touch()
+    check_free(tmp_path, None, ["metrics.json"])
 
 
 def test_a_run_is_finished_when_its_metrics_are_there(tmp_path: Path) -> None:
