@@ -20,16 +20,23 @@ from indictune.models.checkpoints import ADAPTER
 from indictune.training.checkpoints import store
 from indictune.training.results import published
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start
+from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start, torchrun
 from tests.faults.runs import AS_A_USER, FAULTY, STEP, Job, environment
+from tests.training.checkpoints.test_store import write
 
 slow = pytest.mark.slow
 
 
 def on_two_nodes(
-    strategy: str, recipe: Path, folders: list[Path], event: str | None = None, flags: Sequence[str] = ()
+    strategy: str,
+    recipe: Path,
+    folders: list[Path],
+    event: str | None = None,
+    flags: Sequence[str] = (),
+    named: str | None = None,
 ) -> list[str]:
-    """Start a run as on two nodes of one process, each with a disk of its own; what each said."""
+    """Start a run as on two nodes of one process, each with a disk of its own, to go on from the checkpoint of a name
+    or the newest; what each said."""
     port = str(free_port())
     commands = []
     for node, folder in enumerate(folders):
@@ -40,7 +47,8 @@ def on_two_nodes(
         ]
         command = [
             *(*launcher, *([FAULTY, event] if event else [])),
-            *(SCRIPT, "--config", str(recipe), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"),
+            *(SCRIPT, "--config", str(recipe), "--output_dir", str(folder)),
+            *("--resume_from_checkpoint", str(folder / named) if named else "auto"),
             *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
             *("--ddp_timeout", "120", *flags),
         ]
@@ -75,6 +83,57 @@ def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     for folder in folders:
         assert main(["checkpoint", str(folder / "checkpoint-8"), "--convert_to", str(folder / "converted")]) == 0
     assert model_in(folders[0] / "converted") == model_in(folders[1] / "converted") != {}
+
+
+@slow
+def test_nodes_go_on_from_a_named_checkpoint_that_one_of_them_has(finished_run: FinishedRun, tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    on_two_nodes("ddp", finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1")
+    shutil.rmtree(folders[0])  # a new disk, on which rank 0 runs
+    said = on_two_nodes("ddp", finished_run.recipe, folders, named="checkpoint-2")
+    assert f"Going on from {folders[0] / 'checkpoint-2'}" in said[0]
+    assert model_in(folders[0]) == model_in(folders[1]) != {}
+
+
+class TestANamedCheckpoint:
+    """Of nodes with a disk each, when they have met."""
+
+    NAME = "checkpoint-4"
+
+    @pytest.fixture
+    def folders(self, tmp_path: Path) -> list[Path]:
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir(mode=0o755)
+        return [tmp_path / "first", tmp_path / "second"]
+
+    def told(self, folders: list[Path]) -> list[str]:
+        done = start([*torchrun(2), "tests/faults/choosing.py", self.NAME, *map(str, folders)])
+        assert done.returncode == 0, done.stderr
+        return [(folder / "told").read_text() for folder in folders]
+
+    def test_of_one_disk_is_given_to_the_other(self, folders: list[Path]) -> None:
+        write(folders[1], 4)
+        assert self.told(folders) == [f"takes {folder / self.NAME}" for folder in folders]
+        assert [store.damage(folder / self.NAME) for folder in folders] == [[], []]
+
+    def test_of_no_disk_is_refused(self, folders: list[Path]) -> None:
+        assert self.told(folders) == [
+            f"--resume_from_checkpoint {folder / self.NAME}: there is no such folder. Name a checkpoint-<step> "
+            "folder, or type auto for the newest in --output_dir."
+            for folder in folders
+        ]
+
+    def test_of_two_saves_is_refused(self, folders: list[Path]) -> None:
+        for folder in folders:
+            manifest = store.read_manifest(write(folder, 4))
+            assert manifest is not None
+            of_its_own = replace(manifest, save=folder.name).to_json()
+            (folder / self.NAME / store.MANIFEST).write_text(of_its_own, encoding="utf-8")
+        assert self.told(folders) == [
+            f"--resume_from_checkpoint {folder / self.NAME}: is damaged: {folder / self.NAME} is of another save on "
+            "another node's disk. Name another, or type auto for the newest whole one."
+            for folder in folders
+        ]
 
 
 def model_in(folder: Path) -> dict[str, bytes]:

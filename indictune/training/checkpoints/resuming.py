@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 
 from indictune.errors import UserError
 from indictune.strategy import batch, handover, nodes, parts, sharding
-from indictune.strategy.launch import Launch
+from indictune.strategy.launch import Launch, local_world_size_of, world_size_of
 from indictune.training import output
 from indictune.training.checkpoints import abandoned, settings, store
 from indictune.training.output import AUTO
@@ -75,7 +75,7 @@ def check_restarts(asked: str | None, max_restarts: int) -> None:
 
 
 def candidate(output_dir: Path, resume_from_checkpoint: str | None) -> Path | None:
-    """The newest checkpoint that a run may go on from; None where it starts afresh.
+    """The newest checkpoint that a run may go on from; None where it starts afresh, or does not know yet.
 
     No file is read but manifests and what `check_fits` reads next, in which damage would look like a mistake of the
     user's; of all others the sizes count. `newest_whole` reads them, and names what is passed over here.
@@ -93,15 +93,19 @@ def candidate(output_dir: Path, resume_from_checkpoint: str | None) -> Path | No
         return next((path for path in store.listed(output_dir) if not _damage_at_a_glance(path)), None)
     named = Path(resume_from_checkpoint)
     why_none = _why_none(named)
-    if why_none is not None:
-        raise UserError(
-            f"--resume_from_checkpoint {named}: {why_none}. Name a checkpoint-<step> folder, or type {AUTO} for the "
-            "newest in --output_dir."
-        )
-    problems = _damage_at_a_glance(named)
-    if problems:
-        raise UserError(_damaged(named, problems))
-    return named
+    problems = [] if why_none is not None else _damage_at_a_glance(named)
+    if why_none is None and not problems:
+        return named
+    if _may_come(named, output_dir):
+        return None
+    raise UserError(_refused(named, why_none, problems))
+
+
+def _may_come(named: Path, output_dir: Path) -> bool:
+    """Whether a checkpoint that is not whole here may be so once the ranks have met: the disk of another node may have
+    what this one lacks."""
+    is_of_the_run = abandoned.run_of(named).resolve() == output_dir.resolve()
+    return is_of_the_run and local_world_size_of(os.environ) < world_size_of(os.environ)
 
 
 def _damage_at_a_glance(checkpoint: Path) -> list[str]:
@@ -145,7 +149,13 @@ def _give_to_all_disks(
         sharding.barrier()
 
 
-def _damaged(named: Path, problems: list[str]) -> str:
+def _refused(named: Path, why_none: str | None, problems: list[str]) -> str:
+    """What there is to say of a checkpoint that was named, and is none or damaged."""
+    if why_none is not None:
+        return (
+            f"--resume_from_checkpoint {named}: {why_none}. Name a checkpoint-<step> folder, or type {AUTO} for the "
+            "newest in --output_dir."
+        )
     return (
         f"--resume_from_checkpoint {named}: is damaged: {'; '.join(problems[:3])}. Name another, or type {AUTO} for "
         "the newest whole one."
@@ -297,7 +307,7 @@ def newest_whole(
         Both; None for what there is not.
 
     Raises:
-        UserError: the named one is damaged.
+        UserError: the named one is damaged, or on no disk.
     """
     mine = {store.step_of(path): path for path in found}
     disks_group = nodes.group_of_disks(args)
@@ -306,7 +316,8 @@ def newest_whole(
         checkpoint = mine.get(step, store.path_of(Path(str(args.output_dir)), step))
         problems = _damage_read_by_all(checkpoint, args, trust_checkpoint, disks_group)
         if problems and asked != AUTO:
-            raise UserError(_damaged(checkpoint, problems))
+            whys = sharding.from_all(_why_none(checkpoint))
+            raise UserError(_refused(checkpoint, None if None in whys else whys[0], problems))
         if problems:
             for problem in problems[:3]:
                 logger.warning("checkpoint-%d cannot be gone on from: %s", step, problem)

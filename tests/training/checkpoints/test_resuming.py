@@ -98,6 +98,23 @@ class TestCandidate:
             "the newest in --output_dir."
         ]
 
+    def test_a_named_one_of_the_run_may_be_whole_on_the_disk_of_another_node(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        out, left = tmp_path / "out", tmp_path / "out" / "abandoned-1"
+        for named in (out / "checkpoint-4", left / "checkpoint-4"):
+            assert step(out, str(named)) is None
+        truncate(write(out, 4) / "optimizer.pt")
+        assert step(out, str(out / "checkpoint-4")) is None
+        with pytest.raises(UserError, match="there is no such folder"):
+            step(out, str(tmp_path / "elsewhere" / "checkpoint-4"))
+        assert step(out, str(write(out, 8))) == 8
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        with pytest.raises(UserError, match="there is no such folder"):
+            step(out, str(left / "checkpoint-4"))
+
     def test_a_named_one_that_is_damaged_is_refused(self, tmp_path: Path) -> None:
         named = write(tmp_path, 4)
         truncate(named / "optimizer.pt")
