@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from indictune.models.checkpoints import INDEX, WHOLE
 from indictune.models.loading import Model
 
 ROW_IDS = "active_vocabulary.json"  # beside the optimizer's states, whose rows they name
+UNUSED = "active_vocabulary.sha256"  # beside it, the digest of the other rows, which a checkpoint in shards has not
 ROWS_AT_ONCE = 10_000
 ELEMENTWISE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")  # values of --optim
 
@@ -41,6 +43,7 @@ class ActiveEmbedding(nn.Embedding):
         row_ids: as given; on the CPU, and no buffer.
         position_of: int32 [vocabulary], a token's place among the rows, -1 where it has none.
         start: [vocabulary, width] on the CPU, or None; no parameter, so that nothing moves or splits it.
+        unused: `unused_digest` of the start, or None where it is not kept.
     """
 
     position_of: Tensor
@@ -53,6 +56,7 @@ class ActiveEmbedding(nn.Embedding):
         super().__init__(len(rows), rows.shape[1], padding_idx=padding, _weight=rows)
         self.row_ids = row_ids
         self.start = whole.detach().cpu().clone() if keeps_start else None
+        self.unused = None if self.start is None else unused_digest(self.start, row_ids)
         self.register_buffer("position_of", position_of.to(whole.device), persistent=False)
         self.register_load_state_dict_pre_hook(_pick_rows)  # type: ignore[no-untyped-call]
 
@@ -69,6 +73,27 @@ def _pick_rows(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_
     stored = state_dict.get(f"{prefix}weight")
     if stored is not None and len(stored) == len(embedding.position_of):
         state_dict[f"{prefix}weight"] = stored[embedding.row_ids.to(stored.device)]
+
+
+def unused_digest(start: Tensor, row_ids: Tensor) -> str | None:
+    """Of the rows that no text uses, by which a model that has them is told from others.
+
+    They are rounded to bf16: ZeRO-3 reads them so where it trains so. None where it has read them in fp16, to which
+    nothing else would be rounded alike.
+
+    Args:
+        start: [vocabulary, width] on the CPU.
+        row_ids: of the rows that are used.
+    """
+    if start.dtype == torch.float16:
+        return None
+    is_unused = torch.ones(len(start), dtype=torch.bool)
+    is_unused[row_ids] = False
+    ids, digest = is_unused.nonzero().flatten(), hashlib.sha256()
+    for first in range(0, len(ids), ROWS_AT_ONCE):
+        rows = start[ids[first : first + ROWS_AT_ONCE]].bfloat16()
+        digest.update(rows.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def obstacle_of_optimizer(optim: str) -> str | None:
@@ -187,16 +212,31 @@ def _whole(embedding: ActiveEmbedding, rows: Tensor) -> Tensor:
 
 
 def save_row_ids(model: nn.Module, checkpoint: str | Path) -> None:
-    """Note in a checkpoint which rows its optimizer's states belong to. One process must call it."""
+    """Note in a checkpoint which rows its optimizer's states belong to, and what tells the others. One process, which
+    has the embedding's `start`, must call it."""
     active = active_embedding(model)
-    if active is not None:
-        (Path(checkpoint) / ROW_IDS).write_text(json.dumps(active[1].row_ids.tolist()), encoding="utf-8")
+    if active is None:
+        return
+    (Path(checkpoint) / ROW_IDS).write_text(json.dumps(active[1].row_ids.tolist()), encoding="utf-8")
+    if active[1].unused is not None:
+        (Path(checkpoint) / UNUSED).write_text(active[1].unused, encoding="utf-8")
 
 
 def read_row_ids(checkpoint: str | Path) -> Tensor | None:
     """int64 [rows], the rows of the embedding that a checkpoint trains; None where it trains all."""
     path = Path(checkpoint) / ROW_IDS
     return torch.tensor(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def began_with_others(checkpoint: str | Path, unused: str | None) -> bool:
+    """Whether the rows that a checkpoint does not train are known to be none of a model's.
+
+    Args:
+        checkpoint: with an active vocabulary, or without.
+        unused: the model's `unused_digest` for the same rows; None where it is not known.
+    """
+    path = Path(checkpoint) / UNUSED
+    return unused is not None and path.is_file() and path.read_text(encoding="utf-8") != unused
 
 
 def check_row_ids(checkpoint: str | Path, row_ids: Tensor | None) -> None:

@@ -14,12 +14,20 @@ from transformers.training_args import OptimizerNames
 
 from indictune.arguments import SentimentTrainingArguments
 from indictune.errors import UserError
+from indictune.models import builtin
 from indictune.models.loading import Model
-from indictune.models.vocabulary import ActiveEmbedding, check_row_ids, obstacle, obstacle_of_optimizer, used_ids
+from indictune.models.vocabulary import (
+    ActiveEmbedding,
+    began_with_others,
+    check_row_ids,
+    obstacle,
+    obstacle_of_optimizer,
+    used_ids,
+)
 from indictune.strategy.check import came_up
 from indictune.strategy.communication import sent_bytes
 from indictune.strategy.launch import Launch
-from indictune.strategy.sharding import gathered
+from indictune.strategy.sharding import from_all, gathered
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +99,8 @@ def use_active_vocabulary(
         checkpoint: that the run goes on from, or None.
 
     Raises:
-        UserError: it cannot be `on` for this model, the checkpoint was trained on other rows, or the tokenizer is not
-            the model's.
+        UserError: it cannot be `on` for this model, the checkpoint was trained on other rows or began with another
+            model's, or the tokenizer is not the model's.
     """
     row_ids = _chosen(model, args, datasets, tokenizer)
     if checkpoint is not None:
@@ -102,6 +110,14 @@ def use_active_vocabulary(
     embedding = cast(nn.Embedding, model.get_input_embeddings())
     with gathered(embedding.weight):
         active = ActiveEmbedding(embedding.weight, row_ids, embedding.padding_idx, keeps_start=args.should_save)
+    if checkpoint is not None and began_with_others(checkpoint, from_all(active.unused)[0]):
+        name = builtin.name_of(str(model.name_or_path))
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: it began with other weights than --model_name_or_path {name} has "
+            "now: the rows of the embedding that no text uses would be of another model than those that were trained. "
+            "Give the weights that it began with (of the Hub by --model_revision), or start afresh in another "
+            "--output_dir."
+        )
     model.set_input_embeddings(active)
     logger.info("%s", _in_words(active, args))
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from indictune.cli import main
+from indictune.models import builtin
 from indictune.models.vocabulary import ROW_IDS
 from indictune.training.checkpoints import store
-from tests.distributed.launching import Run
+from tests.distributed.launching import EMBEDDING, Run
 
 Start = Callable[..., Run]
 
@@ -89,6 +90,33 @@ def test_parts_without_a_recipe_are_not_put_together(
     assert told in capsys.readouterr().err
     shutil.copy(run.folder / "recipe.yaml", copied.parent)
     assert main(command) == 0
+
+
+def test_parts_are_not_put_together_with_rows_of_another_model(
+    run_under: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a folder that was written over since the training."""
+    run = run_under("fsdp2", 2, *TWO_STEPS, "--active_vocabulary", "on")
+    copied = shutil.copytree(run.folder / "checkpoint-2", tmp_path / "run" / "checkpoint-2")
+    base = shutil.copytree(builtin.resolve("builtin:tiny-indic-bert"), tmp_path / "base")
+    recipe = copied / "recipe.yaml"
+    recipe.write_text(f"model_name_or_path: {base}\nmodel_revision: main\n", encoding="utf-8")
+    manifest = store.read_manifest(copied)
+    assert manifest is not None
+    files = {**manifest.files, "recipe.yaml": store.digest(recipe)}
+    (copied / store.MANIFEST).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+    command = ["checkpoint", str(copied), "--trust_checkpoint", "true", "--convert_to"]
+    assert main([*command, str(tmp_path / "model")]) == 0
+
+    weights = load_file(base / "model.safetensors")
+    embedding = weights[EMBEDDING.removeprefix("bert.")]
+    is_unused = torch.ones(len(embedding), dtype=torch.bool)
+    is_unused[run.row_ids_at(2)] = False
+    embedding[is_unused.nonzero()[-1]] *= -1
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    assert main([*command, str(tmp_path / "other")]) == 2
+    assert f"{copied}: holds only the embedding rows that were trained, and the model that " in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.slow

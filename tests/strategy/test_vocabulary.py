@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from transformers import AutoModelForSequenceClassification, Trainer
 
 from indictune.arguments import SentimentTrainingArguments
 from indictune.errors import UserError
-from indictune.models.vocabulary import ELEMENTWISE, ActiveEmbedding, active_embedding, save_row_ids
+from indictune.models.vocabulary import (
+    ELEMENTWISE,
+    UNUSED,
+    ActiveEmbedding,
+    active_embedding,
+    save_row_ids,
+    unused_digest,
+)
 from indictune.strategy import vocabulary
 from indictune.strategy.launch import Launch
 from indictune.strategy.vocabulary import check_active_vocabulary, saved_bytes, use_active_vocabulary
@@ -29,6 +37,7 @@ def arguments(folder: Path, **settings: Any) -> SentimentTrainingArguments:
 
 
 def classifier() -> Any:
+    torch.manual_seed(0)
     return AutoModelForSequenceClassification.from_config(CONFIGS["bert"]())  # type: ignore[no-untyped-call]
 
 
@@ -132,6 +141,35 @@ def test_a_checkpoint_of_other_rows_is_refused_before_anything_changes(tmp_path:
     with pytest.raises(UserError, match="1 tokens are new, and 2 of 5 are gone"):
         used(arguments(tmp_path), 11, model=model, checkpoint=str(tmp_path))
     assert not isinstance(model.get_input_embeddings(), ActiveEmbedding)
+
+
+def test_a_checkpoint_that_began_with_another_model_is_refused_by_the_rows_that_it_does_not_hold(
+    tmp_path: Path,
+) -> None:
+    before = classifier()
+    used(arguments(tmp_path), 9, 10, model=before)
+    save_row_ids(before, tmp_path)
+
+    def goes_on(change: Callable[[torch.Tensor], object]) -> int | None:
+        model = classifier()
+        change(model.get_input_embeddings().weight.data)
+        return used(arguments(tmp_path), 9, 10, model=model, checkpoint=str(tmp_path))
+
+    assert goes_on(lambda whole: whole[9].zero_()) == 5  # the checkpoint has this row
+    assert goes_on(lambda whole: whole.copy_(whole.bfloat16())) == 5  # as ZeRO-3 reads it
+    with pytest.raises(UserError) as raised:
+        goes_on(lambda whole: whole[127, 63].mul_(-1))
+    assert raised.value.message.startswith(
+        f"--resume_from_checkpoint {tmp_path}: it began with other weights than --model_name_or_path "
+    )
+    (tmp_path / UNUSED).unlink()  # of an earlier version
+    assert goes_on(lambda whole: whole[127].zero_()) == 5
+
+
+def test_what_is_read_in_fp16_is_compared_with_nothing() -> None:
+    start, row_ids = torch.randn(40, 8), torch.tensor([0, 3])
+    assert unused_digest(start.bfloat16(), row_ids) == unused_digest(start, row_ids)
+    assert unused_digest(start.half(), row_ids) is None
 
 
 def test_processes_that_save_keep_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

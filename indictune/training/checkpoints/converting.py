@@ -29,7 +29,7 @@ from indictune.models.bases import CONFIG, RECORD, config_file
 from indictune.models.checkpoints import INDEX, weights_files
 from indictune.models.loading import read_weights
 from indictune.models.sources import explained
-from indictune.models.vocabulary import read_row_ids
+from indictune.models.vocabulary import began_with_others, read_row_ids, unused_digest
 from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, whole_folder
 from indictune.strategy import parts
 from indictune.training.checkpoints import abandoned, resuming
@@ -141,6 +141,7 @@ def _model(args: CheckpointArguments, checkpoint: Path, weights: dict[str, Tenso
 
     Raises:
         RuntimeError: the weights are not those of the checkpoint's configuration.
+        UserError: the model that the run started from is not there any more, or not as it was.
     """
     about = ModelArguments(str(checkpoint), trust_remote_code=args.trust_remote_code)
     with explained(about, OSError, ValueError, KeyError, flag="indictune checkpoint"):
@@ -156,6 +157,12 @@ def _model(args: CheckpointArguments, checkpoint: Path, weights: dict[str, Tenso
         embedding = cast(nn.Embedding, model.get_input_embeddings()).weight
         (name,) = (name for name, parameter in model.named_parameters() if parameter is embedding)
         whole = _embedding_at_start(args, checkpoint, kind, config)
+        if began_with_others(checkpoint, unused_digest(whole, row_ids)):
+            raise UserError(
+                f"{checkpoint}: holds only the embedding rows that were trained, and the model that "
+                f"{_recipe(checkpoint)} names for the others (model_name_or_path, model_revision) has other weights "
+                "now. Convert it where that names those of the training."
+            )
         whole[row_ids] = weights[name].to(whole.dtype)
         weights[name] = whole.to(weights[name].dtype)
     unexpected = model.load_state_dict(weights, strict=False, assign=True).unexpected_keys
