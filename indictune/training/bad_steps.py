@@ -33,24 +33,15 @@ class BadSteps:
         batches: tells the rows of a step.
         place: tells where a training row stands (`file:line`).
         path: of the record; None on ranks that write none.
-        gone_on_from: the checkpoint that the run went on from, which may stand in another folder; None where it
-            started afresh.
 
     Attributes:
         count: of the steps that were left out, in the runs before this one too.
     """
 
-    def __init__(
-        self,
-        batches: TrainingBatches,
-        place: Callable[[int], str],
-        path: Path | None,
-        gone_on_from: Path | None,
-    ) -> None:
+    def __init__(self, batches: TrainingBatches, place: Callable[[int], str], path: Path | None) -> None:
         self.batches = batches
         self.place = place
         self.record = None if path is None else output.Record(path)
-        self.gone_on_from = gone_on_from
         self.count = 0
 
     def go_on_after(self, step: int) -> None:
@@ -137,9 +128,7 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
 
 def _roll_back(trainer: ExactTrainer, step: int) -> None:
     output_dir = Path(str(trainer.args.output_dir))
-    gone_on_from = trainer.bad_steps.gone_on_from
-    found = [] if gone_on_from is None or not gone_on_from.is_dir() else [gone_on_from]
-    found += [path for path in store.listed(output_dir) if store.step_of(path) < step]  # of two, the run's own
+    found = [path for path in store.listed(output_dir) if store.step_of(path) < step]
     whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trainer.trusts_checkpoint)
     if whole is None:
         why = "--on_nonfinite rollback finds no whole checkpoint before it: save more often (--save_steps)."

@@ -78,24 +78,37 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
     named = ("--resume_from_checkpoint", str(left / "checkpoint-6"))
     result = replace(job, flags=(*FLAGS, *named)).start(f"SIGTERM@{STEP}:1")
     assert result.returncode == EXIT_RESUMABLE, result.stderr
-    assert steps(job.folder) == [8, 2]  # the best of both
+    assert steps(job.folder) == [8, 6, 2]  # which was gone on from, and the best of both
     assert steps(job.folder / "abandoned-2") == [8, 6, 4]
     assert job.start().returncode == 0
     assert job.outcome() == finished.outcome()
 
 
-def test_the_best_comes_along_from_another_folder(finished: Job, tmp_path: Path) -> None:
-    """So that a run which is stopped there ends with the same model as one that is not."""
+def test_a_checkpoint_comes_along_from_another_folder_with_its_best(finished: Job, tmp_path: Path) -> None:
+    """So that a run which is killed there goes on from it, and ends with the same model as one that is not."""
     job = replace(finished, folder=tmp_path / "out")
     named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
-    result = replace(job, flags=(*FLAGS, *named)).start(f"SIGTERM@{STEP}:1")
-    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    result = replace(job, flags=(*FLAGS, *named)).start(f"SIGKILL@{STEP}:1")
+    assert result.returncode == -9, result.stderr
     best = store.best_step(finished.folder / "checkpoint-4")
     assert best == 2
-    assert steps(job.folder) == [6, best]
-    assert store.damage(job.folder / f"checkpoint-{best}") == []
+    assert steps(job.folder) == [4, best]
+    assert [store.damage(path) for path in store.listed(job.folder)] == [[], []]
     assert job.start().returncode == 0
+    assert f"Going on from {job.folder / 'checkpoint-4'}" in (job.folder / "logs/rank-0.log").read_text()
     assert {**job.outcome(), "log": None} == {**finished.outcome(), "log": None}  # of the steps that were done there
+
+
+def test_a_disk_without_room_for_them_leaves_all_as_it_was(finished: Job, tmp_path: Path) -> None:
+    job = replace(finished, folder=shutil.copytree(finished.folder, tmp_path / "out"))
+    named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
+    result = replace(job, flags=(*FLAGS, *named)).start("FULL@indictune.training.checkpoints.store:copy:1")
+    assert result.returncode == 1
+    assert f"checkpoint-4 could not be written to {job.folder}: " in job.status["message"]
+    assert job.status["message"].endswith("checkpoint-8 is whole; when there is room, the same command goes on.")
+    assert (steps(job.folder), abandoned.folders(job.folder)) == ([8, 6, 4, 2], [])
+    assert (job.folder / "model.safetensors").is_file()
+    assert not (job.folder / store.UNFINISHED).exists()
 
 
 class TestTheBest:

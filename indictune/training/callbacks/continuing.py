@@ -88,7 +88,9 @@ class LeaveBehind(TrainerCallback):
     """Moves away what the run does not go on from, before its first step, when nothing can refuse the checkpoint any
     more. It would be taken for this run's: `auto` would return to it, and a step that is bad roll back to it.
 
-    What was the best until then stays, or is copied from where it is: the run may end with it.
+    The checkpoint that it goes on from stays or is copied from where it is, so that the run goes on from there if it
+    is killed before it has saved one; and so does what was the best until then, for the run may end with it. They are
+    copied before anything is moved: a disk that has no room for them leaves all as it was.
 
     Args:
         output_dir: of the run.
@@ -102,18 +104,22 @@ class LeaveBehind(TrainerCallback):
         self.best = best
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        copied = []
+        for each in self._from_elsewhere() if args.should_save else []:
+            with disks.telling(self.output_dir, store.step_of(each), 0, "the same command"):
+                copied.append(store.copy(each, self.output_dir))
         self._move_away(args)
-        if args.should_save and self.best is not None and not self._has_best():
-            with disks.telling(self.output_dir, store.step_of(self.best), 0):
-                store.adopt(self.best, self.output_dir)
+        for manifest in copied:
+            store.adopt(manifest, self.output_dir)
         sharding.barrier()
 
-    def _has_best(self) -> bool:
-        """Whether the best stands in the run's own folder."""
-        return self.best is not None and self.best.parent.samefile(self.output_dir)
+    def _from_elsewhere(self) -> list[Path]:
+        """The checkpoint and the best, where they are not the run's own."""
+        both = dict.fromkeys(each for each in (self.checkpoint, self.best) if each is not None)
+        return [each for each in both if not abandoned.is_own(self.output_dir, each)]
 
     def _move_away(self, args: TrainingArguments) -> None:
-        kept = [self.best.name] if self.best is not None and self._has_best() else []
+        kept = [self.best.name] if self.best is not None and abandoned.is_own(self.output_dir, self.best) else []
         found = abandoned.not_gone_on_from(self.output_dir, self.checkpoint)
         left = [path for path in found if path.name not in kept]
         numbers = map(abandoned.number_of, abandoned.folders(self.output_dir))

@@ -37,6 +37,12 @@ def run_of(checkpoint: Path) -> Path:
     return folder.parent if number_of(folder) else folder
 
 
+def is_own(output_dir: Path, checkpoint: Path) -> bool:
+    """Whether a checkpoint stands in a run's folder, and has not been left behind."""
+    own = output_dir / checkpoint.name
+    return own.exists() and own.samefile(checkpoint)
+
+
 def not_gone_on_from(output_dir: Path, checkpoint: Path | None) -> list[Path]:
     """What is in a run's folder and not of the steps that it goes on from.
 
@@ -53,8 +59,7 @@ def not_gone_on_from(output_dir: Path, checkpoint: Path | None) -> list[Path]:
     step, names = 0, [_MARK_OF_THE_END, *_model_in(output_dir)]
     if checkpoint is not None:
         step = store.step_of(checkpoint)
-        own = store.path_of(output_dir, step)
-        if not (own.exists() and own.samefile(checkpoint)):
+        if not is_own(output_dir, checkpoint):
             step, names = -1, [*names, *_RECORDS]
     found = [output_dir / name for name in names if (output_dir / name).exists()]
     return found + [path for path in store.listed(output_dir) if store.step_of(path) > step]

@@ -16,19 +16,22 @@ from torch.distributed.checkpoint.api import CheckpointException
 from indictune.folders import NO_ROOM
 from indictune.training.checkpoints import store
 
+BY_AUTO = "--resume_from_checkpoint auto"
+
 
 class SaveError(RuntimeError):
     """A checkpoint or the model could not be written. The checkpoints before it are whole."""
 
 
 @contextmanager
-def telling(output_dir: Path, step: int, bytes_in_memory: int) -> Iterator[None]:
+def telling(output_dir: Path, step: int, bytes_in_memory: int, goes_on: str = BY_AUTO) -> Iterator[None]:
     """A block that writes the checkpoint of a step: where it cannot, the part that was written is removed.
 
     Args:
         output_dir: of the run.
         step: whose checkpoint it is.
         bytes_in_memory: of what is saved, which stands for a checkpoint's where there is none.
+        goes_on: what to do when the disk takes it.
 
     Raises:
         SaveError: in place of what the libraries say of a disk that does not take it.
@@ -37,7 +40,7 @@ def telling(output_dir: Path, step: int, bytes_in_memory: int) -> Iterator[None]
         yield
     except (Exception, CheckpointException) as error:
         shutil.rmtree(output_dir / store.UNFINISHED, ignore_errors=True)
-        _tell(error, f"checkpoint-{step}", output_dir, _bytes_of_last(output_dir) or bytes_in_memory)
+        _tell(error, f"checkpoint-{step}", output_dir, _bytes_of_last(output_dir) or bytes_in_memory, goes_on)
         raise
 
 
@@ -78,7 +81,7 @@ def message_of(error: OSError, output_dir: Path) -> str | None:
     return f"{error.filename} could not be written: {error.strerror}. {_way_out(error, output_dir)}"
 
 
-def _tell(error: BaseException, what: str, output_dir: Path, needed: int) -> None:
+def _tell(error: BaseException, what: str, output_dir: Path, needed: int, goes_on: str = BY_AUTO) -> None:
     """Raise `SaveError`, where the disk is to blame."""
     cause = _cause(error, output_dir, needed)
     if cause is not None:
@@ -86,7 +89,7 @@ def _tell(error: BaseException, what: str, output_dir: Path, needed: int) -> Non
         free = f", and {shutil.disk_usage(output_dir).free:,} are free" if cause.errno in NO_ROOM else ""
         raise SaveError(
             f"{what} could not be written to {output_dir}: {told}. It needs {needed:,} bytes{free}. "
-            f"{_way_out(cause, output_dir, what)}"
+            f"{_way_out(cause, output_dir, what, goes_on)}"
         ) from error
 
 
@@ -124,10 +127,10 @@ def _cause(error: BaseException, output_dir: Path, needed: int) -> OSError | Non
     return None
 
 
-def _way_out(cause: OSError, output_dir: Path, unwritten: str = "") -> str:
+def _way_out(cause: OSError, output_dir: Path, unwritten: str = "", goes_on: str = BY_AUTO) -> str:
     """From where a run goes on; what is `unwritten` may be there, whole, and after the next power cut not."""
     others = [path for path in store.listed(output_dir) if path.name != unwritten]
     whole = [path.name for path in others if not store.damage(path, thorough=False)]
     last = f"{whole[0]} is whole" if whole else "There is no earlier checkpoint"
     mended = "there is room" if cause.errno in NO_ROOM else "it can be written"
-    return f"{last}; when {mended}, --resume_from_checkpoint auto goes on."
+    return f"{last}; when {mended}, {goes_on} goes on."

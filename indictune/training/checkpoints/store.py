@@ -296,8 +296,8 @@ def _damage_of_file(path: Path, expected: FileDigest | None, thorough: bool) -> 
         return f"cannot be read ({error.strerror})"
 
 
-def adopt(checkpoint: Path, output_dir: Path) -> None:
-    """Copy a whole checkpoint of another folder into a run's; it is there whole, or not at all.
+def copy(checkpoint: Path, output_dir: Path) -> Manifest:
+    """Copy a whole checkpoint of another folder to where one of a run is written, to be adopted; returns its manifest.
 
     Raises:
         OSError: the disk does not take it, or does not give back what was written.
@@ -307,14 +307,24 @@ def adopt(checkpoint: Path, output_dir: Path) -> None:
     if manifest is None:
         raise ValueError(f"{checkpoint} has no manifest.")
     unfinished = path_of(output_dir / UNFINISHED, manifest.step)
-    shutil.rmtree(unfinished.parent, ignore_errors=True)
     for name in files_in(checkpoint):
         (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(checkpoint / name, unfinished / name)  # the mode is not copied: some file systems have none
     if settle(unfinished, files_in(unfinished)) != manifest.files:
         raise OSError(errno.EIO, f"the copy of {checkpoint} is not as it was written", str(unfinished))
-    commit(unfinished, path_of(output_dir, manifest.step), manifest)
-    unfinished.parent.rmdir()
+    return manifest
+
+
+def adopt(copied: Manifest, output_dir: Path) -> None:
+    """Make what `copy` has written a checkpoint of the run; it is there whole, or not at all.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    unfinished = path_of(output_dir / UNFINISHED, copied.step)
+    commit(unfinished, path_of(output_dir, copied.step), copied)
+    if not list(unfinished.parent.iterdir()):
+        unfinished.parent.rmdir()
 
 
 def rotate(output_dir: Path, limit: int | None, best_step: int | None, last: Path) -> None:

@@ -29,7 +29,7 @@ class Driver:
         # 5 rows: 3 steps an epoch, the last of one row for two micro-batches.
         self.batches = TrainingBatches([1] * 5, 2, 2, rank=0, world_size=1, seed=3)
         self.stop_request = StopRequest()
-        bad_steps = BadSteps(self.batches, lambda row: f"t.csv:{row + 2}", None, None)
+        bad_steps = BadSteps(self.batches, lambda row: f"t.csv:{row + 2}", None)
         self.scaler = torch.amp.GradScaler("cpu")
         self.callback = StepFlags(
             *(self.nonfinite, self.stop_request, bad_steps, lambda: self.is_writing, self.finish),

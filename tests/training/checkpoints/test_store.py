@@ -93,7 +93,7 @@ def test_a_file_system_that_writes_no_folders_through_and_has_no_modes_takes_che
     monkeypatch.setattr(os, "chmod", refuse)
     before = os.umask(umask)
     try:
-        store.adopt(write(tmp_path / "other", 4), tmp_path)
+        store.adopt(store.copy(write(tmp_path / "other", 4), tmp_path), tmp_path)
     finally:
         os.umask(before)
     assert whole(tmp_path) == whole(tmp_path / "other") == [4]
@@ -252,11 +252,12 @@ def dying_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_copy_that_is_not_as_it_was_written_is_not_taken(tmp_path: Path) -> None:
     source = write(tmp_path / "other", 4)
-    store.adopt(source, tmp_path)
+    store.adopt(store.copy(source, tmp_path), tmp_path)
     assert whole(tmp_path) == [4]
+    assert not (tmp_path / UNFINISHED).exists()
     flip_a_bit(source / "model.safetensors")
     with pytest.raises(OSError, match="is not as it was written"):
-        store.adopt(source, tmp_path / "out")
+        store.copy(source, tmp_path / "out")
     assert whole(tmp_path / "out") == []
 
 
