@@ -34,6 +34,7 @@ from indictune.layout import table
 from indictune.models.loading import load_tokenizer
 from indictune.strategy import sharding, standin
 from indictune.strategy.launch import read_launch, world_size_of
+from indictune.training.bad_steps import BadSteps
 from indictune.training.checkpoints import saving, store
 from indictune.training.loss import ExactLoss
 from indictune.training.trainer import IndicTrainer
@@ -70,6 +71,7 @@ def trained(folder: Path, width: int) -> IndicTrainer:
         BertForSequenceClassification(config), args, rows, None, tokenizer, ExactLoss(), padded=True
     )
     trainer.strategy = launch.strategy
+    trainer.bad_steps = BadSteps(trainer.batches, str, None)
     trainer.train()
     return trainer
 

@@ -53,7 +53,7 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
         f"--resume_from_checkpoint {left / 'checkpoint-8'} goes on from it."
     ) in result.stderr
     assert not (job.folder / "model.safetensors").exists()
-    for name in ("metrics.json", "model.safetensors", "config.json", "tokenizer.json"):
+    for name in ("metrics.json", "model.safetensors", "config.json", "tokenizer.json", "train_log.jsonl"):
         assert (left / name).read_bytes() == (finished.folder / name).read_bytes()
     assert (steps(job.folder), steps(left)) == ([6, 4, 2], [8, 6])
 
@@ -191,6 +191,18 @@ class TestNotGoneOnFrom:
             abandoned.move(left[number - 1 : number], out / f"abandoned-{number}")
             assert steps(out) == [2, 4, 8, 10][: max(5 - number, 1)][::-1]
         assert [path.name for path in abandoned.folders(out)] == [f"abandoned-{n}" for n in (4, 3, 2, 1)]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_records_are_there_with_all_steps(tmp_path: Path, is_moved: bool) -> None:
+    """The run drops those that it does again from its own, and moves them where it goes on from elsewhere."""
+    names, folder = ("train_log.jsonl", "nonfinite.jsonl"), tmp_path / "abandoned-1"
+    for name in names:
+        (tmp_path / name).write_text('{"step": 1}\n{"step": 2}\n')
+    abandoned.move([tmp_path / name for name in names] if is_moved else [write(tmp_path, 2)], folder)
+    for name in names:
+        assert (folder / name).read_text() == '{"step": 1}\n{"step": 2}\n'
+        assert (tmp_path / name).exists() is not is_moved
 
 
 def test_the_way_back_is_to_one_that_is_whole(tmp_path: Path) -> None:

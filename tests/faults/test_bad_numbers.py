@@ -112,6 +112,10 @@ def test_a_run_that_goes_on_counts_on_and_notes_no_step_twice(finished_run: Fini
     assert "step 5 is NaN or infinite; training has stopped" in job.status["message"]
     assert "1 such steps were left out before it, and --max_nonfinite_steps is 1." in job.status["message"]
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "stop")]
+    named = ("--resume_from_checkpoint", str(job.folder / "checkpoint-4"), "--trust_checkpoint", "true")
+    elsewhere = replace(limited, folder=tmp_path / "elsewhere", flags=(*limited.flags, *named))
+    assert elsewhere.start(at_step_5).returncode == 1  # where there is no record of step 3
+    assert "1 such steps were left out before it, and --max_nonfinite_steps is 1." in elsewhere.status["message"]
     assert replace(job, flags=(*flags, "--max_nonfinite_steps", "2")).start(at_step_5).returncode == 0
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "skip")]
 

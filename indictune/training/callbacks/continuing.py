@@ -84,6 +84,12 @@ def unlogged_of_task(checkpoint: Path) -> dict[str, Any]:
     return {}
 
 
+def left_out(checkpoint: Path) -> int:
+    """How many bad steps were left out until a checkpoint, in whichever folder; 0 where this disk does not tell."""
+    paths = checkpoint.glob(UNLOGGED.format(rank="*"))
+    return max((json.loads(path.read_text(encoding="utf-8")).get("left_out", 0) for path in paths), default=0)
+
+
 class LeaveBehind(TrainerCallback):
     """Moves away what the run does not go on from, before its first step, when nothing can refuse the checkpoint any
     more. It would be taken for this run's: `auto` would return to it, and a step that is bad roll back to it.
@@ -166,6 +172,7 @@ class GoOn(TrainerCallback):
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
         trainer.log_on(unlogged_of_task(self.checkpoint))
+        trainer.bad_steps.count = max(trainer.bad_steps.count, *sharding.from_all(left_out(self.checkpoint)))
         if manifest.evaluation_due and args.eval_strategy != IntervalStrategy.NO:  # there may be no rows any more
             trainer._load_rng_state(str(self.checkpoint))
             trainer._determine_best_metric(trainer._evaluate(None, None), None)

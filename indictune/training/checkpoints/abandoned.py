@@ -6,6 +6,7 @@ gives way to one that the run saves.
 
 from __future__ import annotations
 
+import shutil
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -74,12 +75,17 @@ def _model_in(output_dir: Path) -> list[str]:
 
 
 def move(paths: Iterable[Path], folder: Path) -> None:
-    """Move files and folders into a new one beside them.
+    """Move files and folders into a new one beside them, with a copy of the run's records: those that stay lose the
+    steps that are done again.
 
     Raises:
         OSError: the disk does not take it.
     """
     folder.mkdir(mode=0o755)
+    for record in (folder.parent / name for name in _RECORDS):
+        if record.exists():
+            shutil.copyfile(record, folder / record.name)
+            write_through(folder / record.name)
     for path in paths:
         mode = path.stat().st_mode
         if path.is_dir() and mode & stat.S_IRWXU != stat.S_IRWXU:

@@ -213,12 +213,13 @@ def copy_recipe(output_dir: Path, folder: Path) -> None:
 
 
 def write_unlogged(trainer: ExactTrainer, folder: Path) -> None:
-    """Keep what this rank has summed up since it was last logged."""
+    """Keep what this rank has summed up since it was last logged, and how many bad steps were left out until now."""
     # A float32 is exact as the float that JSON writes.
     noted = {
         "loss": trainer._tr_loss.item(),
         "since_step": trainer._globalstep_last_logged,
         "task": trainer.unlogged(),
+        "left_out": trainer.bad_steps.count,
     }
     (folder / UNLOGGED.format(rank=trainer.args.process_index)).write_text(json.dumps(noted), encoding="utf-8")
 
