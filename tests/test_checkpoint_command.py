@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, TrainingArguments
 from transformers.utils.logging import get_verbosity, set_verbosity, set_verbosity_warning
 
 from indictune.cli import main
 from indictune.command_arguments import CheckpointArguments
 from indictune.errors import UserError
-from indictune.training.checkpoints import converting, store
+from indictune.training.checkpoints import converting, resuming, store
 from indictune.training.checkpoints.store import UNFINISHED
+from indictune.training.output import AUTO
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, SCRIPT, python, start
 from tests.training.checkpoints.test_store import flip_a_bit, truncate, write
@@ -103,6 +104,28 @@ class TestListing:
         assert told.startswith(f"--resume_from_checkpoint auto would be refused: {run / 'checkpoint-8'}: {run / name}")
         assert " can be written by other users" in told
         assert told.endswith("add --trust_checkpoint true.")
+
+    @pytest.mark.parametrize("ends_with_best", [True, False])
+    @pytest.mark.parametrize("whole", [(2, 4, 6, 8), (2, 4, 8), (4, 8), (8,)])
+    def test_it_is_the_one_that_a_run_takes(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: tuple[int, ...], ends_with_best: bool
+    ) -> None:
+        """8 and 6 name 6 as the best, and 4 names 2; a run that ends with its best passes over those that lack it."""
+        recipe = f"load_best_model_at_end: {ends_with_best}\n"
+        for step in whole:
+            state: dict[str, object] = {
+                "best_model_checkpoint": "out/checkpoint-6" if step > 4 else "out/checkpoint-2"
+            }
+            write(tmp_path, step, state=state, recipe=recipe)
+        args = TrainingArguments(str(tmp_path), use_cpu=True)
+        args.load_best_model_at_end = ends_with_best
+        taken, _ = resuming.newest_whole(store.listed(tmp_path), AUTO, args, False)
+        assert taken is not None
+        expected = 4 if ends_with_best and whole == (2, 4, 8) else 8
+        assert taken.name == f"checkpoint-{expected}"
+        lines = listed(capsys, tmp_path, 0)
+        assert lines[-1] == f"--resume_from_checkpoint auto goes on from checkpoint-{expected}."
+        assert [line.split()[0] for line in lines if line.endswith("auto")] == [str(expected)]
 
     def test_where_none_is_whole_auto_starts_afresh(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         stopped(run)

@@ -12,7 +12,7 @@ from indictune.command_arguments import CheckpointArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.layout import printable, table
-from indictune.training.checkpoints import abandoned, resuming, store
+from indictune.training.checkpoints import abandoned, resuming, settings, store
 from indictune.training.checkpoints.store import MANIFEST, PREFIX, UNFINISHED, Manifest
 from indictune.training.output import is_finished
 
@@ -103,7 +103,18 @@ def resumed_step(folder: Path, found: Sequence[Found]) -> int | None:
     """The step that `--resume_from_checkpoint auto` goes on from; None where it starts afresh, or trains nothing."""
     if folder in [each.path for each in found] or abandoned.number_of(folder) or is_finished(folder):
         return None
-    return next((each.step for each in found if each.state == "whole"), None)
+    whole = [each for each in found if each.state == "whole"]
+    chosen = store.first_choice(whole, lambda each: _has_best(each, found))
+    return None if chosen is None else chosen.step
+
+
+def _has_best(checkpoint: Found, found: Sequence[Found]) -> bool:
+    """Whether its best is whole, where the run is to end with that."""
+    best = resuming.best_of(checkpoint.path)
+    if best is None or not settings.settings_of(checkpoint.path).get("load_best_model_at_end", True):
+        return True
+    known = next((each.problems for each in found if each.path == best), None)
+    return not (store.damage(best) if known is None else known)
 
 
 def to_convert(folder: Path, found: Sequence[Found]) -> Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -309,9 +309,21 @@ def newest_whole(
     Raises:
         UserError: the named one is damaged, or on no disk.
     """
+    chosen = store.first_choice(_whole(found, asked, args, trust_checkpoint), lambda each: each[2])
+    if chosen is None:
+        return None, None
+    checkpoint, best, has_best = chosen
+    if not has_best:
+        logger.warning("%s is gone on from all the same: no other is whole. Its best is forgotten.", checkpoint.name)
+    return checkpoint, best
+
+
+def _whole(
+    found: list[Path], asked: str | None, args: TrainingArguments, trust_checkpoint: bool
+) -> Iterator[tuple[Path, Path | None, bool]]:
+    """Those that are whole on every disk, the newest first; the best of each, and whether that is as it must be."""
     mine = {store.step_of(path): path for path in found}
     disks_group = nodes.group_of_disks(args)
-    spare = None
     for step in sorted(set.union(*map(set, sharding.from_all(list(mine)))), reverse=True):
         checkpoint = mine.get(step, store.path_of(Path(str(args.output_dir)), step))
         problems = _damage_read_by_all(checkpoint, args, trust_checkpoint, disks_group)
@@ -331,13 +343,11 @@ def newest_whole(
                 _give_to_all_disks(best, args, trust_checkpoint, disks_group)
         if best is None or not problems:
             is_everywhere = all(sharding.from_all(best is not None and best.is_dir()))
-            return checkpoint, best if is_everywhere else None
+            yield checkpoint, best if is_everywhere else None, True
+            continue
         told = "checkpoint-%d is not the first to go on from, because its best checkpoint, %s, is damaged: %s"
         logger.warning(told, step, best.name, "; ".join(problems[:3]))
-        spare = spare or checkpoint
-    if spare is not None:
-        logger.warning("%s is gone on from all the same: no other is whole. Its best is forgotten.", spare.name)
-    return spare, None
+        yield checkpoint, None, False
 
 
 def can_load_best(

@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from indictune.data.cache import write_through
 
@@ -27,6 +27,9 @@ UNFINISHED_MODEL = ".unfinished-model"
 _REPLACED = ".replaced-checkpoint"
 _HASHED_AT_ONCE = 4
 EVERY_FILE = slice(None)
+
+
+Each = TypeVar("Each")
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,21 @@ def copy(checkpoint: Path, output_dir: Path) -> Manifest:
     if settle(unfinished, files_in(unfinished)) != manifest.files:
         raise OSError(errno.EIO, f"the copy of {checkpoint} is not as it was written", str(unfinished))
     return manifest
+
+
+def first_choice(whole: Iterable[Each], has_best: Callable[[Each], bool]) -> Each | None:
+    """The one of whole checkpoints that `auto` goes on from: the first whose best can be gone on with too.
+
+    Args:
+        whole: the newest first; none is looked at after the choice.
+        has_best: whether one can; the run would end with its best. The first is taken all the same where none can.
+    """
+    spare = None
+    for each in whole:
+        if has_best(each):
+            return each
+        spare = spare or each
+    return spare
 
 
 def adopt(copied: Manifest, output_dir: Path) -> None:

@@ -41,7 +41,9 @@ def manifest(step: int, **fields: Any) -> Manifest:
     return replace(about, **fields)
 
 
-def write(output_dir: Path, step: int, mark: bytes = b"", state: dict[str, object] | None = None) -> Path:
+def write(
+    output_dir: Path, step: int, mark: bytes = b"", state: dict[str, object] | None = None, recipe: str | None = None
+) -> Path:
     """A checkpoint as a run commits it."""
     folder = output_dir / UNFINISHED / f"checkpoint-{step}"
     for name, content in FILES.items():
@@ -49,6 +51,8 @@ def write(output_dir: Path, step: int, mark: bytes = b"", state: dict[str, objec
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content + mark)
     (folder / "trainer_state.json").write_text(json.dumps(state or {}), encoding="utf-8")
+    if recipe is not None:
+        (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     digests = store.settle(folder, store.files_in(folder))
     final = store.path_of(output_dir, step)
     store.commit(folder, final, manifest(step, files=digests))
