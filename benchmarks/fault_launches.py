@@ -113,7 +113,7 @@ def _restarted(contender: Contender, work: Path) -> Found:
     launcher = {DDP: lambda: [*torchrun(2), "--max-restarts", "1"]}
     job, folder = Job(replace(contender, launches=launcher), work, DDP), work / "restarted"
     code, _ = job.run(folder, f"SIGKILL@{contender.places['in a step']}:6@1")
-    return {"ended by itself": int(code == 0), job.judged(folder): 1}
+    return {"ended by itself": int(code == 0), job.judged(folder, code): 1}
 
 
 def resumes(contender: Contender, counts: Counts, work: Path) -> Found:
@@ -133,7 +133,7 @@ def _gone_on(job: Job, every: int) -> Counter[str]:
     found = Counter[str]()
     for step in range(1, STEPS, every):
         folder = job.stopped_at(step, job.work / f"resumed-{step}")
-        found[job.until_it_ends(folder)] += 1
+        found.update(job.until_it_ends(folder))
     shutil.rmtree(job.unbroken[0])
     return found
 
@@ -146,7 +146,7 @@ def other_launches(contender: Contender, counts: Counts, work: Path) -> Found:
     for before, after in list(permutations(launches, 2))[:: counts["every change of launch"]]:
         folder = jobs[before].stopped_at(AMID, work / f"{before}-{after}".replace(" ", "-"))
         code, said = jobs[after].run(folder)
-        if not ended(folder):
+        if code != 0 or not ended(folder):
             way_out = "Go on with it by" in said
             found[f"{before}, then {after}"] = {"refused": int(code is not None), "told the way out": int(way_out)}
             continue

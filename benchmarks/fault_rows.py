@@ -75,7 +75,7 @@ def _killed(job: Job, count: int) -> Counter[str]:
         lost = steps_lost(folder)  # each step is saved
         if lost is not None:
             found["lost more than a step"] += lost > 1
-        found[job.until_it_ends(folder)] += 1
+        found.update(job.until_it_ends(folder))
     return found
 
 
@@ -100,7 +100,7 @@ def writes(contender: Contender, counts: Counts, work: Path) -> Found:
             if code == 0:  # it has no more such calls
                 shutil.rmtree(folder)
                 break
-            cases[job.until_it_ends(folder)] += 1
+            cases.update(job.until_it_ends(folder))
         if cases:
             found[write.partition(":")[2]] = dict(cases)
     return found
@@ -176,7 +176,7 @@ def _corrupted(job: Job, every: int) -> Counter[str]:
         code, said = job.run(folder)
         found["named the file"] += names_the_file(said, folder / "checkpoint-4" / name)
         found["took the unfinished run for whole"] += code == 0 and not ended(folder)
-        found[job.judged(folder)] += 1
+        found[job.judged(folder, code)] += 1
         shutil.rmtree(folder)
     return +found
 
@@ -227,7 +227,7 @@ def _stopped(job: Job, places: list[str]) -> Counter[str]:
         found["told"] += tells_of_going_on(folder, code, job.launch == ONE)
         if job.launch != ONE:
             found["one whole checkpoint of the step that is told"] += saved_what_is_told(folder)
-        found[job.until_it_ends(folder)] += 1
+        found.update(job.until_it_ends(folder))
     return +found
 
 
@@ -273,7 +273,7 @@ def _not_written(job: Job, folder: Path, code: int | None, said: str) -> Counter
     found["told by the exit code"] += code != 0
     found.update(told_of_the_disk(said, folder))
     found["a partial checkpoint left"] += bool(partial)
-    found[job.until_it_ends(folder)] += 1
+    found.update(job.until_it_ends(folder))
     return found
 
 

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ TRIES = 3
 TIMEOUT_S = 180
 EXIT_RESUMABLE = 75
 JUDGED = ("exact", "exact but for its log", "wrong", "stuck")
+LATER = "at a later start"  # said beside these of a run that had failed once more
 ONE, DDP, FSDP2 = "one process", "DDP x2", "FSDP2 x2"
 ZERO2, ZERO3, ZERO3_OFFLOAD = "ZeRO-2 x2", "ZeRO-3 x2", "ZeRO-3 with offload x2"
 
@@ -112,22 +114,30 @@ class Job:
             raise RuntimeError(f"the run that nothing happened to failed: {said[-2000:]}")
         return folder, time.monotonic() - since
 
-    def judged(self, folder: Path) -> str:
-        """`exact`: it ended with the very weights of the run that nothing happened to, and with the loss and the
-        learning rate of each of its steps, once; `exact but for its log`; else `wrong`, or `stuck`."""
-        if not ended(folder):
+    def judged(self, folder: Path, code: int | None) -> str:
+        """`exact`: its last start gave 0, and it ended with the very weights of the run that nothing happened to, and
+        with the loss and the learning rate of each of its steps, once; `exact but for its log`; else `wrong`, or
+        `stuck`.
+
+        Args:
+            folder: of the run.
+            code: that its last start gave.
+        """
+        if code != 0 or not ended(folder):
             return "stuck"
         if weights(folder) != weights(self.unbroken[0]):
             return "wrong"
         return "exact" if logged(folder) == logged(self.unbroken[0]) else "exact but for its log"
 
-    def until_it_ends(self, folder: Path) -> str:
-        """Start it until it has saved its model, with nobody lending a hand; judged."""
-        for _ in range(TRIES):
-            if ended(folder):
-                break
-            self.run(folder)
-        found = self.judged(folder)
+    def until_it_ends(self, folder: Path) -> Counter[str]:
+        """Start it until a start gives 0, with nobody lending a hand; judged, and whether it took more than one."""
+        code, starts = None, 0
+        while code != 0 and starts < TRIES:
+            code, _ = self.run(folder)
+            starts += 1
+        found = Counter({self.judged(folder, code): 1})
+        if code == 0 and starts > 1:
+            found[LATER] = 1
         shutil.rmtree(folder, ignore_errors=True)
         return found
 
@@ -141,8 +151,9 @@ class Job:
 
 
 def ended(folder: Path) -> bool:
-    """Whether a run has saved its model."""
-    return (folder / "model.safetensors").exists()
+    """Whether a run has saved its model; ours, which keeps a log, writes its metrics last."""
+    names = ["model.safetensors", "metrics.json"] if (folder / "train_log.jsonl").exists() else ["model.safetensors"]
+    return all((folder / name).exists() for name in names)
 
 
 def weights(folder: Path) -> str:

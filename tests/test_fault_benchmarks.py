@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.fault_rows import CORRUPTIONS, _cases, names_the_file, saved_what_is_told, told_of_the_disk
-from benchmarks.fault_runs import Job, contenders, logged, tells_of_going_on
+from benchmarks.fault_runs import LATER, Job, contenders, ended, logged, tells_of_going_on
 from benchmarks.fault_sizes import say_step
 from benchmarks.faults import COUNTS, TITLES, parts
 from indictune.training import output
@@ -95,14 +97,49 @@ def test_a_stop_is_told_by_75_or_by_the_status(copy: Path) -> None:
 def test_exact_is_the_log_too(run: Path, copy: Path) -> None:
     contender = contenders(copy)[0]
     job = Unbroken(contender, run)
-    assert job.judged(copy) == "exact"
+    assert job.judged(copy, 0) == "exact"
     log = copy / "train_log.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
     for spoilt in (lines[:-1], [*lines, lines[-1]], [lines[0].replace('"loss": ', '"loss": 1'), *lines[1:]]):
         log.write_text("".join(spoilt), encoding="utf-8")
-        assert job.judged(copy) == "exact but for its log"
+        assert job.judged(copy, 0) == "exact but for its log"
     entry = json.loads(lines[0])
     assert logged(run)[0] == (entry["step"], entry["loss"], entry["learning_rate"])
+
+
+def test_a_run_has_ended_when_its_metrics_are_written_and_its_last_start_gave_0(run: Path, copy: Path) -> None:
+    job = Unbroken(contenders(copy)[0], run)
+    assert [job.judged(copy, code) for code in (0, 1, -9, None)] == ["exact", *["stuck"] * 3]
+    (copy / "metrics.json").unlink()
+    assert (copy / "model.safetensors").exists()
+    assert job.judged(copy, 0) == "stuck"
+    (copy / "train_log.jsonl").unlink()  # as the stock Trainer's, whose model is all
+    assert ended(copy)
+
+
+@dataclass(frozen=True)
+class Restarted(Unbroken):
+    """A run whose starts give these codes."""
+
+    codes: list[int] = field(default_factory=list)
+
+    def run(self, *_: Any, **__: Any) -> tuple[int | None, str]:
+        return self.codes.pop(0), ""
+
+
+@pytest.mark.parametrize(
+    ("codes", "found"),
+    [
+        ([0], {"exact": 1}),
+        ([1, 1, 0], {"exact": 1, LATER: 1}),
+        ([1, 1, 1], {"stuck": 1}),
+    ],
+)
+def test_a_run_is_started_until_a_start_gives_0_and_later_ones_are_counted(
+    run: Path, copy: Path, codes: list[int], found: dict[str, int]
+) -> None:
+    assert Restarted(contenders(copy)[0], run, codes=codes).until_it_ends(copy) == found
+    assert codes == []
 
 
 def test_every_cell_is_run_or_told_why_not(tmp_path: Path) -> None:
