@@ -24,6 +24,7 @@ from benchmarks.fault_runs import (
     Contender,
     Job,
     ended,
+    gone_on_from,
     kill_processes_of,
     losses,
     status_of,
@@ -112,8 +113,9 @@ def _restarted(contender: Contender, work: Path) -> Found:
     """A rank is killed in its sixth step; started again by its launcher it has fewer to go: it is not hit again."""
     launcher = {DDP: lambda: [*torchrun(2), "--max-restarts", "1"]}
     job, folder = Job(replace(contender, launches=launcher), work, DDP), work / "restarted"
-    code, _ = job.run(folder, f"SIGKILL@{contender.places['in a step']}:6@1")
-    return {"ended by itself": int(code == 0), job.judged(folder, code): 1}
+    code, said = job.run(folder, f"SIGKILL@{contender.places['in a step']}:6@1")
+    # The other rank may be saving the fifth step.
+    return {"ended by itself": int(code == 0), job.judged(folder, code, said, newest=4): 1}
 
 
 def resumes(contender: Contender, counts: Counts, work: Path) -> Found:
@@ -149,6 +151,9 @@ def other_launches(contender: Contender, counts: Counts, work: Path) -> Found:
         if code != 0 or not ended(folder):
             way_out = "Go on with it by" in said
             found[f"{before}, then {after}"] = {"refused": int(code is not None), "told the way out": int(way_out)}
+            continue
+        if gone_on_from(said, folder) != AMID:
+            found[f"{before}, then {after}"] = {"did steps again": 1}
             continue
         both = zip(losses(jobs[before].unbroken[0]), losses(folder), strict=True)
         largest = max(abs(one - other) for one, other in both)

@@ -27,6 +27,7 @@ from benchmarks.fault_runs import (
     Job,
     ended,
     losses,
+    newest_whole,
     status_of,
     steps_lost,
     tells_of_going_on,
@@ -173,10 +174,11 @@ def _corrupted(job: Job, every: int) -> Counter[str]:
     for name, corrupt in list(_cases(job.unbroken[0] / "checkpoint-4"))[::every]:
         folder = job.stopped_at(4, job.work / "corrupted")
         corrupt(folder / "checkpoint-4" / name)
+        newest = newest_whole(folder)
         code, said = job.run(folder)
         found["named the file"] += names_the_file(said, folder / "checkpoint-4" / name)
         found["took the unfinished run for whole"] += code == 0 and not ended(folder)
-        found[job.judged(folder, code)] += 1
+        found[job.judged(folder, code, said, newest)] += 1
         shutil.rmtree(folder)
     return +found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -27,7 +28,7 @@ TRAIN_ROWS, HELD_OUT_ROWS = 32, 16
 TRIES = 3
 TIMEOUT_S = 180
 EXIT_RESUMABLE = 75
-JUDGED = ("exact", "exact but for its log", "wrong", "stuck")
+JUDGED = ("exact", "exact but for its log", "did steps again", "wrong", "stuck")
 LATER = "at a later start"  # said beside these of a run that had failed once more
 ONE, DDP, FSDP2 = "one process", "DDP x2", "FSDP2 x2"
 ZERO2, ZERO3, ZERO3_OFFLOAD = "ZeRO-2 x2", "ZeRO-3 x2", "ZeRO-3 with offload x2"
@@ -114,28 +115,33 @@ class Job:
             raise RuntimeError(f"the run that nothing happened to failed: {said[-2000:]}")
         return folder, time.monotonic() - since
 
-    def judged(self, folder: Path, code: int | None) -> str:
+    def judged(self, folder: Path, code: int | None, said: str, newest: int) -> str:
         """`exact`: its last start gave 0, and it ended with the very weights of the run that nothing happened to, and
-        with the loss and the learning rate of each of its steps, once; `exact but for its log`; else `wrong`, or
-        `stuck`.
+        with the loss and the learning rate of each of its steps, once; `exact but for its log`; `did steps again`:
+        with those weights too, but it did not go on from the newest checkpoint; else `wrong`, or `stuck`.
 
         Args:
             folder: of the run.
             code: that its last start gave.
+            said: by that start.
+            newest: step of the newest checkpoint that was whole, at which it must go on.
         """
         if code != 0 or not ended(folder):
             return "stuck"
         if weights(folder) != weights(self.unbroken[0]):
             return "wrong"
+        if gone_on_from(said, folder) < newest:
+            return "did steps again"
         return "exact" if logged(folder) == logged(self.unbroken[0]) else "exact but for its log"
 
     def until_it_ends(self, folder: Path) -> Counter[str]:
         """Start it until a start gives 0, with nobody lending a hand; judged, and whether it took more than one."""
-        code, starts = None, 0
+        code, said, starts, newest = None, "", 0, 0
         while code != 0 and starts < TRIES:
-            code, _ = self.run(folder)
+            newest = 0 if ended(folder) else max(newest, newest_whole(folder))  # it may save more, and lose none
+            code, said = self.run(folder)
             starts += 1
-        found = Counter({self.judged(folder, code): 1})
+        found = Counter({self.judged(folder, code, said, newest): 1})
         if code == 0 and starts > 1:
             found[LATER] = 1
         shutil.rmtree(folder, ignore_errors=True)
@@ -154,6 +160,25 @@ def ended(folder: Path) -> bool:
     """Whether a run has saved its model; ours, which keeps a log, writes its metrics last."""
     names = ["model.safetensors", "metrics.json"] if (folder / "train_log.jsonl").exists() else ["model.safetensors"]
     return all((folder / name).exists() for name in names)
+
+
+def newest_whole(folder: Path) -> int:
+    """Step of the newest checkpoint that can be gone on from; 0 where there is none."""
+    whole = (store.step_of(path) for path in store.listed(folder) if _is_whole(path))
+    return max(whole, default=0)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """By its manifest where it is ours; the stock Trainer writes no more than its state after all that it reads."""
+    is_ours = (checkpoint.parent / "train_log.jsonl").exists()
+    return not store.damage(checkpoint) if is_ours else (checkpoint / "trainer_state.json").exists()
+
+
+def gone_on_from(said: str, folder: Path) -> int:
+    """Step of the checkpoint of its folder that a run went on from, by what it said; the last, where its launcher
+    started it again, and 0 where it started afresh."""
+    steps = re.findall(rf"Going on from {re.escape(str(folder))}/{store.PREFIX}(\d+)\b", said)
+    return int(steps[-1]) if steps else 0
 
 
 def weights(folder: Path) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.fault_rows import Counts, Found
-from benchmarks.fault_runs import GLOBAL_BATCH, Contender, Job
+from benchmarks.fault_runs import GLOBAL_BATCH, Contender, Job, gone_on_from
 from benchmarks.preparation import LABELS, words
 from indictune.training.checkpoints import store
 
@@ -53,20 +53,22 @@ def _starts(job: Job, number: int) -> Found:
         for _ in range(TIMES):
             folder = Path(shutil.copytree(stopped, job.work / "gone-on"))
             say_step(store.path_of(folder, SAVED), step)
-            seconds.append(_until_step(job, folder, 1))
+            seconds.append(_until_step(job, folder, 1, step))
             shutil.rmtree(folder)
         found[f"more at the {place}"] = round(min(seconds) - fresh, 1)
     return found
 
 
-def _until_step(job: Job, folder: Path, step: int) -> float:
-    """Seconds until a run has done so many steps, and is killed."""
-    since = time.monotonic()
-    event = f"SIGKILL@{job.contender.places['after a step']}:{step}"
+def _until_step(job: Job, folder: Path, steps: int, since: int = 0) -> float:
+    """Seconds until a run has done so many steps, since that of the checkpoint in its folder, and is killed."""
+    began = time.monotonic()
+    event = f"SIGKILL@{job.contender.places['after a step']}:{steps}"
     code, said = job.run(folder, event, timeout_s=TIMEOUT_S, INDICTUNE_CACHE=str(job.work / "cache"))
     if code in (0, None, 1, 2):
         raise RuntimeError(f"the run of many rows was not killed: {said[-2000:]}")
-    return time.monotonic() - since
+    if gone_on_from(said, folder) != since:
+        raise RuntimeError(f"the run of many rows did not go on from step {since}: {said[-2000:]}")
+    return time.monotonic() - began
 
 
 def say_step(checkpoint: Path, step: int) -> None:

@@ -81,6 +81,8 @@ def main() -> None:
     trainer = Trainer(model, args, train_dataset=train, eval_dataset=held_out, processing_class=tokenizer)
     find: Any = get_last_checkpoint
     last = find(args.output_dir) if Path(args.output_dir).is_dir() else None
+    if last is not None and args.process_index == 0:
+        print(f"Going on from {last}", flush=True)  # in the words of ours; it may be killed before it says more
     trainer.train(resume_from_checkpoint=last)
     print(f"trained as {type(trainer.model_wrapped).__name__} on {args.world_size} process(es)")
     if trainer.state.global_step < trainer.state.max_steps:

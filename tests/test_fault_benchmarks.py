@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.fault_rows import CORRUPTIONS, _cases, names_the_file, saved_what_is_told, told_of_the_disk
-from benchmarks.fault_runs import LATER, Job, contenders, ended, logged, tells_of_going_on
+from benchmarks.fault_runs import LATER, Job, contenders, ended, gone_on_from, logged, newest_whole, tells_of_going_on
 from benchmarks.fault_sizes import say_step
 from benchmarks.faults import COUNTS, TITLES, parts
 from indictune.training import output
@@ -97,49 +97,83 @@ def test_a_stop_is_told_by_75_or_by_the_status(copy: Path) -> None:
 def test_exact_is_the_log_too(run: Path, copy: Path) -> None:
     contender = contenders(copy)[0]
     job = Unbroken(contender, run)
-    assert job.judged(copy, 0) == "exact"
+    assert job.judged(copy, 0, "", 0) == "exact"
     log = copy / "train_log.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
     for spoilt in (lines[:-1], [*lines, lines[-1]], [lines[0].replace('"loss": ', '"loss": 1'), *lines[1:]]):
         log.write_text("".join(spoilt), encoding="utf-8")
-        assert job.judged(copy, 0) == "exact but for its log"
+        assert job.judged(copy, 0, "", 0) == "exact but for its log"
     entry = json.loads(lines[0])
     assert logged(run)[0] == (entry["step"], entry["loss"], entry["learning_rate"])
 
 
 def test_a_run_has_ended_when_its_metrics_are_written_and_its_last_start_gave_0(run: Path, copy: Path) -> None:
     job = Unbroken(contenders(copy)[0], run)
-    assert [job.judged(copy, code) for code in (0, 1, -9, None)] == ["exact", *["stuck"] * 3]
+    assert [job.judged(copy, code, "", 0) for code in (0, 1, -9, None)] == ["exact", *["stuck"] * 3]
     (copy / "metrics.json").unlink()
     assert (copy / "model.safetensors").exists()
-    assert job.judged(copy, 0) == "stuck"
+    assert job.judged(copy, 0, "", 0) == "stuck"
     (copy / "train_log.jsonl").unlink()  # as the stock Trainer's, whose model is all
     assert ended(copy)
 
 
+def test_a_run_that_starts_afresh_does_steps_again(run: Path, copy: Path) -> None:
+    job = Unbroken(contenders(copy)[0], run)
+    elsewhere = f"Going on from {copy}-2/checkpoint-4"
+    for said in ("", f"Going on from {copy}/checkpoint-2", elsewhere, f"{copy}/checkpoint-4 holds no step"):
+        assert job.judged(copy, 0, said, newest_whole(copy)) == "did steps again"
+    went_on = f"rank 0: Going on from {copy}/checkpoint-4\n"
+    assert job.judged(copy, 0, went_on, newest_whole(copy)) == "exact"
+    again = f"Going on from {copy}/checkpoint-2\n{went_on}"
+    assert gone_on_from(again, copy) == 4
+
+
+def test_the_newest_whole_checkpoint_is_that_of_its_manifest_or_of_the_stock_state(copy: Path, tmp_path: Path) -> None:
+    (copy / "checkpoint-4" / "config.json").write_text("{}", encoding="utf-8")
+    assert newest_whole(copy) == 3
+    (copy / "train_log.jsonl").unlink()  # as the stock Trainer's, which looks at no file
+    assert newest_whole(copy) == 4
+    (copy / "checkpoint-4" / "trainer_state.json").unlink()
+    assert newest_whole(copy) == 3
+    assert newest_whole(tmp_path / "none") == 0
+
+
 @dataclass(frozen=True)
 class Restarted(Unbroken):
-    """A run whose starts give these codes."""
+    """A run whose starts give these codes and say that they go on from these steps; one that fails loses a checkpoint,
+    one that gives 0 ends the run."""
 
-    codes: list[int] = field(default_factory=list)
+    starts: list[tuple[int, int]] = field(default_factory=list)
 
-    def run(self, *_: Any, **__: Any) -> tuple[int | None, str]:
-        return self.codes.pop(0), ""
+    def run(self, folder: Path, *_: Any, **__: Any) -> tuple[int | None, str]:
+        code, step = self.starts.pop(0)
+        if code == 0:
+            (folder / "metrics.json").touch()
+        else:
+            shutil.rmtree(store.listed(folder)[0])
+        return code, f"Going on from {folder}/checkpoint-{step}\n" if step else ""
 
 
 @pytest.mark.parametrize(
-    ("codes", "found"),
+    ("starts", "found"),
     [
-        ([0], {"exact": 1}),
-        ([1, 1, 0], {"exact": 1, LATER: 1}),
-        ([1, 1, 1], {"stuck": 1}),
+        ([(0, 4)], {"exact": 1}),
+        ([(0, 0)], {"did steps again": 1}),
+        ([(1, 4), (1, 4), (0, 4)], {"exact": 1, LATER: 1}),
+        ([(1, 4), (0, 3)], {"did steps again": 1, LATER: 1}),
+        ([(1, 4), (1, 3), (1, 2)], {"stuck": 1}),
     ],
 )
-def test_a_run_is_started_until_a_start_gives_0_and_later_ones_are_counted(
-    run: Path, copy: Path, codes: list[int], found: dict[str, int]
+def test_a_run_is_started_until_a_start_gives_0_and_goes_on_from_what_it_had(
+    run: Path, copy: Path, starts: list[tuple[int, int]], found: dict[str, int]
 ) -> None:
-    assert Restarted(contenders(copy)[0], run, codes=codes).until_it_ends(copy) == found
-    assert codes == []
+    (copy / "metrics.json").unlink()
+    assert Restarted(contenders(copy)[0], run, starts=starts).until_it_ends(copy) == found
+    assert starts == []
+
+
+def test_a_run_that_had_ended_has_nothing_to_go_on_with(run: Path, copy: Path) -> None:
+    assert Restarted(contenders(copy)[0], run, starts=[(0, 0)]).until_it_ends(copy) == {"exact": 1}
 
 
 def test_every_cell_is_run_or_told_why_not(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed import test_llama
-from tests.distributed.launching import accelerate, python
+from tests.distributed.launching import SCRIPT, accelerate, python
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 
 BATCHES = {
@@ -49,9 +50,17 @@ def test_one_process(
         unbroken[batches] = ended(whole)
     job = Job(finished_run.recipe, tmp_path / "out", flags=BATCHES[batches])
     assert job.start(f"SIGTERM@{STEP}:{step}").returncode == EXIT_RESUMABLE
-    result = job.start()
-    assert result.returncode == 0, result.stderr
+    go_on(job, step)
     assert ended(job) == unbroken[batches]
+
+
+def go_on(job: Job, step: int, script: str = SCRIPT) -> None:
+    """To the end, from where the run has stopped, at this step or the next: begun afresh, it would end alike."""
+    saved = store.listed(job.folder)[0]
+    assert store.step_of(saved) in (step, step + 1)
+    result = job.start(script=script)
+    assert result.returncode == 0, result.stderr
+    assert f"Going on from {saved}\n" in result.stderr
 
 
 def ended(job: Job) -> dict[str, Any]:
@@ -82,7 +91,7 @@ def test_two_processes(
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)))
     assert job.start(f"SIGTERM@{STEP}:{step}").returncode != 0
     assert job.status["state"] == "resumable"
-    assert job.start().returncode == 0
+    go_on(job, step)
     assert job.outcome() == unbroken[strategy]
 
 
@@ -107,7 +116,6 @@ def test_a_llama_on_packed_rows(unbroken: dict[str, dict[str, Any]], tmp_path: P
     job = Job(recipe, tmp_path / "out", command, flags)
     assert job.start(f"SIGTERM@{STEP}:{step}", test_llama.SCRIPT).returncode != 0
     assert job.status["state"] == "resumable"
-    result = job.start(script=test_llama.SCRIPT)
-    assert result.returncode == 0, result.stderr
+    go_on(job, step, test_llama.SCRIPT)
     # TRL (1.16) counts its tokens anew in each start, which a checkpoint's history of logs shows.
     assert job.outcome(with_history=False) == unbroken[f"packed, {launcher}"]
