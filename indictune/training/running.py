@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from indictune.arguments import IndicTrainingArguments
 from indictune.config import Recipe
 from indictune.errors import UserError
+from indictune.launchers import end_with_launcher
 from indictune.layout import printable
 from indictune.strategy import launch, restart
 from indictune.training import output, stopping
@@ -109,7 +110,7 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
     """How this rank's run ended, and what there is to say of it."""
     try:
         stopping.let_through()
-        stopping.end_with_launcher(os.environ)
+        end_with_launcher()  # done long ago, but by `indictune evaluate`
         session.open_log(replaceable)
         main(session)
     except Finished as done:

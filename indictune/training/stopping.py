@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkContext, ForkProcess
 from types import FrameType
 
-import psutil
-
 # SLURM sends SIGTERM, or SIGUSR1 with `--signal=USR1@120`.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-SECONDS_BETWEEN_LOOKS = 0.5
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 class Stopped(BaseException):
@@ -116,33 +108,3 @@ class DeafWorkers(ForkContext):
     """
 
     Process = _Deaf
-
-
-def end_with_launcher(environ: Mapping[str, str]) -> None:
-    """Get a SIGTERM when the launcher dies, where there is one.
-
-    `accelerate launch` with one process (1.15) dies of a SIGTERM and leaves its child training on; so does `deepspeed`
-    (0.19), whose child has started the ranks. Linux alone can help.
-    """
-    if sys.platform == "linux" and ("LOCAL_RANK" in environ or "ACCELERATE_MIXED_PRECISION" in environ):
-        launcher = os.getppid()
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != launcher:  # it has died in between
-            os.kill(os.getpid(), signal.SIGTERM)
-        for ancestor in _launchers_of_launchers(sys.argv[0]):
-            threading.Thread(target=_end_with, args=(ancestor,), daemon=True).start()
-
-
-def _launchers_of_launchers(script: str) -> list[psutil.Process]:
-    """Those behind the parent that were given the script too: a shell was not."""
-    found = []
-    with suppress(psutil.Error):  # of another user, or gone
-        found = [each for each in psutil.Process().parents()[1:] if script in each.cmdline()]
-    return found
-
-
-def _end_with(launcher: psutil.Process) -> None:
-    with suppress(psutil.NoSuchProcess):
-        while launcher.is_running() and launcher.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-    os.kill(os.getpid(), signal.SIGTERM)

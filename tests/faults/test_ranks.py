@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -248,9 +248,40 @@ def test_no_process_outlives_its_launcher(
     assert store.damage(last) == []
 
 
+def ranks_that_import(folder: Path) -> list[psutil.Process]:
+    """Those that have begun to import torch, which takes seconds."""
+    found = []
+    for pid in processes_of(folder):
+        with suppress(psutil.NoSuchProcess):
+            rank = psutil.Process(pid)
+            launched = {"LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"} & rank.environ().keys()
+            if launched and any("libtorch" in mapped.path for mapped in rank.memory_maps()):
+                found.append(rank)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [("accelerate, one process", 1), pytest.param("deepspeed", 2, marks=pytest.mark.slow)]
+)
+def test_no_process_outlives_a_launcher_that_dies_while_it_imports(
+    finished_run: FinishedRun, tmp_path: Path, launcher: str, ranks: int
+) -> None:
+    flags = ["--config", str(finished_run.recipe), "--output_dir", str(tmp_path / "out"), "--num_train_epochs", "500"]
+    with subprocess.Popen([*LAUNCHERS[launcher], SCRIPT, *flags], cwd=ROOT, env=environment()) as started:
+        wait_for(lambda: len(ranks_that_import(tmp_path)) == ranks, 120)
+        started.kill()
+    try:
+        wait_for(lambda: not processes_of(tmp_path), 60)
+        status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+        assert status["message"].startswith("stopped by SIGTERM before there was anything to save.")
+    finally:
+        for pid in processes_of(tmp_path):
+            psutil.Process(pid).kill()
+
+
 @pytest.mark.parametrize("launcher", ["accelerate, one process", "deepspeed"])
 def test_these_launchers_leave_their_children_behind(tmp_path: Path, launcher: str) -> None:
-    """Once they do not, `stopping.end_with_launcher` may go."""
+    """Once they do not, `launchers.end_with_launcher` may go."""
     script = tmp_path / "sleeping.py"
     script.write_text("import sys, time\nopen(sys.argv[-1], 'w').close()\ntime.sleep(600)\n", encoding="utf-8")
     begun = tmp_path / "begun"
