@@ -118,12 +118,30 @@ def weights_files(folder: Path, flag: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def check_adapter_weights(folder: Path, flag: str) -> None:
-    """Refuse an adapter whose weights are a pickle, which peft would read where there are no others.
+def check_adapter(folder: Path, flag: str) -> None:
+    """Refuse an adapter with which peft (0.21) would read or import more than safetensors and JSON of its folder.
+
+    Kinds other than LoRA name files of other folders: MULTITASK_PROMPT_TUNING a pickle to begin with, XLORA further
+    adapters. LoRA's `megatron_config` has a module imported. A pickle of weights is read where there are no others.
+
+    Args:
+        folder: of the adapter, with its `adapter_config.json`.
+        flag: how a message names it.
 
     Raises:
-        UserError: it has no safetensors file.
+        UserError: it is of another kind, or has no safetensors file.
     """
+    path = folder / "adapter_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kind, imports = config["peft_type"], config.get("megatron_config")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: cannot be read as peft's configuration of an adapter ({error!r}).") from error
+    if kind != "LORA" or imports:
+        found = (
+            f"peft_type {kind!r}, only LORA is read here" if kind != "LORA" else "megatron_config, which imports code"
+        )
+        raise UserError(f"{path}: has {found}. Merge the adapter with peft where it was made, and use that model.")
     if not (folder / ADAPTER).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         found = ", only adapter_model.bin, a pickle, which can run code when it is read" if pickled else ""

@@ -18,12 +18,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.bases import base_of, check_base
-from indictune.models.checkpoints import check_adapter_weights, check_indexes
+from indictune.models.checkpoints import check_adapter, check_indexes
 from indictune.models.links import check_links
 from indictune.models.marks import lost_marks
 from indictune.models.sources import BROKEN, MODEL_FLAG, explained
@@ -179,15 +180,20 @@ def read_weights(
         flag: what the user typed in front of the model's name.
 
     Raises:
-        UserError: the weights cannot be read, are pickles that nobody has vouched for, or do not fit the
-            configuration.
+        UserError: the weights cannot be read, are pickles that nobody has vouched for, have an adapter beside them,
+            or do not fit the configuration.
     """
-    path = Path(builtin.resolve(args.model_name_or_path))
-    if path.is_dir():
-        check_indexes(path, f"{flag} {args.model_name_or_path}")
+    name = builtin.resolve(args.model_name_or_path)
+    if Path(name).is_dir():
+        check_indexes(Path(name), f"{flag} {args.model_name_or_path}")
     with explained(args, *BROKEN, flag=flag):
+        if find_adapter_config_file(name, revision=args.model_revision):  # which transformers 5.23 reads unasked
+            raise UserError(
+                f"{flag} {args.model_name_or_path}: there is an adapter_config.json beside its files. Give a model "
+                "without an adapter, or merge the two."
+            )
         model, info = kind.from_pretrained(
-            builtin.resolve(args.model_name_or_path),
+            name,
             config=config,
             revision=args.model_revision,
             trust_remote_code=args.trust_remote_code,
@@ -238,9 +244,9 @@ def read_base_of(
         What the user typed in front of the base's name, and how the base is quantised as it is read.
 
     Raises:
-        UserError: the adapter's weights are a pickle; its base is not the one of the training, or cannot be read.
+        UserError: the adapter is refused by `check_adapter`; its base is not that of the training, or cannot be read.
     """
-    check_adapter_weights(Path(folder), f"--model {folder}")
+    check_adapter(Path(folder), f"--model {folder}")
     trained_on = base_of(folder)
     check_base(folder, trained_on.name)
     args.model_name_or_path, args.model_revision = trained_on.name, trained_on.commit_hash or trained_on.revision

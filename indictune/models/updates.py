@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from indictune.errors import Problems, UserError
-from indictune.models.checkpoints import ADAPTER, Checkpoint, check_adapter_weights
+from indictune.models.checkpoints import ADAPTER, Checkpoint, check_adapter
 
 PREFIX = "base_model.model."
 PARTS = re.compile(r"(.+)\.(?:lora_(?:embedding_)?(A|B)|lora_magnitude_(vector))(?:\.weight)?")
@@ -89,7 +88,6 @@ def read_adapter(folder: Path) -> Adapter:
         UserError: the folder holds no adapter, or one that cannot be merged; with all that is wrong with its tensors.
     """
     config = _read_config(folder)
-    check_adapter_weights(folder, str(folder))
     try:
         tensors = Checkpoint([folder / ADAPTER])
     except SafetensorError as error:
@@ -120,10 +118,8 @@ def _read_config(folder: Path) -> LoraConfig:
         inside = sorted(each.parent.name for each in folder.glob("*/adapter_config.json"))
         hint = f" There is one in {folder / inside[-1]}." if inside else ""
         raise UserError(f"{folder}: is no adapter's folder (it has no adapter_config.json).{hint}")
+    check_adapter(folder, str(folder))
     try:
-        kind = json.loads(path.read_text(encoding="utf-8"))["peft_type"]
-        if kind != "LORA":
-            raise UserError(f"{path}: peft_type {kind} cannot be merged here, only LORA can.")
         config: LoraConfig = LoraConfig.from_pretrained(str(folder))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: cannot be read as peft's configuration of an adapter ({error!r}).") from error

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from indictune.arguments import DataArguments, ModelArguments
 from indictune.command_arguments import MergeArguments
@@ -25,6 +26,7 @@ from indictune.models.causal import load_trained_causal
 from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
 from indictune.models.loading import load_tokenizer
 from indictune.models.merging import merge
+from indictune.models.updates import read_adapter
 from indictune.training.checkpoints import store
 from indictune.training.checkpoints.store import MANIFEST
 from indictune.training.prepare import prepare_command
@@ -34,6 +36,14 @@ from tests.faults.canaries import PICKLES, Canary, model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 
 Tamper = Callable[[Path, Canary], None]
+
+# Settings of an adapter that is not LoRA (peft 0.21): it begins with the numbers of a file.
+FROM_A_FILE = {
+    "prompt_tuning_init": "EXACT_SOURCE_TASK",
+    "prompt_tuning_init_state_dict_path": "canary.pt",
+    "num_virtual_tokens": 1,
+    "num_transformer_submodules": 1,
+}
 
 
 @pytest.fixture
@@ -275,16 +285,63 @@ class TestAFinishedModel:
             merge(MergeArguments(adapter=str(adapter), output_dir=str(tmp_path / "out")))
         assert not canary.ran.exists()
 
+    @pytest.mark.parametrize(
+        "read", [load_trained, lambda folder: load_trained_causal(folder, torch.float32), read_adapter]
+    )
+    @pytest.mark.parametrize(
+        ("settings", "told"),
+        [
+            (
+                {"peft_type": "MULTITASK_PROMPT_TUNING", **FROM_A_FILE},
+                "peft_type 'MULTITASK_PROMPT_TUNING', only LORA",
+            ),
+            ({"peft_type": "XLORA", "adapters": {"0": "other"}}, "peft_type 'XLORA', only LORA"),
+            ({"megatron_config": {"a": 1}, "megatron_core": "megatron.canary"}, "megatron_config, which imports code"),
+        ],
+    )
+    def test_that_is_an_adapter_whose_configuration_reads_more_is_refused(
+        self,
+        finished_run: FinishedRun,
+        tmp_path: Path,
+        canary: Canary,
+        read: Callable[[Path], object],
+        settings: dict[str, Any],
+        told: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "megatron").mkdir()
+        (tmp_path / "megatron/canary.py").write_text(canary.python)
+        canary.saved(tmp_path / "canary.pt")
+        adapter = adapter_in(tmp_path / "adapter", finished_run.folder, canary, **settings)
+        save_file({"a": torch.zeros(1)}, adapter / "adapter_model.safetensors")
+        with pytest.raises(UserError, match=told):
+            read(adapter)
+        assert not canary.ran.exists()
+
+    def test_that_is_an_adapter_does_not_bring_another_with_its_base(
+        self, finished_run: FinishedRun, tmp_path: Path, canary: Canary
+    ) -> None:
+        """transformers 5.23 reads that one, too: its kind, and the files that it names."""
+        base = Path(shutil.copytree(finished_run.folder, tmp_path / "base"))
+        adapter = adapter_in(tmp_path / "adapter", base, canary)
+        save_file({"a": torch.zeros(1)}, adapter / "adapter_model.safetensors")
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            shutil.copy(adapter / name, base)
+        with pytest.raises(UserError, match=r"base: there is an adapter_config\.json beside its files"):
+            load_trained(adapter)
+
 
 def subprocess_of(*words: str) -> subprocess.CompletedProcess[str]:
     return start([*python(), "indictune/__main__.py", *words])
 
 
-def adapter_in(folder: Path, base: Path, canary: Canary) -> Path:
-    """An adapter whose weights are a canary."""
+def adapter_in(folder: Path, base: Path, canary: Canary, **settings: object) -> Path:
+    """An adapter whose weights are a canary, with further settings of its configuration."""
     folder.mkdir()
     shutil.copy(base / "config.json", folder)
-    config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": str(base)}
+    config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": str(base), **settings}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     canary.saved(folder / "adapter_model.bin")
     return folder

@@ -539,7 +539,7 @@ def wide(tensors: dict[str, torch.Tensor]) -> None:
             r"only adapter_model\.bin, a pickle",
         ),
         (lambda folder: (folder / "adapter_config.json").write_text("{"), "cannot be read as peft's configuration"),
-        (lambda folder: edit(folder, peft_type="IA3"), "peft_type IA3 cannot be merged here, only LORA can"),
+        (lambda folder: edit(folder, peft_type="IA3"), "has peft_type 'IA3', only LORA is read here"),
         (lambda folder: edit(folder, task_type="TOKEN_CLS"), "task_type TOKEN_CLS: expected CAUSAL_LM or SEQ_CLS"),
         (lambda folder: edit(folder, use_dora=True), r"q_proj lacks \['vector'\]"),
         (lambda folder: edit(folder, init_lora_weights="pissa_niter_4"), "init_lora_weights pissa_niter_4"),
