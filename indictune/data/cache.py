@@ -14,12 +14,12 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from indictune.folders import cache_folder, kept_in
+from indictune.versions import versions_of
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +103,7 @@ def _code_digest() -> str:
 
 
 def _fingerprint(parts: Sequence[object]) -> str:
-    packages = [version(name) for name in _PACKAGES]
-    content = json.dumps([_code_digest(), packages, unicodedata.unidata_version, *parts])
+    content = json.dumps([_code_digest(), versions_of(_PACKAGES), unicodedata.unidata_version, *parts])
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 

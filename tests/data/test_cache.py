@@ -251,7 +251,7 @@ def test_a_digest_is_of_the_bytes(tmp_path: Path) -> None:
 
 def test_other_code_or_another_library_reads_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [made_once("things", [], "The things", writes(""))]
-    for name, other in (("version", lambda _: "0.0"), ("_code_digest", lambda: "0")):
+    for name, other in (("versions_of", lambda _: {"trl": "0.0"}), ("_code_digest", lambda: "0")):
         with monkeypatch.context() as patch:
             patch.setattr(cache, name, other)
             made.append(made_once("things", [], "The things", writes("")))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,11 @@ import yaml
 from safetensors.torch import load_file
 from transformers import pipeline
 
+from indictune import __version__
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from tests.conftest import FinishedRun
-from tests.distributed.launching import SCRIPT, python, start
+from tests.distributed.launching import ROOT, SCRIPT, python, start
 
 
 def test_a_finished_run_leaves_the_files_of_the_contract(finished_run: FinishedRun) -> None:
@@ -125,3 +129,23 @@ def test_a_loss_that_is_nan_stops_the_run_before_anything_more_is_saved(
     assert saved == (["checkpoint-1"] if save_steps == "1" else [])
     for name in saved:
         assert all(torch.isfinite(tensor).all() for tensor in load_file(out / name / "model.safetensors").values())
+
+
+def test_a_copy_of_the_code_trains_where_not_every_package_is_installed(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """DeepSpeed and bitsandbytes are to be had on Linux alone, and TRL is LLaMA's."""
+    site, out = tmp_path / "site-packages", tmp_path / "out"  # dill tells a library by that name
+    site.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if not each.name.startswith(("indictune", "__editable__", "deepspeed", "bitsandbytes", "trl")):
+            (site / each.name).symlink_to(each)
+    flags = [
+        *("--config", str(finished_run.recipe), "--output_dir", str(out), "--max_steps", "1", "--save_steps", "1"),
+        *("--save_strategy", "steps", "--eval_strategy", "no", "--load_best_model_at_end", "false"),
+    ]
+    done = start([sys.executable, "-S", SCRIPT, *flags], {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"})
+    assert done.returncode == 0, done.stderr
+    versions = json.loads((out / "checkpoint-1/manifest.json").read_text(encoding="utf-8"))["versions"]
+    assert (versions["indictune"], versions["torch"]) == (__version__, torch.__version__)
+    assert versions.keys() == {"indictune", "torch", "transformers", "accelerate", "peft"}

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,6 +23,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy
 
+from indictune import __version__
 from indictune.data.batching import TrainingBatches
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.description import save_description
@@ -34,6 +34,7 @@ from indictune.training.checkpoints.store import UNFINISHED, FileDigest, Manifes
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import RECIPE
 from indictune.training.stopping import Stopped
+from indictune.versions import versions_of
 
 if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 # The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
 UNLOGGED = "unlogged_{rank}.json"
-_PACKAGES = ("indictune", "torch", "transformers", "accelerate", "deepspeed", "peft")
+_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft")
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
         save="",
         data=trainer.data_digest,
         recipe=store.digest(recipe).sha256 if recipe.exists() else "",
-        versions={name: version(name) for name in _PACKAGES},
+        versions={"indictune": __version__, **versions_of(_PACKAGES)},  # ours need not be installed, but lie there
         evaluation_due=trainer.stop_request.evaluation_due or _epoch_is_evaluated_next(trainer),
         files={},
     )
