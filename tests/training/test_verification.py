@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
+from transformers.utils.import_utils import enable_tf32
 
 from indictune.models.vocabulary import ActiveEmbedding
 from indictune.training.llama_trainer import LlamaTrainer
@@ -42,6 +43,13 @@ def trained(base: str, tmp_path: Path) -> Trained:
         return trainer
 
     return train
+
+
+@pytest.fixture
+def _products_as_before() -> Iterator[None]:
+    yield
+    backends: Any = torch.backends
+    backends.fp32_precision = backends.cuda.matmul.fp32_precision = "none"
 
 
 def change(folder: Path, name: str, edit: Callable[[Weights], object]) -> None:
@@ -117,6 +125,25 @@ class TestFullModels:
         message = told(trainer, tmp_path / "out")
         assert message.startswith("Its logits differ by 0.")
         assert message.endswith(" of their length, where 0.001 is allowed.")
+
+    @pytest.mark.parametrize("by", ["transformers", "accelerate"])
+    @pytest.mark.usefixtures("_products_as_before")
+    def test_logits_may_lie_further_apart_where_products_are_in_tf32(
+        self, trained: Trained, tmp_path: Path, by: str
+    ) -> None:
+        trainer = trained("full")
+        noise = torch.randn(16, 16, generator=torch.Generator().manual_seed(0)) / 200
+        change(tmp_path / "out", self.NAME, lambda weights: weights[f"{Q_PROJ}.weight"].add_(noise))
+        assert (
+            told(trainer, tmp_path / "out") == "Its logits differ by 0.0024 of their length, where 0.001 is allowed."
+        )
+        if by == "transformers":
+            enable_tf32(True)
+        else:
+            torch.backends.cuda.matmul.allow_tf32 = True
+        verify_saved(trainer, tmp_path / "out")
+        change(tmp_path / "out", self.NAME, lambda weights: weights[f"{Q_PROJ}.weight"].mul_(1.005))
+        assert f"{Q_PROJ}.weight has the length" in told(trainer, tmp_path / "out")
 
     def test_the_model_that_training_began_with(self, base: str, tmp_path: Path) -> None:
         trainer = tiny_trainer(base, tmp_path / "out", ROWS, learning_rate=0.5)
