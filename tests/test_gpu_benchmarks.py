@@ -17,6 +17,7 @@ import torch
 from torch.autograd.profiler_util import FunctionEventAvg
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from benchmarks.gpu import SECONDS_TO_END, deadline_of
 from benchmarks.stages import StageProfiler, host, stage_of
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +74,25 @@ def test_the_time_of_a_step_is_told_before_anything_is_profiled() -> None:
     assert ours.recv() == {"found": 4}
 
 
+def test_what_all_need_may_take_all_the_time_and_the_others_share_what_is_left() -> None:
+    chosen = ["device", "classifier", "losses"]
+    assert deadline_of("device", chosen, 100.0, 580.0) == 580
+    assert deadline_of("classifier", chosen, 100.0, 580.0) == 440  # 17 of 24
+    assert deadline_of("losses", chosen, 300.0, 580.0) == 580
+
+
+def test_nothing_is_begun_without_what_all_need(tmp_path: Path) -> None:
+    done = gpu(tmp_path, minutes=(SECONDS_TO_END + 1) / 60)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "All other parts need `device`, and were not begun. Mend it, or give more --minutes.\n"
+    )
+    (path,) = tmp_path.iterdir()
+    parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    assert parts.keys() == {"device"}
+    assert parts["device"]["error"] == "It was stopped after 1 s, its share of the time."
+
+
 def errors_in(found: Any) -> Iterator[str]:
     if isinstance(found, dict):
         yield from ([str(found["error"])] if "error" in found else [])
@@ -82,9 +102,15 @@ def errors_in(found: Any) -> Iterator[str]:
             yield from errors_in(each)
 
 
+def gpu(results: Path, *flags: str, minutes: float = 10) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--minutes", str(minutes)]
+    return subprocess.run(
+        [*command, "--results", str(results), *flags], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
 def parts_of_gpu(results: Path, name: str, *flags: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--minutes", "10", "--results", str(results)]
-    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = gpu(results, *flags)
     assert done.returncode == 0, done.stderr
     (path,) = results.glob(f"*-{name}.json")
     parts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"]
