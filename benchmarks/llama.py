@@ -128,7 +128,7 @@ def compare_method(method: str, plan: Plan, job: Job, mfu_per_token: float, note
     size = SIZES[plan.size]
     runs = contenders(method, size.max_length)
     race = Race(compete, time.time(), plan.deadline)
-    race.enter_all([(contender, job) for contender in runs], at_once=len(runs))
+    race.enter_all([(contender, job) for contender in (runs[-1], *runs[:-1])], at_once=len(runs))  # TRL first
     race.run(size.laps, lambda: note({method: lines(runs, job, race, mfu_per_token)}))
     found = lines(runs, job, race, mfu_per_token)
     note({method: found})

@@ -1,4 +1,7 @@
-"""A comparison of contenders by turns, against the clock."""
+"""A comparison of contenders by turns, against the clock.
+
+The first of a round is the one that others are compared with: of a round that is cut there are ratios then.
+"""
 
 from __future__ import annotations
 
@@ -52,30 +55,37 @@ class Race:
     def _patience(self) -> float:
         return max(0.0, min(self.patience_s, self.end - time.time()))
 
-    def _enter(self, contender: Contender, job: Job) -> None:
+    def _start(self, contender: Contender, job: Job) -> Runner | None:
         if time.time() > self.last_start:
             self.errors[contender.title] = "No time was left to start it."
-            return
+            return None
         try:
-            runner = Runner(contender, job, self.target, self._patience)
+            return Runner(contender, job, self.target, self._patience)
         except RuntimeError as error:
             self.errors[contender.title] = last_lines(str(error))
-            return
-        self._runners[contender.title] = runner
-        self.seconds_to_ready[contender.title] = runner.seconds_to_ready
-        self.laps[contender.title] = []
+            return None
 
     def enter_all(self, entries: Sequence[tuple[Contender, Job]], at_once: int) -> None:
-        """Start so many contenders side by side; one where the time of starting is looked at."""
+        """Start so many contenders side by side; one where the time of starting is looked at.
+
+        Args:
+            entries: in the order of their turns.
+            at_once: how many.
+        """
         with ThreadPoolExecutor(at_once) as pool:
-            list(pool.map(lambda entry: self._enter(*entry), entries))
+            runners = list(pool.map(lambda entry: self._start(*entry), entries))
+        for (contender, _), runner in zip(entries, runners, strict=True):
+            if runner is not None:
+                self._runners[contender.title] = runner
+                self.seconds_to_ready[contender.title] = runner.seconds_to_ready
+                self.laps[contender.title] = []
 
     def run(self, laps: int, after_round: Callable[[], None]) -> None:
         """Rounds of laps until there are `laps`, or the time is over; one more before, which does not count."""
         self._round()
         for seconds in self.laps.values():
             seconds.clear()
-        took = 0.0
+        took = 0.0  # the first is begun whatever time is left: half a round tells more than none
         for _ in range(laps):
             since = time.time()
             if since + took > self.end:
@@ -95,6 +105,7 @@ class Race:
                 self.laps[title].append(runner.lap())
                 self.counted[title] = runner.counted
             except RuntimeError as error:
-                if time.time() < self.end:  # else it was the time that failed it
-                    self.errors[title] = last_lines(str(error))
+                if time.time() > self.end:  # it was the time that failed it; what there is is told before all end
+                    return
+                self.errors[title] = last_lines(str(error))
                 self._runners.pop(title).end()

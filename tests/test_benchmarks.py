@@ -7,18 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.parts import Note, Part, Plan, run_part
 from benchmarks.row_lengths import ANSWERS, PERCENT, PROMPTS, TWEETS, draw_lengths
-
-if TYPE_CHECKING:
-    from benchmarks.contenders import Contender, Job
 
 ROOT = Path(__file__).parents[1]
 
@@ -298,39 +294,6 @@ def test_the_memory_of_a_child_is_its_own() -> None:
     assert 60_000_000 < peaks[str(child.pid)] < len(ours)  # other tests may have left children of their own
 
 
-def runs_well(_contender: Contender, _job: Job, connection: Connection, seconds: float = 0) -> None:
-    connection.send("ready")
-    laps = 0
-    while True:
-        connection.recv()
-        time.sleep(seconds)
-        laps += 1
-        connection.send((1.5, {"laps": laps}))
-
-
-def takes_part(contender: Contender, job: Job, connection: Connection) -> None:
-    from benchmarks.contenders import write_to_log
-
-    write_to_log(contender, job)
-    if contender.title == "early":
-        raise ValueError("cannot start")
-    if contender.title == "late":
-        connection.send("ready")
-        connection.recv()
-        connection.send((1.0, {}))
-        connection.recv()
-        raise ValueError("cannot go on")
-    if contender.title == "between":
-        connection.send("ready")
-        connection.recv()
-        connection.send((1.0, {}))
-        os._exit(9)  # as one that is killed for memory while others have their turns
-    if contender.title == "silent":
-        connection.send("ready")
-        time.sleep(600)
-    runs_well(contender, job, connection, seconds=2 if contender.title == "slow" else 0)
-
-
 SMALL_CHECKPOINTS = """
 import sys
 from functools import partial
@@ -349,38 +312,3 @@ def test_the_benchmark_of_checkpoints_compares_the_saves(tmp_path: Path) -> None
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["checkpoint_bytes"] > 1_000_000
     assert all(seconds > 0 for pair in found["seconds_and_seconds_of_cores"].values() for seconds in pair)
-
-
-@pytest.mark.slow
-def test_a_contender_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
-    from benchmarks.contenders import Contender, Job
-    from benchmarks.turns import Race
-
-    job = Job(tmp_path, tmp_path, steps=9, steps_per_lap=3, folder=tmp_path)
-    race = Race(takes_part, time.time(), time.time() + 300)
-    titles = ("early", "late", "between", "slow", "well")
-    race.enter_all([(Contender(title), job) for title in titles], at_once=5)
-    rounds: list[int] = []
-    race.run(3, lambda: rounds.append(len(race.laps["well"])))
-    assert rounds == [1, 2, 3]
-    assert race.counted["well"] == {"laps": 4}
-    assert race.laps["well"] == [1.5] * 3
-    assert race.errors["early"].splitlines()[-1] == "ValueError: cannot start"
-    assert race.errors["late"].splitlines()[-1] == "ValueError: cannot go on"
-    assert race.errors["between"].startswith("between failed:")
-    assert set(race.errors) == {"early", "late", "between"}
-
-
-@pytest.mark.slow
-def test_a_race_is_over_in_time_whoever_is_silent(tmp_path: Path) -> None:
-    from benchmarks.contenders import Contender, Job
-    from benchmarks.turns import Race
-
-    job = Job(tmp_path, tmp_path, steps=9, steps_per_lap=3, folder=tmp_path)
-    deadline = time.time() + 40
-    race = Race(takes_part, time.time(), deadline)
-    race.enter_all([(Contender(title), job) for title in ("well", "silent")], at_once=1)
-    race.run(3, lambda: None)
-    assert time.time() < deadline
-    assert race.counted["well"] == {"laps": 1}
-    assert race.errors == dict.fromkeys(("well", "silent"), "It had no time for a lap that counts.")
