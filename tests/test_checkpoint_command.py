@@ -145,6 +145,13 @@ class TestListing:
         assert lines[2].split() == ["12", "-", "-", "-", "unfinished"]
         assert [noted(line)[0] for line in lines[3:5]] == ["whole", "whole"]
 
+    def test_one_that_will_be_given_back_is_told(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        told = "checkpoint-8 is being replaced; if that was cut, the run's next start gives it back."
+        (run / "checkpoint-8").rename(run / ".replaced-checkpoint")
+        assert listed(capsys, run, 0)[-1] == told
+        shutil.rmtree(run / "checkpoint-4")
+        assert told in refused(capsys, str(run))
+
     def test_one_can_be_named(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         lines = listed(capsys, stopped(run) / "checkpoint-4", 0)
         assert [line.split()[0] for line in lines[2:]] == ["4", "written"]

@@ -402,6 +402,21 @@ def test_an_evaluation_that_is_made_up_for_elsewhere_changes_no_random_number(
     assert job.outcome()["history"] == unbroken["history"]
 
 
+def test_a_named_checkpoint_whose_replacement_is_cut_is_gone_on_from_by_the_same_command(
+    recipe: Path, unbroken: dict[str, Any], tmp_path: Path
+) -> None:
+    """It is written anew when its evaluation has been made up for."""
+    job = Job(recipe, tmp_path / "out")
+    assert job.start(f"SIGTERM@{EVALUATION}:2").returncode == EXIT_RESUMABLE
+    again = replace(job, flags=("--resume_from_checkpoint", str(job.folder / "checkpoint-2")))
+    assert again.start("SIGKILL@pathlib:Path.rename:2").returncode == -9
+    assert store.listed(job.folder) == []
+    assert (job.folder / ".replaced-checkpoint").is_dir()
+    result = again.start()
+    assert result.returncode == 0, result.stderr
+    assert job.outcome() == unbroken
+
+
 def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_more(
     recipe: Path, tmp_path: Path
 ) -> None:

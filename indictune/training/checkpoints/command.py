@@ -85,7 +85,7 @@ def look(folder: Path) -> list[Found]:
         problem = (
             f"{folder}: holds no checkpoint (no {PREFIX}<step>). Name a run's --output_dir, or a checkpoint of it."
         )
-        raise UserError(" ".join([problem, *abandoned.notes(folder)]))
+        raise UserError(" ".join([problem, *_notes(folder)]))
     return sorted(found, key=lambda each: each.step, reverse=True)
 
 
@@ -151,8 +151,15 @@ def shown(folder: Path, found: Sequence[Found]) -> str:
         lines.append("The run is finished: --resume_from_checkpoint auto trains nothing.")
     elif folder not in [each.path for each in found]:
         lines.append("None is whole: --resume_from_checkpoint auto starts afresh.")
-    lines += abandoned.notes(folder)
+    lines += _notes(folder)
     return "\n".join(lines)
+
+
+def _notes(folder: Path) -> list[str]:
+    """What the table does not show of a run, in a sentence each."""
+    step = store.step_of_replaced(folder)
+    told = f"{PREFIX}{step} is being replaced; if that was cut, the run's next start gives it back."
+    return [told] * (step is not None) + abandoned.notes(folder)
 
 
 def _told_of_auto(folder: Path, step: int) -> str:

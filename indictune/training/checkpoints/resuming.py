@@ -103,9 +103,10 @@ def candidate(output_dir: Path, resume_from_checkpoint: str | None) -> Path | No
 
 def _may_come(named: Path, output_dir: Path) -> bool:
     """Whether a checkpoint that is not whole here may be so once the ranks have met: the disk of another node may have
-    what this one lacks."""
+    what this one lacks, and one that a killed run was about to replace is given back."""
     is_of_the_run = abandoned.run_of(named).resolve() == output_dir.resolve()
-    return is_of_the_run and local_world_size_of(os.environ) < world_size_of(os.environ)
+    is_given = local_world_size_of(os.environ) < world_size_of(os.environ)
+    return is_of_the_run and (is_given or store.step_of_replaced(named.parent) == store.step_of(named))
 
 
 def _damage_at_a_glance(checkpoint: Path) -> list[str]:

@@ -202,11 +202,17 @@ def _delete(path: Path) -> None:
 def remove_leftovers(output_dir: Path) -> None:
     """Remove what a killed run was writing, and give a checkpoint back that it was about to replace."""
     replaced = output_dir / _REPLACED
-    manifest = read_manifest(replaced)
-    if manifest is not None and not path_of(output_dir, manifest.step).exists():
-        replaced.rename(path_of(output_dir, manifest.step))
+    step = step_of_replaced(output_dir)
+    if step is not None:
+        replaced.rename(path_of(output_dir, step))
     for leftover in (replaced, output_dir / UNFINISHED_MODEL, *output_dir.glob(f"{UNFINISHED}*")):
         _delete(leftover)
+
+
+def step_of_replaced(output_dir: Path) -> int | None:
+    """Of the checkpoint that a killed run was about to replace, which `remove_leftovers` gives back."""
+    manifest = read_manifest(output_dir / _REPLACED)
+    return None if manifest is None or path_of(output_dir, manifest.step).exists() else manifest.step
 
 
 def read_manifest(checkpoint: Path) -> Manifest | None:

@@ -115,6 +115,16 @@ class TestCandidate:
         with pytest.raises(UserError, match="there is no such folder"):
             step(out, str(left / "checkpoint-4"))
 
+    def test_a_named_one_of_the_run_whose_replacement_was_cut_will_be_given_back(self, tmp_path: Path) -> None:
+        named = write(tmp_path, 4)
+        named.rename(tmp_path / ".replaced-checkpoint")
+        assert step(tmp_path, str(named)) is None
+        for other in (tmp_path / "checkpoint-8", tmp_path / "checkpoint-x"):
+            with pytest.raises(UserError, match="there is no such folder"):
+                step(tmp_path, str(other))
+        with pytest.raises(UserError, match="there is no such folder"):
+            step(tmp_path / "out", str(named))
+
     def test_a_named_one_that_is_damaged_is_refused(self, tmp_path: Path) -> None:
         named = write(tmp_path, 4)
         truncate(named / "optimizer.pt")
