@@ -112,7 +112,9 @@ class LeaveBehind(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         copied = []
         for each in self._from_elsewhere() if args.should_save else []:
-            with disks.telling(self.output_dir, store.step_of(each), 0, "the same command"):
+            manifest = store.read_manifest(each)
+            needed = 0 if manifest is None else manifest.bytes
+            with disks.telling(self.output_dir, store.step_of(each), needed, "the same command"):
                 copied.append(store.copy(each, self.output_dir))
         self._move_away(args)
         for manifest in copied:

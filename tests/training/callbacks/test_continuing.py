@@ -7,10 +7,12 @@ import logging
 from pathlib import Path
 
 import pytest
-from transformers import TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from indictune.training.callbacks.continuing import unlogged
-from tests.training.checkpoints.test_store import manifest
+from indictune.training.callbacks.continuing import LeaveBehind, unlogged
+from indictune.training.checkpoints import disks, store
+from tests.training.checkpoints.test_store import manifest, write
+from tests.training.test_output import largest_file
 
 
 @pytest.fixture
@@ -47,3 +49,14 @@ def test_a_checkpoint_without_any_is_told(
         assert unlogged(tmp_path, manifest(4, world_size=1), args) == (0.0, 4)
     (message,) = caplog.messages
     assert message.endswith("the next one that is logged is of the steps after 4 alone.")
+
+
+def test_a_disk_without_room_for_the_checkpoint_of_another_folder_is_told_its_bytes(
+    tmp_path: Path, args: TrainingArguments
+) -> None:
+    """There may be no other to tell them by."""
+    checkpoint = write(tmp_path / "other", 4)
+    needed = store.read_manifest(checkpoint).bytes  # type: ignore[union-attr]
+    begins = LeaveBehind(tmp_path, checkpoint, None)
+    with largest_file(400), pytest.raises(disks.SaveError, match=f"It needs {needed:,} bytes, and "):
+        begins.on_train_begin(args, TrainerState(), TrainerControl())
