@@ -187,8 +187,11 @@ def test_a_gradient_that_stands_out_between_two_logged_steps_is_told(
     )
 
 
-def test_weights_that_the_last_step_spoils_are_no_model(finished_run: FinishedRun, tmp_path: Path) -> None:
-    flags = ("--learning_rate", "1e39", "--max_steps", "1", *NEVER_SAVED)
+@pytest.mark.parametrize("saved", [(), ("--save_strategy", "steps", "--save_steps", "1")])
+def test_weights_that_the_last_step_spoils_are_no_model_and_no_checkpoint(
+    finished_run: FinishedRun, tmp_path: Path, saved: tuple[str, ...]
+) -> None:
+    flags = ("--learning_rate", "1e39", "--max_steps", "1", *NEVER_SAVED, *saved)
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start().returncode == 1
     assert job.status["message"].startswith("A weight is NaN or infinite after step 1; training has stopped")
@@ -290,6 +293,19 @@ def test_steps_since_the_checkpoint_are_taken_back(
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(4, "rollback")]
     before, after = (weights_and_states(job.folder / f"checkpoint-{step}", tmp_path / "whole.pt") for step in (2, 4))
     assert any("exp_avg_sq" in name for name in before)
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_a_checkpoint_that_is_still_being_written_is_rolled_back_to(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """That of step 4, when step 6 is bad."""
+    unevaluated = ("--eval_strategy", "no", "--load_best_model_at_end", "false")
+    flags = ("--on_nonfinite", "rollback", "--save_total_limit", "20", "--async_save", "true", *unevaluated)
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("fsdp2", 2)), flags)
+    result = job.start("SLOW@indictune.strategy.shards:write:2+NAN@indictune.training.loss:ExactLoss.__call__:6")
+    assert result.returncode == 0, result.stderr
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(6, "rollback")]
+    before, after = (weights_and_states(job.folder / f"checkpoint-{step}", tmp_path / "whole.pt") for step in (4, 6))
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 

@@ -103,6 +103,22 @@ def test_a_file_system_that_writes_no_folders_through_and_has_no_modes_takes_che
     assert whole(tmp_path) == whole(tmp_path / "other") == [4]
 
 
+def test_the_names_in_a_checkpoint_are_on_the_disk_before_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+
+    def noted(path: Path) -> None:
+        if path.is_dir():
+            order.append((path, store.listed(tmp_path)))
+        write_through(path)
+
+    monkeypatch.setattr(store, "write_through", noted)
+    final = write(tmp_path, 4)
+    unfinished = tmp_path / UNFINISHED / final.name
+    assert order == [(unfinished / "shards", []), (unfinished, []), (tmp_path, [final])]
+
+
 def test_a_file_that_does_not_reach_the_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
