@@ -297,6 +297,11 @@ class ExactTrainer(Trainer):
         assert self.train_dataset is not None
         return saving.data_digest(self.train_dataset, self.batches)
 
+    @cached_property
+    def validation_digest(self) -> str | None:
+        """Of the rows that checkpoints are compared on; None where there are none."""
+        return None if self.eval_dataset is None else saving.validation_digest(self.eval_dataset)
+
     def _evaluate(self, trial: Any, *args: Any, **settings: Any) -> dict[str, float]:
         """Evaluate in training. Where that is stopped, the step is saved, and evaluated when the run goes on."""
         before = RandomStates()  # an evaluation draws one when it begins

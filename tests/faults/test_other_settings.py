@@ -250,10 +250,42 @@ def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
         "--greater_is_better True, now False: what was the best until now is forgotten, and "
         "--early_stopping_patience counts anew."
     ) in result.stderr
+    assert "other validation rows" not in result.stderr
     last = store.listed(job.folder)[0]
     assert (last.name, store.best_step(last)) == ("checkpoint-8", 6)
     state = json.loads((last / "trainer_state.json").read_text())
     assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
+    finished_run: FinishedRun, tmp_path: Path, is_known: bool
+) -> None:
+    """They have the same texts and one other label. Else, and where an earlier version did not note which rows they
+    were, the run ends after step 4, where it stands."""
+    given = finished_run.recipe.parent
+    rows = [json.loads(line) for line in (given / "validation.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows[0]["label"] = next(row["label"] for row in rows if row["label"] != rows[0]["label"])
+    other = tmp_path / "validation.jsonl"
+    other.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--learning_rate", "0", "--early_stopping_patience", "2"))
+    assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
+    manifest = store.read_manifest(job.folder / "checkpoint-4")
+    assert manifest is not None
+    if not is_known:
+        text = replace(manifest, validation=None).to_json()
+        (job.folder / "checkpoint-4" / store.MANIFEST).write_text(text, encoding="utf-8")
+    files = ("--train_file", str(given / "train.jsonl"), "--test_file", str(given / "test.jsonl"))
+    more = (*files, "--validation_file", str(other), "--early_stopping_patience", "1")
+    result = replace(job, flags=(*job.flags, *more)).start()
+    assert result.returncode == 0, result.stderr
+    told = (
+        "checkpoint-4 was compared with others on other validation rows: what was the best until now is forgotten, "
+        "and --early_stopping_patience counts anew."
+    )
+    assert (told in result.stderr) is is_known
+    last = store.listed(job.folder)[0]
+    assert (last.name, store.best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
 
 
 def evaluated(state: Mapping[str, Any], step: int) -> dict[str, float]:

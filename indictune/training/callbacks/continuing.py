@@ -169,7 +169,7 @@ class GoOn(TrainerCallback):
             known = cast(dict[str, Any], state.stateful_callbacks)
             known.setdefault(type(each).__name__, each.state())
         self._find_best(state)
-        self._forget_best_of_another_metric(state)
+        self._forget_best_that_was_judged_otherwise(state, manifest)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
@@ -201,10 +201,19 @@ class GoOn(TrainerCallback):
         if self.best is None and store.best_step(self.checkpoint) is not None:
             state.best_global_step = state.best_metric = None  # it is lost: the next one evaluated is the best
 
-    def _forget_best_of_another_metric(self, state: TrainerState) -> None:
-        """A loss and a score cannot be compared: the next one evaluated is the best, and patience begins anew."""
+    def _forget_best_that_was_judged_otherwise(self, state: TrainerState, manifest: Manifest) -> None:
+        """A loss and a score cannot be compared, nor can scores on different rows: the next one evaluated is the best,
+        and patience begins anew."""
         now = {name: getattr(self.trainer.args, name) for name in settings.OF_THE_BEST}
-        if settings.is_judged_otherwise(self.checkpoint, now):
+        digests = manifest.validation, self.trainer.validation_digest
+        has_other_rows = None not in digests and digests[0] != digests[1]
+        if has_other_rows:
+            logger.warning(
+                "%s was compared with others on other validation rows: what was the best until now is forgotten, and "
+                "--early_stopping_patience counts anew.",
+                self.checkpoint.name,
+            )
+        if has_other_rows or settings.is_judged_otherwise(self.checkpoint, now):
             state.best_global_step = state.best_metric = state.best_model_checkpoint = None
             for each in self._early_stopping():
                 each.early_stopping_patience_counter = 0

@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -227,7 +227,16 @@ def write_unlogged(trainer: ExactTrainer, folder: Path) -> None:
 
 def data_digest(dataset: Dataset, batches: TrainingBatches) -> str:
     """Of the rows, as tokens and labels, and of the order in which they are dealt."""
-    digest = hashlib.sha256(json.dumps([batches.global_batch_size, batches.seed]).encode())
+    return _rows_digest([batches.global_batch_size, batches.seed], dataset)
+
+
+def validation_digest(dataset: Dataset) -> str:
+    """Of the rows, as tokens, labels and languages, that a run compares its checkpoints on."""
+    return _rows_digest(dataset["language"][:], dataset)
+
+
+def _rows_digest(beside: Sequence[object], dataset: Dataset) -> str:
+    digest = hashlib.sha256(json.dumps(beside).encode())
     for name in ("length", "input_ids", "labels"):
         for chunk in dataset.data[name].chunks:
             values = chunk.flatten() if pa.types.is_list(chunk.type) else chunk
@@ -252,6 +261,7 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
         versions={"indictune": __version__, **versions_of(_PACKAGES)},  # ours need not be installed, but lie there
         evaluation_due=trainer.stop_request.evaluation_due or _epoch_is_evaluated_next(trainer),
         files={},
+        validation=trainer.validation_digest,
     )
 
 

@@ -61,6 +61,8 @@ class Manifest:
         versions: of the packages that wrote it, by name.
         evaluation_due: whether the run was stopped before it had evaluated this step.
         files: by path inside the folder, with `/` between its parts.
+        validation: digest of the rows that checkpoints are compared on; None where there are none, or the version that
+            wrote it did not tell.
     """
 
     step: int
@@ -74,10 +76,13 @@ class Manifest:
     versions: Mapping[str, str]
     evaluation_due: bool
     files: Mapping[str, FileDigest]
+    validation: str | None = None
 
     def to_json(self) -> str:
         """The text of `manifest.json`, which ends with a digest of the rest."""
         content = asdict(self)
+        if self.validation is None:
+            del content["validation"]
         return json.dumps({**content, "sha256": _digest_of(content)}, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod

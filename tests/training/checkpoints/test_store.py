@@ -390,12 +390,19 @@ manifests = st.builds(
     versions=st.dictionaries(names, names, max_size=3),
     evaluation_due=st.booleans(),
     files=st.dictionaries(names, digests, max_size=5),
+    validation=st.none() | names,
 )
 
 
 @given(manifests)
 def test_a_manifest_is_read_as_it_was_written(written: Manifest) -> None:
     assert Manifest.from_json(written.to_json()) == written
+
+
+def test_a_manifest_that_does_not_tell_the_validation_rows_is_as_earlier_versions_wrote_it() -> None:
+    text = manifest(4).to_json()
+    assert list(json.loads(text))[-4:] == ["versions", "evaluation_due", "files", "sha256"]
+    assert Manifest.from_json(text) == manifest(4)
 
 
 @given(manifests, st.data())
