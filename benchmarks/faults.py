@@ -6,10 +6,12 @@ The short counts take ten minutes on 2 cores, the full ones hours: rows that are
 of their own.
 
 Each run trains the built-in BERT on 32 rows for 8 steps in 2 epochs and saves each step. After a fault it is started
-again, with nobody lending a hand, until it ends or has failed three times. `exact`: it ended with the very weights of
-the run that nothing happened to, and with the loss and the learning rate of each step, told once; `exact but for its
-log`: without these. `stuck`: it did not end. `wrong`: it ended with other weights. Of the rows 11, 12, 14, 15 and 16,
-ours are test cases: pytest runs the suite of the row.
+again, with nobody lending a hand, until a start gives 0 or three have failed. `exact`: it went on from its newest
+whole checkpoint, as it said, and ended with the very weights of the run that nothing happened to, and with the loss
+and the learning rate of each step, told once; `exact but for its log`: without these. `did steps again`: it ended so,
+but began afresh or at an older checkpoint. `stuck`: it did not end. `wrong`: it ended with other weights. `at a later
+start`, beside these: its first start had failed. Of the rows 11, 12, 14, 15 and 16, ours are test cases: pytest runs
+the suite of the row.
 """
 
 from __future__ import annotations
