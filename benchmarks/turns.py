@@ -32,7 +32,7 @@ class Race:
         laps: seconds of each contender's laps, the first of each left out.
         counted: what each contender had counted after its last lap.
         errors: of those that are out.
-        seconds_to_ready: from the start of each process to where training begins.
+        seconds_to_ready: from the start of a process to where training begins, of each that was started alone.
     """
 
     def __init__(
@@ -77,8 +77,9 @@ class Race:
         for (contender, _), runner in zip(entries, runners, strict=True):
             if runner is not None:
                 self._runners[contender.title] = runner
-                self.seconds_to_ready[contender.title] = runner.seconds_to_ready
                 self.laps[contender.title] = []
+                if at_once == 1:
+                    self.seconds_to_ready[contender.title] = runner.seconds_to_ready
 
     def run(self, laps: int, after_round: Callable[[], None]) -> None:
         """Rounds of laps until there are `laps`, or the time is over; one more before, which does not count."""

@@ -135,8 +135,9 @@ def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path:
     assert len(lines) == 7
     for line in lines.values():
         assert line["rows_per_second"] > 0
-        assert line["seconds_to_first_step"] > 0
         assert line["times_trainer_defaults"] > 0
+    started_alone = ["trainer_defaults", "trainer_best", "ours"]
+    assert [title for title, line in lines.items() if line.get("seconds_to_first_step", 0) > 0] == started_alone
     assert lines["ours"]["padding_fraction"] == 0 < lines["ours_padded"]["padding_fraction"]
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
     assert len(parts["losses"]["ours"]) == 3

@@ -72,6 +72,7 @@ def test_a_contender_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> N
     assert race.errors["late"].splitlines()[-1] == "ValueError: cannot go on"
     assert race.errors["between"].startswith("between failed:")
     assert set(race.errors) == {"early", "late", "between"}
+    assert race.seconds_to_ready == {}  # side by side a start takes longer
 
 
 @pytest.mark.slow
@@ -86,6 +87,7 @@ def test_a_race_is_over_in_time_whoever_is_silent(tmp_path: Path) -> None:
     race.run(3, lambda: None)
     assert time.time() < deadline
     assert race.counted["well"] == {"laps": 1}
+    assert race.seconds_to_ready.keys() == {"well", "silent"}
     assert race.errors == dict.fromkeys(("well", "silent"), "It had no time for a lap that counts.")
 
 
