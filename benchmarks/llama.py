@@ -106,12 +106,14 @@ def compare(plan: Plan, note: Note) -> None:
 
 
 def write_inputs(plan: Plan) -> tuple[Path, Path, np.ndarray]:
-    """The model, unless an earlier part has written it, and the rows: both paths, and the tokens of each row."""
+    """The model, unless an earlier part has written it to its end, and the rows: both paths, and each row's tokens."""
     size = SIZES[plan.size]
     model, rows = plan.folder / "llama", plan.folder / "chats.jsonl"
+    unfinished = model.with_name("unfinished_llama")  # an earlier part may have been stopped in it
     os.environ["INDICTUNE_CACHE"] = str(plan.folder / "cache_of_llama")
     if not model.exists():
-        write_model(model, size.model)
+        write_model(unfinished, size.model)
+        unfinished.rename(model)
     return model, rows, write_rows(rows, 3 * size.steps * TRL_BATCH_SIZE, size.max_length, plan.full_length)
 
 

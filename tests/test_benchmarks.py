@@ -126,6 +126,29 @@ def test_a_chat_has_as_many_tokens_as_was_drawn(tmp_path: Path) -> None:
     assert write_rows(tmp_path / "full.jsonl", 3, 1024, full_length=True).tolist() == [1024] * 3
 
 
+def test_a_model_that_a_stopped_part_was_writing_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    from benchmarks import llama
+
+    def is_stopped(**_: Any) -> None:
+        raise TimeoutError
+
+    monkeypatch.setenv("INDICTUNE_CACHE", os.environ["INDICTUNE_CACHE"])  # which is changed
+    with monkeypatch.context() as patch:
+        patch.setattr(llama, "LlamaConfig", is_stopped)  # which it asks for when the tokenizer is written
+        with pytest.raises(TimeoutError):
+            llama.write_inputs(plan(tmp_path, 60))
+    model, rows, lengths = llama.write_inputs(plan(tmp_path, 60))
+    assert LlamaForCausalLM.from_pretrained(model).num_parameters() > 0
+    assert len(rows.read_text(encoding="utf-8").splitlines()) == len(lengths)
+    written = (model / "model.safetensors").stat().st_mtime_ns
+    assert llama.write_inputs(plan(tmp_path, 60))[0] == model
+    assert (model / "model.safetensors").stat().st_mtime_ns == written
+
+
 def test_a_token_of_bert_costs_what_the_goal_counts_with() -> None:
     from transformers import BertConfig, LlamaConfig
 
