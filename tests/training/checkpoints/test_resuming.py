@@ -293,7 +293,7 @@ class TestFits:
         monkeypatch.setattr(sys, "argv", ["scripts/train.py", "--local_rank=1", "--seed", "3"])
         folder = write(tmp_path, 4)
         with pytest.raises(UserError) as raised:
-            resuming.check_fits(folder, Launch("zero3", 2), OF_THIS_RUN, {})
+            resuming.check_fits(folder, Launch("zero3", 2, local_world_size=2), OF_THIS_RUN, {})
         assert raised.value.problems == [
             f"--resume_from_checkpoint {folder}: was written by ddp on 2 process(es), and this run is zero3 on 2; "
             "ZeRO's states cannot be carried over. Go on with it by `accelerate launch --config_file "
