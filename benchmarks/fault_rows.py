@@ -12,21 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
-
 from benchmarks.fault_runs import (
     DDP,
     FSDP2,
     JUDGED,
-    MANY_STEPS,
     ONE,
     STEPS,
     ZERO3,
     Contender,
     Job,
     ended,
-    losses,
     newest_whole,
     status_of,
     steps_lost,
@@ -306,45 +301,3 @@ def _on_a_small_disk(job: Job) -> Found:
         return dict(+_not_written(job, folder, code, said))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-BAD_NUMBERS = {
-    "NaN in the loss": ("NAN", "loss"),
-    "an infinite loss": ("INFINITE", "loss"),
-    "NaN in the gradients": ("NAN_GRADIENT", "gradients"),
-    "infinite gradients": ("INFINITE_GRADIENT", "gradients"),
-}
-
-
-def bad_numbers(contender: Contender, counts: Counts, work: Path) -> Found:
-    """8: NaN or inf in loss or gradients of each of 20 steps; where there is a policy, by each."""
-    found: Found = {}
-    for kind in ("many steps", "many steps, skip", "many steps, rollback"):
-        if kind not in contender.flags:
-            continue
-        job = Job(contender, work, kind=kind)
-        for title, (event, place) in BAD_NUMBERS.items():
-            cases = Counter[str]()
-            for step in range(1, MANY_STEPS + 1, counts["every bad step"]):
-                cases.update(
-                    _went_bad(job, work / f"{event}-{step}", f"{event}@{contender.places[place]}:{step}", step)
-                )
-            found[title + kind.removeprefix("many steps")] = dict(+cases)
-    return found
-
-
-def _went_bad(job: Job, folder: Path, event: str, step: int) -> Counter[str]:
-    code, _ = job.run(folder, event)
-    saved = [path for path in store.listed(folder) if store.step_of(path) >= step]
-    found = Counter[str]()
-    found["stopped"] += code not in (0, None)
-    found["ended"] += code == 0
-    found["saved a weight that is not finite"] += not all(map(_is_finite, folder.rglob("model.safetensors")))
-    found["saved after it, and stopped"] += code != 0 and bool(saved)
-    found["told a loss of 0"] += code == 0 and 0.0 in losses(folder)
-    shutil.rmtree(folder)
-    return found
-
-
-def _is_finite(path: Path) -> bool:
-    return all(bool(torch.isfinite(each).all()) for each in load_file(path).values())

@@ -55,6 +55,8 @@ class Contender:
         flags: by the kind of run.
         places: functions that it calls, by what they do.
         packed: script and flags of a run of a language model on packed rows, where it has one.
+        policies: what it can be told to do about a bad number, the first if it is told nothing; none where it has no
+            such flag, and notes nothing.
     """
 
     title: str
@@ -63,6 +65,7 @@ class Contender:
     flags: Mapping[str, tuple[str, ...]]
     places: Mapping[str, str]
     packed: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -295,6 +298,7 @@ def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contend
             "gradients": "indictune.training.exact:ExactTrainer.training_step",
         },
         _packed(),
+        ("stop", "skip", "rollback"),
     )
 
 

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fault_launches, fault_rows, fault_sizes, fault_suites
+from benchmarks import fault_launches, fault_numbers, fault_rows, fault_sizes, fault_suites
 from benchmarks.environment import environment, write_results
 from benchmarks.fault_rows import Counts, Found
 from benchmarks.fault_runs import Contender, contenders
@@ -55,7 +55,7 @@ COUNTS: dict[str, Counts] = {
         "restarts": 1,
         "limits": 1,
         "every refused write": 1000,
-        "every bad step": 10,
+        "every bad step": 7,
         "every step": 5,
         "kinds of batches": 3,
         "kinds of batches with workers": 1,
@@ -101,7 +101,7 @@ RUN_ROWS: dict[str, tuple[str, Callable[[Contender, Counts, Path], Found]]] = {
     "4": ("SIGTERM", fault_rows.stops),
     "5": ("launcher stopped", fault_launches.orphans),
     "7": ("full disk", fault_rows.full_disks),
-    "8": ("bad numbers", fault_rows.bad_numbers),
+    "8": ("bad numbers", fault_numbers.bad_numbers),
     "9": ("resume after any step", fault_launches.resumes),
     "10": ("another launch", fault_launches.other_launches),
     "13": ("millions of rows", fault_sizes.many_rows),

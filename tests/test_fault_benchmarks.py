@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from benchmarks.fault_numbers import done_about, largest_divisor
 from benchmarks.fault_rows import CORRUPTIONS, _cases, names_the_file, saved_what_is_told, told_of_the_disk
 from benchmarks.fault_runs import LATER, Job, contenders, ended, gone_on_from, logged, newest_whole, tells_of_going_on
 from benchmarks.fault_sizes import say_step
 from benchmarks.faults import COUNTS, TITLES, parts
-from indictune.training import output
+from indictune.training import bad_steps, output
 from indictune.training.checkpoints import store
 from tests import fuzz_readers
 from tests.conftest import FinishedRun
@@ -174,6 +176,42 @@ def test_a_run_is_started_until_a_start_gives_0_and_goes_on_from_what_it_had(
 
 def test_a_run_that_had_ended_has_nothing_to_go_on_with(run: Path, copy: Path) -> None:
     assert Restarted(contenders(copy)[0], run, starts=[(0, 0)]).until_it_ends(copy) == {"exact": 1}
+
+
+def test_as_much_as_can_be_is_rolled_back() -> None:
+    assert [largest_divisor(step) for step in (1, 2, 3, 4, 9, 12, 19, 20)] == [1, 1, 1, 2, 3, 6, 1, 10]
+
+
+@pytest.mark.parametrize(("policy", "word"), [("stop", "stopped"), ("skip", "skipped"), ("rollback", "rolled back")])
+def test_what_is_done_about_a_bad_step_counts_where_it_is_noted_told_and_done(
+    copy: Path, policy: str, word: str
+) -> None:
+    code = 1 if policy == "stop" else 0
+    told = "The loss or the gradient of step 3 is NaN or infinite; training has stopped"
+    output.write_status(copy, "failed" if code else "ok", told if code else "")
+    said = f"warning: the loss or the gradient of step 3 is NaN or infinite: {policy}; its rows: a:1\n"
+    record = copy / bad_steps.FILE
+    record.write_text(json.dumps({"step": 3, "action": policy}) + "\n", encoding="utf-8")
+    change_weights(copy / "checkpoint-4")
+    about = (3, policy, 1)
+    assert done_about(copy, *about, code, said) == word
+    assert done_about(copy, *about, -9, said).startswith("failed: gave -9")
+    assert done_about(copy, 4, policy, 1, code, said).startswith("failed")
+    if policy == "stop":
+        output.write_status(copy, "failed", "RuntimeError: something else")
+    else:
+        assert done_about(copy, *about, code, "").startswith("failed")
+        change_weights(copy / "checkpoint-3")
+    assert done_about(copy, *about, code, said).startswith("failed")
+    record.unlink()
+    assert done_about(copy, *about, code, said) == f"failed: gave {code}, noted []"
+
+
+def change_weights(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    weights = load_file(path)
+    next(iter(weights.values())).add_(0.1 * store.step_of(checkpoint))
+    save_file(weights, path)
 
 
 def test_every_cell_is_run_or_told_why_not(tmp_path: Path) -> None:
