@@ -201,11 +201,13 @@ class Runner:
             if not self.connection.poll(patience_s):
                 raise RuntimeError(f"{self.title} said nothing for {patience_s:.0f} s.")
             return self.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # between two messages, or within one
             raise self._failure() from None
 
     def _failure(self) -> RuntimeError:
-        return RuntimeError(f"{self.title} failed:\n{self.log.read_text(encoding='utf-8')}")
+        """With its last words; it may have ended within a letter, or before there was a log."""
+        words = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        return RuntimeError(f"{self.title} failed:\n{words}")
 
 
 def _live(

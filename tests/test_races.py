@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +28,15 @@ def runs_well(_contender: Contender, _job: Job, connection: Connection, seconds:
 def takes_part(contender: Contender, job: Job, connection: Connection) -> None:
     from benchmarks.contenders import write_to_log
 
+    if contender.title == "before its log":
+        os._exit(9)
     write_to_log(contender, job)
+    if contender.title == "within a letter":
+        os.write(2, "ह".encode()[:2])
+        os._exit(9)
+    if contender.title == "within a message":
+        os.write(connection.fileno(), struct.pack("!i", 100) + b"ready")
+        os._exit(9)
     if contender.title == "early":
         raise ValueError("cannot start")
     if contender.title == "late":
@@ -73,6 +82,25 @@ def test_a_contender_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> N
     assert race.errors["between"].startswith("between failed:")
     assert set(race.errors) == {"early", "late", "between"}
     assert race.seconds_to_ready == {}  # side by side a start takes longer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("title", "error"),
+    [
+        ("before its log", "before its log failed:"),
+        ("within a letter", "within a letter failed:\n\ufffd"),
+        ("within a message", "within a message failed:"),
+    ],
+)
+def test_a_contender_that_ends_anywhere_is_out(tmp_path: Path, title: str, error: str) -> None:
+    from benchmarks.contenders import Contender, Job
+    from benchmarks.turns import Race
+
+    job = Job(tmp_path, tmp_path, steps=9, steps_per_lap=3, folder=tmp_path)
+    race = Race(takes_part, time.time(), time.time() + 300)
+    race.enter_all([(Contender(title), job)], at_once=1)
+    assert race.errors == {title: error}
 
 
 @pytest.mark.slow
