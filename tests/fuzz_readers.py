@@ -1,10 +1,11 @@
-"""Mutate valid files and read them: either a message to the user comes out, or texts that stand in the file. A folder
-with the file, given as a dataset, gives the same.
+"""Mutate valid files and read them: either a message to the user comes out, or the rows that the standard library or
+Arrow reads, in order and by column, without those that are complained about. A folder with the file, given as a
+dataset, gives the same.
 
 python -m tests.fuzz_readers --minutes 10 --results
 
 writes to `benchmarks/results` how many files of each kind were read, how that went, and what broke a reader, which
-ends it. A file that hangs one kills it.
+ends it. `not compared` are those that the others do not read. A file that hangs one kills it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import datasets
 import pyarrow as pa
@@ -34,6 +35,7 @@ from indictune.data.reading import RECORD_EXTENSIONS, read_batches, read_records
 from indictune.data.rejects import BadRows, Quarantine
 from indictune.errors import UserError
 from tests.data.test_round_trips import WRITERS
+from tests.plain_readers import are_same, cells_of, plain_records
 
 HANG_S = 20
 # Of the files, how many are read as datasets too: these take a hundred times as long.
@@ -143,9 +145,10 @@ def check(path: Path, folder: Path) -> str:
     """Read a file in all ways; returns how it went.
 
     Raises:
-        AssertionError: a text came out that does not stand in the file.
+        AssertionError: something came out that does not stand in the file, or not there.
     """
     outcome = "refused"
+    plain = plain_or_none(path)
     for quarantine in (False, True):
         bad = Quarantine(str(path), 0.5, folder) if quarantine else BadRows(str(path))
         rows = unless_refused(functools.partial(rows_of_file, path, bad))
@@ -153,9 +156,25 @@ def check(path: Path, folder: Path) -> str:
             continue
         outcome = "left out" if bad.count else "read"
         assert_stand_in(path, {cell for row in rows for cell in row if cell})
+        if plain is None:
+            outcome += ", not compared"
+        else:
+            expected = [cells for cells in map(cells_of, plain) if cells is not None]
+            assert are_same(rows, expected, is_all=not bad.count), f"{rows} but {expected}"
     if path.suffix in RECORD_EXTENSIONS:
-        unless_refused(lambda: list(read_records(str(path), BadRows(str(path)))))
+        bad = BadRows(str(path))
+        records = unless_refused(lambda: [record for _, record in read_records(str(path), bad)])
+        if records is not None and plain is not None:
+            assert are_same(records, plain, is_all=not bad.count), f"{records} but {plain}"
     return outcome
+
+
+def plain_or_none(path: Path) -> list[Any] | None:
+    """What the others read; None where they cannot."""
+    try:
+        return plain_records(path)
+    except (ValueError, KeyError, TypeError, OSError, RecursionError, OverflowError, pa.ArrowException):
+        return None
 
 
 def assert_stand_in(path: Path, texts: set[str]) -> None:

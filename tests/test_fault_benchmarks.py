@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -18,10 +20,12 @@ from benchmarks.fault_rows import CORRUPTIONS, _cases, names_the_file, saved_wha
 from benchmarks.fault_runs import LATER, Job, contenders, ended, gone_on_from, logged, newest_whole, tells_of_going_on
 from benchmarks.fault_sizes import say_step
 from benchmarks.faults import COUNTS, TITLES, parts
+from indictune.data.reading import read_batches
 from indictune.training import bad_steps, output
 from indictune.training.checkpoints import store
 from tests import fuzz_readers
 from tests.conftest import FinishedRun
+from tests.plain_readers import are_same, cells_of, plain_records
 
 
 class Unbroken(Job):
@@ -235,3 +239,45 @@ def test_the_fuzzer_tells_how_many_files_were_read_and_the_one_that_broke_a_read
     broken = fuzz_readers.fuzz(tmp_path, 1, 0, 0.0, outcomes)
     assert broken is not None
     assert "is not in the file" in broken
+
+
+def without_first(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.slice(1)
+
+
+def backwards(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.take(pa.array(range(batch.num_rows)[::-1]))
+
+
+def shifted(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.rename_columns([{"text": "label", "label": "text"}.get(name, name) for name in batch.schema.names])
+
+
+@pytest.mark.parametrize("wrong", [without_first, backwards, shifted])
+def test_the_fuzzer_finds_what_stands_in_the_file_and_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> None:
+    read = read_batches
+    monkeypatch.setattr(fuzz_readers, "read_batches", lambda *given: map(wrong, read(*given)))
+    broken = fuzz_readers.fuzz(tmp_path, 1, 0, 0.0, Counter())
+    assert broken is not None
+    assert "AssertionError: [(" in broken
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.csv", 'text,label\n"a\nb",x\n\nNA,y\n"c"d,z\ne\n', [("a\nb", "x", None), ("NA", "y", None)]),
+        ("a.jsonl", '{"label": "x", "text": "a\\\\"}\n{"text": 1\n\n[]\n', [("a\\", "x", None)]),
+        ("a.json", '{"data": [{"text": 1e5, "language": "hi"}, 3]}', [(1e5, None, "hi")]),
+    ],
+)
+def test_what_the_readers_are_compared_with(
+    tmp_path: Path, name: str, content: str, rows: list[tuple[object, ...]]
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert [cells for cells in map(cells_of, plain_records(tmp_path / name)) if cells] == rows
+    assert are_same([tuple("1e5" if cell == 1e5 else cell for cell in row) for row in rows], rows, is_all=True)
+    assert not are_same(rows[1:], rows, is_all=True)
+    assert are_same(rows[1:], rows, is_all=False)
+    assert not are_same([*rows, *rows], rows, is_all=False)
