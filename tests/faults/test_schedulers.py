@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from indictune.training import output
@@ -48,10 +50,37 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     }
 
 
+def to_the_script(started: subprocess.Popen[bytes]) -> None:
+    """As five minutes before the end of the time, or with `PreemptParameters=send_user_signal`."""
+    started.send_signal(signal.SIGUSR1)
+
+
+def steps_of(started: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """What srun has started: tasks, launchers, ranks."""
+    return [each for each in psutil.Process(started.pid).children(recursive=True) if "SLURM_NODEID" in each.environ()]
+
+
+def to_tasks(started: subprocess.Popen[bytes]) -> None:
+    """As before a preemption, where SLURM knows the tasks alone."""
+    steps_of(started)[0].send_signal(signal.SIGTERM)
+
+
+def to_steps(started: subprocess.Popen[bytes]) -> None:
+    """As before a preemption, where each process of the steps gets it."""
+    for each in steps_of(started):
+        each.send_signal(signal.SIGTERM)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "processes"), [("ddp", "2"), ("single_gpu", "1")])
+@pytest.mark.parametrize("ask", [to_the_script, to_tasks, to_steps])
 def test_a_slurm_job_saves_is_queued_again_and_goes_on(
-    finished_run: FinishedRun, slurm: dict[str, str], tmp_path: Path, strategy: str, processes: str
+    finished_run: FinishedRun,
+    slurm: dict[str, str],
+    tmp_path: Path,
+    strategy: str,
+    processes: str,
+    ask: Callable[[subprocess.Popen[bytes]], None],
 ) -> None:
     out, calls = tmp_path / "out", tmp_path / "calls"
     variables = {**slurm, "PROCESSES_PER_NODE": processes}
@@ -62,16 +91,18 @@ def test_a_slurm_job_saves_is_queued_again_and_goes_on(
     with (
         subprocess.Popen(sleeper, env=rank_of_another_job) as another,
         subprocess.Popen(sleeper, env=variables) as no_rank,
-        subprocess.Popen(job, cwd=ROOT, env=variables) as started,
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen(job, cwd=ROOT, env=variables, stderr=said) as started,
     ):
         try:
             wait_for(lambda: (out / "train_log.jsonl").exists(), 180)
-            started.send_signal(signal.SIGUSR1)
+            ask(started)
             assert started.wait(90) == 0
             assert [another.poll(), no_rank.poll()] == [None, None]
         finally:
             for each in (another, no_rank, started):
                 each.kill()
+    assert "death signal" not in (tmp_path / "said").read_text(encoding="utf-8")  # torch's launcher has heard nothing
     assert calls.read_text(encoding="utf-8") == "requeue 7\n"
     assert '"state": "resumable"' in (out / "status.json").read_text(encoding="utf-8")
 
