@@ -324,6 +324,6 @@ def compare_losses(plan: Plan, note: Note) -> None:
     job = replace(job_of(plan, "losses", size.steps_of_curve), steps_per_lap=size.steps_of_curve, warm_up_steps=0)
     batch = {"per_device_train_batch_size": size.global_batch_size}
     settings = {**FP32, **batch, "global_batch_size": size.global_batch_size, "bf16": "false", "tf32": "false"}
-    found = curves(job, settings, {**FP32, **batch, "tf32": False})
+    found = curves(job, settings, {**FP32, **batch, "tf32": False}, note)
     note(found)
     print(f"loss in fp32 without dropout: {found['largest']:.1e} from the Trainer's at most (aim: 1e-4)\n", flush=True)
