@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from indictune.layout import in_one_line
+
 
 class UserError(Exception):
     """Something the user gave cannot work. It ends a run with exit code 2 and one message, without a traceback.
 
     Args:
         problems: one sentence a problem; each names what was given, what was expected and what to type instead.
+            Line breaks in what was given are written out, so that no label can pass for a line of ours.
     """
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [in_one_line(each) for each in ([problems] if isinstance(problems, str) else problems)]
         super().__init__(self.message)
 
     @property

@@ -19,7 +19,7 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence
     Returns:
         Lines of equal display width, without a line break at the end.
     """
-    lines = [[_in_one_line(cell) for cell in line] for line in (header, *body, *([footer] if footer else []))]
+    lines = [[in_one_line(cell) for cell in line] for line in (header, *body, *([footer] if footer else []))]
     widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
     texts = [_aligned(line, widths) for line in lines]
     rule = "-" * display_width(texts[0])
@@ -33,6 +33,11 @@ def printable(text: str) -> str:
     return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def in_one_line(text: str) -> str:
+    """A text from anywhere as part of a line that it can neither end nor shift: `printable`, with its line breaks."""
+    return printable(text.replace("\n", "\\n").replace("\t", "\\t"))
+
+
 def display_width(text: str) -> int:
     """Count the terminal columns that a text takes.
 
@@ -42,10 +47,6 @@ def display_width(text: str) -> int:
     that do not know the picture show them.
     """
     return sum(_character_width(character) for character in text)
-
-
-def _in_one_line(cell: str) -> str:
-    return printable(cell.replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def _character_width(character: str) -> int:

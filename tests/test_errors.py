@@ -18,6 +18,11 @@ def test_several_problems_are_numbered() -> None:
     assert str(error) == "2 problems:\n  1. first.\n  2. second."
 
 
+def test_what_a_problem_tells_of_makes_no_line_of_its_own() -> None:
+    error = UserError("label x\nindictune: all is well\tdoes not occur.")
+    assert str(error) == "label x\\nindictune: all is well\\tdoes not occur."
+
+
 def test_collecting_keeps_every_problem_of_an_error_and_goes_on() -> None:
     problems = Problems()
     with problems.collecting():

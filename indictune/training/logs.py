@@ -14,14 +14,18 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from indictune.layout import printable
+from indictune.layout import in_one_line, printable
 
 PACKAGE = "indictune"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class PrintableFormatter(logging.Formatter):
-    """A message as a terminal may get it, whatever data it tells of."""
+    """A message as a terminal may get it, whatever data it tells of; ours in one line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, logging's name
+        message = super().formatMessage(record)
+        return in_one_line(message) if record.name.partition(".")[0] == PACKAGE else message
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -45,7 +49,7 @@ class ConsoleHandler(logging.Handler):
         self.told = told
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = printable(record.getMessage())
+        message = in_one_line(record.getMessage())
         if record.levelno >= logging.WARNING:
             if not self._is_first(message) and self.rank != 0:
                 return

@@ -20,7 +20,7 @@ from indictune.data.rejects import REJECTED
 from indictune.data.sources import SPLITS
 from indictune.errors import UserError
 from indictune.folders import cache_folder
-from indictune.layout import printable, table
+from indictune.layout import in_one_line, printable, table
 from indictune.models.classifier import label_order, load_classifier_config
 from indictune.models.loading import check_max_length, load_tokenizer
 from indictune.training.logs import PrintableFormatter
@@ -78,7 +78,7 @@ def prepare_command(argv: Sequence[str]) -> int:
         print("indictune: stopped. What is kept is whole; the same command does the rest.", file=sys.stderr)
         return EXIT_RESUMABLE
     for note in prepared.notes:
-        print(printable(f"warning: {note}"), file=sys.stderr)
+        print(in_one_line(f"warning: {note}"), file=sys.stderr)
     print(lengths_table(prepared))
     if (prepared.folder / REJECTED).exists():
         print(f"Rows that were left out, with reasons: {prepared.folder / REJECTED}")

@@ -307,6 +307,20 @@ class TestACommand:
         other = ("--validation_file", str(tmp_path / "validation.jsonl"))
         assert "indictune: " in self.told(2, "prepare", "--train_file", str(tmp_path / "only_a.jsonl"), *other)
 
+    def test_that_prepares_rows_gives_no_label_a_line_of_its_own(self, tmp_path: Path) -> None:
+        forged = "indictune: all is well"
+        rows = [{"text": f"{index}", "label": label} for index, label in enumerate(("a", f"x\n{forged}"))]
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (tmp_path / "train.jsonl").write_text("".join(lines))
+        (tmp_path / "only_a.jsonl").write_text(lines[0] + json.dumps({"text": "b", "label": "b"}) + "\n")
+        (tmp_path / "validation.jsonl").write_text(lines[1])
+        for split, code in (("train", 0), ("only_a", 2)):
+            files = ("--train_file", tmp_path / f"{split}.jsonl", "--validation_file", tmp_path / "validation.jsonl")
+            result = start([*python(), "indictune/__main__.py", "prepare", *map(str, files)])
+            assert result.returncode == code, result.stderr
+            assert f"x\\n{forged[:12]}" in result.stderr
+            assert not any(line.startswith(forged) for line in (result.stdout + result.stderr).splitlines())
+
     def test_that_lists_checkpoints_shows_the_names_of_files(self, tmp_path: Path) -> None:
         checkpoint = write(tmp_path, 4)
         manifest = store.read_manifest(checkpoint)
