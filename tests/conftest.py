@@ -30,6 +30,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    """A run that was begun in this process leaves these ignored when it ends, here and by all that is started next."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @dataclass(frozen=True)
 class FinishedRun(Run):
     """A finished run, and what it said on the console."""

@@ -40,16 +40,22 @@ class StopRequest:
         self.epoch_ends = False
         self.tells: Sequence[int] = (2,)
         self._wait = False
+        self._over = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """A block in which the signals are handled. Only the main thread can."""
+        """A block in which the signals are handled. Only the main thread can.
+
+        What a scheduler sends stays ignored after it where it is ignored by then: it may come again while the process
+        ends, and would take its exit code away.
+        """
         before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if number == signal.SIGINT or not self._over:
+                    signal.signal(number, handler)
 
     def wait_for_the_step(self) -> None:
         """From now on a signal is only noted: whoever trains looks at `asked`, and raises `Stopped` after saving."""
@@ -59,6 +65,7 @@ class StopRequest:
 
     def ignore(self) -> None:
         """From now on a signal changes nothing: the run is over, and tells how."""
+        self._over = True
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 

@@ -39,6 +39,23 @@ def test_a_signal_may_come_while_a_message_waits_for_a_console_that_stands_still
     assert said.endswith("asked: True\n")
 
 
+END = """
+import os, signal, sys
+from indictune.training.stopping import StopRequest
+request = StopRequest()
+with request.listening():
+    request.ignore()
+os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", -signal.SIGINT)])
+def test_a_run_that_is_over_keeps_its_exit_code_while_its_process_ends(name: str, code: int) -> None:
+    """Whatever its scheduler sends again; Ctrl-C ends what hangs."""
+    assert subprocess.run([sys.executable, "-c", END, name], cwd=ROOT, check=False).returncode == code
+
+
 READ_AHEAD = """
 import os, signal, sys
 from torch.utils.data import DataLoader
