@@ -45,7 +45,8 @@ Run = Callable[[Contender, Job, Callable[[Any, Any], TrainerCallback]], None]
 class StageProfiler(TrainerCallback):
     """Times some steps, profiles as many, tells the parent what it saw, and is done.
 
-    The timed steps are a lap, whose seconds are told before anything is profiled.
+    The timed steps are a lap, whose seconds are told before anything is profiled; so are the profiled ones, and their
+    tables are told before the trace is written, which takes long.
 
     Args:
         connection: to the parent.
@@ -93,10 +94,11 @@ class StageProfiler(TrainerCallback):
 
     def _tell(self, profiled_s: float) -> None:
         self.profiler.stop()
+        tables = self.tables(self.profiler.key_averages(), self.steps, self._plain_s, profiled_s)
+        self.connection.send((profiled_s, tables))
         if self.trace is not None:
             self.profiler.export_chrome_trace(str(self.trace))
-        events = self.profiler.key_averages()
-        self.connection.send(self.tables(events, self.steps, self._plain_s, profiled_s))
+        self.connection.send({})
 
 
 def shares(events: Iterable[FunctionEventAvg], steps: int, plain_s: float, profiled_s: float) -> dict[str, Any]:
@@ -201,8 +203,10 @@ def _profile(contender: Contender, job: Job, run: Run, steps: tuple[int, int], t
     runner = Runner(contender, job, partial(profile_stages, run, steps, trace), lambda: PATIENCE_S)
     step_ms = _step_ms(runner.lap(), steps[1])
     note({contender.title: {"step_ms": step_ms}})  # of a profile that fails this is left
-    found = runner.finish()
+    runner.lap()
+    found = runner.counted
     note({contender.title: found})
+    runner.finish()  # when the trace is written
     print(f"{contender.title}:")
     show(found)
 

@@ -55,23 +55,30 @@ def test_only_the_waits_of_a_step_count_not_those_of_the_clock() -> None:
     assert waits == {"waits_for_gpu_ms": 3, "waits_for_gpu": 3}
 
 
-def profiles(connection: Connection) -> None:
+def profiles(connection: Connection, trace: Path) -> None:
     """Six steps under the profiler's callback, whose tables come late."""
-    profiler = StageProfiler(connection, 2, 2, None, lambda *found: {"found": len(found)})
+    profiler = StageProfiler(connection, 2, 2, trace, lambda *found: {"found": len(found), "late": trace.exists()})
     profiler.on_train_begin()
     for step in range(1, 7):
         torch.ones(100, 100) @ torch.ones(100, 100)
         profiler.on_step_end(TrainingArguments(), TrainerState(global_step=step), TrainerControl())
 
 
-def test_the_time_of_a_step_is_told_before_anything_is_profiled() -> None:
+def test_the_time_of_a_step_is_told_before_anything_is_profiled_and_the_tables_before_the_trace(
+    tmp_path: Path,
+) -> None:
     ours, theirs = multiprocessing.Pipe()
-    profiles(theirs)
+    trace = tmp_path / "trace.json.gz"
+    profiles(theirs, trace)
     assert ours.recv() == "ready"
     seconds, counted = ours.recv()
     assert seconds > 0
     assert counted == {}
-    assert ours.recv() == {"found": 4}
+    seconds, counted = ours.recv()
+    assert seconds > 0
+    assert counted == {"found": 4, "late": False}
+    assert ours.recv() == {}
+    assert trace.exists()
 
 
 def test_what_all_need_may_take_all_the_time_and_the_others_share_what_is_left() -> None:
