@@ -325,9 +325,12 @@ class TestACommand:
         checkpoint = write(tmp_path, 4)
         manifest = store.read_manifest(checkpoint)
         assert manifest is not None
-        named = replace(manifest, files={**manifest.files, self.ORDER: FileDigest(1, "0" * 64)})
+        name = f"{self.ORDER}\nindictune: all is well"
+        named = replace(manifest, files={**manifest.files, name: FileDigest(1, "0" * 64)})
         (checkpoint / MANIFEST).write_text(named.to_json())
-        assert "damaged: " in self.told(1, "checkpoint", str(tmp_path))
+        told = self.told(1, "checkpoint", str(tmp_path))
+        assert "damaged: " in told
+        assert "\nindictune: all is well" not in told
 
     def test_that_merges_shows_the_name_of_the_base(self, tmp_path: Path) -> None:
         config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": f"./{self.ORDER}"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from indictune.command_arguments import CheckpointArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
-from indictune.layout import printable, table
+from indictune.layout import in_one_line, printable, table
 from indictune.training.checkpoints import abandoned, resuming, settings, store
 from indictune.training.checkpoints.store import MANIFEST, PREFIX, UNFINISHED, Manifest
 from indictune.training.output import is_finished
@@ -138,7 +138,7 @@ def shown(folder: Path, found: Sequence[Found]) -> str:
         notes = ["best"] * (each.step == best) + ["auto"] * (each.step == resumed)
         body.append([str(each.step), *_about(each.manifest), each.state, ", ".join(notes)])
     lines = [table(HEADER, body)]
-    lines += [f"damaged: {problem}" for each in found for problem in each.problems]
+    lines += [in_one_line(f"damaged: {problem}") for each in found for problem in each.problems]
     lines += [f"unfinished: {each.path} has no {MANIFEST} yet" for each in found if each.unfinished]
     lines += _versions(found)
     if resumed is not None:
