@@ -85,15 +85,25 @@ def say_step(checkpoint: Path, step: int) -> None:
 
 
 def _memory(many: Contender, work: Path, steps: int) -> Found:
-    """What a run of so many steps holds: its peak, and the growth of what is its own after the first thousand."""
-    job = Job(replace(many, command=(GROWING, *many.command)), work, kind="many rows")
+    """What a run of so many steps holds that prepares its rows first, and in the end saves and reads its model back:
+    the peak of its own process, and of any other that it starts; and the growth of its own after the first thousand
+    steps, in which it saves nothing."""
+    rows = work / "anew.jsonl"  # the stock Trainer's tokens stand beside them
+    (work / "many.jsonl").rename(rows)
+    command = tuple(str(rows) if word.endswith("many.jsonl") else word for word in many.command)
+    job = Job(replace(many, command=(GROWING, *command)), work, kind="many rows")
     notes = work / "memory"
-    variables = {"MEMORY": str(notes), "INDICTUNE_CACHE": str(work / "cache")}
-    flags = ("--max_steps", str(steps), "--save_strategy", "no", "--logging_steps", "10")
-    code, said = job.run(work / "growing", None, *flags, timeout_s=TIMEOUT_S, **variables)
+    variables = {"MEMORY": str(notes), "INDICTUNE_CACHE": str(work / "cache-anew")}
+    flags = ("--max_steps", str(steps), "--save_steps", str(steps), "--logging_steps", "10")
+    code, said = job.run(work / "growing", None, *flags, timeout_s=2 * TIMEOUT_S, **variables)
     if code != 0:
         raise RuntimeError(f"the run of many steps failed: {said[-2000:]}")
-    lines = {line["step"]: line for line in map(json.loads, notes.read_text(encoding="utf-8").splitlines())}
-    last = max(lines)
-    growth = (lines[last]["own"] - lines[1000]["own"]) * 1000 // (last - 1000)
-    return {"peak bytes": lines[last]["peak"], "bytes more in a thousand steps": growth}
+    *lines, end = map(json.loads, notes.read_text(encoding="utf-8").splitlines())
+    own = {line["step"]: line["own"] for line in lines}
+    last = max(own)
+    growth = (own[last] - own[1000]) * 1000 // (last - 1000)
+    return {
+        "peak bytes": end["peak"],
+        "peak bytes of a child": end["child"],
+        "bytes more in a thousand steps": growth,
+    }

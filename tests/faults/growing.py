@@ -2,8 +2,9 @@
 
     MEMORY=FILE python tests/faults/growing.py SCRIPT FLAGS...
 
-FILE gets a line of JSON for every 500th step: the step, the resident bytes of the process, those of them that are of
-no file ("own": pages of a file of rows are the disk's cache), and the most bytes that it ever held.
+FILE gets a line of JSON for every 500th step, and one without a step when the script has ended: the step, the resident
+bytes of the process, those of them that are of no file ("own": pages of a file of rows are the disk's cache), the most
+bytes that it ever held ("peak"); the last tells the most of any process that it has started ("child") too.
 """
 
 from __future__ import annotations
@@ -21,17 +22,21 @@ from transformers.trainer_callback import DefaultFlowCallback
 EVERY = 500
 
 
-def note_memory(path: Path) -> None:
-    """Arrange for the notes."""
+def note(about: dict[str, int]) -> None:
+    """Add a line."""
+    with Path(os.environ["MEMORY"]).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**about, **held()}) + "\n")
+
+
+def note_steps() -> None:
+    """Arrange for the notes of steps."""
     original = DefaultFlowCallback.on_step_end  # every Trainer has it
 
     def noted(
         self: DefaultFlowCallback, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> Any:
         if state.global_step % EVERY == 0:
-            line = {"step": state.global_step, **held()}
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            note({"step": state.global_step})
         return original(self, args, state, control, **more)
 
     DefaultFlowCallback.on_step_end = noted  # type: ignore[method-assign]
@@ -46,6 +51,13 @@ def held() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    note_memory(Path(os.environ["MEMORY"]))
+    sys.path.append(str(Path(__file__).parents[2]))  # a script has its own folder alone
+    from benchmarks.preparation import watched_children
+
+    note_steps()
     sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    try:
+        with watched_children() as peaks:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        note({"child": max(peaks.values(), default=0)})

@@ -46,8 +46,9 @@ def test_a_long_run_holds_no_more_memory_than_a_short_one(finished_run: Finished
     result = start([*python(), "tests/faults/growing.py", SCRIPT, *flags, "--logging_steps", "10"], variables, 580)
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
-    held = {line["step"]: line["bytes"] for line in lines}
+    held = {line.get("step"): line["bytes"] for line in lines}
     print(held)
+    assert max(line["peak"] for line in lines) == lines[-1]["peak"] > lines[-1]["child"]
     assert held[2500] - held[500] < 2000 * BYTES_PER_STEP, held
 
 
