@@ -365,7 +365,7 @@ def test_a_file_whose_name_is_no_utf_8_is_told_and_its_command_has_a_status(
     assert result.returncode == code, result.stderr
     assert "caf\\udce9.jsonl" in result.stderr
     status = json.loads((out / "status.json").read_text(encoding="utf-8"))
-    assert code == 0 or str(path) in status["message"]
+    assert code == 0 or "caf\\udce9.jsonl" in status["message"]
     assert not list(out.glob(".status.json*"))
     log = (out / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert code == 2 or "caf\\udce9.jsonl: 1 bad rows" in log
