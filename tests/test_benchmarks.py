@@ -218,6 +218,18 @@ def test_the_differences_of_all_kinds_sum_to_that_of_the_step() -> None:
     assert of["step without the profiler"]["difference"] == 150
 
 
+@pytest.mark.slow
+def test_both_contenders_tell_where_their_steps_go(tmp_path: Path) -> None:
+    from benchmarks.cpu_stages import BEST, KINDS, OURS, compare
+    from benchmarks.speed import read_tweets
+
+    (found,) = compare(read_tweets(tmp_path), 2000, tmp_path, steps=1, rounds=1)
+    assert found.keys() == {BEST, OURS}
+    for told in found.values():
+        assert told["kinds"].keys() >= KINDS.keys()
+        assert sum(told["kinds"].values()) == pytest.approx(told["step_ms"])
+
+
 def test_only_the_tokens_of_timed_steps_count() -> None:
     from benchmarks.contenders import Job
     from benchmarks.llama import _line, compete
