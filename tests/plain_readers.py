@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 NAMES = ("text", "label", "language")
 _HALF = re.compile("[\ud800-\udfff]")
+_LONE_CR = re.compile("\r(?!\n)")
 
 
 def plain_records(path: Path) -> list[Any]:
@@ -43,6 +44,8 @@ def _delimited(text: str, delimiter: str) -> Iterator[dict[str, str]]:
         except StopIteration:
             return
         except csv.Error:
+            if _LONE_CR.search(text):
+                raise ValueError("behind a broken row a line may end there, or not") from None
             continue
         if not header:
             header = [name.strip() for name in cells]
