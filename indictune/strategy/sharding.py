@@ -178,9 +178,20 @@ def told_by_rank_0(word: Any, args: TrainingArguments) -> Any:
     if args.world_size == 1:
         return word
     said = [word]
-    patient = torch.distributed.new_group(backend="gloo", timeout=timedelta(hours=12))
-    torch.distributed.broadcast_object_list(said, src=0, group=patient)
+    torch.distributed.broadcast_object_list(said, src=0, group=_patient_group())
     return said[0]
+
+
+def wait_for_all(args: TrainingArguments) -> None:
+    """Wait until all ranks are here, however long one takes. All must call it."""
+    if args.world_size > 1:
+        from_all(None, _patient_group())
+
+
+def _patient_group() -> ProcessGroup:
+    """All ranks, in which one may be waited for."""
+    group: ProcessGroup = torch.distributed.new_group(backend="gloo", timeout=timedelta(hours=12))
+    return group
 
 
 def from_all(mine: T, group: ProcessGroup | None = None) -> list[T]:

@@ -110,37 +110,42 @@ class LeaveBehind(TrainerCallback):
         self.best = best
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        copied = []
-        for each in self._from_elsewhere() if args.should_save else []:
-            manifest = store.read_manifest(each)
-            needed = 0 if manifest is None else manifest.bytes
-            with disks.telling(self.output_dir, store.step_of(each), needed, "the same command"):
-                copied.append(store.copy(each, self.output_dir))
-        self._move_away(args)
-        for manifest in copied:
-            store.adopt(manifest, self.output_dir)
+        copied = [self._copied(each) for each in self._from_elsewhere()] if args.should_save else []
+        if self.checkpoint is not None:
+            sharding.wait_for_all(args)  # those that copy many bytes
+        left, names, folder = self._left_behind()
+        if args.should_save:
+            if left:
+                abandoned.move(left, folder)
+            for manifest in copied:
+                store.adopt(manifest, self.output_dir)
         sharding.barrier()
+        if names and args.process_index == 0:
+            logger.warning("%s", abandoned.told(names, folder))
 
     def _from_elsewhere(self) -> list[Path]:
-        """The checkpoint and the best, where they are not the run's own."""
+        """The checkpoint and the best, where they are not the run's own; a best that is damaged is lost."""
         both = dict.fromkeys(each for each in (self.checkpoint, self.best) if each is not None)
-        return [each for each in both if not abandoned.is_own(self.output_dir, each)]
+        found = [each for each in both if not abandoned.is_own(self.output_dir, each)]
+        return [each for each in found if each == self.checkpoint or not store.damage(each)]
 
-    def _move_away(self, args: TrainingArguments) -> None:
+    def _copied(self, checkpoint: Path) -> Manifest:
+        manifest = store.read_manifest(checkpoint)
+        with disks.telling_of_copy(
+            self.output_dir, store.step_of(checkpoint), 0 if manifest is None else manifest.bytes
+        ):
+            return store.copy(checkpoint, self.output_dir)
+
+    def _left_behind(self) -> tuple[list[Path], list[str], Path]:
+        """What is to be moved from this rank's disk, the names of what is on all disks, and where it is moved to."""
         kept = [self.best.name] if self.best is not None and abandoned.is_own(self.output_dir, self.best) else []
         found = abandoned.not_gone_on_from(self.output_dir, self.checkpoint)
         left = [path for path in found if path.name not in kept]
         numbers = map(abandoned.number_of, abandoned.folders(self.output_dir))
         on_disks = sharding.from_all((max(numbers, default=0), [path.name for path in left]))
         names = list(dict.fromkeys(name for _, own in on_disks for name in own))
-        if not names:
-            return
-        folder = self.output_dir / f"{abandoned.PREFIX}{max(number for number, _ in on_disks) + 1}"
-        if args.should_save and left:
-            abandoned.move(left, folder)
-        sharding.barrier()
-        if args.process_index == 0:
-            logger.warning("%s", abandoned.told(names, folder))
+        number = max(number for number, _ in on_disks) + 1
+        return left, names, self.output_dir / f"{abandoned.PREFIX}{number}"
 
 
 class GoOn(TrainerCallback):

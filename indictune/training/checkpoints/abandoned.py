@@ -82,10 +82,14 @@ def move(paths: Iterable[Path], folder: Path) -> None:
         OSError: the disk does not take it.
     """
     folder.mkdir(mode=0o755)
-    for record in (folder.parent / name for name in _RECORDS):
-        if record.exists():
-            shutil.copyfile(record, folder / record.name)
-            write_through(folder / record.name)
+    try:
+        for record in (folder.parent / name for name in _RECORDS):
+            if record.exists():
+                shutil.copyfile(record, folder / record.name)
+                write_through(folder / record.name)
+    except OSError:
+        shutil.rmtree(folder)  # it holds nothing that was left behind
+        raise
     for path in paths:
         mode = path.stat().st_mode
         if path.is_dir() and mode & stat.S_IRWXU != stat.S_IRWXU:

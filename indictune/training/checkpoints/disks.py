@@ -24,14 +24,13 @@ class SaveError(RuntimeError):
 
 
 @contextmanager
-def telling(output_dir: Path, step: int, bytes_in_memory: int, goes_on: str = BY_AUTO) -> Iterator[None]:
+def telling(output_dir: Path, step: int, bytes_in_memory: int) -> Iterator[None]:
     """A block that writes the checkpoint of a step: where it cannot, the part that was written is removed.
 
     Args:
         output_dir: of the run.
         step: whose checkpoint it is.
         bytes_in_memory: of what is saved, which stands for a checkpoint's where there is none.
-        goes_on: what to do when the disk takes it.
 
     Raises:
         SaveError: in place of what the libraries say of a disk that does not take it.
@@ -40,7 +39,27 @@ def telling(output_dir: Path, step: int, bytes_in_memory: int, goes_on: str = BY
         yield
     except (Exception, CheckpointException) as error:
         shutil.rmtree(output_dir / store.UNFINISHED, ignore_errors=True)
-        _tell(error, f"checkpoint-{step}", output_dir, _bytes_of_last(output_dir) or bytes_in_memory, goes_on)
+        _tell(error, f"checkpoint-{step}", output_dir, _bytes_of_last(output_dir) or bytes_in_memory)
+        raise
+
+
+@contextmanager
+def telling_of_copy(output_dir: Path, step: int, needed: int) -> Iterator[None]:
+    """A block that copies a checkpoint of another folder: where it cannot, what was copied is removed.
+
+    Args:
+        output_dir: of the run.
+        step: whose checkpoint it is.
+        needed: its bytes.
+
+    Raises:
+        SaveError: in place of what the libraries say of a disk that does not take it.
+    """
+    try:
+        yield
+    except OSError as error:
+        shutil.rmtree(output_dir / store.UNFINISHED, ignore_errors=True)
+        _tell(error, f"checkpoint-{step}", output_dir, needed, "the same command")
         raise
 
 

@@ -10,9 +10,9 @@ import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from indictune.training.callbacks.continuing import LeaveBehind, unlogged
-from indictune.training.checkpoints import disks, store
-from tests.training.checkpoints.test_store import manifest, write
-from tests.training.test_output import largest_file
+from indictune.training.checkpoints import abandoned, disks, store
+from tests.training.checkpoints.test_store import manifest, whole, write
+from tests.training.test_output import interrupt, largest_file
 
 
 @pytest.fixture
@@ -51,12 +51,44 @@ def test_a_checkpoint_without_any_is_told(
     assert message.endswith("the next one that is logged is of the steps after 4 alone.")
 
 
+@pytest.mark.parametrize("of_its_own", [False, True])
 def test_a_disk_without_room_for_the_checkpoint_of_another_folder_is_told_its_bytes(
-    tmp_path: Path, args: TrainingArguments
+    tmp_path: Path, args: TrainingArguments, of_its_own: bool
 ) -> None:
-    """There may be no other to tell them by."""
+    """Not those of another, and there may be none."""
     checkpoint = write(tmp_path / "other", 4)
+    if of_its_own:
+        write(tmp_path, 8, mark=b"longer")
     needed = store.read_manifest(checkpoint).bytes  # type: ignore[union-attr]
     begins = LeaveBehind(tmp_path, checkpoint, None)
     with largest_file(400), pytest.raises(disks.SaveError, match=f"It needs {needed:,} bytes, and "):
         begins.on_train_begin(args, TrainerState(), TrainerControl())
+
+
+def test_where_a_run_goes_on_from_is_its_own_as_soon_as_the_others_are_moved(
+    tmp_path: Path, args: TrainingArguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To tell of them they are read, which may take long."""
+    write(tmp_path, 8)
+    monkeypatch.setattr(abandoned, "told", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        LeaveBehind(tmp_path, write(tmp_path / "other", 4), None).on_train_begin(
+            args, TrainerState(), TrainerControl()
+        )
+    assert whole(tmp_path) == [4]
+
+
+def test_a_best_that_is_damaged_is_left_where_it_is(tmp_path: Path, args: TrainingArguments) -> None:
+    best = write(tmp_path / "other", 2)
+    (best / "model.safetensors").write_bytes(b"damaged")
+    LeaveBehind(tmp_path, write(tmp_path / "other", 4), best).on_train_begin(args, TrainerState(), TrainerControl())
+    assert whole(tmp_path) == [4]
+
+
+def test_a_disk_without_room_for_the_records_of_what_is_left_behind_has_no_part_of_them(tmp_path: Path) -> None:
+    (tmp_path / "train_log.jsonl").write_text("{}\n" * 200)
+    checkpoint = write(tmp_path, 4)
+    with largest_file(100), pytest.raises(OSError, match="File too large"):
+        abandoned.move([checkpoint], tmp_path / "abandoned-1")
+    assert abandoned.folders(tmp_path) == []
+    assert whole(tmp_path) == [4]
