@@ -8,18 +8,17 @@ import os
 import platform
 import re
 import subprocess
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from indictune.versions import versions_of
+
 PACKAGES = (
     *("torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "bitsandbytes", "datasets", "scikit-learn"),
 )
 RESULTS = Path(__file__).with_name("results")
-IMPORTED_AS = {"scikit-learn": "sklearn"}
 
 
 def environment() -> dict[str, Any]:
@@ -36,7 +35,7 @@ def environment() -> dict[str, Any]:
         "cpu_cores": torch.multiprocessing.cpu_count(),
         "gpus": gpus,
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES if find_spec(IMPORTED_AS.get(name, name))},
+        "versions": versions_of(PACKAGES),
     }
 
 

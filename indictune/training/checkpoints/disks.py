@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -23,8 +23,7 @@ class SaveError(RuntimeError):
     """A checkpoint or the model could not be written. The checkpoints before it are whole."""
 
 
-@contextmanager
-def telling(output_dir: Path, step: int, bytes_in_memory: int) -> Iterator[None]:
+def telling(output_dir: Path, step: int, bytes_in_memory: int) -> AbstractContextManager[None]:
     """A block that writes the checkpoint of a step: where it cannot, the part that was written is removed.
 
     Args:
@@ -35,16 +34,12 @@ def telling(output_dir: Path, step: int, bytes_in_memory: int) -> Iterator[None]
     Raises:
         SaveError: in place of what the libraries say of a disk that does not take it.
     """
-    try:
-        yield
-    except (Exception, CheckpointException) as error:
-        shutil.rmtree(output_dir / store.UNFINISHED, ignore_errors=True)
-        _tell(error, f"checkpoint-{step}", output_dir, _bytes_of_last(output_dir) or bytes_in_memory)
-        raise
+    return _telling(
+        output_dir, store.UNFINISHED, f"checkpoint-{step}", lambda: _bytes_of_last(output_dir) or bytes_in_memory
+    )
 
 
-@contextmanager
-def telling_of_copy(output_dir: Path, step: int, needed: int) -> Iterator[None]:
+def telling_of_copy(output_dir: Path, step: int, needed: int) -> AbstractContextManager[None]:
     """A block that copies a checkpoint of another folder: where it cannot, what was copied is removed.
 
     Args:
@@ -55,16 +50,10 @@ def telling_of_copy(output_dir: Path, step: int, needed: int) -> Iterator[None]:
     Raises:
         SaveError: in place of what the libraries say of a disk that does not take it.
     """
-    try:
-        yield
-    except OSError as error:
-        shutil.rmtree(output_dir / store.UNFINISHED, ignore_errors=True)
-        _tell(error, f"checkpoint-{step}", output_dir, needed, "the same command")
-        raise
+    return _telling(output_dir, store.UNFINISHED, f"checkpoint-{step}", lambda: needed, "the same command")
 
 
-@contextmanager
-def telling_of_model(output_dir: Path, needed: int) -> Iterator[None]:
+def telling_of_model(output_dir: Path, needed: int) -> AbstractContextManager[None]:
     """A block that writes the trained model: where it cannot, the part that was written is removed.
 
     Args:
@@ -74,11 +63,19 @@ def telling_of_model(output_dir: Path, needed: int) -> Iterator[None]:
     Raises:
         SaveError: in place of what the libraries say of a disk that does not take it.
     """
+    return _telling(output_dir, store.UNFINISHED_MODEL, "the model", lambda: needed)
+
+
+@contextmanager
+def _telling(
+    output_dir: Path, unfinished: str, what: str, needed: Callable[[], int], goes_on: str = BY_AUTO
+) -> Iterator[None]:
+    """`needed` is asked for when the disk has not taken it."""
     try:
         yield
-    except Exception as error:
-        shutil.rmtree(output_dir / store.UNFINISHED_MODEL, ignore_errors=True)
-        _tell(error, "the model", output_dir, needed)
+    except (Exception, CheckpointException) as error:
+        shutil.rmtree(output_dir / unfinished, ignore_errors=True)
+        _tell(error, what, output_dir, needed(), goes_on)
         raise
 
 
