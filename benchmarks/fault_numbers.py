@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from benchmarks.fault_rows import Counts, Found
-from benchmarks.fault_runs import MANY_STEPS, Contender, Job, losses, status_of
+from benchmarks.fault_runs import MANY_STEPS, Contender, Job, logged, losses, status_of
 from indictune.training import bad_steps
 from indictune.training.checkpoints import store
 
@@ -52,9 +54,20 @@ def _went_bad(job: Job, event: str, step: int, policy: str) -> Counter[str]:
     numbers = [*map(_numbers, store.listed(folder)), *map(_weights, folder.glob("model.safetensors"))]
     found["saved a number that is not finite"] += not all(map(_is_finite, numbers))
     found["saved after it, and stopped"] += code != 0 and bool(saved)
-    found["told a loss of 0"] += code == 0 and 0.0 in losses(folder)
+    found["told another loss of that step"] += not is_told(folder, step, event, losses(job.unbroken[0])[step - 1])
     shutil.rmtree(folder)
     return found
+
+
+def is_told(folder: Path, step: int, event: str, loss: float) -> bool:
+    """Whether the loss that a bad step had is told, in our record or the stock Trainer's log: what the event made of
+    it, or what it was where the event spoilt the gradients alone."""
+    noted = [(entry["step"], entry["loss"]) for entry in _noted(folder)]
+    told = [each for at, each in noted or [entry[:2] for entry in logged(folder)] if at == step]
+    if "GRADIENT" in event:
+        return told == [loss]
+    wrong = math.isnan if event.startswith("NAN") else math.isinf
+    return len(told) == 1 and wrong(float(told[0]))
 
 
 def largest_divisor(number: int) -> int:
@@ -73,14 +86,12 @@ def done_about(folder: Path, step: int, policy: str, every: int, code: int | Non
         code: that it gave.
         said: by it.
     """
-    record = folder / bad_steps.FILE
-    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-    noted = [(entry["step"], entry["action"]) for entry in map(json.loads, lines)]
+    noted = [(entry["step"], entry["action"]) for entry in _noted(folder)]
     state, message = status_of(folder)
     told = f"The loss or the gradient of step {step} is NaN or infinite; training has stopped"
     if code == 1 and noted == [(step, "stop")] and state == "failed" and message.startswith(told):
         return "stopped"
-    told = f"warning: the loss or the gradient of step {step} is NaN or infinite: {policy}; its rows: "
+    told = f"warning: the loss or the gradient of step {step} is NaN or infinite: {policy}; its loss was "
     if (
         code == 0
         and noted == [(step, policy)]
@@ -89,6 +100,12 @@ def done_about(folder: Path, step: int, policy: str, every: int, code: int | Non
     ):
         return {"skip": "skipped", "rollback": "rolled back"}[policy]
     return f"failed: gave {code}, noted {noted}"
+
+
+def _noted(folder: Path) -> list[dict[str, Any]]:
+    record = folder / bad_steps.FILE
+    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    return list(map(json.loads, lines))
 
 
 def _left_out(folder: Path) -> list[int]:

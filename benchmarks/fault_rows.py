@@ -22,12 +22,14 @@ from benchmarks.fault_runs import (
     Contender,
     Job,
     ended,
+    is_torn,
     newest_whole,
     status_of,
     steps_lost,
     tells_of_going_on,
 )
 from indictune.training.checkpoints import store
+from indictune.training.checkpoints.store import UNFINISHED
 from tests.distributed.launching import ROOT
 from tests.faults.runs import environment
 
@@ -68,10 +70,17 @@ def _killed(job: Job, count: int) -> Counter[str]:
             seconds = after  # from the rank's start to its end it is no longer than this
             shutil.rmtree(folder)
             continue
-        lost = steps_lost(folder)  # each step is saved
-        if lost is not None:
-            found["lost more than a step"] += lost > 1
+        found.update(lost_by_a_kill(folder))
         found.update(job.until_it_ends(folder))
+    return +found
+
+
+def lost_by_a_kill(folder: Path) -> Counter[str]:
+    """What a killed run that saves each step has left, and not."""
+    found = Counter[str]()
+    found["had a checkpoint"] += newest_whole(folder) > 0
+    found["left one that is torn"] += is_torn(folder)
+    found["lost more than a step"] += steps_lost(folder) > 1
     return found
 
 
@@ -96,9 +105,10 @@ def writes(contender: Contender, counts: Counts, work: Path) -> Found:
             if code == 0:  # it has no more such calls
                 shutil.rmtree(folder)
                 break
+            cases.update(lost_by_a_kill(folder))
             cases.update(job.until_it_ends(folder))
         if cases:
-            found[write.partition(":")[2]] = dict(cases)
+            found[write.partition(":")[2]] = dict(+cases)
     return found
 
 
@@ -265,11 +275,10 @@ def full_disks(contender: Contender, counts: Counts, work: Path) -> Found:
 
 def _not_written(job: Job, folder: Path, code: int | None, said: str) -> Counter[str]:
     """What a run has told and left, and how it ends when it can write again."""
-    partial = [path for path in folder.glob("checkpoint-*") if not (path / "trainer_state.json").exists()]
     found = Counter[str]()
     found["told by the exit code"] += code != 0
     found.update(told_of_the_disk(said, folder))
-    found["a partial checkpoint left"] += bool(partial)
+    found["a partial checkpoint left"] += is_torn(folder) or bool(list((folder / UNFINISHED).glob("*")))
     found.update(job.until_it_ends(folder))
     return found
 

@@ -171,6 +171,11 @@ def newest_whole(folder: Path) -> int:
     return max(whole, default=0)
 
 
+def is_torn(folder: Path) -> bool:
+    """Whether a folder has a checkpoint that cannot be gone on from."""
+    return not all(map(_is_whole, store.listed(folder)))
+
+
 def _is_whole(checkpoint: Path) -> bool:
     """By its manifest where it is ours; the stock Trainer writes no more than its state after all that it reads."""
     is_ours = (checkpoint.parent / "train_log.jsonl").exists()
@@ -189,13 +194,12 @@ def weights(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def steps_lost(folder: Path) -> int | None:
-    """Steps of our log that no checkpoint holds; None where there is no log yet."""
+def steps_lost(folder: Path) -> int:
+    """Steps of our log that no whole checkpoint holds; 0 where there is no log."""
     log = folder / "train_log.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
     logged = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
-    saved = [store.step_of(path) for path in store.listed(folder)]
-    return max(logged) - max(saved, default=0) if logged else None
+    return max(logged) - newest_whole(folder) if logged else 0
 
 
 def logged(folder: Path) -> list[tuple[int, float, float]]:

@@ -87,14 +87,14 @@ def say_step(checkpoint: Path, step: int) -> None:
 def _memory(many: Contender, work: Path, steps: int) -> Found:
     """What a run of so many steps holds that prepares its rows first, and in the end saves and reads its model back:
     the peak of its own process, and of any other that it starts; and the growth of its own after the first thousand
-    steps, in which it saves nothing."""
+    steps, while it saves every five hundredth."""
     rows = work / "anew.jsonl"  # the stock Trainer's tokens stand beside them
     (work / "many.jsonl").rename(rows)
     command = tuple(str(rows) if word.endswith("many.jsonl") else word for word in many.command)
     job = Job(replace(many, command=(GROWING, *command)), work, kind="many rows")
     notes = work / "memory"
     variables = {"MEMORY": str(notes), "INDICTUNE_CACHE": str(work / "cache-anew")}
-    flags = ("--max_steps", str(steps), "--save_steps", str(steps), "--logging_steps", "10")
+    flags = ("--max_steps", str(steps), "--save_steps", "500", "--logging_steps", "10")
     code, said = job.run(work / "growing", None, *flags, timeout_s=2 * TIMEOUT_S, **variables)
     if code != 0:
         raise RuntimeError(f"the run of many steps failed: {said[-2000:]}")

@@ -89,7 +89,7 @@ COUNTS: dict[str, Counts] = {
         "launches gone on under": 5,
         "every change of launch": 1,
         "many rows": 2_000_000,
-        "steps of many rows": 3_000,
+        "steps of many rows": 5_000,
         "slow suites": 1,
     },
 }

@@ -15,14 +15,23 @@ import pyarrow as pa
 import pytest
 from safetensors.torch import load_file, save_file
 
-from benchmarks.fault_numbers import done_about, largest_divisor
-from benchmarks.fault_rows import CORRUPTIONS, _cases, names_the_file, saved_what_is_told, told_of_the_disk
+from benchmarks.fault_numbers import done_about, is_told, largest_divisor
+from benchmarks.fault_rows import (
+    CORRUPTIONS,
+    _cases,
+    _not_written,
+    lost_by_a_kill,
+    names_the_file,
+    saved_what_is_told,
+    told_of_the_disk,
+)
 from benchmarks.fault_runs import LATER, Job, contenders, ended, gone_on_from, logged, newest_whole, tells_of_going_on
 from benchmarks.fault_sizes import say_step
 from benchmarks.faults import COUNTS, TITLES, parts
 from indictune.data.reading import read_batches
 from indictune.training import bad_steps, output
 from indictune.training.checkpoints import store
+from indictune.training.checkpoints.store import UNFINISHED
 from tests import fuzz_readers
 from tests.conftest import FinishedRun
 from tests.plain_readers import are_same, cells_of, plain_records
@@ -144,6 +153,57 @@ def test_the_newest_whole_checkpoint_is_that_of_its_manifest_or_of_the_stock_sta
     assert newest_whole(tmp_path / "none") == 0
 
 
+def test_a_kill_may_leave_no_torn_checkpoint_and_cost_a_step(copy: Path, tmp_path: Path) -> None:
+    assert lost_by_a_kill(tmp_path / "none").total() == 0
+    log = copy / "train_log.jsonl"
+    entry = json.loads(log.read_text(encoding="utf-8").splitlines()[0])
+    lines = [json.dumps({**entry, "step": step}) + "\n" for step in (1, 2, 3, 4, 5)]
+    log.write_text("".join(lines) + '{"step": 9', encoding="utf-8")
+    assert +lost_by_a_kill(copy) == {"had a checkpoint": 1}
+    (copy / "checkpoint-4" / "config.json").write_text("{}", encoding="utf-8")
+    lost = Counter({"had a checkpoint": 1, "left one that is torn": 1, "lost more than a step": 1})
+    assert lost_by_a_kill(copy) == lost
+    shutil.rmtree(copy / "checkpoint-4")
+    assert +lost_by_a_kill(copy) == lost - Counter({"left one that is torn": 1})
+
+
+def test_what_a_full_disk_leaves_is_partial_or_nothing(run: Path, copy: Path) -> None:
+    def left() -> int:
+        (copy / "metrics.json").touch()
+        again = Path(shutil.copytree(copy, copy.with_name("again")))
+        job = Restarted(contenders(run)[0], run, starts=[(0, 4)])
+        return _not_written(job, again, 1, "")["a partial checkpoint left"]
+
+    assert left() == 0
+    (copy / UNFINISHED).mkdir()
+    assert left() == 0
+    (copy / UNFINISHED / "checkpoint-5").mkdir()
+    assert left() == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "loss", "is_right"),
+    [
+        ("NAN@a", "nan", True),
+        ("NAN@a", "inf", False),
+        ("NAN@a", 0.0, False),
+        ("INFINITE@a", "inf", True),
+        ("INFINITE@a", 1.5, False),
+        ("NAN_GRADIENT@a", 1.5, True),
+        ("INFINITE_GRADIENT@a", 0.0, False),
+    ],
+)
+def test_the_loss_of_a_bad_step_is_told_as_it_was(copy: Path, event: str, loss: float | str, is_right: bool) -> None:
+    log, record = copy / "train_log.jsonl", copy / bad_steps.FILE
+    told = json.dumps({"step": 3, "loss": loss, "learning_rate": 0.1}) + "\n"
+    log.write_text(told, encoding="utf-8")
+    assert is_told(copy, 3, event, 1.5) == is_right
+    assert not is_told(copy, 4, event, 1.5)
+    log.write_text("", encoding="utf-8")
+    record.write_text(told, encoding="utf-8")
+    assert is_told(copy, 3, event, 1.5) == is_right
+
+
 @dataclass(frozen=True)
 class Restarted(Unbroken):
     """A run whose starts give these codes and say that they go on from these steps; one that fails loses a checkpoint,
@@ -193,7 +253,9 @@ def test_what_is_done_about_a_bad_step_counts_where_it_is_noted_told_and_done(
     code = 1 if policy == "stop" else 0
     told = "The loss or the gradient of step 3 is NaN or infinite; training has stopped"
     output.write_status(copy, "failed" if code else "ok", told if code else "")
-    said = f"warning: the loss or the gradient of step 3 is NaN or infinite: {policy}; its rows: a:1\n"
+    said = (
+        f"warning: the loss or the gradient of step 3 is NaN or infinite: {policy}; its loss was nan; its rows: a:1\n"
+    )
     record = copy / bad_steps.FILE
     noted = json.dumps({"step": 3, "action": policy}) + "\n"
     record.write_text(noted, encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -50,17 +49,17 @@ class BadSteps:
         left_out = [each for each in noted if each["action"] != "stop"]
         self.count = max(sharding.from_all(len(left_out)))  # rank 0 alone has a record
 
-    def note(self, step: int, action: str) -> str:
-        """Record a step and what is done about it: `stop`, `skip` or `rollback`; returns the places of its first rows,
-        as a message names them."""
+    def note(self, step: int, action: str, loss: float) -> str:
+        """Record a step, its loss, and what is done about it: `stop`, `skip` or `rollback`; returns the places of its
+        first rows, as a message names them."""
         self.count += 1
         epoch, step_of_epoch = divmod(step - 1, self.batches.steps_per_epoch)
         micro_batches = self.batches.micro_batches(epoch, step_of_epoch)
         rows = [row for micro_batch in micro_batches for row in micro_batch if row != NO_ROW]
         places = [self.place(row) for row in rows]
         if self.record is not None:
-            noted = {"step": step, "action": action, "rows": rows, "places": places}
-            self.record.append(json.dumps(noted, ensure_ascii=False) + "\n")
+            noted = {"step": step, "action": action, "loss": loss, "rows": rows, "places": places}
+            self.record.append(output.json_line(noted))
         more = f" and {len(places) - _NAMED} more ({FILE} lists them)" if len(places) > _NAMED else ""
         return ", ".join(places[:_NAMED]) + more
 
@@ -69,30 +68,42 @@ class BadSteps:
         if self.record is not None:
             self.record.end()
 
-    def stop(self, step: int, why: str = LEFT_OUT) -> NonFiniteLossError:
+    def stop(self, step: int, loss: float, why: str = LEFT_OUT) -> NonFiniteLossError:
         """The end of a run.
 
         Args:
             step: that is bad.
+            loss: that it had.
             why: it is not left out, or how it could be.
         """
         return NonFiniteLossError(
             f"The loss or the gradient of step {step} is NaN or infinite; training has stopped and nothing was saved "
-            f"since. {why} Lower --learning_rate, use bf16 in place of fp16, or look at the rows of that step: "
-            f"{self.note(step, 'stop')}."
+            f"since. {why} Lower --learning_rate, use bf16 in place of fp16, or look at the rows of that step, "
+            f"whose loss was {loss:.4g}: {self.note(step, 'stop', loss)}."
         )
 
-    def stop_without_scale(self, step: int) -> NonFiniteLossError:
+    def stop_without_scale(self, step: int, loss: float) -> NonFiniteLossError:
         """The end of a run under fp16, whose loss scaling leaves bad steps out, and has come to leave out all.
 
         Args:
             step: the last of them.
+            loss: that it had.
         """
         return NonFiniteLossError(
             "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which "
             f"it leaves out, and has come below 1 at step {step}; training has stopped. Use bf16 in place of fp16, "
-            f"lower --learning_rate, or look at the rows of that step: {self.note(step, 'stop')}."
+            f"lower --learning_rate, or look at the rows of that step, whose loss was {loss:.4g}: "
+            f"{self.note(step, 'stop', loss)}."
         )
+
+
+def of_all_ranks(loss: torch.Tensor | None) -> float:
+    """The loss of a step, of which each rank gives that of its micro-batches, a scalar; None where it had none.
+
+    All ranks must call it.
+    """
+    losses = sharding.from_all(0.0 if loss is None else loss.item())
+    return sum(losses) / len(losses)
 
 
 def drop_if_bad(trainer: ExactTrainer) -> None:
@@ -105,7 +116,7 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
         NonFiniteLossError: there were more than `--max_nonfinite_steps`, or there is no checkpoint to go back to.
         UserError: others may have written that checkpoint.
     """
-    flag = trainer.nonfinite.take()
+    loss_here, flag = trainer.nonfinite.loss, trainer.nonfinite.take()
     if flag is None:
         return
     bad = flag.to(trainer.args.device, torch.int32)
@@ -115,24 +126,26 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
         return
     saving.finish(trainer)  # it was begun before that step
     step, action = trainer.state.global_step + 1, trainer.args.on_nonfinite
+    loss = of_all_ranks(loss_here)
     count, limit = trainer.bad_steps.count, trainer.args.max_nonfinite_steps
     if count >= limit:
         why = f"{count} such steps were left out before it, and --max_nonfinite_steps is {limit}."
-        raise trainer.bad_steps.stop(step, why)
+        raise trainer.bad_steps.stop(step, loss, why)
     trainer.model_wrapped.zero_grad()
     if action == "rollback":
-        _roll_back(trainer, step)
-    places = trainer.bad_steps.note(step, action)
-    logger.warning("the loss or the gradient of step %d is NaN or infinite: %s; its rows: %s", step, action, places)
+        _roll_back(trainer, step, loss)
+    places = trainer.bad_steps.note(step, action, loss)
+    told = "the loss or the gradient of step %d is NaN or infinite: %s; its loss was %.4g; its rows: %s"
+    logger.warning(told, step, action, loss, places)
 
 
-def _roll_back(trainer: ExactTrainer, step: int) -> None:
+def _roll_back(trainer: ExactTrainer, step: int, loss: float) -> None:
     output_dir = Path(str(trainer.args.output_dir))
     found = [path for path in store.listed(output_dir) if store.step_of(path) < step]
     whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trainer.trusts_checkpoint)
     if whole is None:
         why = "--on_nonfinite rollback finds no whole checkpoint before it: save more often (--save_steps)."
-        raise trainer.bad_steps.stop(step, why)
+        raise trainer.bad_steps.stop(step, loss, why)
     resuming.check_trusted(whole, output_dir, trainer.trusts_checkpoint, "--on_nonfinite rollback to")
     assert trainer.lr_scheduler is not None
     schedule = trainer.lr_scheduler.state_dict()

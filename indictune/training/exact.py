@@ -170,7 +170,7 @@ class ExactTrainer(Trainer):
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """A micro-batch's step. A callback sees its loss only after the Trainer has waited for it."""
         loss = super().training_step(*args, **settings)
-        self.nonfinite.note(loss)
+        self.nonfinite.note_loss(loss)
         return loss
 
     def compute_loss(self, *args: Any, **settings: Any) -> Any:

@@ -28,10 +28,20 @@ def is_below_one(scaler: torch.amp.GradScaler | None) -> bool | torch.Tensor:
 
 
 class NonFinite:
-    """Whether a loss or a gradient's norm was NaN or infinite since the last `take`."""
+    """Whether a loss or a gradient's norm was NaN or infinite since the last `take`.
+
+    Attributes:
+        loss: of the micro-batches since the last `take`, summed: a scalar on the device; None before the first.
+    """
 
     def __init__(self) -> None:
         self._flag: torch.Tensor | None = None
+        self.loss: torch.Tensor | None = None
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Note the loss of a micro-batch, as its share of the step's."""
+        self.note(loss)
+        self.loss = loss if self.loss is None else self.loss + loss
 
     def note(self, number: torch.Tensor | float) -> None:
         """Note a scalar; of one that is spread over ranks, this rank's part."""
@@ -47,5 +57,5 @@ class NonFinite:
 
     def take(self) -> torch.Tensor | None:
         """The flag: a bool scalar on the device, read by nobody yet; None where nothing was noted."""
-        flag, self._flag = self._flag, None
+        flag, self._flag, self.loss = self._flag, None, None
         return flag

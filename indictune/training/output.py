@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -123,6 +124,14 @@ class Record:
             self.append("")
         if self._waiting:
             logger.warning("%s lacks its last %d lines: there was no room", self.path, self._waiting.count("\n"))
+
+
+def json_line(entry: Mapping[str, Any]) -> str:
+    """A line of such a file. JSON has no NaN and no infinity; as texts, `float` and pandas read them."""
+    not_finite = {
+        name: str(value) for name, value in entry.items() if isinstance(value, float) and not math.isfinite(value)
+    }
+    return json.dumps({**entry, **not_finite}, ensure_ascii=False) + "\n"
 
 
 def _add(path: Path, content: bytes) -> None:

@@ -73,13 +73,13 @@ def test_a_step_that_is_left_out_changes_no_weight(
     assert len({weights(job, step) for step in (1, 2, 4, 5, 6, 7, 8)}) == 7
     (entry,) = noted(job)
     assert (entry["step"], entry["action"]) == (3, action)
-    told = f"{', '.join(entry['places'][:5])} and 3 more (nonfinite.jsonl lists them)\n"
-    assert (
-        f"warning: the loss or the gradient of step 3 is NaN or infinite: {action}; its rows: {told}" in result.stderr
-    )
+    rows = f"{', '.join(entry['places'][:5])} and 3 more (nonfinite.jsonl lists them)\n"
+    told = f"its loss was {float(entry['loss']):.4g}; its rows: {rows}"
+    assert f"warning: the loss or the gradient of step 3 is NaN or infinite: {action}; {told}" in result.stderr
     lines = (job.folder / "train_log.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [json.loads(line, parse_constant=pytest.fail)["loss"] for line in lines]
     assert [isinstance(loss, float) for loss in losses] == [step != 3 or event == GRADIENT for step in range(1, 9)]
+    assert losses[2] == entry["loss"]
     assert losses[2] == "nan" or event == GRADIENT
 
 
@@ -90,7 +90,10 @@ def test_a_record_that_the_disk_does_not_take_ends_no_run(finished_run: Finished
     record = job.folder / "nonfinite.jsonl"
     assert f"warning: {record} cannot be written: No space left on device. It needs " in result.stderr
     assert f"warning: {record} lacks its last 1 lines: there was no room" in result.stderr
-    assert "warning: the loss or the gradient of step 3 is NaN or infinite: skip; its rows: " in result.stderr
+    assert (
+        "warning: the loss or the gradient of step 3 is NaN or infinite: skip; its loss was nan; its rows: "
+        in result.stderr
+    )
 
 
 def stopped_after(job: Job, step: int) -> None:
@@ -244,7 +247,8 @@ def test_fp16_whose_every_gradient_overflows_ends_the_run(
     assert job.status["message"] == (
         "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which it "
         "leaves out, and has come below 1 at step 17; training has stopped. Use bf16 in place of fp16, lower "
-        f"--learning_rate, or look at the rows of that step: {', '.join(entry['places'][:5])} and 3 more "
+        f"--learning_rate, or look at the rows of that step, whose loss was {entry['loss']:.4g}: "
+        f"{', '.join(entry['places'][:5])} and 3 more "
         "(nonfinite.jsonl lists them)."
     )
     assert [store.step_of(path) for path in store.listed(job.folder)] == [10]

@@ -15,20 +15,24 @@ from tests.faults.faulty import spoil
 from tests.faults.runs import Job
 
 KILLS = 3
-LONG = ("--num_train_epochs", "4")  # most of such a run's time is training, of a shorter one the start
+LONG = ("--num_train_epochs", "4", "--save_total_limit", "9")
 
 
 def test_a_run_that_is_killed_at_random_times_ends_as_if_it_was_not(finished_run: FinishedRun, tmp_path: Path) -> None:
     unbroken, job = (Job(finished_run.recipe, tmp_path / name, flags=LONG) for name in ("unbroken", "out"))
-    since = time.monotonic()
+    since = time.time()
     assert unbroken.start().returncode == 0
-    seconds = time.monotonic() - since
-    times = [random.uniform(0, seconds / 2) for _ in range(KILLS)]
-    print("killed after", times)
-    for after in times:  # a run that has ended, or nearly, is not hit
-        assert job.start(f"SIGKILL@after:{after:.3f}").returncode in (-9, 0)
+    saved = [(each / store.MANIFEST).stat().st_mtime - since for each in store.listed(unbroken.folder)]
+    said = ""
+    for _ in range(KILLS):  # a run that goes on may have ended by then
+        after = random.uniform(min(saved), max(saved))
+        print("killed after", after)
+        result = job.start(f"SIGKILL@after:{after:.3f}")
+        assert result.returncode in (-9, 0)
+        said += result.stderr
     result = job.start()
     assert result.returncode == 0, result.stderr
+    assert f"Going on from {job.folder / store.PREFIX}" in said + result.stderr
     assert job.outcome() == unbroken.outcome()
 
 

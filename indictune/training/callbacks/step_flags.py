@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
-from indictune.training.bad_steps import BadSteps
+from indictune.training.bad_steps import BadSteps, of_all_ranks
 from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
 from indictune.training.stopping import StopRequest
@@ -49,15 +49,15 @@ class StepFlags(TrainerCallback):
         self.finish = finish
         self.has_no_scale = has_no_scale
         self.batches = bad_steps.batches
-        self._on_their_way: deque[tuple[int, FlagsOnTheirWay]] = deque()
+        self._on_their_way: deque[tuple[int, torch.Tensor | None, FlagsOnTheirWay]] = deque()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.bad_steps.go_on_after(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        bad = self.nonfinite.take()
+        loss, bad = self.nonfinite.loss, self.nonfinite.take()
         known = (False if bad is None else bad, self.has_no_scale(), self.stop_request.asked, self.is_writing())
-        self._on_their_way.append((state.global_step, FlagsOnTheirWay(*known, device=args.device)))
+        self._on_their_way.append((state.global_step, loss, FlagsOnTheirWay(*known, device=args.device)))
         at_once = control.should_save or control.should_evaluate or control.should_training_stop
         self._read(leave=0 if at_once else 1)
         # The last step of a run may stand in the middle of an epoch.
@@ -83,12 +83,12 @@ class StepFlags(TrainerCallback):
 
     def _read(self, leave: int) -> None:
         while len(self._on_their_way) > leave:
-            step, flags = self._on_their_way.popleft()
+            step, loss, flags = self._on_their_way.popleft()
             bad, without_scale, asked, writing = flags.read()
             self.stop_request.agreed |= asked
             if bad or without_scale or not writing:
                 self.finish()
             if bad:
-                raise self.bad_steps.stop(step)
+                raise self.bad_steps.stop(step, of_all_ranks(loss))
             if without_scale:
-                raise self.bad_steps.stop_without_scale(step)
+                raise self.bad_steps.stop_without_scale(step, of_all_ranks(loss))

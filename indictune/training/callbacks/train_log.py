@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.training.callbacks.throughput import Throughput
-from indictune.training.output import Record, keep_steps, write_whole
+from indictune.training.output import Record, json_line, keep_steps, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +38,7 @@ class TrainLog(TrainerCallback):
         known = {entry["step"]: entry for entry in state.log_history if "loss" in entry}
         if known.keys() - kept.keys() or not path.exists():
             entries = sorted((known | kept).items())
-            write_whole(path, "".join(_in_json_line(entry) for _, entry in entries))
+            write_whole(path, "".join(json_line(entry) for _, entry in entries))
 
     def on_log(
         self,
@@ -54,7 +52,7 @@ class TrainLog(TrainerCallback):
             return
         entry = {"step": state.global_step, "epoch": state.epoch}
         entry |= {name: logs[name] for name in LOGGED if name in logs} | self.throughput.lap()
-        self.record.append(_in_json_line(entry))
+        self.record.append(json_line(entry))
         logger.info(
             "step %d of %d: loss %.4f, %.0f rows/s",
             state.global_step,
@@ -66,12 +64,3 @@ class TrainLog(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.is_world_process_zero:
             self.record.end()
-
-
-def _in_json_line(entry: dict[str, Any]) -> str:
-    return json.dumps({name: _in_json(value) for name, value in entry.items()}) + "\n"
-
-
-def _in_json(value: object) -> object:
-    """JSON has no NaN and no infinity; as texts, `float` and pandas read them."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -43,7 +43,7 @@ class Driver:
 
     def step(self, *losses: float, **control: bool) -> None:
         for value in losses:
-            self.nonfinite.note(torch.tensor(value))
+            self.nonfinite.note_loss(torch.tensor(value))
         self.state.global_step += 1
         self.callback.on_step_end(self.args, self.state, TrainerControl(**control))
 
@@ -104,7 +104,7 @@ def test_the_message_lists_the_rows_of_that_step(driver: Driver, bad_step: int) 
     assert str(raised.value) == (
         f"The loss or the gradient of step {bad_step} is NaN or infinite; training has stopped and nothing was saved "
         "since. --on_nonfinite skip or rollback leaves such steps out. Lower --learning_rate, use bf16 in place of "
-        f"fp16, or look at the rows of that step: {places}."
+        f"fp16, or look at the rows of that step, whose loss was nan: {places}."
     )
 
 
@@ -142,7 +142,7 @@ def test_loss_scaling_that_finds_no_scale_ends_the_run(driver: Driver) -> None:
     assert str(raised.value).startswith(
         "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which it "
         "leaves out, and has come below 1 at step 17; training has stopped. Use bf16 in place of fp16, lower "
-        "--learning_rate, or look at the rows of that step: t.csv:"
+        "--learning_rate, or look at the rows of that step, whose loss was 1: t.csv:"
     )
 
 
