@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 # Stands in a micro-batch that has no row of its own: the collator makes a row of it that nobody counts.
 NO_ROW = -1
+ROWS_AT_ONCE = 2**18  # that are dealt: for each it takes a hundred bytes
 
 MicroBatch = list[int]
 
@@ -100,7 +101,9 @@ def deal_epoch(lengths: torch.Tensor, global_batch_size: int, parts: int, seed: 
     """
     order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed + epoch))
     whole = len(lengths) // global_batch_size * global_batch_size
-    dealt = [_deal(order[:whole].view(-1, global_batch_size), lengths, parts, padded)] if whole else []
+    at_once = max(1, ROWS_AT_ONCE // global_batch_size)
+    batches = torch.split(order[:whole].view(-1, global_batch_size), at_once) if whole else ()
+    dealt = [_deal(each, lengths, parts, padded) for each in batches]
     if whole < len(lengths):
         dealt.append(_deal(order[whole:][None], lengths, parts, padded))
     rows, counts, costs = (torch.cat(pieces) for pieces in zip(*dealt, strict=True))

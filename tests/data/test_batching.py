@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Trainer, TrainingArguments
 
+from indictune.data import batching
 from indictune.data.batching import (
     NO_ROW,
     EvaluationBatches,
@@ -108,6 +109,16 @@ class TestDealing:
         steps = smallest_accumulation(torch.tensor(lengths), batch, world, most, 7, 3, padded)
         assert largest(steps) <= most
         assert steps == 1 or largest(steps - 1) > most
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 8, 20, 24, 30])
+def test_an_epoch_is_dealt_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch, rows_at_once: int) -> None:
+    lengths = torch.randint(1, 30, (43,), generator=torch.Generator().manual_seed(0))
+    whole = deal_epoch(lengths, 8, 3, 7, 1, padded=False)
+    monkeypatch.setattr(batching, "ROWS_AT_ONCE", rows_at_once)
+    pieces = deal_epoch(lengths, 8, 3, 7, 1, padded=False)
+    for name in ("rows", "ends", "costs"):
+        assert torch.equal(getattr(pieces, name), getattr(whole, name))
 
 
 class TestTrainingBatches:
