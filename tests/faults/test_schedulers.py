@@ -179,7 +179,6 @@ def test_torchrun_still_keeps_what_dead_processes_told(tmp_path: Path) -> None:
     assert "found True" in result.stdout
 
 
-@pytest.mark.slow
 def test_torchrun_restarts_a_run_whose_rank_was_killed(finished_run: FinishedRun, tmp_path: Path) -> None:
     unbroken = Job(finished_run.recipe, tmp_path / "unbroken", tuple(torchrun(2)))
     assert unbroken.start().returncode == 0
@@ -188,6 +187,8 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed(finished_run: FinishedRun
     # The restarted rank has three steps to go, and none of them is a sixth.
     result = job.start(f"SIGKILL@{STEP}:6@1")
     assert result.returncode == 0, result.stderr
+    log = (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
+    assert f"Going on from {job.folder / 'checkpoint-4'}\n" in log
     assert job.outcome() == unbroken.outcome()
 
 
