@@ -21,6 +21,10 @@ ATTENTION = "indictune_unpadded"
 # Rows up to so many times as long as the shortest of their run share a padded attention.
 LIKE_LENGTH = 1.5
 
+# For wider heads with dropout, the kernel's gradients need the shared memory of an A100 or H100: on another GPU it
+# computes none, and torch does not refuse (FlashAttention 2, `run_mha_bwd_hdim256`).
+WIDEST_THAT_DROPS = 192
+
 # Fewer heads of key and value than of query: the kernel takes them from torch 2.12 on.
 _TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
 
@@ -57,13 +61,14 @@ def _attention(
     if query.is_cuda:
         states = _as_computed(states)
     has_kernel = query.is_cuda and _has_varlen_kernel(states[0].dtype, query.shape[-1], query.device)
+    left = -1 if sliding_window is None else sliding_window - 1
+    window = left, 0 if causal else left
     if has_kernel and dropout == 0:
-        left = -1 if sliding_window is None else sliding_window - 1
-        return _varlen_attention(states, boundaries, longest, scaling, (left, 0 if causal else left)), None
+        return _varlen_attention(states, boundaries, longest, scaling, window), None
+    if has_kernel and query.shape[-1] <= WIDEST_THAT_DROPS:
+        return _flash_attention(states, boundaries, longest, dropout, scaling, window), None
     if query.is_cuda and sliding_window is None and not causal:
-        # Unlike `varlen_attn`, these have dropout, and the second has fp32.
-        attention = _flash_attention if has_kernel else _nested_attention
-        return attention(states, boundaries, longest, dropout, scaling), None
+        return _nested_attention(states, boundaries, longest, dropout, scaling), None
     return _attention_by_length(module, states, boundaries, dropout, scaling, sliding_window), None
 
 
@@ -87,28 +92,41 @@ def _varlen_attention(
     states: States, boundaries: torch.Tensor, longest: int, scaling: float | None, window: tuple[int, int]
 ) -> torch.Tensor:
     """Attention by torch's kernel for sequences of many lengths."""
-    query, key, value = (each[0].transpose(0, 1) for each in states)
+    query, key, value = _as_documents(states)
     options: dict[str, Any] = {"scale": scaling, "window_size": window}
-    heads_of_group = query.shape[1] // key.shape[1]
-    if heads_of_group > 1 and _TAKES_GROUPS:
+    if query.shape[1] > key.shape[1]:
         options["enable_gqa"] = True
-    elif heads_of_group > 1:
-        key, value = (each.repeat_interleave(heads_of_group, 1) for each in (key, value))
     output: Any = varlen_attn(query, key, value, boundaries, boundaries, longest, longest, **options)
     return output[None]  # type: ignore[no-any-return]
 
 
 def _flash_attention(
-    states: States, boundaries: torch.Tensor, longest: int, dropout: float, scaling: float | None
+    states: States,
+    boundaries: torch.Tensor,
+    longest: int,
+    dropout: float,
+    scaling: float | None,
+    window: tuple[int, int],
 ) -> torch.Tensor:
     """Attention by the operation below `varlen_attn`, which has no dropout (torch 2.13).
 
     `_nested_attention` ends in it too, by way of nested tensors, each of which costs the host time.
     """
-    query, key, value = (each[0].transpose(0, 1) for each in states)
-    given = (boundaries, boundaries, longest, longest, dropout, False, False)  # neither causal, nor with its mask
-    output, *_ = torch.ops.aten._flash_attention_forward(query, key, value, *given, scale=scaling)
+    left, right = window
+    given = (boundaries, boundaries, longest, longest, dropout, window == (-1, 0), False)  # not with its mask
+    output, *_ = torch.ops.aten._flash_attention_forward(
+        *_as_documents(states), *given, scale=scaling, window_size_left=left, window_size_right=right
+    )
     return output[None]  # type: ignore[no-any-return]
+
+
+def _as_documents(states: States) -> States:
+    """As the kernel takes them: [tokens, heads, width], with as many heads of each where it knows no groups."""
+    query, key, value = (each[0].transpose(0, 1) for each in states)
+    heads_of_group = query.shape[1] // key.shape[1]
+    if heads_of_group > 1 and not _TAKES_GROUPS:
+        key, value = (each.repeat_interleave(heads_of_group, 1) for each in (key, value))
+    return query, key, value
 
 
 def _nested_attention(

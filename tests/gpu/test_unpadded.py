@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,41 @@ def test_attention_that_drops_is_that_of_nested_tensors() -> None:
     states = torch.randn(3, 1, 64, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(2, 3).requires_grad_()
     query, key, value = states
     results = []
-    for compute in (attention._flash_attention, attention._nested_attention):
+    flash = partial(attention._flash_attention, window=(-1, -1))
+    for compute in (flash, attention._nested_attention):
         torch.manual_seed(0)
         output = compute((query, key, value), boundaries, 20, 0.3, None)
         results += [(output, *torch.autograd.grad(output, states, torch.ones_like(output), retain_graph=True))]
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("window", [(-1, 0), (6, 0), (6, 6)])
+def test_attention_that_drops_sees_its_window_of_its_document_alone(window: tuple[int, int]) -> None:
+    """Of values that are the unit vectors, it is the probabilities themselves: what was dropped is 0."""
+    torch.manual_seed(0)
+    ends = [0, 20, 40, 45, 64]
+    boundaries = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    query, key = (torch.randn(1, heads, 64, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2))
+    value = torch.eye(64, device="cuda", dtype=torch.bfloat16).expand(1, 2, -1, -1).clone()
+    states = (query.requires_grad_(), key.requires_grad_(), value.requires_grad_())
+    output = attention._flash_attention(states, boundaries, 20, 0.3, None, window)
+    number = torch.arange(64, device="cuda")
+    document = torch.bucketize(number, boundaries[1:].long(), right=True)
+    distance = number[:, None] - number
+    left, right = (64 if each == -1 else each for each in window)
+    visible = (document[:, None] == document) & (distance <= left) & (-distance <= right)
+    kept = output[0].transpose(0, 1) != 0
+    assert not (kept & ~visible).any()
+    assert int(kept.sum()) / int(4 * visible.sum()) == pytest.approx(0.7, abs=0.06)
+    whole = [each.detach().float().requires_grad_() for each in states]
+    query, key, value = (each[0].repeat_interleave(4 // each.shape[1], 0) for each in whole)
+    scores = (query @ key.mT / 8).masked_fill(~visible, -torch.inf)
+    expected = (scores.softmax(-1) * kept / 0.7 @ value).transpose(0, 1)[None]
+    torch.testing.assert_close(output.float(), expected, rtol=0, atol=2e-2)
+    upwards = torch.randn_like(expected)
+    found_gradients = torch.autograd.grad(output, states, upwards.bfloat16())
+    for found, gradient in zip(found_gradients, torch.autograd.grad(expected, whole, upwards), strict=True):
+        assert (found.float() - gradient).norm() <= 5e-2 * gradient.norm()
 
 
 @pytest.mark.parametrize("model_type", CAUSAL)

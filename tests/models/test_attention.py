@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSequenceClassification
 
 from indictune.models import attention
 from indictune.models.attention import ATTENTION
 from indictune.models.unpadded import classify_unpadded
-from tests.models.test_unpadded import batches, classifier
+from tests.models.test_unpadded import batches, causal, classifier
 
 
 def test_neighbours_of_like_length_are_computed_together() -> None:
@@ -65,15 +66,79 @@ def test_groups_of_heads_reach_a_kernel_that_does_not_know_them(
     torch.testing.assert_close(found, expected)
 
 
-def test_the_kernel_with_dropout_is_called_as_it_is_declared() -> None:
+class Calls(TorchDispatchMode):
+    """Notes how an operation of torch is called."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name = name
+        self.seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ == self.name:
+            self.seen.append((args, kwargs))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("takes_groups", [True, False])
+@pytest.mark.parametrize(("window", "causal"), [((-1, -1), False), ((-1, 0), True), ((6, 0), False), ((6, 6), False)])
+def test_the_kernel_with_dropout_is_called_as_it_is_declared(
+    monkeypatch: pytest.MonkeyPatch, window: tuple[int, int], causal: bool, takes_groups: bool
+) -> None:
     """It is CUDA's; a tensor without data knows its shapes, and has its gradient."""
-    states = torch.randn(3, 1, 50, 4, 64, device="meta", dtype=torch.bfloat16).transpose(2, 3).requires_grad_()
+    monkeypatch.setattr(attention, "_TAKES_GROUPS", takes_groups)
+    states = [
+        torch.randn(1, 50, heads, 64, device="meta", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        for heads in (4, 2, 2)
+    ]
     query, key, value = states
     boundaries = torch.tensor([0, 20, 50], dtype=torch.int32, device="meta")
-    found = attention._flash_attention((query, key, value), boundaries, 30, 0.1, 0.5)
+    with Calls("_flash_attention_forward") as calls:
+        found = attention._flash_attention((query, key, value), boundaries, 30, 0.1, 0.5, window)
     assert (found.shape, found.dtype) == ((1, 50, 4, 64), torch.bfloat16)
-    (gradient,) = torch.autograd.grad(found, states, torch.ones_like(found))
-    assert gradient.shape == states.shape
+    gradients = torch.autograd.grad(found, states, torch.ones_like(found))
+    assert [each.shape for each in gradients] == [each.shape for each in states]
+    (((_, given_key, _, *others), options),) = calls.seen
+    assert given_key.shape[1] == (2 if takes_groups else 4)
+    assert others[2:] == [30, 30, 0.1, causal, False]
+    assert options == {"scale": 0.5, "window_size_left": window[0], "window_size_right": window[1]}
+
+
+class OnGpu(torch.Tensor):
+    """A tensor without data that says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+def causal_with_dropout(monkeypatch: pytest.MonkeyPatch, window: int | None, width: int) -> Calls:
+    """How the kernel is called. Without data, whatever reads the boundaries fails, as padded attention does."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(attention, "_as_computed", lambda states: states)  # autocast knows no such device
+    attention._has_varlen_kernel.cache_clear()
+    query, key, value = (
+        torch.empty(1, heads, 50, width, device="meta", dtype=torch.bfloat16).as_subclass(OnGpu) for heads in (4, 2, 2)
+    )
+    boundaries = torch.empty(3, device="meta", dtype=torch.int32)
+    given: dict[str, Any] = {"cu_seq_lens_q": boundaries, "max_length_q": 30, "sliding_window": window}
+    module = causal("llama").model.layers[0].self_attn
+    calls = Calls("_flash_attention_forward")
+    with calls:
+        attention._attention(module, query, key, value, None, 0.1, **given)
+    return calls
+
+
+@pytest.mark.parametrize(("window", "sides"), [(None, (-1, 0)), (7, (6, 0))])
+def test_a_causal_model_with_dropout_takes_the_kernel_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, sides: tuple[int, int]
+) -> None:
+    """A GPU would be waited for to read the boundaries."""
+    ((_, options),) = causal_with_dropout(monkeypatch, window, 64).seen
+    assert (options["window_size_left"], options["window_size_right"]) == sides
+
+
+def test_the_kernel_gets_no_heads_of_which_it_may_compute_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        causal_with_dropout(monkeypatch, None, 256)
 
 
 def test_torchs_attention_for_many_lengths_has_no_dropout() -> None:
