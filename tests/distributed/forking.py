@@ -1,5 +1,7 @@
 """Run scripts in processes that have imported everything already: starting python anew takes 5 seconds of each.
 
+Where there is no GPU, that is: an import may open it, and no fork can use it then.
+
 One server has executed the imports of the scripts and of their launchers, and nothing else; each process is a fork of
 it. A launcher runs as it always does, but for what it starts: `rank.py`, which asks the server for the fork that is
 the rank, lends it its environment and files, hands signals on to it, and ends as it ends.
@@ -91,7 +93,6 @@ def _server(variables: tuple[tuple[str, str], ...]) -> tuple[str, subprocess.Pop
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = f"{folder}/server"
     environment = {**os.environ, **dict(variables), "HF_TOKEN_PATH": os.devnull}
-    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else an import may open the GPU, which forks cannot use then
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.distributed.forking", path],
         cwd=ROOT,
@@ -172,11 +173,8 @@ def _main() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1))  # `held_signals` is for a script
         for name in LAUNCHERS:
             importlib.import_module(name)
-        import torch  # here, for rank.py has no use for it
-
-        if not torch.cuda.is_available():  # else it may open the GPU
-            os.environ["DS_ACCELERATOR"] = "cpu"
-            importlib.import_module("deepspeed")
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        importlib.import_module("deepspeed")
         gc.freeze()  # what is here stays; a fork need not look through it
         server = _Server(sys.argv[1])
         print("ready", file=answers)

@@ -69,7 +69,8 @@ def start(
         variables: of its environment.
         timeout_s: after which it is killed.
         anew: whether python starts anew for each process; else those of a launched script, and its launcher, are
-            forked from one that has imported what they need.
+            forked from one that has imported what they need; but for where there is a GPU, which one of the imports
+            opens (bitsandbytes 0.50, by way of peft), and which no fork can use then.
 
     Raises:
         subprocess.TimeoutExpired: it took longer.
@@ -82,7 +83,7 @@ def start(
         **(variables or {}),
     }
     script = next((place for place, word in enumerate(command) if word.startswith(_FOLDERS)), None)
-    if script is not None and not anew:
+    if script is not None and not anew and not torch.cuda.is_available():
         if command[:script] == python():
             return fork(command[script:], environment, timeout_s)
         if command[0] in _LAUNCHERS:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import SCRIPT, Run, deepspeed, start, torchrun
+from tests.distributed import launching
+from tests.distributed.launching import SCRIPT, Run, deepspeed, python, start, torchrun
 from tests.distributed.test_parity import PLAIN, differences
 
 Start = Callable[..., Run]
@@ -32,3 +33,15 @@ def test_every_launcher_gives_the_run(
     assert 1 < run.metrics["train"]["time_to_first_step_s"] < 300  # imports alone take more than a second
     assert (run.metrics["strategy"], run.metrics["world_size"]) == (strategy, 2)
     assert differences(run_under("single", 1, *PLAIN), run) == []
+
+
+def test_where_there_is_a_gpu_python_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork of a process whose imports have opened it could not use it."""
+    forked: list[list[str]] = []
+    monkeypatch.setattr(launching, "fork", lambda command, *_: forked.append(command))
+    command = [*python(), "indictune/__main__.py", "--help"]
+    start(command)
+    assert forked == [command[1:]]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert start(command).returncode == 0
+    assert len(forked) == 1
