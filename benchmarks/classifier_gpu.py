@@ -25,6 +25,7 @@ from benchmarks.turns import Race
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LABELS = ("negative", "neutral", "positive")
 ROWS_OF_THE_GOAL = 2_000_000
+ENOUGH_LAPS = 5
 # Of the Trainer as run_classification.py has it, padded to 128 and in fp32; its default of 8 rows is slower still.
 PLAIN_BATCH_SIZE = 64
 BASELINES = ("trainer_defaults", "trainer_best", "ours")
@@ -42,7 +43,7 @@ class Size:
         global_batch_size: rows.
         rows: of the training file.
         steps_per_lap: timed.
-        steps_per_lap_of_defaults: likewise, of the smaller batches of the Trainer's defaults.
+        steps_per_lap_of: likewise, of those that take so long that fewer will do, by their titles.
         warm_up_steps: before each lap.
         laps: at most.
         steps_of_curve: on which losses are compared.
@@ -55,7 +56,7 @@ class Size:
     global_batch_size: int
     rows: int
     steps_per_lap: int
-    steps_per_lap_of_defaults: int
+    steps_per_lap_of: dict[str, int]
     warm_up_steps: int
     laps: int
     steps_of_curve: int
@@ -70,7 +71,7 @@ SIZES = {
         global_batch_size=512,
         rows=45_056,
         steps_per_lap=10,
-        steps_per_lap_of_defaults=30,
+        steps_per_lap_of={"trainer_defaults": 8, "ours_fp32": 3},
         warm_up_steps=2,
         laps=6,
         steps_of_curve=8,
@@ -83,7 +84,7 @@ SIZES = {
         global_batch_size=16,
         rows=256,
         steps_per_lap=1,
-        steps_per_lap_of_defaults=1,
+        steps_per_lap_of={},
         warm_up_steps=1,
         laps=2,
         steps_of_curve=3,
@@ -182,7 +183,7 @@ def compare(plan: Plan, note: Note) -> None:
     laps = 1 + size.laps, size.steps_per_lap
     grouped = grouped_by_length(job.model, _rows(job), *laps, size.global_batch_size, size.warm_up_steps)
     runs = contenders(size, grouped)
-    entries = [(each, _of_defaults(job, size) if each.title == "trainer_defaults" else job) for each in runs]
+    entries = [(each, _with_steps_of(each.title, job, size)) for each in runs]
     race = Race(compete, plan.start, plan.deadline)
     alone = len(BASELINES)
     race.enter_all(entries[:alone], at_once=1)
@@ -238,10 +239,14 @@ def job_of(plan: Plan, name: str, steps: int) -> Job:
     return Job(*files, steps, size.steps_per_lap, folder, size.warm_up_steps)
 
 
-def _of_defaults(job: Job, size: Size) -> Job:
-    """With more steps, because their batches are smaller."""
-    steps = (1 + size.laps) * (size.warm_up_steps + size.steps_per_lap_of_defaults)
-    return replace(job, steps=steps, steps_per_lap=size.steps_per_lap_of_defaults)
+def _steps_per_lap(title: str, size: Size) -> int:
+    return size.steps_per_lap_of.get(title, size.steps_per_lap)
+
+
+def _with_steps_of(title: str, job: Job, size: Size) -> Job:
+    """The job of one contender."""
+    steps = _steps_per_lap(title, size)
+    return replace(job, steps=(1 + size.laps) * (size.warm_up_steps + steps), steps_per_lap=steps)
 
 
 def _lengths(rows: Sequence[dict[str, str]]) -> np.ndarray:
@@ -261,9 +266,8 @@ def _line(title: str, size: Size, race: Race, mfu_per_row: float, tokens_per_row
     laps = race.laps.get(title)
     if not laps:
         return line
-    rows = size.steps_per_lap * size.global_batch_size
-    if title == "trainer_defaults":
-        rows = size.steps_per_lap_of_defaults * PLAIN_BATCH_SIZE
+    batch_size = PLAIN_BATCH_SIZE if title == "trainer_defaults" else size.global_batch_size
+    rows = _steps_per_lap(title, size) * batch_size
     speeds = [rows / seconds for seconds in laps]
     speed = statistics.median(speeds)
     counted = race.counted[title]
@@ -273,6 +277,7 @@ def _line(title: str, size: Size, race: Race, mfu_per_row: float, tokens_per_row
         "rows_per_second": round(speed, 1),
         "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
         "laps": len(laps),
+        "few_laps": len(laps) < ENOUGH_LAPS,
         "mfu": round(speed * mfu_per_row, 4),
         "seconds_for_2m_rows": round(ROWS_OF_THE_GOAL / speed, 1),
         "tokens_per_second": round(speed * tokens_per_row),
@@ -313,15 +318,24 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
     for line in lines:
         cells = [form.format(line[name]) if name in line else "" for name, (_, form) in COLUMNS.items()]
         print(f"{line['contender']:<27}" + "".join(f"{cell:>12}" for cell in cells))
+        if line.get("few_laps"):
+            print(f"  of {line['laps']} laps alone, where {ENOUGH_LAPS} are enough")
         if "error" in line:
             print(f"  failed: {line['error'].splitlines()[-1]}")
     print(flush=True)
 
 
 def compare_losses(plan: Plan, note: Note) -> None:
-    """A part: the loss of ours in fp32 without dropout, and of the padded Trainer on the same global batches."""
+    """A part: the loss of ours in fp32 without dropout, and of the padded Trainer on the same global batches.
+
+    Both get a file of one epoch: to tokenise all rows would take most of the part's time.
+    """
     size = SIZES[plan.size]
     job = replace(job_of(plan, "losses", size.steps_of_curve), steps_per_lap=size.steps_of_curve, warm_up_steps=0)
+    rows = job.train_file.read_text(encoding="utf-8").splitlines(keepends=True)
+    job = replace(job, train_file=job.folder / "train.jsonl")
+    job.train_file.write_text("".join(rows[: size.steps_of_curve * size.global_batch_size]), encoding="utf-8")
+    note({"rows": len(_rows(job))})
     batch = {"per_device_train_batch_size": size.global_batch_size}
     settings = {**FP32, **batch, "global_batch_size": size.global_batch_size, "bf16": "false", "tf32": "false"}
     found = curves(job, settings, {**FP32, **batch, "tf32": False}, note)

@@ -17,8 +17,11 @@ import torch
 from torch.autograd.profiler_util import FunctionEventAvg
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from benchmarks import classifier_gpu
+from benchmarks.contenders import compete
 from benchmarks.gpu import SECONDS_TO_END, deadline_of
 from benchmarks.stages import StageProfiler, host, stage_of
+from benchmarks.turns import Race
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,9 +98,27 @@ def test_nothing_is_begun_without_what_all_need(tmp_path: Path) -> None:
         "All other parts need `device`, and were not begun. Mend it, or give more --minutes.\n"
     )
     (path,) = tmp_path.iterdir()
-    parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    results = json.loads(path.read_text(encoding="utf-8"))
+    parts = results["parts"]
+    assert results["allocator"] == "expandable_segments:True"
     assert parts.keys() == {"device"}
     assert parts["device"]["error"] == "It was stopped after 1 s, its share of the time."
+
+
+@pytest.mark.parametrize(("title", "rows"), [("trainer_defaults", 8 * 64), ("ours_fp32", 3 * 512), ("ours", 10 * 512)])
+def test_rows_a_second_are_those_of_the_steps_of_its_laps_and_few_laps_are_told(
+    capsys: pytest.CaptureFixture[str], title: str, rows: int
+) -> None:
+    race = Race(compete, 0.0, 0.0)
+    race.counted[title] = {"padding_fraction": 0.0, "peak_memory_bytes": 1}
+    lines = []
+    for laps in (4, 5):
+        race.laps[title] = [2.0] * laps
+        lines.append(classifier_gpu._line(title, classifier_gpu.SIZES["full"], race, 1.0, 1.0))
+    assert [line["rows_per_second"] for line in lines] == [rows / 2, rows / 2]
+    assert [line["few_laps"] for line in lines] == [True, False]
+    classifier_gpu.show(lines)
+    assert capsys.readouterr().out.count("  of 4 laps alone, where 5 are enough\n") == 1
 
 
 def errors_in(found: Any) -> Iterator[str]:
@@ -143,11 +164,13 @@ def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path:
     for line in lines.values():
         assert line["rows_per_second"] > 0
         assert line["times_trainer_defaults"] > 0
+        assert (line["laps"], line["few_laps"]) == (2, True)
     started_alone = ["trainer_defaults", "trainer_best", "ours"]
     assert [title for title, line in lines.items() if line.get("seconds_to_first_step", 0) > 0] == started_alone
     assert lines["ours"]["padding_fraction"] == 0 < lines["ours_padded"]["padding_fraction"]
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
     assert len(parts["losses"]["ours"]) == 3
+    assert parts["losses"]["rows"] == 3 * 16  # each once, and no others are tokenised
     assert parts["losses"]["largest"] < 1e-4
     curve = parts["llama_losses"]
     assert len(curve["ours"]) == 8
