@@ -28,7 +28,7 @@ from indictune.training.checkpoints.disks import SaveError
 from indictune.training.checkpoints.resuming import Finished
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.session import Session
-from indictune.training.stopping import Stopped
+from indictune.training.stopping import NotBegun, Stopped
 
 EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR, EXIT_RESUMABLE = 0, 1, 2, 75
 _CODES: dict[output.State, int] = {
@@ -120,7 +120,9 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
     except (NonFiniteLossError, SaveError) as error:
         return End("failed", str(error))
     except Stopped as error:
-        return End("resumable", f"{error} {AGAIN if replaceable else GO_ON}")
+        names_one = session.recipe.values.get("resume_from_checkpoint") not in (None, output.AUTO)
+        begins_again = replaceable or (names_one and isinstance(error, NotBegun))
+        return End("resumable", f"{error} {AGAIN if begins_again else GO_ON}")
     except KeyboardInterrupt:
         return End("resumable", f"interrupted. {AGAIN}" if replaceable else INTERRUPTED)
     except (Exception, CheckpointException) as error:  # torch's own is none of the first

@@ -27,7 +27,7 @@ from indictune.strategy.communication import check_communication
 from indictune.strategy.shards import check_async_save
 from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import lock, output
-from indictune.training.checkpoints import abandoned, resuming, settings, store
+from indictune.training.checkpoints import abandoned, copying, resuming, settings, store
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
 from indictune.training.services import check_hub_token, check_loggers
@@ -330,7 +330,7 @@ class Session:
         """
         args.save_on_each_node = not nodes.disk_is_shared(self.output_dir, args)
         if args.should_save:
-            store.remove_leftovers(self.output_dir)
+            copying.recover(self.output_dir)
         sharding.barrier()
         asked = self.recipe.values.get("resume_from_checkpoint")
         resuming.end_if_finished(self.output_dir, asked)

@@ -20,6 +20,10 @@ class Stopped(BaseException):
     """
 
 
+class NotBegun(Stopped):
+    """The run was asked to stop before its first step: where it names a checkpoint, `auto` would take another."""
+
+
 class StopRequest:
     """Whether this process was asked to stop.
 
@@ -61,7 +65,7 @@ class StopRequest:
         """From now on a signal is only noted: whoever trains looks at `asked`, and raises `Stopped` after saving."""
         self._wait = True
         if self.asked:
-            raise Stopped("stopped before there was anything to save.")
+            raise NotBegun("stopped before there was anything to save.")
 
     def ignore(self) -> None:
         """From now on a signal changes nothing: the run is over, and tells how."""
@@ -75,7 +79,7 @@ class StopRequest:
         self.asked = True
         name = signal.Signals(number).name
         if not self._wait:
-            raise Stopped(f"stopped by {name} before there was anything to save.")
+            raise NotBegun(f"stopped by {name} before there was anything to save.")
         self._tell(f"{name}: the run ends as soon as nothing is lost by it; Ctrl-C ends it at once\n")
 
     def _tell(self, line: str) -> None:

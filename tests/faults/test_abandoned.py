@@ -13,7 +13,7 @@ from indictune.cli import main
 from indictune.errors import UserError
 from indictune.training.checkpoints import abandoned, resuming, store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import Run
+from tests.distributed.launching import Run, accelerate
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 from tests.training.checkpoints.test_store import flip_a_bit, write
 
@@ -102,13 +102,51 @@ def test_a_checkpoint_comes_along_from_another_folder_with_its_best(finished: Jo
 def test_a_disk_without_room_for_them_leaves_all_as_it_was(finished: Job, tmp_path: Path) -> None:
     job = replace(finished, folder=shutil.copytree(finished.folder, tmp_path / "out"))
     named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
-    result = replace(job, flags=(*FLAGS, *named)).start("FULL@indictune.training.checkpoints.store:copy:1")
+    result = replace(job, flags=(*FLAGS, *named)).start("FULL@indictune.training.checkpoints.copying:copy:1")
     assert result.returncode == 1
     assert f"checkpoint-4 could not be written to {job.folder}: " in job.status["message"]
     assert job.status["message"].endswith("checkpoint-8 is whole; when there is room, the same command goes on.")
     assert (steps(job.folder), abandoned.folders(job.folder)) == ([8, 6, 4, 2], [])
     assert (job.folder / "model.safetensors").is_file()
     assert not (job.folder / store.UNFINISHED).exists()
+
+
+def test_a_rank_is_asked_to_stop_before_its_first_step_and_all_is_as_it_was(finished: Job, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished.folder, tmp_path / "out")
+    named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
+    job = replace(finished, folder=folder, flags=(*FLAGS, *named), launcher=tuple(accelerate("ddp", 2)))
+    result = job.start("SIGTERM@indictune.training.callbacks.continuing:LeaveBehind._left_behind:1@1")
+    assert result.returncode != 0
+    told = "stopped before its first step. The same command begins again."
+    assert job.status == {"state": "resumable", "message": told}, result.stderr
+    assert (steps(folder), abandoned.folders(folder)) == ([8, 6, 4, 2], [])
+    assert (folder / "train_log.jsonl").read_bytes() == (finished.folder / "train_log.jsonl").read_bytes()
+    assert not (folder / store.UNFINISHED).exists()
+
+
+def test_a_rank_that_copies_for_long_is_waited_for(finished: Job, tmp_path: Path) -> None:
+    """Longer than a collective waits."""
+    named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
+    flags = (*FLAGS, *named, "--max_steps", "5", "--ddp_timeout", "8")
+    job = Job(finished.recipe, tmp_path / "out", tuple(accelerate("ddp", 2)), flags)
+    slow = "SLOW@indictune.training.checkpoints.copying:copy:1@0"
+    result = job.start("+".join(2 * [slow]))
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_best_that_is_damaged_in_the_other_folder_is_forgotten_at_once(finished: Job, tmp_path: Path) -> None:
+    """Else the next checkpoint would name it, and a run that is killed then would forget it later than one that is
+    not."""
+    other = shutil.copytree(finished.folder, tmp_path / "other")
+    flip_a_bit(other / "checkpoint-2" / "model.safetensors")
+    named = ("--resume_from_checkpoint", str(other / "checkpoint-4"), "--trust_checkpoint", "true")
+    unread = ("--load_best_model_at_end", "false", "--metric_for_best_model", "macro_f1")
+    job = replace(finished, folder=tmp_path / "out", flags=(*FLAGS, *named, *unread))
+    result = job.start(f"SIGKILL@{STEP}:3")
+    assert result.returncode == -9, result.stderr
+    assert "checkpoint-2, the best, is not copied, and is forgotten: " in result.stderr
+    assert steps(job.folder) == [6, 4]
+    assert store.best_step(job.folder / "checkpoint-6") == 6
 
 
 class TestTheBest:
@@ -188,6 +226,7 @@ class TestNotGoneOnFrom:
         (out / "model.safetensors").unlink()
         left = abandoned.not_gone_on_from(out, out / "checkpoint-2")
         for number in range(1, len(left) + 1):
+            abandoned.copy_records(out)
             abandoned.move(left[number - 1 : number], out / f"abandoned-{number}")
             assert steps(out) == [2, 4, 8, 10][: max(5 - number, 1)][::-1]
         assert [path.name for path in abandoned.folders(out)] == [f"abandoned-{n}" for n in (4, 3, 2, 1)]
@@ -199,6 +238,7 @@ def test_records_are_there_with_all_steps(tmp_path: Path, is_moved: bool) -> Non
     names, folder = ("train_log.jsonl", "nonfinite.jsonl"), tmp_path / "abandoned-1"
     for name in names:
         (tmp_path / name).write_text('{"step": 1}\n{"step": 2}\n')
+    abandoned.copy_records(tmp_path)
     abandoned.move([tmp_path / name for name in names] if is_moved else [write(tmp_path, 2)], folder)
     for name in names:
         assert (folder / name).read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from indictune.cli import main
 from indictune.models.checkpoints import ADAPTER
-from indictune.training.checkpoints import store
+from indictune.training.callbacks.continuing import LeaveBehind
+from indictune.training.checkpoints import disks, store
 from indictune.training.results import published
+from indictune.training.stopping import StopRequest
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start, torchrun
 from tests.faults.runs import AS_A_USER, FAULTY, STEP, Job, environment
@@ -240,6 +243,43 @@ def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_when_there_is_room(
     subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
     assert job.start().returncode == 0
     assert job.outcome() == unbroken
+
+
+def test_a_disk_that_fills_up_before_a_run_has_come_from_another_folder_leaves_all_as_it_was(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    """Wherever that is: with each page more it is a later file that has no room."""
+    best, checkpoint = (write(tmp_path / "other", step) for step in (2, 4))
+    out, filler = small_disk / "out", small_disk / "filler"
+    write(out, 8)
+    (out / "train_log.jsonl").write_text("{}\n")
+    (out / store.UNFINISHED).rmdir()
+    was = sorted(out.rglob("*"))
+    begins = LeaveBehind(out, checkpoint, best, StopRequest())
+    told = []
+    for pages in range(1000):
+        filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - pages * os.sysconf("SC_PAGESIZE")))
+        try:
+            begins.on_train_begin(
+                TrainingArguments(output_dir=str(out), use_cpu=True), TrainerState(), TrainerControl()
+            )
+        except disks.SaveError as error:
+            told.append(str(error))
+        else:
+            break
+        filler.unlink()
+        assert sorted(out.rglob("*")) == was
+    for message in told:
+        assert message.startswith(f"checkpoint-4 could not be written to {out}: "), message
+        assert message.endswith("checkpoint-8 is whole; when there is room, the same command goes on."), message
+    needed = [store.read_manifest(each) for each in (best, checkpoint)]
+    assert f" It needs {sum(each.bytes for each in needed if each) + 3:,} bytes, and " in told[-1]
+    assert f"{out / store.UNFINISHED}/checkpoint-4/model.safetensors: No space left on device" in told[0]
+    assert f"{out / store.UNFINISHED}/checkpoint-2/" in "".join(told)
+    assert any(f"to {out}: No space left on device" in message for message in told)  # the manifest
+    assert f"{out / store.UNFINISHED}/abandoned/train_log.jsonl: No space" in told[-1]
+    assert [store.step_of(path) for path in store.listed(out)] == [4, 2]
+    assert (out / "abandoned-1" / "train_log.jsonl").read_text() == "{}\n"
 
 
 PLACES = ["os:fsync:1", "os:fsync:9", "pathlib:Path.rename:2", "torch:save:2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +14,12 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.strategy import sharding
-from indictune.training.checkpoints import abandoned, disks, saving, settings, store
+from indictune.training.checkpoints import abandoned, copying, disks, saving, settings, store
 from indictune.training.checkpoints.saving import UNLOGGED
 from indictune.training.checkpoints.store import Manifest
 from indictune.training.exact import ExactTrainer
 from indictune.training.session import Session
+from indictune.training.stopping import NotBegun, StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -90,62 +92,101 @@ def left_out(checkpoint: Path) -> int:
     return max((json.loads(path.read_text(encoding="utf-8")).get("left_out", 0) for path in paths), default=0)
 
 
+@dataclass(frozen=True)
+class _Agreed:
+    """What all ranks know of what is moved away.
+
+    Attributes:
+        names: of what is on all disks.
+        folder: it is moved to.
+        is_asked: whether a rank is asked to stop.
+    """
+
+    names: list[str]
+    folder: Path
+    is_asked: bool
+
+
 class LeaveBehind(TrainerCallback):
     """Moves away what the run does not go on from, before its first step, when nothing can refuse the checkpoint any
     more. It would be taken for this run's: `auto` would return to it, and a step that is bad roll back to it.
 
     The checkpoint that it goes on from stays or is copied from where it is, so that the run goes on from there if it
-    is killed before it has saved one; and so does what was the best until then, for the run may end with it. They are
-    copied before anything is moved: a disk that has no room for them leaves all as it was.
+    is killed before it has saved one; and so does what was the best until then, for the run may end with it. All that
+    takes room is written before anything is moved: a disk that has none, and a stop, leave all as it was.
 
     Args:
         output_dir: of the run.
         checkpoint: that it goes on from; None where it starts afresh.
         best: of the checkpoints until then; None where there is none, or it is lost.
+        stop_request: of this process.
     """
 
-    def __init__(self, output_dir: Path, checkpoint: Path | None, best: Path | None) -> None:
+    def __init__(
+        self, output_dir: Path, checkpoint: Path | None, best: Path | None, stop_request: StopRequest
+    ) -> None:
         self.output_dir = output_dir
         self.checkpoint = checkpoint
         self.best = best
+        self.stop_request = stop_request
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        copied = [self._copied(each) for each in self._from_elsewhere()] if args.should_save else []
+        left = self._left_behind()
+        taken = self._from_elsewhere() if args.should_save else []
+        what = taken[0].name if taken else "the records of what is left behind"
+        needed = sum(_bytes_in(each) for each in taken) + (abandoned.bytes_of_records(self.output_dir) if left else 0)
+        copies: list[Path] = []
+        if args.should_save:
+            with disks.telling_of_copy(self.output_dir, what, needed):
+                copies = copying.copy(taken, self.output_dir, lambda: self.stop_request.asked)
+                if left:
+                    abandoned.copy_records(self.output_dir)
         if self.checkpoint is not None:
             sharding.wait_for_all(args)  # those that copy many bytes
-        left, names, folder = self._left_behind()
+        agreed = self._agreed(left)
+        if agreed.is_asked:
+            if args.should_save:
+                store.remove_leftovers(self.output_dir)
+            raise NotBegun("stopped before its first step.")
         if args.should_save:
-            if left:
-                abandoned.move(left, folder)
-            for manifest in copied:
-                store.adopt(manifest, self.output_dir)
+            with disks.telling_of_names(self.output_dir, what, needed):
+                if left:
+                    abandoned.move(left, agreed.folder)
+                copying.adopt(copies, self.output_dir)
         sharding.barrier()
-        if names and args.process_index == 0:
-            logger.warning("%s", abandoned.told(names, folder))
+        if agreed.names and args.process_index == 0:
+            logger.warning("%s", abandoned.told(agreed.names, agreed.folder))
+
+    def _left_behind(self) -> list[Path]:
+        """What is to be moved from this rank's disk."""
+        kept = [self.best.name] if self.best is not None and abandoned.is_own(self.output_dir, self.best) else []
+        found = abandoned.not_gone_on_from(self.output_dir, self.checkpoint)
+        return [path for path in found if path.name not in kept]
 
     def _from_elsewhere(self) -> list[Path]:
         """The checkpoint and the best, where they are not the run's own; a best that is damaged is lost."""
         both = dict.fromkeys(each for each in (self.checkpoint, self.best) if each is not None)
         found = [each for each in both if not abandoned.is_own(self.output_dir, each)]
-        return [each for each in found if each == self.checkpoint or not store.damage(each)]
+        return [each for each in found if each == self.checkpoint or not _is_damaged(each)]
 
-    def _copied(self, checkpoint: Path) -> Manifest:
-        manifest = store.read_manifest(checkpoint)
-        with disks.telling_of_copy(
-            self.output_dir, store.step_of(checkpoint), 0 if manifest is None else manifest.bytes
-        ):
-            return store.copy(checkpoint, self.output_dir)
+    def _agreed(self, left: list[Path]) -> _Agreed:
+        number = max(map(abandoned.number_of, abandoned.folders(self.output_dir)), default=0)
+        on_disks = sharding.from_all((number, [path.name for path in left], self.stop_request.asked))
+        names = dict.fromkeys(name for _, own, _ in on_disks for name in own)
+        folder = self.output_dir / f"{abandoned.PREFIX}{max(number for number, _, _ in on_disks) + 1}"
+        return _Agreed(list(names), folder, any(is_asked for _, _, is_asked in on_disks))
 
-    def _left_behind(self) -> tuple[list[Path], list[str], Path]:
-        """What is to be moved from this rank's disk, the names of what is on all disks, and where it is moved to."""
-        kept = [self.best.name] if self.best is not None and abandoned.is_own(self.output_dir, self.best) else []
-        found = abandoned.not_gone_on_from(self.output_dir, self.checkpoint)
-        left = [path for path in found if path.name not in kept]
-        numbers = map(abandoned.number_of, abandoned.folders(self.output_dir))
-        on_disks = sharding.from_all((max(numbers, default=0), [path.name for path in left]))
-        names = list(dict.fromkeys(name for _, own in on_disks for name in own))
-        number = max(number for number, _ in on_disks) + 1
-        return left, names, self.output_dir / f"{abandoned.PREFIX}{number}"
+
+def _bytes_in(checkpoint: Path) -> int:
+    manifest = store.read_manifest(checkpoint)
+    return 0 if manifest is None else manifest.bytes
+
+
+def _is_damaged(best: Path) -> bool:
+    problems = store.damage(best)
+    if problems:
+        logger.warning("%s, the best, is not copied, and is forgotten: %s", best, "; ".join(problems[:3]))
+    return bool(problems)
 
 
 class GoOn(TrainerCallback):
@@ -154,7 +195,8 @@ class GoOn(TrainerCallback):
     Args:
         trainer: of the run.
         checkpoint: that it goes on from.
-        best: of the checkpoints until then, in the run's folder; None where there is none, or it is lost.
+        best: where the best of the checkpoints until then is now, if `LeaveBehind` could copy it; None where there is
+            none, or it is lost.
     """
 
     def __init__(self, trainer: ExactTrainer, checkpoint: Path, best: Path | None) -> None:
@@ -202,6 +244,8 @@ class GoOn(TrainerCallback):
         """Name the best checkpoint where it now is, whatever the state says: it is a file, and the folder may move."""
         if type(state.best_global_step) is not int:
             state.best_global_step = None
+        if self.best is not None and not all(sharding.from_all(self.best.is_dir())):
+            self.best = None
         state.best_model_checkpoint = None if self.best is None else str(self.best)
         if self.best is None and store.best_step(self.checkpoint) is not None:
             state.best_global_step = state.best_metric = None  # it is lost: the next one evaluated is the best

@@ -39,7 +39,8 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     trainer.trusts_checkpoint = session.trusts_checkpoint
     checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
     best = session.best_checkpoint
-    trainer.add_callback(LeaveBehind(session.output_dir, checkpoint, best))  # before the others read what is there
+    # Before the others read what is there.
+    trainer.add_callback(LeaveBehind(session.output_dir, checkpoint, best, session.stop_request))
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
     path = session.output_dir / bad_steps.FILE if session.rank == 0 else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from indictune.data.cache import write_through
@@ -18,6 +19,7 @@ from indictune.training.checkpoints import store
 PREFIX = "abandoned-"
 _MARK_OF_THE_END = "metrics.json"
 _RECORDS = ("train_log.jsonl", "nonfinite.jsonl")
+_UNFINISHED = f"{store.UNFINISHED}/abandoned"  # which a killed run leaves to `copying.recover`
 
 
 def number_of(folder: Path) -> int:
@@ -74,22 +76,33 @@ def _model_in(output_dir: Path) -> list[str]:
     return sorted(found)
 
 
-def move(paths: Iterable[Path], folder: Path) -> None:
-    """Move files and folders into a new one beside them, with a copy of the run's records: those that stay lose the
-    steps that are done again.
+def copy_records(output_dir: Path) -> None:
+    """Copy a run's records to where `move` finds them: those that stay lose the steps that are done again.
 
     Raises:
         OSError: the disk does not take it.
     """
-    folder.mkdir(mode=0o755)
-    try:
-        for record in (folder.parent / name for name in _RECORDS):
-            if record.exists():
-                shutil.copyfile(record, folder / record.name)
-                write_through(folder / record.name)
-    except OSError:
-        shutil.rmtree(folder)  # it holds nothing that was left behind
-        raise
+    folder = output_dir / _UNFINISHED
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for record in (output_dir / name for name in _RECORDS):
+        if record.exists():
+            shutil.copyfile(record, folder / record.name)
+            write_through(folder / record.name)
+
+
+def bytes_of_records(output_dir: Path) -> int:
+    """That `copy_records` needs."""
+    return sum((output_dir / name).stat().st_size for name in _RECORDS if (output_dir / name).exists())
+
+
+def move(paths: Iterable[Path], folder: Path) -> None:
+    """Move files and folders into a new one beside them, which has what `copy_records` has written. It takes no room.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    unfinished = folder.parent / _UNFINISHED
+    unfinished.rename(folder)
     for path in paths:
         mode = path.stat().st_mode
         if path.is_dir() and mode & stat.S_IRWXU != stat.S_IRWXU:
@@ -97,6 +110,8 @@ def move(paths: Iterable[Path], folder: Path) -> None:
         path.rename(folder / path.name)
     write_through(folder)
     write_through(folder.parent)
+    with suppress(OSError):
+        unfinished.parent.rmdir()  # where no checkpoint was copied
 
 
 def told(names: Sequence[str], folder: Path) -> str:

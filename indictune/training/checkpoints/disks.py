@@ -17,6 +17,7 @@ from indictune.folders import NO_ROOM
 from indictune.training.checkpoints import store
 
 BY_AUTO = "--resume_from_checkpoint auto"
+_BY_THE_SAME = "the same command"
 
 
 class SaveError(RuntimeError):
@@ -39,18 +40,24 @@ def telling(output_dir: Path, step: int, bytes_in_memory: int) -> AbstractContex
     )
 
 
-def telling_of_copy(output_dir: Path, step: int, needed: int) -> AbstractContextManager[None]:
-    """A block that copies a checkpoint of another folder: where it cannot, what was copied is removed.
+def telling_of_copy(output_dir: Path, what: str, needed: int) -> AbstractContextManager[None]:
+    """A block that copies what a run takes along or leaves behind: where it cannot, what was copied is removed.
 
     Args:
         output_dir: of the run.
-        step: whose checkpoint it is.
+        what: is copied.
         needed: its bytes.
 
     Raises:
         SaveError: in place of what the libraries say of a disk that does not take it.
     """
-    return _telling(output_dir, store.UNFINISHED, f"checkpoint-{step}", lambda: needed, "the same command")
+    return _telling(output_dir, store.UNFINISHED, what, lambda: needed, _BY_THE_SAME)
+
+
+def telling_of_names(output_dir: Path, what: str, needed: int) -> AbstractContextManager[None]:
+    """A block in which what was copied gets its place, as `telling_of_copy`; the copies stay, for the run's own may be
+    moved away by then, and `copying.recover` finds them."""
+    return _telling(output_dir, None, what, lambda: needed, _BY_THE_SAME)
 
 
 def telling_of_model(output_dir: Path, needed: int) -> AbstractContextManager[None]:
@@ -68,13 +75,14 @@ def telling_of_model(output_dir: Path, needed: int) -> AbstractContextManager[No
 
 @contextmanager
 def _telling(
-    output_dir: Path, unfinished: str, what: str, needed: Callable[[], int], goes_on: str = BY_AUTO
+    output_dir: Path, unfinished: str | None, what: str, needed: Callable[[], int], goes_on: str = BY_AUTO
 ) -> Iterator[None]:
     """`needed` is asked for when the disk has not taken it."""
     try:
         yield
     except (Exception, CheckpointException) as error:
-        shutil.rmtree(output_dir / unfinished, ignore_errors=True)
+        if unfinished is not None:
+            shutil.rmtree(output_dir / unfinished, ignore_errors=True)
         _tell(error, what, output_dir, needed(), goes_on)
         raise
 
@@ -94,19 +102,26 @@ def message_of(error: OSError, output_dir: Path) -> str | None:
     is_closed = error.errno in (errno.EACCES, errno.EPERM) and Path(error.filename).is_relative_to(output_dir)
     if error.errno not in {*NO_ROOM, errno.EROFS} and not is_closed:
         return None
-    return f"{error.filename} could not be written: {error.strerror}. {_way_out(error, output_dir)}"
+    return f"{_file_of(error)} could not be written: {error.strerror}. {_way_out(error, output_dir)}"
 
 
 def _tell(error: BaseException, what: str, output_dir: Path, needed: int, goes_on: str = BY_AUTO) -> None:
     """Raise `SaveError`, where the disk is to blame."""
     cause = _cause(error, output_dir, needed)
     if cause is not None:
-        told = cause.strerror if cause.filename is None else f"{cause.filename}: {cause.strerror}"
+        file = _file_of(cause)
+        told = cause.strerror if file is None else f"{file}: {cause.strerror}"
         free = f", and {shutil.disk_usage(output_dir).free:,} are free" if cause.errno in NO_ROOM else ""
         raise SaveError(
             f"{what} could not be written to {output_dir}: {told}. It needs {needed:,} bytes{free}. "
             f"{_way_out(cause, output_dir, what, goes_on)}"
         ) from error
+
+
+def _file_of(error: OSError) -> str | None:
+    """The file that an error names; of a copy that there was no room for not the first, which is only read."""
+    file: str | None = error.filename
+    return error.filename2 or file if error.errno in NO_ROOM else file
 
 
 def _bytes_of_last(output_dir: Path) -> int | None:

@@ -6,7 +6,6 @@ all of its files and `manifest.json` have reached the disk. A folder without a m
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -181,11 +180,29 @@ def commit(unfinished: Path, final: Path, manifest: Manifest) -> None:
         OSError: the disk does not take it; then no `final` is there, or the one that was. Where only its name may not
             have reached the disk, it is there, whole.
     """
+    seal(unfinished, manifest)
+    give_name(unfinished, final)
+
+
+def seal(unfinished: Path, manifest: Manifest) -> None:
+    """Let all of a checkpoint reach the disk whose files are settled, but for its name.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
     (unfinished / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     settle(unfinished, [MANIFEST])
     for parent, _, _ in os.walk(unfinished, topdown=False):
         _close(Path(parent))
         write_through(Path(parent))
+
+
+def give_name(unfinished: Path, final: Path) -> None:
+    """Give a sealed checkpoint its name, which takes no room. An older one of that name is replaced.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
     replaced = final.with_name(_REPLACED)
     _delete(replaced)
     if final.exists() or final.is_symlink():
@@ -310,25 +327,6 @@ def _damage_of_file(path: Path, expected: FileDigest | None, thorough: bool) -> 
         return f"cannot be read ({error.strerror})"
 
 
-def copy(checkpoint: Path, output_dir: Path) -> Manifest:
-    """Copy a whole checkpoint of another folder to where one of a run is written, to be adopted; returns its manifest.
-
-    Raises:
-        OSError: the disk does not take it, or does not give back what was written.
-        ValueError: it has no manifest.
-    """
-    manifest = read_manifest(checkpoint)
-    if manifest is None:
-        raise ValueError(f"{checkpoint} has no manifest.")
-    unfinished = path_of(output_dir / UNFINISHED, manifest.step)
-    for name in files_in(checkpoint):
-        (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(checkpoint / name, unfinished / name)  # the mode is not copied: some file systems have none
-    if settle(unfinished, files_in(unfinished)) != manifest.files:
-        raise OSError(errno.EIO, f"the copy of {checkpoint} is not as it was written", str(unfinished))
-    return manifest
-
-
 def first_choice(whole: Iterable[Each], has_best: Callable[[Each], bool]) -> Each | None:
     """The one of whole checkpoints that `auto` goes on from: the first whose best can be gone on with too.
 
@@ -342,18 +340,6 @@ def first_choice(whole: Iterable[Each], has_best: Callable[[Each], bool]) -> Eac
             return each
         spare = spare or each
     return spare
-
-
-def adopt(copied: Manifest, output_dir: Path) -> None:
-    """Make what `copy` has written a checkpoint of the run; it is there whole, or not at all.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
-    unfinished = path_of(output_dir / UNFINISHED, copied.step)
-    commit(unfinished, path_of(output_dir, copied.step), copied)
-    if not list(unfinished.parent.iterdir()):
-        unfinished.parent.rmdir()
 
 
 def rotate(output_dir: Path, limit: int | None, best_step: int | None, last: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indictune.data.cache import write_through
-from indictune.training.checkpoints import disks, store
+from indictune.training.checkpoints import copying, disks, store
 from indictune.training.checkpoints.store import MANIFEST, UNFINISHED, FileDigest, Manifest
 from indictune.training.output import check_folder
 
@@ -59,6 +59,10 @@ def write(
     return final
 
 
+def is_never() -> bool:
+    return False
+
+
 def whole(output_dir: Path) -> list[int]:
     return [store.step_of(path) for path in store.listed(output_dir) if not store.damage(path)]
 
@@ -97,7 +101,7 @@ def test_a_file_system_that_writes_no_folders_through_and_has_no_modes_takes_che
     monkeypatch.setattr(os, "chmod", refuse)
     before = os.umask(umask)
     try:
-        store.adopt(store.copy(write(tmp_path / "other", 4), tmp_path), tmp_path)
+        copying.adopt(copying.copy([write(tmp_path / "other", 4)], tmp_path, is_never), tmp_path)
     finally:
         os.umask(before)
     assert whole(tmp_path) == whole(tmp_path / "other") == [4]
@@ -272,12 +276,12 @@ def dying_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_copy_that_is_not_as_it_was_written_is_not_taken(tmp_path: Path) -> None:
     source = write(tmp_path / "other", 4)
-    store.adopt(store.copy(source, tmp_path), tmp_path)
+    copying.adopt(copying.copy([source], tmp_path, is_never), tmp_path)
     assert whole(tmp_path) == [4]
     assert not (tmp_path / UNFINISHED).exists()
     flip_a_bit(source / "model.safetensors")
     with pytest.raises(OSError, match="is not as it was written"):
-        store.copy(source, tmp_path / "out")
+        copying.copy([source], tmp_path / "out", is_never)
     assert whole(tmp_path / "out") == []
 
 
