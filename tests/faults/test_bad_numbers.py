@@ -226,7 +226,7 @@ def test_all_ranks_leave_a_step_out_that_one_has_seen(
     result = job.start("NAN@indictune.training.loss:ExactLoss.__call__:3@1")
     assert result.returncode == 0, result.stderr
     (entry,) = noted(job)
-    assert (entry["step"], entry["action"]) == (3, action)
+    assert (entry["step"], entry["action"], entry["loss"]) == (3, action, "nan")  # of both, and rank 0 writes
 
 
 @pytest.mark.parametrize(
