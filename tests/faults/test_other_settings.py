@@ -288,6 +288,22 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     assert (last.name, store.best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
 
 
+def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--active_vocabulary", "off"))  # it follows from all rows
+    assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
+    before = store.read_manifest(job.folder / "checkpoint-4")
+    train_file = str(finished_run.recipe.parent / "train.jsonl")
+    alone = ("--train_file", train_file, "--eval_strategy", "no", "--load_best_model_at_end", "false")
+    result = replace(job, flags=(*job.flags, *alone)).start()
+    assert result.returncode == 0, result.stderr
+    after = store.read_manifest(job.folder / "checkpoint-8")
+    assert before is not None
+    assert after is not None
+    assert before.validation == after.validation is not None
+
+
 def evaluated(state: Mapping[str, Any], step: int) -> dict[str, float]:
     """What a state tells of the evaluation of a step."""
     (entry,) = (entry for entry in state["log_history"] if entry["step"] == step and "eval_loss" in entry)

@@ -254,6 +254,8 @@ class GoOn(TrainerCallback):
         """A loss and a score cannot be compared, nor can scores on different rows: the next one evaluated is the best,
         and patience begins anew."""
         now = {name: getattr(self.trainer.args, name) for name in settings.OF_THE_BEST}
+        if self.trainer.validation_digest is None:
+            self.trainer.validation_digest = manifest.validation  # the best is still of those
         digests = manifest.validation, self.trainer.validation_digest
         has_other_rows = None not in digests and digests[0] != digests[1]
         if has_other_rows:

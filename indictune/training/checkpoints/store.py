@@ -60,8 +60,8 @@ class Manifest:
         versions: of the packages that wrote it, by name.
         evaluation_due: whether the run was stopped before it had evaluated this step.
         files: by path inside the folder, with `/` between its parts.
-        validation: digest of the rows that checkpoints are compared on; None where there are none, or the version that
-            wrote it did not tell.
+        validation: digest of the rows that checkpoints were compared on last; None where there were none, or the
+            version that wrote it did not tell.
     """
 
     step: int
