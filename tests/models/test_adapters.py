@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +286,29 @@ def test_an_adapter_whose_base_is_gone_says_so(saved: Saved, tmp_path: Path) -> 
         UserError, match=f"--model {folder}, whose base is {args.model_name_or_path}: there is no such"
     ):
         load_trained(folder)
+
+
+# peft 0.21. Whoever adds one looks at what peft reads or imports by it when an adapter is loaded, and lets
+# `check_adapter` refuse it if need be.
+FIELDS_LOOKED_AT = """
+    alora_invocation_tokens alpha_pattern arrow_config auto_mapping base_model_name_or_path bias corda_config
+    ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights kasa_config
+    layer_replication layers_pattern layers_to_transform loftq_config lora_alpha lora_bias lora_dropout
+    lora_ga_config megatron_config megatron_core modules_to_save monteclora_config peft_type peft_version
+    qalora_group_size r rank_pattern revision runtime_config target_modules target_parameters task_type
+    trainable_token_indices use_bdlora use_dora use_qalora use_rslora velora_config
+"""
+
+
+def test_the_fields_of_a_lora_configuration_are_those_that_were_looked_at() -> None:
+    assert sorted(field.name for field in fields(LoraConfig)) == FIELDS_LOOKED_AT.split()
+
+
+def test_peft_unpickles_and_imports_by_a_lora_configuration_where_it_was_looked_at() -> None:
+    """`corda.py` and `loraga.py` do so in what prepares a new adapter alone, `tp_layer.py` for `megatron_config`."""
+    folder = Path(inspect.getfile(LoraConfig)).parent
+    lines = [(path.name, line) for path in folder.rglob("*.py") for line in path.read_text().splitlines()]
+    found = Counter(
+        name for name, line in lines if re.search(r"torch\.load\(|import_module\(|pickle|__import__", line)
+    )
+    assert found == {"corda.py": 2, "loraga.py": 1, "tp_layer.py": 1}
