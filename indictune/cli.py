@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(argv: Sequence[str]) -> int:
     """Read and tokenise the rows of a run, once."""
+    import indictune.held_signals  # noqa: F401, before all that is slow
     from indictune.training.prepare import prepare_command
 
     return prepare_command(argv)

@@ -25,7 +25,7 @@ from indictune.models.classifier import label_order, load_classifier_config
 from indictune.models.loading import check_max_length, load_tokenizer
 from indictune.training.logs import PrintableFormatter
 from indictune.training.running import EXIT_RESUMABLE
-from indictune.training.stopping import Stopped, StopRequest
+from indictune.training.stopping import Stopped, StopRequest, let_through
 
 CLASSIFIER = (ModelArguments, DataArguments, SentimentTrainingArguments)
 
@@ -53,6 +53,19 @@ def prepare_command(argv: Sequence[str]) -> int:
     Keys and flags that only a language model's run knows, such as `packing` and `chat_template`, tell that it is one;
     else it is a classifier's.
     """
+    try:
+        with StopRequest().listening():
+            let_through()
+            return _prepared(argv)
+    except UserError as error:
+        print(printable(f"indictune: {error.message}"), file=sys.stderr)
+        return 2
+    except (Stopped, KeyboardInterrupt):
+        print("indictune: stopped. What is kept is whole; the same command does the rest.", file=sys.stderr)
+        return EXIT_RESUMABLE
+
+
+def _prepared(argv: Sequence[str]) -> int:
     console = logging.StreamHandler()
     console.setFormatter(PrintableFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[console])
@@ -66,17 +79,9 @@ def prepare_command(argv: Sequence[str]) -> int:
         if len(other.problems) < len(recipe.problems):
             recipe, prepare = other, _prepare_chats
     started = time.monotonic()
-    try:
-        if not recipe.is_read:  # what it does not say is not missing
-            recipe.problems.raise_any()
-        with StopRequest().listening():
-            prepared = prepare(recipe)
-    except UserError as error:
-        print(printable(f"indictune: {error.message}"), file=sys.stderr)
-        return 2
-    except (Stopped, KeyboardInterrupt):
-        print("indictune: stopped. What is kept is whole; the same command does the rest.", file=sys.stderr)
-        return EXIT_RESUMABLE
+    if not recipe.is_read:  # what it does not say is not missing
+        recipe.problems.raise_any()
+    prepared = prepare(recipe)
     for note in prepared.notes:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
     print(lengths_table(prepared))

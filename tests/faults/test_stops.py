@@ -240,6 +240,16 @@ def test_a_signal_while_a_script_imports_is_heard_when_it_has(
     assert status["message"].startswith(f"stopped by {name} before there was anything to save.")
 
 
+def test_a_signal_while_the_preparation_imports_is_heard_when_it_has(recipe: Path) -> None:
+    command = [*python(), "-m", "indictune", "prepare", "--config", str(recipe)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as started:
+        wait_for(lambda: _holds_back(started.pid, signal.SIGTERM), 60)
+        started.send_signal(signal.SIGTERM)
+        _, said = started.communicate(timeout=120)
+    assert started.returncode == EXIT_RESUMABLE, said
+    assert said.endswith("indictune: stopped. What is kept is whole; the same command does the rest.\n")
+
+
 def _holds_back(pid: int, number: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     (blocked,) = (line.split()[1] for line in lines if line.startswith("SigBlk:"))
