@@ -181,8 +181,10 @@ class SourceArguments(BadRowArguments):
                 "leave one out."
             )
         if self.dataset_name is None and self.train_file is None:
+            dropped = " A flag that names rows takes the place of all that the recipe names."
             problems.append(
                 "No training rows: give --train_file FILE or --dataset_name NAME (a builtin: one needs no file)."
+                + dropped * (self.validation_file is not None or self.test_file is not None)
             )
         if self.dataset_config_name is not None and self.dataset_name is None:
             problems.append(f"--dataset_config_name {self.dataset_config_name}: has no effect without --dataset_name.")

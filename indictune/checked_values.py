@@ -48,6 +48,8 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
             f"--save_total_limit {limit}: expected at least 1; --save_strategy no --load_best_model_at_end false "
             "saves none."
         )
+    if not 0 <= planned("seed") < 2**32:
+        problems.append(f"--seed {planned('seed')}: expected a whole number from 0 to {2**32 - 1}.")
     if not epochs > 0:
         problems.append(f"--num_train_epochs {planned('num_train_epochs')}: nothing would be trained.")
     smoothing = planned("label_smoothing_factor")

@@ -79,8 +79,10 @@ class TestDataArguments:
         ]
 
     def test_a_run_without_training_rows_is_told_what_to_give(self) -> None:
+        told = "No training rows: give --train_file FILE or --dataset_name NAME (a builtin: one needs no file)."
+        assert problems_of(DataArguments) == [told]
         assert problems_of(DataArguments, test_file="c.csv") == [
-            "No training rows: give --train_file FILE or --dataset_name NAME (a builtin: one needs no file)."
+            f"{told} A flag that names rows takes the place of all that the recipe names."
         ]
 
     def test_a_configuration_needs_its_dataset(self) -> None:
@@ -159,6 +161,8 @@ class TestTrainingArguments:
         ("warmup_steps", -1.0),
         ("learning_rate", float("nan")),
         ("ddp_timeout", 0),
+        ("seed", -1),
+        ("seed", 2**32),
         ("dataloader_num_workers", -1),
         ("dataloader_prefetch_factor", 2),
         ("save_strategy", "often"),

@@ -214,6 +214,10 @@ class TestConverting:
         message = refused(capsys, str(run), "--convert_to", str(run))
         assert f"--convert_to {run}: is there already, and not an empty folder" in message
 
+    def test_a_model_gets_no_checkpoints_name(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        message = refused(capsys, str(run), "--convert_to", str(run / "checkpoint-9"))
+        assert f"--convert_to {run / 'checkpoint-9'}: has the name of a checkpoint of that run, and" in message
+
     def test_an_unfinished_one_is_no_model(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / UNFINISHED / "checkpoint-2").mkdir(parents=True)
         message = refused(capsys, str(tmp_path), "--convert_to", str(tmp_path / "model"))

@@ -24,6 +24,7 @@ from indictune.models.classifier import class_names, load_trained
 from indictune.models.loading import check_vocabulary, load_tokenizer
 from indictune.models.sources import explained
 from indictune.strategy import sharding
+from indictune.training.checkpoints.store import MANIFEST
 from indictune.training.loss import ExactLoss
 from indictune.training.results import evaluate, run_metrics, write_metrics
 from indictune.training.running import run
@@ -50,7 +51,10 @@ def evaluate_command(argv: Sequence[str]) -> int:
     if model:
         with recipe.problems.collecting():
             _as_in_training(recipe, Path(model))
-    if config_file(model).is_file() and "output_dir" not in recipe.values:
+    if (Path(model) / MANIFEST).is_file():
+        with recipe.problems.collecting():
+            _check_outside(Path(model), recipe.values.pop("output_dir", None), recipe)
+    elif config_file(model).is_file() and "output_dir" not in recipe.values:
         with recipe.problems.collecting():
             recipe.values["output_dir"] = str(_folder_within(Path(model), Path(test_file).stem))
     main = _evaluate_classes
@@ -83,6 +87,20 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
         value = configuration.get(name) if isinstance(configuration, dict) else None
         if value is not None and isinstance(value, types[name]):
             recipe.values.setdefault(name, value)
+
+
+def _check_outside(checkpoint: Path, output_dir: str | None, recipe: Recipe) -> None:
+    """Let an evaluation write to a folder that is not a checkpoint's.
+
+    Raises:
+        UserError: it would write into the checkpoint.
+    """
+    if output_dir is None or Path(output_dir).resolve().is_relative_to(checkpoint.resolve()):
+        raise UserError(
+            f"--model {checkpoint}: is a checkpoint, and one with a file more is damaged; give an --output_dir "
+            "outside of it."
+        )
+    recipe.values["output_dir"] = output_dir
 
 
 def _folder_within(model: Path, name: str) -> Path:

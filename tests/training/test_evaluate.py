@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import python, start
 from tests.training.tiny import tiny_llama
@@ -59,3 +60,23 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
     assert list(outside.iterdir()) == []
     named = start([*command, "--output_dir", str(tmp_path / "out")])
     assert named.returncode == 0, named.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--output_dir", "evaluation"), ("--output_dir", ".")])
+def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, more: tuple[str, ...]) -> None:
+    last = store.listed(finished_run.folder)[0]
+    checkpoint = Path(shutil.copytree(last, tmp_path / last.name))
+    test_file = tmp_path / "t.jsonl"
+    test_file.write_text('{"text": "a", "label": "positive"}\n', encoding="utf-8")
+    command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(checkpoint)]
+    flags = [str(checkpoint / word) if word in ("evaluation", ".") else word for word in more]
+    result = start([*command, "--test_file", str(test_file), *flags])
+    assert result.returncode == 2, result.stderr
+    assert result.stderr == (
+        f"indictune: --model {checkpoint}: is a checkpoint, and one with a file more is damaged; give an --output_dir "
+        "outside of it.\n"
+    )
+    assert store.damage(checkpoint) == []
+    elsewhere = start([*command, "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")])
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert store.damage(checkpoint) == []

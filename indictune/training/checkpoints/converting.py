@@ -32,7 +32,7 @@ from indictune.models.sources import explained
 from indictune.models.vocabulary import began_with_others, read_row_ids, unused_digest
 from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, whole_folder
 from indictune.strategy import parts
-from indictune.training.checkpoints import abandoned, resuming
+from indictune.training.checkpoints import abandoned, resuming, store
 from indictune.training.output import RECIPE
 
 FLAG = "--convert_to"
@@ -57,6 +57,10 @@ def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) 
     disable_progress_bar()  # type: ignore[no-untyped-call]
     folder = Path(args.convert_to)
     check_free(folder, FLAG)
+    if store.step_of(folder) >= 0 and (folder.parent / RECIPE).is_file():
+        raise UserError(
+            f"{FLAG} {folder}: has the name of a checkpoint of that run, and would be taken for one; choose another."
+        )
     if damage:
         raise UserError(f"{checkpoint}: is damaged: {'; '.join(damage[:3])}. Convert another checkpoint-<step>.")
     if not config_file(checkpoint).is_file():
