@@ -19,7 +19,7 @@ from indictune.models.checkpoints import Checkpoint, weights_files, write_shards
 from indictune.models.sources import explained
 from indictune.models.sourcing import Merger, plan, skeleton
 from indictune.models.updates import Adapter, read_adapter
-from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, whole_folder
+from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, let_read, whole_folder
 
 
 def merge_command(argv: Sequence[str]) -> int:
@@ -68,6 +68,7 @@ def merge(args: MergeArguments) -> str:
         _write(merger, base_folder, merged, args.max_shard_size)
         if args.to_4bit:
             merged = _rounded_again(merger, merged, unfinished / "in_4bit", args.max_shard_size)
+        let_read(merged)
         merged.rename(output_dir)
     form = "4 bit" if args.to_4bit else str(merger.dtype).removeprefix("torch.")
     return f"{output_dir}: {type(model).__name__} in {form}, merged from {args.adapter} and {base_folder}."

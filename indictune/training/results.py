@@ -18,6 +18,7 @@ from peft import PeftModel
 from transformers.trainer_utils import TrainOutput
 
 from indictune.data.cache import write_through
+from indictune.models.writing import let_read
 from indictune.strategy import nodes, sharding
 from indictune.training import output
 from indictune.training.callbacks.throughput import Throughput
@@ -56,6 +57,7 @@ def save(trainer: ExactTrainer, session: Session) -> None:
             shutil.rmtree(unfinished)
         raise
     if trainer.args.should_save:
+        let_read(unfinished)
         session.saved_files = sorted(path.name for path in unfinished.iterdir())
         put_in_place(unfinished, session.output_dir)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import (
@@ -31,6 +32,14 @@ from tests.distributed.launching import Run, accelerate, python, start, train
 from tests.faults.runs import STEP, Job
 
 Start = Callable[..., Run]
+
+
+def test_safetensors_lets_nobody_else_read_what_it_writes(tmp_path: Path) -> None:
+    """safetensors 0.8, whatever the umask; see `writing.let_read`."""
+    (tmp_path / "a.json").touch()
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 != 0o600
 
 
 @pytest.mark.slow

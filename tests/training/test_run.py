@@ -32,6 +32,11 @@ def test_a_finished_run_leaves_the_files_of_the_contract(finished_run: FinishedR
     assert json.loads((finished_run.folder / "status.json").read_text()) == {"state": "ok", "message": ""}
 
 
+def test_who_may_read_the_configuration_may_read_the_weights(finished_run: FinishedRun) -> None:
+    weights, configuration = (finished_run.folder / name for name in ("model.safetensors", "config.json"))
+    assert weights.stat().st_mode == configuration.stat().st_mode
+
+
 def test_metrics_hold_the_blocks_of_the_contract(finished_run: FinishedRun) -> None:
     metrics = finished_run.metrics
     assert {name: metrics[name] for name in ("strategy", "world_size", "global_batch_size")} == {

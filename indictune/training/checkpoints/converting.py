@@ -30,7 +30,7 @@ from indictune.models.checkpoints import INDEX, weights_files
 from indictune.models.loading import read_weights
 from indictune.models.sources import explained
 from indictune.models.vocabulary import began_with_others, read_row_ids, unused_digest
-from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, whole_folder
+from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, let_read, whole_folder
 from indictune.strategy import parts
 from indictune.training.checkpoints import abandoned, resuming, store
 from indictune.training.output import RECIPE
@@ -127,6 +127,7 @@ def _write(checkpoint: Path, weights: dict[str, Tensor], plain: PreTrainedModel 
             save_file(weights, model / ADAPTER, metadata={"format": "pt"})
         else:
             plain.save_pretrained(model)
+        let_read(model)
         model.rename(folder)
 
 
