@@ -320,7 +320,7 @@ class Session:
     def write_recipe(self, args: IndicTrainingArguments) -> None:
         """Write `recipe.yaml` on every disk, once it is known that the run may go on."""
         if args.should_save:
-            output.write_recipe(self.output_dir, resolved(*self._built))
+            output.write_recipe(self.output_dir, resolved(*self._built) | settings.in_the_states(self.checkpoint))
 
     def _choose_checkpoint(self, args: IndicTrainingArguments) -> None:
         """Set `checkpoint` and `best_checkpoint`, after what a killed run was writing is gone.

@@ -69,6 +69,8 @@ def test_settings_that_differ_are_named_with_both_values(job: Job) -> None:
     ]
     log = Run(job.folder).log
     assert (log[-1]["step"], log[-1]["learning_rate"]) == (6, 1e-4)
+    recipe = yaml.safe_load((job.folder / "recipe.yaml").read_text(encoding="utf-8"))
+    assert [recipe[name] for name in ("learning_rate", "weight_decay", "num_train_epochs")] == [0.0001, 0.0, 1.5]
 
 
 @pytest.mark.parametrize("name", ["attn_implementation", "tf32", "torch_compile", "padding_free"])

@@ -75,6 +75,12 @@ def settings_of(checkpoint: Path) -> dict[str, Any]:
         return {}
 
 
+def in_the_states(checkpoint: str | None) -> dict[str, Any]:
+    """The settings that a run has from the checkpoint that it goes on from, whatever it was given."""
+    before = {} if checkpoint is None else settings_of(Path(checkpoint))
+    return {name: before[name] for name in IN_THE_STATES if isinstance(before.get(name), int | float)}
+
+
 def differences(checkpoint: Path, now: Mapping[str, Any], as_many_ranks: bool) -> list[str]:
     """What the user should know of settings that have changed since a checkpoint, in a sentence each.
 
