@@ -342,10 +342,10 @@ class Session:
             resuming.check_trusted(each, self.output_dir, self.trusts_checkpoint)
         if chosen is not None:
             configuration = resolved(*self._built)
-            resuming.check_fits(chosen, self.launch, configuration, self._model)
+            notes = resuming.check_fits(chosen, self.launch, configuration, self._model)
             manifest = store.read_manifest(chosen)
             as_many_ranks = manifest is not None and manifest.world_size == args.world_size
-            self.warn(settings.differences(chosen, configuration, as_many_ranks))
+            self.warn([*notes, *settings.differences(chosen, configuration, as_many_ranks)])
         self.checkpoint = None if chosen is None else str(chosen)
 
     def _watch(self, args: IndicTrainingArguments) -> None:

@@ -118,7 +118,10 @@ def _why_none(named: Path) -> str | None:
     try:
         if not named.is_dir():
             return "there is no such folder"
-        return None if (named / store.MANIFEST).is_file() else f"is no checkpoint (it has no {store.MANIFEST})"
+        if (named / store.MANIFEST).is_file():
+            return None
+        held = [path.name for path in store.listed(named)[:3]]
+        return f"is no checkpoint (it has no {store.MANIFEST}){', but holds ' * bool(held)}{', '.join(held)}"
     except OSError as error:
         return f"cannot be entered ({error.strerror})"
 
@@ -218,8 +221,10 @@ def doubts_to_come(output_dir: Path, trust_checkpoint: bool) -> list[str]:
     return [f"--output_dir: {why}: its checkpoints would not be gone on from without --trust_checkpoint true."]
 
 
-def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose state this run cannot take over.
+def check_fits(
+    checkpoint: Path, launch: Launch, configuration: Mapping[str, Any], model: Mapping[str, Any]
+) -> list[str]:
+    """Refuse a checkpoint whose state this run cannot take over; what the user should know where it can, in sentences.
 
     Args:
         checkpoint: to go on from.
@@ -270,14 +275,18 @@ def check_fits(checkpoint: Path, launch: Launch, configuration: Mapping[str, Any
         )
     if problems:
         raise UserError(problems)
+    return _as_another_launch(checkpoint.name, manifest, launch)
+
+
+def _as_another_launch(name: str, manifest: store.Manifest, launch: Launch) -> list[str]:
     wrote, goes_on = (manifest.strategy, manifest.world_size), (launch.strategy, launch.world_size)
-    if wrote != goes_on:
-        drawn = "" if wrote[1] == goes_on[1] else "; dropout draws other numbers than it would have"
-        logger.warning(
-            "%s was written by %s on %d process(es), and %s on %d go on with it: rows, weights and optimizer states "
-            "go on where they were%s.",
-            *(checkpoint.name, *wrote, *goes_on, drawn),
-        )
+    if wrote == goes_on:
+        return []
+    drawn = "" if wrote[1] == goes_on[1] else "; dropout draws other numbers than it would have"
+    return [
+        f"{name} was written by {wrote[0]} on {wrote[1]} process(es), and {goes_on[0]} on {goes_on[1]} go on with it: "
+        f"rows, weights and optimizer states go on where they were{drawn}."
+    ]
 
 
 def _command(manifest: store.Manifest, configuration: Mapping[str, Any], launch: Launch) -> str:

@@ -83,6 +83,7 @@ class TestCandidate:
     @pytest.mark.parametrize(
         ("name", "told"),
         [
+            ("", "is no checkpoint (it has no manifest.json), but holds checkpoint-8"),
             ("checkpoint-8", "is no checkpoint (it has no manifest.json)"),
             ("checkpoint-9", "there is no such folder"),
             ("x" * 300, "cannot be entered (File name too long)"),
@@ -266,9 +267,8 @@ class TestDoubts:
 class TestFits:
     """What `write` makes is of DDP on 2 processes, with global batches of 8 rows."""
 
-    def test_the_same_launch_goes_on_without_a_word(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN, {})
-        assert caplog.messages == []
+    def test_the_same_launch_goes_on_without_a_word(self, tmp_path: Path) -> None:
+        assert resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN, {}) == []
 
     @pytest.mark.parametrize(
         ("launch", "told"),
@@ -281,11 +281,8 @@ class TestFits:
             (Launch("single", 1), "single on 1 go on with it"),
         ],
     )
-    def test_another_that_can_go_on_is_told(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, launch: Launch, told: str
-    ) -> None:
-        resuming.check_fits(write(tmp_path, 4), launch, OF_THIS_RUN, {})
-        (message,) = caplog.messages
+    def test_another_that_can_go_on_is_told(self, tmp_path: Path, launch: Launch, told: str) -> None:
+        (message,) = resuming.check_fits(write(tmp_path, 4), launch, OF_THIS_RUN, {})
         assert message.startswith(f"checkpoint-4 was written by ddp on 2 process(es), and {told}")
         assert ("dropout draws other numbers" in message) == (launch.world_size != 2)
 
