@@ -106,9 +106,9 @@ def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
     assert start([*python(), *prepare], cache).returncode == 0
 
 
-def test_a_command_that_is_interrupted_leaves_no_traceback(recipe: Path) -> None:
-    event = "SIGINT@indictune.training.prepare:read_recipe:1"
-    stopped = start([*python(), FAULTY, event, "indictune/cli.py", "prepare", "--config", str(recipe)])
+def test_a_command_that_is_interrupted_leaves_no_traceback(tmp_path: Path) -> None:
+    event = "SIGINT@indictune.training.checkpoints.command:read_recipe:1"
+    stopped = start([*python(), FAULTY, event, "indictune/cli.py", "checkpoint", str(tmp_path)])
     assert (stopped.returncode, stopped.stderr) == (130, "indictune: interrupted.\n")
 
 
