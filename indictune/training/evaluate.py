@@ -53,7 +53,7 @@ def evaluate_command(argv: Sequence[str]) -> int:
             _as_in_training(recipe, Path(model))
     if (Path(model) / MANIFEST).is_file():
         with recipe.problems.collecting():
-            _check_outside(Path(model), recipe.values.pop("output_dir", None), recipe)
+            _check_outside(Path(model), recipe)
     elif config_file(model).is_file() and "output_dir" not in recipe.values:
         with recipe.problems.collecting():
             recipe.values["output_dir"] = str(_folder_within(Path(model), Path(test_file).stem))
@@ -89,18 +89,19 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
             recipe.values.setdefault(name, value)
 
 
-def _check_outside(checkpoint: Path, output_dir: str | None, recipe: Recipe) -> None:
-    """Let an evaluation write to a folder that is not a checkpoint's.
+def _check_outside(checkpoint: Path, recipe: Recipe) -> None:
+    """Refuse to evaluate a checkpoint where its evaluation would go into it.
 
     Raises:
-        UserError: it would write into the checkpoint.
+        UserError: it would.
     """
+    output_dir = recipe.values.get("output_dir")
     if output_dir is None or Path(output_dir).resolve().is_relative_to(checkpoint.resolve()):
+        recipe.values.pop("output_dir", None)  # else the refusal is written there
         raise UserError(
             f"--model {checkpoint}: is a checkpoint, and one with a file more is damaged; give an --output_dir "
             "outside of it."
         )
-    recipe.values["output_dir"] = output_dir
 
 
 def _folder_within(model: Path, name: str) -> Path:
