@@ -14,9 +14,9 @@ import sys
 import indictune.held_signals  # noqa: F401, before all that is slow
 from indictune.config import read_recipe
 from indictune.data.chat_tokens import answer_ends
-from indictune.data.chats import set_template, tokenise_splits
+from indictune.data.chats import check_template, set_template, tokenise_splits
 from indictune.data.collation import lengths_of
-from indictune.data.conversations import load_conversations
+from indictune.data.conversations import load_conversations, sources_of
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models.causal import check_packing, load_causal, load_causal_config
 from indictune.models.loading import has_own_code, load_tokenizer
@@ -41,13 +41,16 @@ def main(session: Session) -> None:
             check_packing(model_args, config)
     with session.checks():
         data_args = session.build(ChatDataArguments)
-        splits = load_conversations(data_args)
-    with session.checks():
-        session.check_evaluations(LlamaTrainingArguments, splits.validation is not None)
+        sources = sources_of(data_args, session.recipe.problems)
+        session.check_evaluations(LlamaTrainingArguments, sources)
     with session.checks():
         tokenizer = load_tokenizer(model_args)
-        template = set_template(tokenizer, splits, data_args)
+        check_template(tokenizer, data_args)
     session.decide(LlamaTrainingArguments)
+    with session.checks():
+        splits = load_conversations(data_args, session.recipe.problems, sources)
+        template = set_template(tokenizer, splits, data_args)
+    session.recipe.problems.raise_any()
 
     chats = tokenise_splits(splits, tokenizer, template, data_args)
     own_code = has_own_code(model_args, config)

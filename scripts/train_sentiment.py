@@ -18,6 +18,7 @@ from indictune.config import read_recipe
 from indictune.data.collation import lengths_of
 from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
+from indictune.data.sources import sources_of
 from indictune.models.classifier import label_order, load_classifier, load_classifier_config
 from indictune.models.loading import has_own_code, load_tokenizer
 from indictune.models.unpadded import pads
@@ -25,7 +26,7 @@ from indictune.strategy.sharding import reading_weights
 from indictune.strategy.vocabulary import check_active_vocabulary, use_active_vocabulary
 from indictune.training.callbacks.continuing import train
 from indictune.training.callbacks.watchers import watch
-from indictune.training.class_weights import as_tensor, class_weights
+from indictune.training.class_weights import as_tensor, check_file, class_weights
 from indictune.training.loss import ExactLoss
 from indictune.training.results import finish, save
 from indictune.training.running import run
@@ -41,19 +42,21 @@ def main(session: Session) -> None:
         session.check_model(model_args, config, session.planned(DataArguments, "max_length"))
     with session.checks():
         planned = partial(session.planned, SentimentTrainingArguments)
-        optim = str(planned("optim"))
-        check_active_vocabulary(planned("active_vocabulary"), model_args.method, optim, session.launch)
+        check_active_vocabulary(planned("active_vocabulary"), model_args.method, str(planned("optim")), session.launch)
     with session.checks():
         own_code = has_own_code(model_args, config)
         padded = pads(planned("padding_free"), config, model_args.attn_implementation, own_code)
     with session.checks():
+        check_file(planned("class_weights"))
+    with session.checks():
         data_args = session.build(DataArguments)
-        splits = load_splits(data_args)
-    with session.checks():
-        session.check_evaluations(SentimentTrainingArguments, splits.validation is not None)
-    with session.checks():
-        weights = class_weights(planned("class_weights"), splits.train.each_label(), splits.labels)
+        sources = sources_of(data_args, session.recipe.problems)
+        session.check_evaluations(SentimentTrainingArguments, sources)
     session.decide(SentimentTrainingArguments)
+    with session.checks():
+        splits = load_splits(data_args, session.recipe.problems, sources)
+        weights = class_weights(planned("class_weights"), splits.train.each_label(), splits.labels)
+    session.recipe.problems.raise_any()
 
     session.warn(splits.notes)
     tokenizer = load_tokenizer(model_args)

@@ -106,6 +106,18 @@ def test_a_template_that_does_not_mark_the_answer_is_refused(job: Job) -> None:
     assert f"--chat_template {template}: does not mark the answers" in message
 
 
+def test_a_template_is_refused_before_many_rows_are_read(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"messages": [USER, ANSWER]}] * 2_001 + [{"messages": [USER]}]
+    train, validation = job.write("many.jsonl", *rows), str(job.folder / "none.jsonl")
+    message = job.message(train_file=train, validation_file=validation, chat_template="llama4")
+    of_the_flag, of_the_file = message.splitlines()[1:]
+    assert of_the_flag.startswith("  1. --chat_template llama4: ")
+    assert of_the_file.startswith(f"  2. --validation_file {validation}: no such file.")
+    assert "Of the rows only the first were read" in caplog.text
+    last_line = f"{train}:2002: the last message is of user"
+    assert last_line in job.message(train_file=train, validation_file=validation, chat_template="plain")
+
+
 def test_a_target_that_matches_nothing_is_told_with_the_names_that_exist(job: Job) -> None:
     message = job.message(method="lora", lora_target_modules="query")
     told = "--lora_target_modules query: the model has no linear layer of that name; it has down_proj, gate_proj,"

@@ -109,7 +109,6 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_told_together(job: Jo
         f"{recipe}: max_length long: invalid int value: 'long'.",
         "--batchsize: there is no such flag. Did you mean `--global_batch_size`?",
         "--lora_r 0: expected a whole number of at least 1.",
-        f"--train_file {job.path('trian.jsonl')}: no such file. Did you mean {job.path('train.jsonl')}?",
         "--resume_from_checkpoint nowhere: there is no such folder. Name a checkpoint-<step> "
         "folder, or type auto for the newest in --output_dir.",
         "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once.",
@@ -117,7 +116,29 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_told_together(job: Jo
         "leave it out.",
         "--global_batch_size 20 is no multiple of world size 1 x --per_device_train_batch_size 8 = 8. What fits: "
         "--global_batch_size 16 or 24; or --per_device_train_batch_size 1, 2, 4, 5, 10, 20.",
+        f"--train_file {job.path('trian.jsonl')}: no such file. Did you mean {job.path('train.jsonl')}?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--global_batch_size", "0"], "--global_batch_size 0: expected at least 1 row."),
+        (["--max_length", "513"], "--max_length 513: {model} has 512 positions; give --max_length 512 or less."),
+        (["--save_strategy", "steps"], "--save_strategy steps and --eval_strategy epoch: "),
+        (["--class_weights", "none.json"], "--class_weights none.json: cannot be read: "),
+    ],
+    ids=["flag", "model", "evaluations", "weights"],
+)
+def test_a_refused_run_reads_no_more_than_the_first_of_many_rows(job: Job, flags: list[str], problem: str) -> None:
+    job.write("train.jsonl", *GOOD * 5_001, ("ठीक", ""))
+    (job.folder / "other.jsonl").write_text('{"tweet": "ठीक", "label": "positive"}\n', encoding="utf-8")
+    result = job.start(*flags, "--validation_file", job.path("other.jsonl"))
+    assert result.returncode == 2
+    of_the_flag, of_the_file = re.findall(r"^  \d\. (.*)$", result.stderr, re.MULTILINE)
+    assert of_the_flag.startswith(problem.format(model=job.flags["model_name_or_path"]))
+    assert "other.jsonl: no column text (--text_column)" in of_the_file
+    assert "Of the rows only the first were read, for the run is refused in any case." in result.stderr
 
 
 def test_flags_for_speed_that_cannot_work_are_told_together(job: Job) -> None:

@@ -26,6 +26,16 @@ from indictune.llama_arguments import ChatDataArguments
 _FACTS = "facts.json"
 
 
+def check_template(tokenizer: PreTrainedTokenizerBase, args: ChatDataArguments) -> None:
+    """Check the chat template that `--chat_template` names, before any row is read.
+
+    Raises:
+        UserError: there is no such template, it does not fit the tokenizer, or it does not mark the answers.
+    """
+    if args.chat_template is not None:
+        choose_template(tokenizer, args.chat_template, False, args.train_on_prompts)
+
+
 def set_template(tokenizer: PreTrainedTokenizerBase, splits: ConversationSplits, args: ChatDataArguments) -> str:
     """Choose the chat template of a run. A tokenizer that has another one gets it, and is saved with it.
 

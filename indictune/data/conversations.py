@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
@@ -22,7 +22,7 @@ from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
 from indictune.data.progress import shown
 from indictune.data.reading import RECORD_EXTENSIONS, Record, read_records, without_halves
 from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
-from indictune.data.sources import BUILTIN_PREFIX, SPLITS
+from indictune.data.sources import BUILTIN_PREFIX, SPLITS, refuse_early
 from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
 from indictune.llama_arguments import ChatDataArguments
@@ -89,7 +89,7 @@ class ConversationSplits:
 
 
 @dataclass(frozen=True)
-class _Source:
+class ChatSource:
     """Where the rows of one split come from, before they are read; `fingerprint` is of the rows as they are stored."""
 
     name: str
@@ -98,21 +98,27 @@ class _Source:
     fingerprint: str
 
 
-def load_conversations(args: ChatDataArguments) -> ConversationSplits:
+def load_conversations(
+    args: ChatDataArguments, found: Problems | None = None, sources: Mapping[str, ChatSource] | None = None
+) -> ConversationSplits:
     """Read and check all conversations of a run, or take them from the cache.
 
     A file holds rows of one form, told by their keys: `messages` (role, content), `conversations` (from, value),
     `prompt` and `completion` (texts or lists of messages), or `instruction` and `output` (`input`, `history`);
-    `system` may stand beside all but plain texts. Files named by flags take the place of the dataset's own validation
-    and test rows.
+    `system` may stand beside all but plain texts.
+
+    Args:
+        args: how they are read.
+        found: problems of the run so far, which refuse it: of long files only the first rows are then read.
+        sources: from `sources_of`, where it was asked before.
 
     Raises:
-        UserError: all problems of all files at once.
+        UserError: all problems of all files at once, and those of `found`.
     """
-    problems = Problems()
-    sources = _sources(args, problems)
+    problems = Problems(found or ())
+    sources = sources_of(args, problems) if sources is None else sources
     made_from = [[split, src.name, src.origin, src.fingerprint] for split, src in sources.items()]
-    parts = [list(problems), made_from, args.bad_rows, args.max_bad_fraction]
+    parts = [made_from, args.bad_rows, args.max_bad_fraction]
     make = partial(_prepare, sources, args, problems)
     folder = made_once("conversations", parts, "The conversations", make)
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
@@ -152,7 +158,7 @@ def load_test_conversations(path: str, args: BadRowArguments) -> tuple[Conversat
     return rows, folder, facts["notes"]
 
 
-def _prepare(sources: dict[str, _Source], args: ChatDataArguments, problems: Problems, folder: Path) -> None:
+def _prepare(sources: Mapping[str, ChatSource], args: ChatDataArguments, problems: Problems, folder: Path) -> None:
     """Write the rows of all splits, and what there is to know of them.
 
     Args:
@@ -164,6 +170,8 @@ def _prepare(sources: dict[str, _Source], args: ChatDataArguments, problems: Pro
     Raises:
         UserError: all problems of all files at once.
     """
+    heads = ((source.origin, source.read(bad_rows(source.name, args, folder))) for source in sources.values())
+    refuse_early(problems, heads, _CHUNK_ROWS)
     loaded: dict[str, Conversations] = {}
     notes: list[str] = []
     for split, source in sources.items():
@@ -180,9 +188,14 @@ def _prepare(sources: dict[str, _Source], args: ChatDataArguments, problems: Pro
     (folder / _FACTS).write_text(json.dumps({"splits": described, "notes": notes}), encoding="utf-8")
 
 
-def _sources(args: ChatDataArguments, problems: Problems) -> dict[str, _Source]:
-    """The sources by split; those that cannot be found become problems."""
-    sources: dict[str, _Source] = {}
+def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
+    """The sources by split; files named by flags take the place of the dataset's own validation and test rows.
+
+    Args:
+        args: name the rows.
+        problems: get a dataset that cannot be found; of a file, reading it tells.
+    """
+    sources: dict[str, ChatSource] = {}
     if args.dataset_name is not None:
         with problems.collecting():
             sources = _dataset_sources(args.dataset_name, args.dataset_config_name)
@@ -193,18 +206,18 @@ def _sources(args: ChatDataArguments, problems: Problems) -> dict[str, _Source]:
     return sources
 
 
-def _file_source(path: str, origin: str) -> _Source:
-    return _Source(path, origin, partial(read_records, path), file_digest(path))
+def _file_source(path: str, origin: str) -> ChatSource:
+    return ChatSource(path, origin, partial(read_records, path), file_digest(path))
 
 
-def _dataset_sources(name: str, config: str | None) -> dict[str, _Source]:
+def _dataset_sources(name: str, config: str | None) -> dict[str, ChatSource]:
     origin = f"--dataset_name {name}"
     if name == BUILTIN_CHATS:
         folder = resources.files("indictune.data") / "samples" / "chats"
         return {split: _file_source(str(folder / f"{split}.jsonl"), origin) for split in SPLITS}
     if name.startswith(BUILTIN_PREFIX):
         raise UserError(f"{origin}: there are no such built-in conversations; expected {BUILTIN_CHATS}.")
-    sources: dict[str, _Source] = {}
+    sources: dict[str, ChatSource] = {}
     for split, rows in load_hub_dataset(name, config).items():
         if isinstance(rows, CsvFiles):
             raise UserError(
@@ -212,11 +225,11 @@ def _dataset_sources(name: str, config: str | None) -> dict[str, _Source]:
                 "Write the rows to such a file, and give it by --train_file."
             )
         if split in SPLITS:
-            sources[split] = _Source(f"{name}/{split}", origin, partial(hub_records, rows), fingerprint_of(rows))
+            sources[split] = ChatSource(f"{name}/{split}", origin, partial(hub_records, rows), fingerprint_of(rows))
     return sources
 
 
-def _load(source: _Source, path: Path, bad: BadRows) -> Conversations:
+def _load(source: ChatSource, path: Path, bad: BadRows) -> Conversations:
     """Read and check the rows of one split; `path` gets the table.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, tee
 from pathlib import Path
@@ -20,7 +20,7 @@ from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.columns import normalise_label, shortened
 from indictune.data.progress import shown
 from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
-from indictune.data.sources import SPLITS, Source, columns_of, file_source, sources_of
+from indictune.data.sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of
 from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
 
@@ -85,18 +85,23 @@ class Splits:
     notes: list[str] = field(default_factory=list)
 
 
-def load_splits(args: DataArguments) -> Splits:
+def load_splits(
+    args: DataArguments, found: Problems | None = None, sources: Mapping[str, Source] | None = None
+) -> Splits:
     """Read, clean and check all rows of a run, or take them from the cache.
 
-    Files named by flags take the place of the dataset's own validation and test rows.
+    Args:
+        args: how they are read.
+        found: problems of the run so far, which refuse it: of long files only the first rows are then read.
+        sources: from `sources_of`, where it was asked before.
 
     Raises:
-        UserError: all problems of all files and labels at once.
+        UserError: all problems of all files and labels at once, and those of `found`.
     """
-    problems = Problems()
-    sources = sources_of(args, problems)
+    problems = Problems(found or ())
+    sources = sources_of(args, problems) if sources is None else sources
     made_from = [[split, src.name, src.origin, src.fingerprint] for split, src in sources.items()]
-    parts = [list(problems), made_from, columns_of(args), args.drop_leaked_rows, args.bad_rows, args.max_bad_fraction]
+    parts = [made_from, columns_of(args), args.drop_leaked_rows, args.bad_rows, args.max_bad_fraction]
     folder = made_once("rows", parts, "The rows", lambda folder: _prepare(folder, sources, args, problems))
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     loaded = {
@@ -108,7 +113,7 @@ def load_splits(args: DataArguments) -> Splits:
     )
 
 
-def _prepare(folder: Path, sources: dict[str, Source], args: DataArguments, problems: Problems) -> None:
+def _prepare(folder: Path, sources: Mapping[str, Source], args: DataArguments, problems: Problems) -> None:
     """Write the rows of all splits, and what there is to know of them.
 
     Args:
@@ -120,6 +125,8 @@ def _prepare(folder: Path, sources: dict[str, Source], args: DataArguments, prob
     Raises:
         UserError: all problems of all files and labels at once.
     """
+    heads = ((source.origin, source.read(bad_rows(source.name, args, folder))) for source in sources.values())
+    refuse_early(problems, heads, 1)
     notes: list[str] = []
     loaded: dict[str, Rows] = {}
     for split, source in sources.items():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,6 +21,8 @@ from indictune.errors import Problems, UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+logger = logging.getLogger(__name__)
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_DATASETS = {"builtin:tweets": "samples"}
@@ -53,7 +57,12 @@ def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source]:
-    """The sources by split; those that cannot be found become problems."""
+    """The sources by split; files named by flags take the place of the dataset's own validation and test rows.
+
+    Args:
+        args: name the rows.
+        problems: get a dataset that cannot be found; of a file, reading it tells.
+    """
     sources: dict[str, Source] = {}
     if args.dataset_name is not None:
         with problems.collecting():
@@ -64,6 +73,30 @@ def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source]:
         if path is not None:
             sources[split] = file_source(path, f"--{split}_file", args)
     return sources
+
+
+def refuse_early(found: Problems, heads: Iterable[tuple[str, Iterator[object]]], first: int) -> None:
+    """Raise the problems found before any row was read, if there are any and reading all rows would take long.
+
+    Args:
+        found: the problems.
+        heads: origin of each source and what it reads, rows or batches of them.
+        first: so many of each are read, because they tell of files and columns that are not there.
+
+    Raises:
+        UserError: `found`, with what the first rows tell.
+    """
+    if not found:
+        return
+    problems, are_long = Problems(found), False
+    for origin, read in heads:
+        try:
+            are_long |= len(list(islice(read, first + 1))) > first
+        except UserError as error:
+            problems.extend(f"{origin} {problem}" for problem in error.problems)
+    if are_long:
+        logger.warning("Of the rows only the first were read, for the run is refused in any case.")
+        problems.raise_any()
 
 
 def file_source(path: str, origin: str, args: TextArguments) -> Source:

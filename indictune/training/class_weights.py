@@ -34,6 +34,16 @@ def class_weights(choice: str | None, train_labels: Iterable[str], labels: Seque
     return _balanced(train_labels, labels) if choice == BALANCED else _from_file(choice, labels)
 
 
+def check_file(choice: str | None) -> None:
+    """Check what is known of `--class_weights` before any row is read.
+
+    Raises:
+        UserError: the file cannot be read, or holds something else than a positive number for each label.
+    """
+    if choice is not None and choice != BALANCED:
+        _read_file(choice)
+
+
 def as_tensor(weights: Mapping[str, float] | None, labels: Sequence[str]) -> torch.Tensor | None:
     """The weights in the order of the class ids, float32 [labels]."""
     return None if weights is None else torch.tensor([weights[label] for label in labels])
@@ -46,6 +56,17 @@ def _balanced(train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, f
 
 
 def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
+    weights = _read_file(path)
+    problems = Problems()
+    for label in sorted(set(labels) - weights.keys()):
+        problems.append(f"--class_weights {path}: label {label} has no weight.")
+    for label in sorted(weights.keys() - set(labels)):
+        problems.append(f"--class_weights {path}: {label} is no label of the training rows ({', '.join(labels)}).")
+    problems.raise_any()
+    return weights
+
+
+def _read_file(path: str) -> dict[str, float]:
     try:
         # JSON is YAML too. Read as text alone: YAML takes a label `no` for a boolean and a weight 1e-1 for a string.
         content = yaml.load(Path(path).read_text(encoding="utf-8"), TextLoader)
@@ -60,10 +81,6 @@ def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
     for label, times in Counter(normalise_label(label) or "" for label in content).items():
         if times > 1:
             problems.append(f"--class_weights {path}: label {label} has {times} weights, in different spellings.")
-    for label in sorted(set(labels) - weights.keys()):
-        problems.append(f"--class_weights {path}: label {label} has no weight.")
-    for label in sorted(weights.keys() - set(labels)):
-        problems.append(f"--class_weights {path}: {label} is no label of the training rows ({', '.join(labels)}).")
     for label, weight in content.items():
         if not 0 < _number(weight) < float("inf"):
             problems.append(f"--class_weights {path}: {label}: {weight}: expected a number above 0.")

@@ -103,7 +103,7 @@ def _prepare_classes(recipe: Recipe) -> Prepared:
         check_max_length(config, recipe.planned(DataArguments, "max_length"))
     with recipe.problems.collecting():
         data_args = recipe.build(DataArguments)
-        splits = load_splits(data_args)
+        splits = load_splits(data_args, recipe.problems)
     recipe.problems.raise_any()
     tokenizer, labels = load_tokenizer(model_args), label_order(config, splits.labels)
     datasets = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
@@ -129,7 +129,7 @@ def _prepare_chats(recipe: Recipe) -> Prepared:
             check_packing(model_args, config)
     with recipe.problems.collecting():
         data_args = recipe.build(ChatDataArguments)
-        splits = load_conversations(data_args)
+        splits = load_conversations(data_args, recipe.problems)
     with recipe.problems.collecting():
         tokenizer = load_tokenizer(model_args)
         template = set_template(tokenizer, splits, data_args)

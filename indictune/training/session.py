@@ -141,7 +141,7 @@ class Session:
             logger.warning(note)
 
     def checks(self) -> AbstractContextManager[None]:
-        """A block whose `UserError` is kept, to be raised by `decide` with all others."""
+        """A block whose `UserError` is kept, to be told with all others."""
         return self.recipe.problems.collecting()
 
     def planned(self, arguments: type[Any], name: str) -> Any:
@@ -180,10 +180,11 @@ class Session:
         with self.checks():
             check_published_base(args, self.planned(IndicTrainingArguments, "push_to_hub"))
 
-    def check_evaluations(self, arguments: type[IndicTrainingArguments], has_validation: bool) -> None:
-        """Check what is compared during training, once it is known whether there are rows to do it by
-        (`checked_values.check_evaluations`)."""
-        check_evaluations(partial(self.planned, arguments), has_validation)
+    def check_evaluations(self, arguments: type[IndicTrainingArguments], sources: Collection[str]) -> None:
+        """Check what is compared during training (`checked_values.check_evaluations`), by the splits that there are;
+        without a training split, the dataset that was to have them could not be found."""
+        if "train" in sources:
+            check_evaluations(partial(self.planned, arguments), "validation" in sources)
 
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
         """The dataclass, filled from the recipe; it becomes part of `recipe.yaml`."""
@@ -192,11 +193,7 @@ class Session:
         return built
 
     def decide(self, arguments: type[IndicTrainingArguments]) -> None:
-        """Work out what follows from the launch and the recipe together, then raise every problem found so far.
-
-        Raises:
-            UserError: all problems of the recipe, the launch and whatever ran inside `checks`.
-        """
+        """Work out what follows from the launch and the recipe together; what cannot be goes to the problems."""
         planned = partial(self.planned, arguments)
         with self.checks():
             self._choose_optimizer()
@@ -244,7 +241,6 @@ class Session:
                 check_async_save(self.launch, self.planned(ModelArguments, "method"), os.environ)
         with self.checks():
             deepspeed.check_bad_steps(self.launch.strategy, planned("on_nonfinite"))
-        self.recipe.problems.raise_any()
 
     def fit_batches(
         self, arguments: type[IndicTrainingArguments], lengths: torch.Tensor, place: Callable[[int], str], padded: bool

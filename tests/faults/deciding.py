@@ -10,6 +10,7 @@ from indictune.training.session import Session
 
 def main(session: Session) -> None:
     session.decide(SentimentTrainingArguments)
+    session.recipe.problems.raise_any()
 
 
 if __name__ == "__main__":

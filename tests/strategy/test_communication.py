@@ -67,8 +67,9 @@ def test_a_session_refuses_it_before_anything_loads(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     arguments = (ModelArguments, DataArguments, SentimentTrainingArguments)
     session = Session(read_recipe(["--output_dir", str(tmp_path), "--reduce_dtype", "bfloat16"], arguments), 0)
+    session.decide(SentimentTrainingArguments)
     with pytest.raises(UserError, match="--reduce_dtype bfloat16: one process sends no gradients"):
-        session.decide(SentimentTrainingArguments)
+        session.recipe.problems.raise_any()
 
 
 def test_a_type_that_is_not_there_is_refused_by_name() -> None:

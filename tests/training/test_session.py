@@ -47,6 +47,7 @@ def refused(*argv: str) -> Any:
 
 def decide(session: Session) -> None:
     session.decide(SentimentTrainingArguments)
+    session.recipe.problems.raise_any()
 
 
 def status(folder: str = "out") -> dict[str, str]:
@@ -216,12 +217,12 @@ class TestDecide:
     def test_accumulation_follows_from_the_launch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         argv = ("--output_dir", "out", "--global_batch_size", "48", "--per_device_train_batch_size", "8")
         alone = self.session(*argv)
-        alone.decide(SentimentTrainingArguments)
+        decide(alone)
         assert alone._decided["gradient_accumulation_steps"] == 6
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
             monkeypatch.setenv(name, value)
         ranks = self.session(*argv)
-        ranks.decide(SentimentTrainingArguments)
+        decide(ranks)
         assert ranks._decided["gradient_accumulation_steps"] == 2
         assert (ranks.launch.strategy, ranks.launch.world_size) == ("ddp", 3)
 
@@ -234,8 +235,9 @@ class TestDecide:
         )
         with session.checks():
             raise UserError("of the script")
+        session.decide(SentimentTrainingArguments)
         with pytest.raises(UserError) as raised:
-            session.decide(SentimentTrainingArguments)
+            session.recipe.problems.raise_any()
         assert [problem.split()[0].rstrip(":") for problem in raised.value.problems] == [
             "--sed", "of", "--resume_from_checkpoint", "--push_to_hub", "--logging_nan_inf_filter",
             "--global_batch_size",
@@ -257,27 +259,29 @@ class TestDecide:
         write(Path("out"), 4)
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
         with pytest.raises(UserError) as raised:
-            self.session("--output_dir", "out", "--sed", "1", *asked).decide(SentimentTrainingArguments)
+            decide(self.session("--output_dir", "out", "--sed", "1", *asked))
         of_the_flag, of_the_launch = raised.value.problems[:2]
         assert of_the_flag.startswith("--sed: ")
         assert of_the_launch.startswith(told)
-        self.session("--output_dir", "new", "--resume_from_checkpoint", "auto").decide(SentimentTrainingArguments)
+        decide(self.session("--output_dir", "new", "--resume_from_checkpoint", "auto"))
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
-        self.session("--output_dir", "new").decide(SentimentTrainingArguments)
+        decide(self.session("--output_dir", "new"))
 
     def test_a_deepspeed_file_is_compared_with_the_batch_that_follows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(name, value)
         session = self.session("--output_dir", "out", "--deepspeed", '{"gradient_accumulation_steps": 2}')
+        session.decide(SentimentTrainingArguments)  # 64 = 2 ranks x 8 rows x 4
         with pytest.raises(UserError, match=r"gradient_accumulation_steps = 2, and .* is 4"):
-            session.decide(SentimentTrainingArguments)  # 64 = 2 ranks x 8 rows x 4
+            session.recipe.problems.raise_any()
 
     def test_a_folder_that_zero_would_not_find_again_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(name, value)
         session = self.session("--output_dir", "out[1]", "--deepspeed", '{"zero_optimization": {"stage": 2}}')
+        session.decide(SentimentTrainingArguments)
         with pytest.raises(UserError, match=r"--output_dir out\[1\]: DeepSpeed, which zero2 runs on, finds no"):
-            session.decide(SentimentTrainingArguments)
+            session.recipe.problems.raise_any()
 
     def test_an_adapter_on_another_commit_of_the_hub_is_refused(self) -> None:
         noted = {"name": "me/base", "revision": "main", "commit_hash": "abc"}
@@ -289,5 +293,6 @@ class TestDecide:
         config = BertConfig()
         config._commit_hash = "def"
         session.check_model(session.build(ModelArguments), config, 32)
+        session.decide(SentimentTrainingArguments)
         with pytest.raises(UserError, match="is an adapter on commit abc of me/base, and this is commit def"):
-            session.decide(SentimentTrainingArguments)
+            session.recipe.problems.raise_any()
