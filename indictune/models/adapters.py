@@ -19,6 +19,9 @@ from indictune.models.sources import explained
 
 ALL_LINEAR = "all-linear"
 
+# What a recipe for an adapter says of its matrices, which may well stand beside `--method full`.
+OF_MATRICES = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+
 # peft trains and saves modules of these names whole in every sequence classifier.
 HEAD_NAMES = ("classifier", "score")
 
@@ -91,6 +94,15 @@ def add_lora(
         modules_to_save=trained_whole,
     )
     return cast(PeftModel, get_peft_model(model, config, revision=args.model_revision))
+
+
+def without_effect(args: ModelArguments) -> list[str]:
+    """A sentence on each value that was given for an adapter, where there is none."""
+    if args.method != "full":
+        return []
+    plain = type(args)()
+    given = [name for name in OF_MATRICES if getattr(args, name) != getattr(plain, name)]
+    return [f"--{name}: has no effect with --method full." for name in given]
 
 
 def check_names(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, untouched: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from indictune.checked_values import check_evaluations, check_values
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.layout import printable
-from indictune.models.adapters import check_published_base
+from indictune.models.adapters import check_published_base, without_effect
 from indictune.models.loading import check_max_length, stored_quantisation
 from indictune.strategy import batch, check, deepspeed, extensions, launch, nodes, restart, sharding, standin
 from indictune.strategy.communication import check_communication
@@ -179,6 +179,7 @@ class Session:
             check_weights(self.launch, args, stored_quantisation(config))
         with self.checks():
             check_published_base(args, self.planned(IndicTrainingArguments, "push_to_hub"))
+        self.warn(without_effect(args))
 
     def check_evaluations(self, arguments: type[IndicTrainingArguments], sources: Collection[str]) -> None:
         """Check what is compared during training (`checked_values.check_evaluations`), by the splits that there are;

@@ -26,7 +26,7 @@ from transformers import (
 
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
-from indictune.models.adapters import save_adapter_extras
+from indictune.models.adapters import save_adapter_extras, without_effect
 from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
 from indictune.models.loading import load_tokenizer
 from tests.models.tiny import CONFIGS, words_tokenizer
@@ -312,3 +312,12 @@ def test_peft_unpickles_and_imports_by_a_lora_configuration_where_it_was_looked_
         name for name, line in lines if re.search(r"torch\.load\(|import_module\(|pickle|__import__", line)
     )
     assert found == {"corda.py": 2, "loraga.py": 1, "tp_layer.py": 1}
+
+
+def test_what_is_given_for_an_adapter_that_there_is_not_is_told() -> None:
+    assert without_effect(ModelArguments(lora_r=8, lora_target_modules=["query"])) == [
+        "--lora_r: has no effect with --method full.",
+        "--lora_target_modules: has no effect with --method full.",
+    ]
+    assert without_effect(ModelArguments(lora_r=16)) == []
+    assert without_effect(ModelArguments(lora_r=8, method="lora")) == []
