@@ -60,6 +60,8 @@ class StepFlags(TrainerCallback):
         self._on_their_way.append((state.global_step, loss, FlagsOnTheirWay(*known, device=args.device)))
         at_once = control.should_save or control.should_evaluate or control.should_training_stop
         self._read(leave=0 if at_once else 1)
+        if self.stop_request.agreed:
+            self._read(leave=0)  # for this step is saved
         # The last step of a run may stand in the middle of an epoch.
         self.stop_request.epoch_ends = (
             control.should_training_stop or state.global_step % self.batches.steps_per_epoch == 0

@@ -81,6 +81,13 @@ def test_a_save_right_after_a_bad_step_names_the_bad_step(driver: Driver) -> Non
         driver.step(1.0, 1.0, should_save=True)
 
 
+def test_it_is_read_before_the_save_that_a_stop_asks_for(driver: Driver) -> None:
+    driver.stop_request.asked = True
+    driver.step(1.0, 1.0)  # it is known at the end of the next step, which is bad
+    with pytest.raises(NonFiniteLossError, match="The loss or the gradient of step 2 "):
+        driver.step(NAN, 1.0)
+
+
 @pytest.mark.parametrize("end", ["on_epoch_end", "on_train_end"])
 def test_the_last_step_is_read_at_the_end_of_an_epoch_and_of_the_training(driver: Driver, end: str) -> None:
     driver.step(NAN, 1.0)
