@@ -289,6 +289,12 @@ def test_without_an_output_dir_the_message_stands_alone(job: Job, tmp_path: Path
 class TestUnderLaunchers:
     """The message comes from one rank, once, before the launcher's own lines."""
 
+    def test_a_refused_run_says_once_that_it_has_not_read_the_rows(self, job: Job) -> None:
+        job.write("train.jsonl", *GOOD * 5_001)
+        result = job.start("--sed", "1", launcher=torchrun(2))
+        assert result.stderr.count("Of the rows only the first were read") == 1
+        assert "indictune: --sed: there is no such flag." in result.stderr
+
     def test_torchrun_with_a_deepspeed_file_that_contradicts_the_flags(self, job: Job) -> None:
         file = job.folder / "ds.json"
         file.write_text(

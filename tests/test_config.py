@@ -220,6 +220,11 @@ class TestUnknownNames:
         assert given.problems == ["`train.csv`: expected a flag such as --output_dir, got a bare word."]
         assert given.values == {"seed": 3}
 
+    def test_a_problem_reads_as_it_will_be_told(self) -> None:
+        given = read_recipe(["a\tb\r"], (DataArguments,))
+        assert given.problems == ["`a\\tb\\r`: expected a flag such as --output_dir, got a bare word."]
+        assert UserError(given.problems).problems == given.problems  # told twice, it is known to be the same
+
 
 class TestWrongValues:
     @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def world_size_of(environ: Mapping[str, str]) -> int:
 
 
 def local_world_size_of(environ: Mapping[str, str]) -> int:
-    """Processes on this node; all of them where the launcher does not count them."""
+    """Processes on this node; all of them where the launcher does not count them, which `read_launch` refuses."""
     # torchrun and accelerate say LOCAL_WORLD_SIZE, the deepspeed launcher LOCAL_SIZE.
     return int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or world_size_of(environ))
 
@@ -92,8 +92,8 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
         fsdp: whether the Trainer's own `--fsdp` was given.
 
     Raises:
-        UserError: the DeepSpeed file cannot be read, or the launcher was asked for several processes and has
-            started one.
+        UserError: the DeepSpeed file cannot be read, the launcher was asked for several processes and has started
+            one, or it does not tell how many there are on this node: those share the work on a disk.
     """
     world_size = world_size_of(environ)
     config = None if deepspeed is None else read_deepspeed(deepspeed)
@@ -104,6 +104,12 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
             "accelerate launch was asked for more than one process and has started one: the config file has "
             "`distributed_type: NO`, or --cpu was given. Use accelerate_configs/ddp.yaml (it also runs on a CPU), or "
             "--num_processes 1."
+        )
+    if world_size > 1 and not (environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE")):
+        raise UserError(
+            f"WORLD_SIZE is {world_size}, and LOCAL_WORLD_SIZE, the number of processes on this node, is not set. "
+            "Start the script by torchrun (scripts/slurm/train.sbatch does), or export LOCAL_WORLD_SIZE beside RANK, "
+            "LOCAL_RANK and WORLD_SIZE."
         )
     if config is not None:
         strategy = _zero_name(config)

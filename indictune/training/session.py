@@ -92,6 +92,8 @@ class Session:
             output.check_folder(self.output_dir)
             self._check_free(asked, replaceable)
         if self.recipe.problems:
+            if self.rank != 0:
+                logger.addHandler(logging.NullHandler())  # else logging prints what it warns of, on every rank
             return
         try:
             self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes

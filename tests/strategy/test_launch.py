@@ -116,6 +116,12 @@ def test_two_nodes_of_eight_have_eight_processes_each(launcher: str) -> None:
     assert launch_of(ranks | here) == ("ddp", 16, 8, 11)
 
 
+def test_processes_that_do_not_know_how_many_are_on_their_node_are_refused() -> None:
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 16, and LOCAL_WORLD_SIZE, .* is not set"):
+        launch_of({"RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.1"})
+    assert launch_of({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}) == ("ddp", 1, 1, 0)
+
+
 @pytest.mark.parametrize("flag", ["False", "True"])  # distributed_type: NO, and --cpu
 def test_several_processes_asked_for_and_one_started_is_refused(flag: str) -> None:
     environ = ACCELERATE_PLAIN | {"ACCELERATE_USE_CPU": flag, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
