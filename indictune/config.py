@@ -17,7 +17,6 @@ from transformers import HfArgumentParser
 
 from indictune.credentials import FIELD, NOT_YAML, WAY_OUT, holds_token, without_its_text
 from indictune.errors import Problems, UserError
-from indictune.layout import in_one_line
 from indictune.plain_yaml import RecipeLoader
 
 Arguments = TypeVar("Arguments")
@@ -122,7 +121,8 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
         for name, words in entries.items():
             with problems.collecting():
                 values[name] = _convert(parser, prefix, name, words)
-    return Recipe(values, Problems(map(in_one_line, problems)), path, is_read)
+    told = Problems(UserError(problems).problems)  # so that what is told with others is known to be the same
+    return Recipe(values, told, path, is_read)
 
 
 def resolved(*arguments: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from indictune.data.collation import lengths_of
 from indictune.data.conversations import load_conversations, sources_of
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.models.causal import check_packing, load_causal, load_causal_config
-from indictune.models.loading import has_own_code, load_tokenizer
+from indictune.models.loading import load_tokenizer
 from indictune.models.unpadded import pads_causal
 from indictune.strategy.sharding import reading_weights
 from indictune.training.callbacks.continuing import train
@@ -41,20 +41,20 @@ def main(session: Session) -> None:
             check_packing(model_args, config)
     with session.checks():
         data_args = session.build(ChatDataArguments)
+    session.decide(LlamaTrainingArguments)
+    with session.checks():
         sources = sources_of(data_args, session.recipe.problems)
         session.check_evaluations(LlamaTrainingArguments, sources)
     with session.checks():
         tokenizer = load_tokenizer(model_args)
-        check_template(tokenizer, data_args)
-    session.decide(LlamaTrainingArguments)
+        check_template(tokenizer, data_args, sources)
     with session.checks():
         splits = load_conversations(data_args, session.recipe.problems, sources)
         template = set_template(tokenizer, splits, data_args)
     session.recipe.problems.raise_any()
 
     chats = tokenise_splits(splits, tokenizer, template, data_args)
-    own_code = has_own_code(model_args, config)
-    padded = not data_args.packing and pads_causal(config, model_args.attn_implementation, own_code)
+    padded = not data_args.packing and pads_causal(model_args, config)
     session.fit_batches(LlamaTrainingArguments, lengths_of(chats.train), chats.place, padded)
     args = session.start(LlamaTrainingArguments, has_validation=splits.validation is not None)
     session.warn([*splits.notes, *chats.notes])

@@ -20,7 +20,7 @@ from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
 from indictune.data.sources import sources_of
 from indictune.models.classifier import label_order, load_classifier, load_classifier_config
-from indictune.models.loading import has_own_code, load_tokenizer
+from indictune.models.loading import load_tokenizer
 from indictune.models.unpadded import pads
 from indictune.strategy.sharding import reading_weights
 from indictune.strategy.vocabulary import check_active_vocabulary, use_active_vocabulary
@@ -44,23 +44,23 @@ def main(session: Session) -> None:
         planned = partial(session.planned, SentimentTrainingArguments)
         check_active_vocabulary(planned("active_vocabulary"), model_args.method, str(planned("optim")), session.launch)
     with session.checks():
-        own_code = has_own_code(model_args, config)
-        padded = pads(planned("padding_free"), config, model_args.attn_implementation, own_code)
+        padded = pads(planned("padding_free"), model_args, config)
     with session.checks():
-        check_file(planned("class_weights"))
+        tokenizer = load_tokenizer(model_args)
     with session.checks():
         data_args = session.build(DataArguments)
+        check_file(planned("class_weights"))
+    session.decide(SentimentTrainingArguments)
+    with session.checks():
         sources = sources_of(data_args, session.recipe.problems)
         session.check_evaluations(SentimentTrainingArguments, sources)
-    session.decide(SentimentTrainingArguments)
     with session.checks():
         splits = load_splits(data_args, session.recipe.problems, sources)
         weights = class_weights(planned("class_weights"), splits.train.each_label(), splits.labels)
+        labels = label_order(config, splits.labels)
     session.recipe.problems.raise_any()
 
     session.warn(splits.notes)
-    tokenizer = load_tokenizer(model_args)
-    labels = label_order(config, splits.labels)
     train_rows, validation, test = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
     session.fit_batches(SentimentTrainingArguments, lengths_of(train_rows), splits.train.place, padded)
     args = session.start(SentimentTrainingArguments, has_validation=splits.validation is not None)

@@ -118,6 +118,16 @@ def test_a_template_is_refused_before_many_rows_are_read(job: Job, caplog: pytes
     assert last_line in job.message(train_file=train, validation_file=validation, chat_template="plain")
 
 
+def test_a_tokenizer_without_a_template_is_refused_before_many_rows_are_read(job: Job) -> None:
+    plain = job.folder / "plain"
+    shutil.copytree(job.flags["model_name_or_path"], plain)
+    (plain / "chat_template.jinja").unlink()
+    rows = [{"messages": [USER, ANSWER]}] * 2_001 + [{"messages": [USER]}]
+    message = job.message(train_file=job.write("many.jsonl", *rows), model_name_or_path=str(plain))
+    assert f"{plain}: its tokenizer has no chat template" in message
+    assert "many.jsonl" not in message
+
+
 def test_a_target_that_matches_nothing_is_told_with_the_names_that_exist(job: Job) -> None:
     message = job.message(method="lora", lora_target_modules="query")
     told = "--lora_target_modules query: the model has no linear layer of that name; it has down_proj, gate_proj,"

@@ -127,16 +127,21 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_told_together(job: Jo
         (["--max_length", "513"], "--max_length 513: {model} has 512 positions; give --max_length 512 or less."),
         (["--save_strategy", "steps"], "--save_strategy steps and --eval_strategy epoch: "),
         (["--class_weights", "none.json"], "--class_weights none.json: cannot be read: "),
+        (["--model_name_or_path", "{no_tokenizer}"], "--model_name_or_path {no_tokenizer}: its tokenizer has"),
     ],
-    ids=["flag", "model", "evaluations", "weights"],
+    ids=["flag", "model", "evaluations", "weights", "tokenizer"],
 )
 def test_a_refused_run_reads_no_more_than_the_first_of_many_rows(job: Job, flags: list[str], problem: str) -> None:
+    no_tokenizer = job.folder / "no_tokenizer"
+    no_tokenizer.mkdir()
+    shutil.copy(Path(job.flags["model_name_or_path"], "config.json"), no_tokenizer)
     job.write("train.jsonl", *GOOD * 5_001, ("ठीक", ""))
     (job.folder / "other.jsonl").write_text('{"tweet": "ठीक", "label": "positive"}\n', encoding="utf-8")
-    result = job.start(*flags, "--validation_file", job.path("other.jsonl"))
+    words = [flag.format(no_tokenizer=no_tokenizer) for flag in flags]
+    result = job.start(*words, "--validation_file", job.path("other.jsonl"))
     assert result.returncode == 2
     of_the_flag, of_the_file = re.findall(r"^  \d\. (.*)$", result.stderr, re.MULTILINE)
-    assert of_the_flag.startswith(problem.format(model=job.flags["model_name_or_path"]))
+    assert of_the_flag.startswith(problem.format(model=job.flags["model_name_or_path"], no_tokenizer=no_tokenizer))
     assert "other.jsonl: no column text (--text_column)" in of_the_file
     assert "Of the rows only the first were read, for the run is refused in any case." in result.stderr
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.data import packing
 from indictune.data.cache import made_once
 from indictune.data.chat_tokens import SCHEMA, ChatTokeniser, ChatTokens, choose_template, truncation_notes
-from indictune.data.conversations import Conversations, ConversationSplits
+from indictune.data.conversations import ChatSource, Conversations, ConversationSplits, is_as_written
 from indictune.data.packing import packed, packing_facts, stored_groups
 from indictune.data.preparation import mapped_dataset, tokenizer_parts
 from indictune.data.progress import shown
@@ -26,14 +26,17 @@ from indictune.llama_arguments import ChatDataArguments
 _FACTS = "facts.json"
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, args: ChatDataArguments) -> None:
-    """Check the chat template that `--chat_template` names, before any row is read.
+def check_template(
+    tokenizer: PreTrainedTokenizerBase, args: ChatDataArguments, sources: Mapping[str, ChatSource]
+) -> None:
+    """Check the chat template of a run as its first row will have it, before the others are read.
 
     Raises:
         UserError: there is no such template, it does not fit the tokenizer, or it does not mark the answers.
     """
-    if args.chat_template is not None:
-        choose_template(tokenizer, args.chat_template, False, args.train_on_prompts)
+    as_written = is_as_written(sources["train"]) if "train" in sources else None
+    if args.chat_template is not None or as_written is not None:
+        choose_template(tokenizer, args.chat_template, bool(as_written), args.train_on_prompts)
 
 
 def set_template(tokenizer: PreTrainedTokenizerBase, splits: ConversationSplits, args: ChatDataArguments) -> str:

@@ -193,12 +193,13 @@ def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSou
 
     Args:
         args: name the rows.
-        problems: get a dataset that cannot be found; of a file, reading it tells.
+        problems: get a dataset that cannot be found; of a file, reading it tells. Where there are any, nothing is
+            downloaded.
     """
     sources: dict[str, ChatSource] = {}
     if args.dataset_name is not None:
         with problems.collecting():
-            sources = _dataset_sources(args.dataset_name, args.dataset_config_name)
+            sources = _dataset_sources(args.dataset_name, args.dataset_config_name, is_read=not problems)
     for split in SPLITS:
         path = getattr(args, f"{split}_file")
         if path is not None:
@@ -206,11 +207,20 @@ def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSou
     return sources
 
 
+def is_as_written(source: ChatSource) -> bool | None:
+    """Whether the first row is a prompt and a completion, given as plain texts; None where it cannot be used."""
+    try:
+        _, record = next(source.read(BadRows(source.name)))
+        return form_of(record) == PROMPT_TEXTS
+    except (UserError, RowError, StopIteration):
+        return None
+
+
 def _file_source(path: str, origin: str) -> ChatSource:
     return ChatSource(path, origin, partial(read_records, path), file_digest(path))
 
 
-def _dataset_sources(name: str, config: str | None) -> dict[str, ChatSource]:
+def _dataset_sources(name: str, config: str | None, is_read: bool) -> dict[str, ChatSource]:
     origin = f"--dataset_name {name}"
     if name == BUILTIN_CHATS:
         folder = resources.files("indictune.data") / "samples" / "chats"
@@ -218,7 +228,7 @@ def _dataset_sources(name: str, config: str | None) -> dict[str, ChatSource]:
     if name.startswith(BUILTIN_PREFIX):
         raise UserError(f"{origin}: there are no such built-in conversations; expected {BUILTIN_CHATS}.")
     sources: dict[str, ChatSource] = {}
-    for split, rows in load_hub_dataset(name, config).items():
+    for split, rows in load_hub_dataset(name, config, is_read).items():
         if isinstance(rows, CsvFiles):
             raise UserError(
                 f"{origin}: it is made of csv files ({rows.files[0]}); expected {', '.join(RECORD_EXTENSIONS)}. "

@@ -55,8 +55,15 @@ class JsonFiles(_Files):
     """
 
 
-def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset | CsvFiles | JsonFiles]:
+def load_hub_dataset(
+    name: str, config: str | None, is_read: bool = True
+) -> Mapping[str, Dataset | CsvFiles | JsonFiles]:
     """The splits of a dataset by name, from the cache where it is there.
+
+    Args:
+        name: of the dataset, or its folder.
+        config: `--dataset_config_name`.
+        is_read: False looks only whether there is such a dataset; nothing is downloaded, and there are no splits.
 
     Raises:
         UserError: there is no such dataset, the network does not reach it, or it has no training rows.
@@ -68,6 +75,8 @@ def load_hub_dataset(name: str, config: str | None) -> Mapping[str, Dataset | Cs
     try:
         builder = datasets.load_dataset_builder(name, config)
         _check_files(name, builder.config.data_files or {})
+        if not is_read:
+            return {}
         if builder.name in ("csv", "json"):
             found = _csv_files(builder, origin) if builder.name == "csv" else _json_files(builder, origin)
         else:

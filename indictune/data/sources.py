@@ -61,13 +61,14 @@ def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source]:
 
     Args:
         args: name the rows.
-        problems: get a dataset that cannot be found; of a file, reading it tells.
+        problems: get a dataset that cannot be found; of a file, reading it tells. Where there are any, nothing is
+            downloaded.
     """
     sources: dict[str, Source] = {}
     if args.dataset_name is not None:
         with problems.collecting():
             builtin = args.dataset_name.startswith(BUILTIN_PREFIX)
-            sources = _builtin_sources(args) if builtin else _hub_sources(args)
+            sources = _builtin_sources(args) if builtin else _hub_sources(args, is_read=not problems)
     for split in SPLITS:
         path = getattr(args, f"{split}_file")
         if path is not None:
@@ -113,9 +114,9 @@ def _builtin_sources(args: DataArguments) -> dict[str, Source]:
     return {split: file_source(str(files / f"{split}.jsonl"), origin, args) for split in SPLITS}
 
 
-def _hub_sources(args: DataArguments) -> dict[str, Source]:
+def _hub_sources(args: DataArguments, is_read: bool) -> dict[str, Source]:
     name, origin = str(args.dataset_name), f"--dataset_name {args.dataset_name}"
-    found = load_hub_dataset(name, args.dataset_config_name)
+    found = load_hub_dataset(name, args.dataset_config_name, is_read)
     return {
         split: Source(
             _name(f"{name}/{split}", found[split]),

@@ -101,10 +101,16 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     on a decoder reads the last token that is not padding; a new token would add a row to the embedding.
 
     Raises:
-        UserError: there is no such tokenizer, a link leads out of its folder, it has no token to pad with, or a chat
-            template whose name leads out of a folder.
+        UserError: there is no such tokenizer, a link leads out of its folder, it has no words, no token to pad with,
+            or a chat template whose name leads out of a folder.
     """
     tokenizer = _read_tokenizer(args)
+    if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+        # Where there are no files transformers 5 makes one up, to which every text is unknown.
+        raise UserError(
+            f"--model_name_or_path {args.model_name_or_path}: its tokenizer has special tokens and no words. Write "
+            "the one that belongs to the model into the folder (`tokenizer.save_pretrained`)."
+        )
     lost = lost_marks(tokenizer)
     if lost:
         keeping = _read_tokenizer(args, keep_accents=True, strip_accents=False)

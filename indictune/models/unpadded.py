@@ -16,8 +16,10 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedConfig
 
+from indictune.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models.attention import ATTENTION
+from indictune.models.loading import has_own_code
 
 logger = logging.getLogger(__name__)
 
@@ -55,23 +57,18 @@ def _why_padded(
     return None
 
 
-def pads(
-    padding_free: Literal["auto", "on", "off"],
-    config: PreTrainedConfig,
-    attn_implementation: str | None,
-    own_code: bool = False,
-) -> bool:
+def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, config: PreTrainedConfig) -> bool:
     """Whether a classifier's rows are padded.
 
     Args:
         padding_free: `--padding_free`.
-
-    The others as of `why_padded`.
+        args: of the model.
+        config: of the model.
 
     Raises:
         UserError: `on`, and the model cannot do without padding.
     """
-    reason = why_padded(config, attn_implementation, own_code)
+    reason = why_padded(config, args.attn_implementation, has_own_code(args, config))
     if reason is not None and padding_free == "on":
         raise UserError(f"--padding_free on: {reason}. Leave it out, and rows are padded by length.")
     if reason is not None and padding_free == "auto":
@@ -79,9 +76,9 @@ def pads(
     return reason is not None or padding_free == "off"
 
 
-def pads_causal(config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False) -> bool:
-    """Whether the rows of a causal language model are padded; arguments as of `why_padded`."""
-    reason = _why_padded(config, attn_implementation, own_code, CAUSAL, CAUSAL_ATTENTION)
+def pads_causal(args: ModelArguments, config: PreTrainedConfig) -> bool:
+    """Whether the rows of a causal language model are padded."""
+    reason = _why_padded(config, args.attn_implementation, has_own_code(args, config), CAUSAL, CAUSAL_ATTENTION)
     if reason is not None:
         _tell(reason)
     return reason is not None

@@ -102,10 +102,12 @@ def _prepare_classes(recipe: Recipe) -> Prepared:
         config = load_classifier_config(model_args)
         check_max_length(config, recipe.planned(DataArguments, "max_length"))
     with recipe.problems.collecting():
+        tokenizer = load_tokenizer(model_args)
+    with recipe.problems.collecting():
         data_args = recipe.build(DataArguments)
         splits = load_splits(data_args, recipe.problems)
+        labels = label_order(config, splits.labels)
     recipe.problems.raise_any()
-    tokenizer, labels = load_tokenizer(model_args), label_order(config, splits.labels)
     datasets = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
     return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, splits.notes, splits.folder)
 
@@ -116,8 +118,8 @@ def _prepare_chats(recipe: Recipe) -> Prepared:
     Raises:
         UserError: all problems at once.
     """
-    from indictune.data.chats import set_template, tokenise_splits
-    from indictune.data.conversations import load_conversations
+    from indictune.data.chats import check_template, set_template, tokenise_splits
+    from indictune.data.conversations import load_conversations, sources_of
     from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments
     from indictune.models.causal import check_packing, load_causal_config
 
@@ -129,9 +131,11 @@ def _prepare_chats(recipe: Recipe) -> Prepared:
             check_packing(model_args, config)
     with recipe.problems.collecting():
         data_args = recipe.build(ChatDataArguments)
-        splits = load_conversations(data_args, recipe.problems)
-    with recipe.problems.collecting():
+        sources = sources_of(data_args, recipe.problems)
         tokenizer = load_tokenizer(model_args)
+        check_template(tokenizer, data_args, sources)
+    with recipe.problems.collecting():
+        splits = load_conversations(data_args, recipe.problems, sources)
         template = set_template(tokenizer, splits, data_args)
     recipe.problems.raise_any()
     chats = tokenise_splits(splits, tokenizer, template, data_args)

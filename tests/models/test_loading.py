@@ -132,6 +132,13 @@ def test_a_tokenizer_with_nothing_to_pad_with_is_refused(saved: Saved) -> None:
         load_tokenizer(ModelArguments(folder))
 
 
+@pytest.mark.parametrize("kind", ["albert", "bert", "deberta-v2", "qwen2", "xlm-roberta"])
+def test_a_model_that_was_saved_without_its_tokenizer_is_refused(tmp_path: Path, kind: str) -> None:
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="its tokenizer has special tokens and no words"):
+        load_tokenizer(ModelArguments(model_name_or_path=str(tmp_path)))
+
+
 def test_a_tokenizer_of_another_model_is_refused(saved: Saved) -> None:
     args = ModelArguments(saved("bert"))
     tokenizer = load_tokenizer(args)

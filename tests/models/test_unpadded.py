@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 
+from indictune.arguments import ModelArguments
 from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.errors import UserError
 from indictune.models import unpadded
@@ -169,18 +170,27 @@ def test_rows_that_are_not_sorted_give_the_same_logits_in_their_order() -> None:
     torch.testing.assert_close(model(**joined).logits, expected, rtol=0, atol=1e-5)
 
 
+OWN_CODE = ModelArguments(trust_remote_code=True)
+
+
+def with_own_code(kind: str) -> PreTrainedConfig:
+    config = CONFIGS[kind]()
+    config.auto_map = {"AutoModelForSequenceClassification": "modeling.Own", "AutoModelForCausalLM": "modeling.Own"}
+    return config
+
+
 class TestWhoPads:
     def test_models_that_are_proven_do_not(self) -> None:
-        assert not pads("auto", CONFIGS["bert"](), None)
-        assert not pads("on", CONFIGS["bert"](), None)
+        assert not pads("auto", ModelArguments(), CONFIGS["bert"]())
+        assert not pads("on", ModelArguments(), CONFIGS["bert"]())
 
     def test_whoever_asks_for_padding_gets_it(self) -> None:
-        assert pads("off", CONFIGS["bert"](), None)
+        assert pads("off", ModelArguments(), CONFIGS["bert"]())
 
     def test_others_do_and_are_told_why(self, caplog: pytest.LogCaptureFixture) -> None:
-        assert pads("auto", AutoConfig.for_model("electra"), None)
-        assert pads("auto", CONFIGS["bert"](), "eager")
-        assert pads("auto", CONFIGS["bert"](), None, own_code=True)
+        assert pads("auto", ModelArguments(), AutoConfig.for_model("electra"))
+        assert pads("auto", ModelArguments(attn_implementation="eager"), CONFIGS["bert"]())
+        assert pads("auto", OWN_CODE, with_own_code("bert"))
         assert [record.getMessage() for record in caplog.records] == [
             "Rows are padded, rows of like length together: models of the type electra are not known to work without "
             "it (albert, bert, llama, modernbert, roberta, xlm-roberta are).",
@@ -191,17 +201,17 @@ class TestWhoPads:
 
     def test_asking_for_the_impossible_is_refused(self) -> None:
         with pytest.raises(UserError, match="--padding_free on: --attn_implementation eager needs it"):
-            pads("on", CONFIGS["bert"](), "eager")
+            pads("on", ModelArguments(attn_implementation="eager"), CONFIGS["bert"]())
 
     def test_causal_models_that_are_proven_do_not(self, caplog: pytest.LogCaptureFixture) -> None:
-        assert not pads_causal(CONFIGS["llama"](), None)
-        assert not pads_causal(CONFIGS["llama"](), "sdpa")
+        assert not pads_causal(ModelArguments(), CONFIGS["llama"]())
+        assert not pads_causal(ModelArguments(attn_implementation="sdpa"), CONFIGS["llama"]())
         assert not caplog.records
 
     def test_other_causal_models_do_and_are_told_why(self, caplog: pytest.LogCaptureFixture) -> None:
-        assert pads_causal(AutoConfig.for_model("gpt2"), None)
-        assert pads_causal(CONFIGS["llama"](), "flash_attention_2")
-        assert pads_causal(CONFIGS["llama"](), None, own_code=True)
+        assert pads_causal(ModelArguments(), AutoConfig.for_model("gpt2"))
+        assert pads_causal(ModelArguments(attn_implementation="flash_attention_2"), CONFIGS["llama"]())
+        assert pads_causal(OWN_CODE, with_own_code("llama"))
         assert [record.getMessage() for record in caplog.records] == [
             "Rows are padded, rows of like length together: models of the type gpt2 are not known to work without it "
             "(gemma, gemma3_text, llama, mistral, olmo2, phi3, qwen2, qwen3 are).",
