@@ -24,6 +24,8 @@ _LOOK_EVERY_S = 1.0
 _END_WAIT_S = 2.0
 _GRACE_S = 3.0
 _TOGETHER_S = 3.0
+# Times the patience: later than a collective gives up, which tells more. While rows are prepared there is none.
+_ENDS_AFTER = 2.5
 _GONE = "is gone: it was killed, or died without a word"
 
 
@@ -180,7 +182,8 @@ class Watchdog(threading.Thread):
     """Says who is missing when nothing has moved for long, and writes the stacks of this rank to its log.
 
     Where a rank has died and the main thread does not find out by itself, it ends the process: NCCL waits in C++,
-    where no signal handler runs and no exception comes, until the launcher kills it.
+    where no signal handler runs and no exception comes, until the launcher kills it. So it does where a rank stays
+    stopped that prepares the rows, for which the others wait without a collective.
 
     Args:
         ranks: of the run.
@@ -210,6 +213,8 @@ class Watchdog(threading.Thread):
                 told = here.step
                 self.ranks.at(here.step, here.count, here.place)
             self._look_for_the_dead()
+            if still_s > _ENDS_AFTER * self.patience_s and (stopped := self.ranks.dead()):
+                self.end("; ".join(stopped))
             if still_s < self.patience_s:
                 spoke_at_s = 0.0
             elif still_s - spoke_at_s > self.patience_s:

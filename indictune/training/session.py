@@ -51,7 +51,7 @@ class Session:
         saved_files: names of what the run has saved as its model; set where files are written.
         stop_request: whether a signal asks this process to stop.
         ranks: of the run.
-        watchdog: of this rank; None before the process group is up, and where there is one process.
+        watchdog: of this rank; None where there is one process, or nothing is trained.
         end: tells why the run has failed and ends the process, whatever its main thread does; set by `run`.
     """
 
@@ -107,6 +107,8 @@ class Session:
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
             self.stop_request.tells = self._log.descriptors
             self.ranks.begin()
+            if not replaceable and self.ranks.world_size > 1:
+                self._watch(self._log.path)
         except OSError as error:
             raise UserError(
                 f"--output_dir {self.output_dir}: cannot be written to ({error.strerror}); name another folder."
@@ -302,7 +304,6 @@ class Session:
             self.warn(["No validation rows: nothing is evaluated during training, and the last weights are kept."])
         args = self._bring_up(arguments)
         self._choose_checkpoint(args)
-        self._watch(args)
         self.warn(resuming.doubts_to_come(self.output_dir, self.trusts_checkpoint))
         if self.checkpoint is not None:
             logger.info("Going on from %s", self.checkpoint)
@@ -347,11 +348,11 @@ class Session:
             self.warn([*notes, *settings.differences(chosen, configuration, as_many_ranks)])
         self.checkpoint = None if chosen is None else str(chosen)
 
-    def _watch(self, args: IndicTrainingArguments) -> None:
+    def _watch(self, log: Path) -> None:
         """Start the watchdog. A collective gives up after `--ddp_timeout`; half of that is long for anything."""
-        if self._log is not None and args.world_size > 1:
-            self.watchdog = Watchdog(self.ranks, args.ddp_timeout / 2, self._log.path, self.end)
-            self.watchdog.start()
+        patience_s = max(1, self.planned(IndicTrainingArguments, "ddp_timeout")) / 2
+        self.watchdog = Watchdog(self.ranks, patience_s, log, self.end)
+        self.watchdog.start()
 
     def late(self) -> list[str]:
         """A sentence for each rank that has held up this one for long."""

@@ -147,6 +147,21 @@ def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -
     assert "most recent call first" in log
 
 
+def test_a_rank_that_is_stopped_while_it_prepares_the_rows_is_named(
+    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))
+    event = "SIGSTOP@indictune.data.loading:write_table:1@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "4") as (first, second):
+        said = second.communicate(timeout=60)[1]
+        assert psutil.Process(first.pid).status() == psutil.STATUS_STOPPED
+    expected = f"rank 0 (process {first.pid} on {socket.gethostname()}) is stopped (SIGSTOP)"
+    assert second.returncode == 1
+    assert f"[rank 1] {expected}" in said
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status == {"state": "failed", "message": f"[rank 1] {expected}"}
+
+
 FETCHING = "indictune.data.collation:IndexedRows.__getitem__:14"
 FORWARD = "indictune.training.loss:ExactLoss.__call__:3"
 
