@@ -17,7 +17,8 @@ from indictune.command_arguments import EvaluateArguments
 from indictune.data import hub, loading, reading, sources
 from indictune.data.loading import Rows, load_splits, load_test_rows
 from indictune.data.rejects import BadRows
-from indictune.errors import UserError
+from indictune.data.sources import sources_of
+from indictune.errors import Problems, UserError
 
 Row = dict[str, Any]
 Write = Callable[[str, list[Row]], str]
@@ -322,6 +323,15 @@ def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         rows = {"text": [f"{split} {index}" for index in range(len(labels))], "label": labels}
         datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "tweets" / f"{split}.parquet")
     return "./tweets"
+
+
+def test_a_run_that_is_refused_downloads_no_dataset(hub_folder: str) -> None:
+    refused = Problems(["--sed: there is no such flag."])
+    assert sources_of(DataArguments(dataset_name=hub_folder), refused) == {}
+    assert len(refused) == 1
+    assert "train" in sources_of(DataArguments(dataset_name=hub_folder), Problems())
+    assert sources_of(DataArguments(dataset_name="no/such"), refused) == {}
+    assert len(refused) == 2
 
 
 def test_class_ids_of_a_hub_dataset_become_their_names(hub_folder: str) -> None:
