@@ -28,7 +28,7 @@ from indictune.strategy import conversion, nodes, offload, sharding, shards
 from indictune.strategy.communication import set_up_communication
 from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.callbacks.epochs import EpochShuffle
-from indictune.training.checkpoints import resuming, saving, store
+from indictune.training.checkpoints import best, resuming, saving, store
 from indictune.training.copies import sent_to_device
 from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
@@ -211,11 +211,7 @@ class ExactTrainer(Trainer):
             folder = store.path_of(Path(self._get_output_dir(trial)), self.state.global_step)
         finally:
             self._is_saving = False
-        best = self.state.best_global_step
-        if best:  # the Trainer has looked for it beside the unfinished one
-            path = store.path_of(Path(str(self.args.output_dir)), best)
-            if best == self.state.global_step or path.is_dir():
-                self.state.best_model_checkpoint = str(path)
+        best.name(self)
         if self.args.should_save:
             self.state.save_to_json(str(folder / "trainer_state.json"))
             saving.copy_recipe(Path(str(self.args.output_dir)), folder)
@@ -313,6 +309,12 @@ class ExactTrainer(Trainer):
             self._save_checkpoint(self.model_wrapped, trial)
             raise saving.stopped_after(self.state.global_step) from None
         return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Whether a step is saved under `--save_strategy best`: a new best, or one that a stop asks for. No callback
+        comes between this and the save."""
+        is_best = best.is_compared(self) and super()._determine_best_metric(metrics, trial)
+        return is_best or self.control.should_save
 
     def look_for_stop(self, what: str, at_once: bool = False) -> None:
         """End what a rank was asked to stop in, or not, if all would be lost. Known a call later, so none waits.

@@ -98,7 +98,7 @@ def finish(
     state = trainer.state
     if state.global_step < state.max_steps:
         logger.info("Stopped early, after step %d of %d", state.global_step, state.max_steps)
-    if state.best_model_checkpoint is not None:
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
         logger.info("The model is that of %s, the best by %s", *_best(trainer))
     metrics = run_metrics(trainer, session.launch.strategy) | {
         "global_batch_size": trainer.args.global_batch_size,

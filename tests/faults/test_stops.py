@@ -313,7 +313,7 @@ def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) 
 
 
 def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: Path) -> None:
-    flags = ("--eval_steps", "1", "--save_steps", "3", "--save_total_limit", "1")
+    flags = ("--eval_steps", "1", "--save_steps", "3", "--save_total_limit", "1", "--load_best_model_at_end", "false")
     whole, job = Job(recipe, tmp_path / "whole", flags=flags), Job(recipe, tmp_path / "out", flags=flags)
     assert whole.start().returncode == 0
     assert job.start(f"SIGTERM@{STEP}:5").returncode == EXIT_RESUMABLE

@@ -215,7 +215,7 @@ class GoOn(TrainerCallback):
             # A state that lacks it cannot be saved (transformers 5.23, `_save_checkpoint`: "KeyError").
             known = cast(dict[str, Any], state.stateful_callbacks)
             known.setdefault(type(each).__name__, each.state())
-        self._find_best(state)
+        self._find_best(state, args.load_best_model_at_end)
         self._forget_best_that_was_judged_otherwise(state, manifest)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
@@ -240,15 +240,16 @@ class GoOn(TrainerCallback):
             each.early_stopping_patience_counter >= each.early_stopping_patience for each in self._early_stopping()
         )
 
-    def _find_best(self, state: TrainerState) -> None:
+    def _find_best(self, state: TrainerState, ends_with_best: bool) -> None:
         """Name the best checkpoint where it now is, whatever the state says: it is a file, and the folder may move."""
         if type(state.best_global_step) is not int:
             state.best_global_step = None
         if self.best is not None and not all(sharding.from_all(self.best.is_dir())):
             self.best = None
         state.best_model_checkpoint = None if self.best is None else str(self.best)
-        if self.best is None and store.best_step(self.checkpoint) is not None:
-            state.best_global_step = state.best_metric = None  # it is lost: the next one evaluated is the best
+        if self.best is None and (ends_with_best or store.best_step(self.checkpoint) is not None):
+            # It is lost, or was never saved: the next one evaluated is the best.
+            state.best_global_step = state.best_metric = None
 
     def _forget_best_that_was_judged_otherwise(self, state: TrainerState, manifest: Manifest) -> None:
         """A loss and a score cannot be compared, nor can scores on different rows: the next one evaluated is the best,
