@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,13 +58,15 @@ def test_settings_that_differ_are_named_with_both_values(job: Job) -> None:
         "3",
         "--dataloader_num_workers",
         "1",
+        "--full_determinism",
+        "true",
     ]
     result = replace(job, flags=(*job.flags, *more)).start()
     assert result.returncode == 0, result.stderr
     assert [line for line in result.stderr.splitlines() if "other settings" in line] == [
         "warning: checkpoint-4 was written with other settings: --num_train_epochs 2.0, now 1.5; --class_weights "
-        "None, now balanced; --padding_free auto, now off; --per_device_train_batch_size 4, now 2: the steps from "
-        "here on are by the new ones.",
+        "None, now balanced; --padding_free auto, now off; --full_determinism False, now True; "
+        "--per_device_train_batch_size 4, now 2: the steps from here on are by the new ones.",
         "warning: checkpoint-4 was written with other settings: --learning_rate 0.0001, now 0.5; --weight_decay 0.0, "
         "now 0.25: the old ones stay, which are part of its optimizer's states.",
     ]
@@ -112,6 +115,23 @@ def test_the_same_settings_go_on_without_a_word(job: Job) -> None:
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert "other settings" not in result.stderr
+    assert "other packages" not in result.stderr
+
+
+def test_packages_of_other_versions_are_named_with_both(job: Job) -> None:
+    """One that has gone, or has come, computes no step of both."""
+    checkpoint = job.folder / "checkpoint-4"
+    manifest = store.read_manifest(checkpoint)
+    assert manifest is not None
+    kept = {name: version for name, version in manifest.versions.items() if name != "peft"}
+    others = replace(manifest, versions={**kept, "torch": "2.0", "accelerate": "1.0", "deepspread": "1"})
+    (checkpoint / store.MANIFEST).write_text(others.to_json(), encoding="utf-8")
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert [line for line in result.stderr.splitlines() if "other packages" in line] == [
+        f"warning: checkpoint-4 was written by other packages: torch 2.0, now {version('torch')}; accelerate 1.0, "
+        f"now {version('accelerate')}: the steps from here on are by the new ones."
+    ]
 
 
 def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_before_the_model_is_read(job: Job) -> None:

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy
 
-from indictune import __version__
 from indictune.data.batching import TrainingBatches
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.description import save_description
@@ -34,7 +33,7 @@ from indictune.training.checkpoints.store import UNFINISHED, FileDigest, Manifes
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import RECIPE
 from indictune.training.stopping import Stopped
-from indictune.versions import versions_of
+from indictune.versions import versions_of_steps
 
 if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
@@ -43,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 # The loss of each rank since the last logged step, so that a resumed run logs what it would have logged.
 UNLOGGED = "unlogged_{rank}.json"
-_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft")
 
 
 @dataclass(frozen=True)
@@ -258,7 +256,7 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
         save="",
         data=trainer.data_digest,
         recipe=store.digest(recipe).sha256 if recipe.exists() else "",
-        versions={"indictune": __version__, **versions_of(_PACKAGES)},  # ours need not be installed, but lie there
+        versions=versions_of_steps(),
         evaluation_due=trainer.stop_request.evaluation_due or _epoch_is_evaluated_next(trainer),
         files={},
         validation=trainer.validation_digest,

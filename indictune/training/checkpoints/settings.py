@@ -1,4 +1,4 @@
-"""Whether a run goes on with the settings that its checkpoint was written with."""
+"""Whether a run goes on with the settings, and the packages, that its checkpoint was written with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import yaml
 
 from indictune.errors import UserError
 from indictune.models.bases import CONFIG, RECORD, base_of, other_fingerprint
-from indictune.training.checkpoints.store import listed
+from indictune.training.checkpoints.store import listed, read_manifest
 from indictune.training.output import RECIPE
+from indictune.versions import versions_of_steps
 
 # They are in the optimizer's states and the schedule's, which take those of the command's place (torch 2.13,
 # `Optimizer.load_state_dict`, `LambdaLR.load_state_dict`).
@@ -29,6 +30,7 @@ OF_THE_STEPS = (
     *("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
     *("bf16", "fp16", "tf32", "reduce_dtype", "attn_implementation", "torch_compile", "padding_free"),
+    "full_determinism",
     *("load_best_model_at_end", "early_stopping_patience"),
 )
 
@@ -82,7 +84,7 @@ def in_the_states(checkpoint: str | None) -> dict[str, Any]:
 
 
 def differences(checkpoint: Path, now: Mapping[str, Any], as_many_ranks: bool) -> list[str]:
-    """What the user should know of settings that have changed since a checkpoint, in a sentence each.
+    """What the user should know of settings and packages that have changed since a checkpoint, in a sentence each.
 
     Args:
         checkpoint: to go on from.
@@ -99,7 +101,16 @@ def differences(checkpoint: Path, now: Mapping[str, Any], as_many_ranks: bool) -
         changed = _told(_changed(names, before, now), before, now)
         if changed:
             notes.append(f"{checkpoint.name} was written with other settings: {changed}: {outcome}.")
-    return notes
+    return notes + _other_versions(checkpoint)
+
+
+def _other_versions(checkpoint: Path) -> list[str]:
+    """That other packages go on than have written a checkpoint, in at most one sentence."""
+    manifest, now = read_manifest(checkpoint), versions_of_steps()
+    before = {} if manifest is None else manifest.versions
+    changed = "; ".join(f"{name} {before[name]}, now {now[name]}" for name in _changed(list(now), before, now))
+    told = f"{checkpoint.name} was written by other packages: {changed}: the steps from here on are by the new ones."
+    return [told] if changed else []
 
 
 def differences_when_finished(output_dir: Path, given: Mapping[str, Any]) -> list[str]:
