@@ -68,8 +68,9 @@ class Job:
             with_history: whether that checkpoint tells the same of what was logged on the way.
         """
         run = Run(self.folder)
+        (model,) = run.folder.glob("*.safetensors")  # whole, or an adapter's
         found = {
-            "weights": hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest(),
+            "weights": hashlib.sha256(model.read_bytes()).hexdigest(),
             "log": [[entry["step"], entry["loss"], entry["learning_rate"]] for entry in run.log],
             "eval": run.metrics["eval"],
         }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
@@ -24,6 +25,7 @@ BATCHES = {
     "frequent logs": ("--logging_steps", "1"),
     "each epoch": ("--eval_strategy", "epoch", "--save_strategy", "epoch"),
     "without evaluation": ("--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"),
+    "an adapter": ("--method", "lora"),
 }
 # Each is tried after one step in the first epoch or the second; the long tests try all.
 STOPS = [
@@ -52,6 +54,21 @@ def test_one_process(
     assert job.start(f"SIGTERM@{STEP}:{step}").returncode == EXIT_RESUMABLE
     go_on(job, step)
     assert ended(job) == unbroken[batches]
+
+
+def test_the_scale_of_the_loss_goes_on(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """The scale begins at 2**16, and is halved at the first step, whose gradient overflows."""
+    script, overflow = (
+        "tests/faults/scaling.py",
+        "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:1",
+    )
+    whole, job = (Job(finished_run.recipe, tmp_path / name, flags=("--fp16", "true")) for name in ("whole", "out"))
+    result = whole.start(overflow, script)
+    assert result.returncode == 0, result.stderr
+    assert job.start(f"{overflow}+SIGTERM@{STEP}:3", script).returncode == EXIT_RESUMABLE
+    go_on(job, 3, script)
+    assert torch.load(job.folder / "checkpoint-8" / "scaler.pt", weights_only=True)["scale"] == 2**15
+    assert job.outcome() == whole.outcome()
 
 
 def go_on(job: Job, step: int, script: str = SCRIPT) -> None:
