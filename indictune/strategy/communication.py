@@ -2,7 +2,8 @@
 
 # No `from __future__ import annotations`: torch compares the annotations of a communication hook with classes.
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,6 +123,34 @@ def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments,
         plugin.mixed_precision_policy = replace(policy, reduce_dtype=getattr(torch, args.reduce_dtype))
     else:
         accelerator.ddp_handler = gradient_buckets(args)
+
+
+def passes_until_laid_out(model: nn.Module) -> int:
+    """How many backward passes come before the gradients of all ranks are sent as they are from then on.
+
+    DDP (torch 2.13) sends them in one bucket until it has seen the order in which they come, and then in several, but
+    where it looks for unused parameters each time. Where a gradient stands decides in which order those of three ranks
+    or more are added; two numbers have one sum.
+
+    Args:
+        model: as it is distributed; the process group is up.
+    """
+    if not isinstance(model, DistributedDataParallel) or torch.distributed.get_world_size() < 3:
+        return 0
+    if model.static_graph:
+        return 2  # the first finds out which parameters have a gradient
+    return 0 if model.find_unused_parameters else 1
+
+
+@contextmanager
+def sending(model: nn.Module) -> Iterator[None]:
+    """A block in which each backward pass sends its gradients, that of a step's first micro-batches too."""
+    assert isinstance(model, DistributedDataParallel)
+    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+    try:
+        yield
+    finally:
+        model.require_backward_grad_sync = before
 
 
 def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":

@@ -34,6 +34,7 @@ from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
 from indictune.training.progress import Progress
 from indictune.training.randomness import RandomStates
+from indictune.training.rehearsal import rehearse
 from indictune.training.stopping import DeafWorkers, Stopped, StopRequest
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class ExactTrainer(Trainer):
     asked_before: FlagsOnTheirWay | None = None  # to stop, at the batch or token before
     grad_norm: torch.Tensor | float = 0.0  # of the last step
     trusts_checkpoint = False  # the user vouches for the pickles of checkpoints
+    has_begun = False  # to train
     _is_saving = False
 
     def __init__(
@@ -169,7 +171,9 @@ class ExactTrainer(Trainer):
 
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """A micro-batch's step. A callback sees its loss only after the Trainer has waited for it."""
-        loss = super().training_step(*args, **settings)
+        step = partial(super().training_step, *args, **settings)
+        rehearse(self, args[0], step)
+        loss = step()
         self.nonfinite.note_loss(loss)
         return loss
 
@@ -268,8 +272,7 @@ class ExactTrainer(Trainer):
             super()._run_epoch(*args, **settings)  # type: ignore[no-untyped-call]
 
     def _finalize_training(self, *args: Any, **settings: Any) -> TrainOutput:
-        """The end, with all checkpoints committed. The Trainer (5.23) would read the best before, and delete the last
-        one before the model is saved."""
+        """The end, all checkpoints committed: the Trainer (5.23) reads the best before, and deletes the last early."""
         saving.finish(self)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:

@@ -81,6 +81,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
 
     def log_on(self, unlogged: dict[str, Any]) -> None:
         if unlogged:
+            self._metrics["train"].clear()
             self._metrics["train"].update(unlogged["of_micro_batches"])
             self._total_train_tokens = unlogged["num_tokens"]
 

@@ -112,6 +112,33 @@ def test_two_processes(
     assert job.outcome() == unbroken[strategy]
 
 
+def test_three_processes(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """The sum of three numbers depends on their order, and that on where a gradient stands in what is sent."""
+    flags = ("--global_batch_size", "12", "--per_device_train_batch_size", "4")
+    whole, job = (Job(finished_run.recipe, tmp_path / name, tuple(accelerate("ddp", 3)), flags) for name in "wj")
+    result = whole.start()
+    assert result.returncode == 0, result.stderr
+    assert job.start(f"SIGTERM@{STEP}:3").returncode != 0
+    assert job.status["state"] == "resumable"
+    go_on(job, 3)
+    assert job.outcome() == whole.outcome()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_llama_on_three_processes(tmp_path: Path, method: str) -> None:
+    """With activations that are computed again, and several micro-batches a step."""
+    recipe = test_llama.write_job(tmp_path)
+    flags = (*test_llama.METHODS[method], "--global_batch_size", "12", "--per_device_train_batch_size", "2")
+    whole, job = (Job(recipe, tmp_path / name, tuple(accelerate("ddp", 3)), flags) for name in "wj")
+    result = whole.start(script=test_llama.SCRIPT)
+    assert result.returncode == 0, result.stderr
+    assert job.start(f"SIGTERM@{STEP}:3", test_llama.SCRIPT).returncode != 0
+    assert job.status["state"] == "resumable"
+    go_on(job, 3, test_llama.SCRIPT)
+    assert job.outcome(with_history=False) == whole.outcome(with_history=False)
+
+
 @pytest.mark.parametrize(
     ("launcher", "step"),
     [

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
-from indictune.strategy.communication import check_communication, gradient_buckets
+from indictune.strategy.communication import check_communication, gradient_buckets, passes_until_laid_out
 from indictune.training.session import Session
 
 PLANNED: dict[str, Any] = {"reduce_dtype": "float32", "ddp_static_graph": None}
@@ -153,6 +153,41 @@ def test_a_parameter_without_a_gradient_is_found(accumulation: int) -> None:
         "module.unused.weight",
         "module.unused.bias",
     ]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({}, 2),
+        ({"gradient_checkpointing": True, "gradient_accumulation_steps": 2}, 1),
+        ({"ddp_static_graph": False}, 0),
+    ],
+    ids=["static", "activations computed again", "looked for each time"],
+)
+def test_torch_lays_out_anew_what_it_sends_after_the_first_passes(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], passes: int
+) -> None:
+    """torch 2.13. When this fails, `passes_until_laid_out` and `rehearsal` can go."""
+    layers = nn.Sequential(*(nn.Linear(600, 600) for _ in range(3)))
+    model = DistributedDataParallel(layers, **gradient_buckets(arguments(**settings)).to_kwargs())
+    sent: list[list[int]] = []
+    world = distributed.group.WORLD
+    assert world is not None
+
+    def note(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with classes
+        sent[-1].append(bucket.buffer().numel())
+        return allreduce_hook(world, bucket)
+
+    model.register_comm_hook(None, note)
+    for _ in range(5):
+        sent.append([])
+        model.zero_grad()
+        model(torch.linspace(0, 1, 600)[None]).sum().backward()
+    assert [sizes == sent[-1] for sizes in sent] == [False] * passes + [True] * (5 - passes)
+    assert passes_until_laid_out(model) == 0  # one rank adds nothing
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 3)
+    assert passes_until_laid_out(model) == passes
 
 
 @pytest.mark.usefixtures("group")
