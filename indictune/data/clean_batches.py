@@ -66,11 +66,15 @@ class _Worker:
     Not a `multiprocessing` pool. Forked workers would keep our file locks when this process is killed, and wait for
     ever; spawned ones would import the training script first, which takes seconds. This one imports Arrow alone, has
     nothing of ours open, and ends when its input does.
+
+    It finds modules where this process does. By itself `-m` looks in the current folder first, which may be one of
+    files that somebody else wrote.
     """
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "indictune.data.clean_batches"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [sys.executable, "-P", "-m", "indictune.data.clean_batches"]
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
 
     @cached_property
     def _input(self) -> pa.RecordBatchStreamWriter:

@@ -9,6 +9,7 @@ import struct
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pyarrow as pa
@@ -90,6 +91,13 @@ def test_a_process_that_dies_in_mid_answer_is_told(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(RuntimeError, match=r"ended with code -9; was there too little memory\?"):
         list(cleaned(given()))
+
+
+def test_processes_find_modules_where_this_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyarrow.py").write_text("raise SystemExit(7)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match="ended with code 7"):
+        list(cleaned(iter([batch(0), batch(1)])))
 
 
 def bytes_waiting(worker: psutil.Process) -> int:

@@ -483,6 +483,19 @@ class TestADataset:
             load_splits(DataArguments(train_file=str(tmp_path / name)))
         assert not canary.ran.exists()
 
+    def test_with_modules_beside_it_does_not_run_them(
+        self, tmp_path: Path, canary: Canary, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not in the current folder, which is the first that python looks in for a module that it is to run."""
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "indictune").mkdir()
+        for name in ("pyarrow.py", "signal.py", "indictune/__init__.py"):
+            (tmp_path / name).write_text(canary.python)
+        rows = [f"text {row},{row % 2}\n" for row in range(20_002)]  # two batches: processes are started to clean them
+        (tmp_path / "train.csv").write_text("".join(["text,label\n", *rows]))
+        assert len(load_splits(DataArguments(train_file="train.csv")).train) == 20_002
+        assert not canary.ran.exists()
+
 
 def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path, canary: Canary) -> None:
     from indictune.data.chat_tokens import choose_template
