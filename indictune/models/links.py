@@ -16,10 +16,12 @@ READ = (
 
 def leads_out(path: Path, folder: Path) -> bool:
     """Whether a file in a model's folder is a link that leads out of it."""
-    root = folder.resolve()
-    if root.parent.name == "snapshots":  # of the Hub's cache, whose files are links to `blobs` beside it
-        root = root.parents[1]
-    return not path.resolve().is_relative_to(root)
+    root, leads_to = folder.resolve(), path.resolve()
+    if leads_to.is_relative_to(root):
+        return False
+    # In the Hub's cache files are links to `blobs` beside the snapshots.
+    is_cached = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
+    return not (is_cached and leads_to.is_relative_to(root.parents[1] / "blobs"))
 
 
 def check_links(folder: Path, flag: str) -> None:

@@ -182,9 +182,10 @@ class TestLinks:
         assert [path.name for path in target.iterdir()] == ["vocab.txt"]
 
     def test_of_the_hubs_cache_are(self, tmp_path: Path, target: Path) -> None:
-        (tmp_path / "blobs").mkdir()
-        (tmp_path / "blobs" / "0f").write_text("words")
-        snapshot = tmp_path / "snapshots" / "commit"
+        repository = tmp_path / "models--me--model"
+        (repository / "blobs").mkdir(parents=True)
+        (repository / "blobs" / "0f").write_text("words")
+        snapshot = repository / "snapshots" / "commit"
         snapshot.mkdir(parents=True)
         (snapshot / "vocab.txt").symlink_to("../../blobs/0f")
         copy_files(snapshot, TOKENIZER_FILES, target)
@@ -217,6 +218,32 @@ class TestLinksInAModel:
         (tmp_path / "linked").symlink_to(folder)
         args = ModelArguments(str(tmp_path / "linked"))
         load_classifier(args, ["no", "yes"], load_tokenizer(args))
+
+    @pytest.mark.parametrize(
+        ("repository", "target"),
+        [
+            ("work", "secret"),
+            ("work", "blobs/secret"),
+            ("models--me--model", "secret"),
+            ("models--me--model", "snapshots/other/secret"),
+            ("models--me--model", "blobs/../secret"),
+        ],
+    )
+    def test_out_of_a_folder_that_is_named_like_the_hubs_cache_are_refused(
+        self, tmp_path: Path, repository: str, target: str
+    ) -> None:
+        """Whoever packs an archive chooses the names of its folders."""
+        folder = model_in(tmp_path / repository / "snapshots" / "commit")
+        secret = tmp_path / repository / target
+        for parent in (secret.parent, tmp_path / repository / "blobs"):
+            parent.mkdir(parents=True, exist_ok=True)
+        secret.write_text("secret")
+        (folder / "vocab.txt").symlink_to(f"../../{target}")
+        with pytest.raises(UserError, match=r"vocab.txt \(.*/secret\)"):
+            load_tokenizer(ModelArguments(str(folder)))
+        (tmp_path / "merged").mkdir()
+        copy_files(folder, ["vocab.txt"], tmp_path / "merged")
+        assert not any((tmp_path / "merged").iterdir())
 
     def test_are_those_of_the_hubs_cache(self, tmp_path: Path) -> None:
         snapshot = model_in(tmp_path / "models--me--model" / "snapshots" / "commit")
