@@ -26,17 +26,26 @@ _DECIMAL = re.compile(r"(-?\d+)\.(\d*)")
 def normalise_label(label: str | None) -> str | None:
     """One spelling of a label, whatever file type it came from; None for an empty one.
 
-    1, 1.0 and "1" are `1`, 0.50 is `0.5`; True and TRUE (pandas writes booleans so to csv) are `true`. Everything else
-    keeps its case and spelling in NFC, without spaces around it: "Positive" and "positive" are two labels.
+    That of `plain_label`, and a number's: 0.50 is `0.5`, "1." is `1`.
+    """
+    label = plain_label(label)
+    if label and (decimal := _DECIMAL.fullmatch(label)):
+        whole, fraction = decimal[1], decimal[2].rstrip("0")
+        label = f"{whole}.{fraction}" if fraction else whole
+    return "0" if label == "-0" else label
+
+
+def plain_label(label: str | None) -> str | None:
+    """A label without what file types add to it; None for an empty one.
+
+    1, 1.0 and "1" are `1`; True and TRUE (pandas writes booleans so to csv) are `true`. Everything else keeps its case
+    and spelling in NFC, without spaces around it: "Positive" and "positive" are two labels.
     """
     if label is None or not (label := unicodedata.normalize("NFC", label.strip())):
         return None
     if label.lower() in ("true", "false"):
         return label.lower()
-    if decimal := _DECIMAL.fullmatch(label):
-        whole, fraction = decimal[1], decimal[2].rstrip("0")
-        label = f"{whole}.{fraction}" if fraction else whole
-    return "0" if label == "-0" else label
+    return label.removesuffix(".0") if _DECIMAL.fullmatch(label) else label
 
 
 def check_columns(path: str, present: Collection[str], columns: Mapping[str, str]) -> None:

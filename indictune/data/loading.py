@@ -21,6 +21,7 @@ from indictune.data.columns import normalise_label, shortened
 from indictune.data.progress import shown
 from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
 from indictune.data.sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of
+from indictune.data.spellings import Spellings
 from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
 
@@ -129,12 +130,14 @@ def _prepare(folder: Path, sources: Mapping[str, Source], args: DataArguments, p
     refuse_early(problems, heads, 1)
     notes: list[str] = []
     loaded: dict[str, Rows] = {}
+    spellings = Spellings()
     for split, source in sources.items():
         with problems.collecting():
             bad = bad_rows(source.name, args, folder)
-            rows = _cleaned(source, args, notes, folder / f"{split}.arrow", bad)
+            rows = _cleaned(source, args, notes, folder / f"{split}.arrow", bad, spellings)
             if rows is not None:
                 loaded[split] = rows
+    notes += spellings.notes()
     if "train" in loaded:
         held_out = [loaded[split] for split in SPLITS[1:] if split in loaded]
         with problems.collecting():
@@ -169,7 +172,9 @@ def load_test_rows(path: str, args: EvaluateArguments, labels: Sequence[str] | N
 
     def make(folder: Path) -> None:
         notes: list[str] = []
-        _cleaned(source, args, notes, folder / "test.arrow", bad_rows(path, args, folder))
+        spellings = Spellings()
+        _cleaned(source, args, notes, folder / "test.arrow", bad_rows(path, args, folder), spellings)
+        notes += spellings.notes()
         (folder / _FACTS).write_text(json.dumps({"notes": notes}), encoding="utf-8")
 
     parts = [source.name, source.origin, source.fingerprint, columns_of(args), args.bad_rows, args.max_bad_fraction]
@@ -182,7 +187,9 @@ def load_test_rows(path: str, args: EvaluateArguments, labels: Sequence[str] | N
     return rows, folder, notes
 
 
-def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path, bad: BadRows) -> Rows | None:
+def _cleaned(
+    source: Source, args: TextArguments, notes: list[str], path: Path, bad: BadRows, spellings: Spellings
+) -> Rows | None:
     """Read, clean and check the rows of one split; None where it may lack labels and does.
 
     Args:
@@ -191,11 +198,13 @@ def _cleaned(source: Source, args: TextArguments, notes: list[str], path: Path, 
         notes: get what the user should know.
         path: gets the table.
         bad: gets the rows that cannot be used; rows without text are no bad rows unless these are left out.
+        spellings: get those of the labels.
     """
     empty: list[pa.Array] = []
     left_out = isinstance(bad, Quarantine)
     try:
-        batches = _usable(source, bad, args, path.parent) if left_out else _with_text(cleaned(source.read(bad)), empty)
+        read = spellings.read(source.read(bad), source.name)
+        batches = _usable(source, read, bad, args, path.parent) if left_out else _with_text(cleaned(read), empty)
         write_table(path, SCHEMA, shown(batches, f"reading {source.name}"))
         table = map_table(path)
         bad.finish(table.num_rows)
@@ -239,10 +248,12 @@ def _has_labels(source: Source, folder: Path) -> bool:
     return any(normalise_label(label) for batch in batches for label in batch["label"].to_pylist())
 
 
-def _usable(source: Source, bad: BadRows, args: TextArguments, folder: Path) -> Iterator[pa.RecordBatch]:
-    """The cleaned rows that have a text and a label; `bad` gets the others as they were read."""
+def _usable(
+    source: Source, given: Iterator[pa.RecordBatch], bad: BadRows, args: TextArguments, folder: Path
+) -> Iterator[pa.RecordBatch]:
+    """The rows given, cleaned, that have a text and a label; `bad` gets the others as they were read."""
     may_lack_label = source.may_lack_labels and not _has_labels(source, folder)
-    to_clean, as_read = tee(source.read(bad))
+    to_clean, as_read = tee(given)
     for batch, read in zip(cleaned(to_clean), as_read, strict=True):
         full = pc.not_equal(batch["text"], "")
         good = full if may_lack_label else pc.and_(full, pc.is_valid(batch["label"]))

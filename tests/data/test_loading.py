@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from indictune.data import hub, loading, reading, sources
 from indictune.data.loading import Rows, load_splits, load_test_rows
 from indictune.data.rejects import BadRows
 from indictune.data.sources import sources_of
+from indictune.data.spellings import Spellings
 from indictune.errors import Problems, UserError
 
 Row = dict[str, Any]
@@ -415,3 +416,58 @@ def test_real_tweets_load_with_their_languages() -> None:
     assert splits.labels == ["negative", "neutral", "positive"]
     assert set(columns_of(splits.train)["language"]) == {"mr"}
     assert not any("\n" in text or "&amp;" in text for text in columns_of(splits.train)["text"])
+
+
+def spelt(write: Write, **splits: Sequence[object]) -> dict[str, Any]:
+    """Files of rows with these labels."""
+    return {
+        f"{split}_file": write(
+            f"{split}.jsonl", labelled(*((f"{split} {row}", label) for row, label in enumerate(labels)))
+        )
+        for split, labels in splits.items()
+    }
+
+
+class TestLabelsThatAreOneNumber:
+    def test_are_told_with_where_they_stand(self, write: Write) -> None:
+        splits = load_splits(DataArguments(**spelt(write, train=["1.1", "2", "1.10", " 1.10 ", "2.", "2.00", "a"])))
+        assert splits.labels == ["1.1", "2", "a"]
+        way_out = "If they are different classes, put a letter before them."
+        told = [
+            "labels 1.1 (train.jsonl:1) and 1.10 (train.jsonl:3) are one number, and taken for one label, 1.1. "
+            + way_out,
+            "labels 2 (train.jsonl:2), 2. (train.jsonl:5) and 2.00 (train.jsonl:6) are one number, and taken for one "
+            "label, 2. " + way_out,
+        ]
+        assert splits.notes == told
+        assert load_splits(DataArguments(train_file="train.jsonl")).notes == told  # from the cache
+
+    def test_are_not_told_where_everybody_expects_it(self, write: Write) -> None:
+        labels = ["1", "1.0", 1, 1.0, "0.50", "0.50 ", "true", "TRUE", True, "e\u0301", "\u00e9", "v1.1", "v1.10"]
+        assert load_splits(DataArguments(**spelt(write, train=labels))).notes == []
+
+    def test_are_told_across_splits_and_batches(self, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reading, "_CHUNK_ROWS", 2)
+        files = spelt(write, train=["0", "1", "0", "1.1"], validation=["0", "1.10"])
+        (note,) = load_splits(DataArguments(**files)).notes
+        assert note.startswith("labels 1.1 (train.jsonl:4) and 1.10 (validation.jsonl:2) are one number")
+
+    def test_are_told_where_bad_rows_are_left_out_and_of_a_test_file(self, write: Write) -> None:
+        files = spelt(write, train=["1.1", "1.10", "a"])
+        (note,) = load_splits(DataArguments(**files, bad_rows="quarantine")).notes
+        assert note.startswith("labels 1.1 (train.jsonl:1) and 1.10 (train.jsonl:2)")
+        assert load_test_rows("train.jsonl", EvaluateArguments(model="m", output_dir="o"), None)[2] == [note]
+
+    def test_are_told_of_few_labels_and_then_counted(self, write: Write) -> None:
+        labels = [f"{number}.{zeros}" for number in range(8) for zeros in ("5", "50")]
+        *told, last = load_splits(DataArguments(**spelt(write, train=labels * 2))).notes
+        assert len(told) == 5
+        assert last == "3 more labels are numbers that are spelt in several ways."
+
+    def test_cost_no_memory_where_a_column_holds_free_text(self) -> None:
+        spellings = Spellings()
+        for first in range(0, 100_000, 10_000):
+            labels = pa.array([f"text {row}" for row in range(first, first + 10_000)])
+            batch = pa.record_batch([labels, pa.array(range(10_000), pa.int32())], names=["label", "line"])
+            list(spellings.read(iter([batch]), "t.csv"))
+        assert len(spellings._found) == 2_000
