@@ -6,12 +6,9 @@ from pathlib import Path
 
 from indictune.errors import UserError
 
-# What is read as text and saved again with a trained model. A link to weights shows nothing of what it leads to, and
-# weights are often kept elsewhere.
-READ = (
-    *("*.json", "*.py", "*.jinja", "*.txt", "*.model", "tokenizer*", "vocab*"),
-    *("additional_chat_templates", "additional_chat_templates/*"),
-)
+# A link to weights shows nothing of what it leads to, and weights are often kept elsewhere. Anything else may be read
+# as text and saved again with a trained model: a vocabulary has whatever name its tokenizer's class gives it.
+_WEIGHTS = frozenset({".safetensors", ".bin", ".h5", ".msgpack"})
 
 
 def leads_out(path: Path, folder: Path) -> bool:
@@ -25,7 +22,7 @@ def leads_out(path: Path, folder: Path) -> bool:
 
 
 def check_links(folder: Path, flag: str) -> None:
-    """Refuse a model whose configuration, tokenizer, templates or code are links to files elsewhere.
+    """Refuse a model with links to files elsewhere, but for weights.
 
     Args:
         folder: of the model.
@@ -34,8 +31,9 @@ def check_links(folder: Path, flag: str) -> None:
     Raises:
         UserError: with all such links.
     """
-    read = {path for pattern in READ for path in folder.glob(pattern) if path.exists()}
-    found = sorted(path for path in read if leads_out(path, folder))
+    files = [path for path in folder.glob("*") if path.suffix not in _WEIGHTS and not path.is_dir()]
+    read = [*files, *folder.glob("additional_chat_templates/*")]
+    found = sorted(path for path in read if path.exists() and leads_out(path, folder))
     if found:
         names = ", ".join(f"{path.relative_to(folder)} ({path.resolve()})" for path in found[:3])
         raise UserError(

@@ -12,8 +12,11 @@ from indictune.errors import UserError
 from indictune.models.links import leads_out
 
 TOKENIZER_FILES = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
-    *("*.jinja", "chat_template.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.jinja", "chat_template.json"),
+    # Vocabularies, by the names that the classes of transformers 5.23 give them; a test looks for others.
+    *("vocab.*", "vocab-*.json", "*_vocab.json", "merges.txt", "bpe.codes", "dict.txt", "*.model", "*.spm"),
+    *("prophetnet.tokenizer", "byte_maps.json", "emoji.json", "normalizer.json"),
+    *("word_shape.json", "word_pronunciation.json"),
 )
 
 

@@ -17,6 +17,7 @@ import yaml
 
 from indictune.errors import UserError
 from indictune.folders import NO_ROOM
+from indictune.models.writing import TOKENIZER_FILES
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,7 @@ _OPENED = (
 OF_A_MODEL = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "*.py"),
     *("adapter_config.json", "base_config.json", "base_model.json"),
-    *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
-    *("spiece.model", "sentencepiece.bpe.model", "*.jinja"),
+    *TOKENIZER_FILES,
 )
 
 

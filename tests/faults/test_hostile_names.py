@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from transformers import TrainerState
 
@@ -30,6 +33,7 @@ from indictune.models.writing import TOKENIZER_FILES, copy_files
 from indictune.training.callbacks.continuing import GoOn
 from indictune.training.checkpoints import resuming, store
 from indictune.training.checkpoints.store import MANIFEST, FileDigest
+from indictune.training.results import published
 from tests.distributed.launching import SCRIPT, python, start
 from tests.faults import hostile
 from tests.faults.canaries import model_in
@@ -192,6 +196,57 @@ class TestLinks:
         assert (target / "vocab.txt").read_text() == "words"
 
 
+def vocabularies() -> list[str]:
+    """What the tokenizers of transformers call the files that they read and save."""
+    folder = Path(str(transformers.__file__)).parent
+    found = {"tokenizer.json", "tokenizer.model"}  # of the class of most of them
+    for path in folder.glob("models/*/tokenization_*.py"):
+        for files in re.findall(
+            r"^VOCAB_FILES_NAMES = {(.*?)}", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        ):
+            found.update(re.findall(r': "([^"]+)"', files))
+    return sorted(found)
+
+
+class TestVocabularies:
+    """Each name that a tokenizer of transformers may give to one."""
+
+    def test_are_looked_for_where_they_are(self) -> None:
+        assert len(vocabularies()) > 20
+        assert {"bpe.codes", "source.spm", "prophetnet.tokenizer"} <= {*vocabularies()}
+
+    @pytest.mark.parametrize("name", vocabularies())
+    def test_that_are_links_out_of_a_model_are_refused(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "secret").write_text("secret")
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / name).symlink_to("../secret")
+        with pytest.raises(UserError, match=re.escape(f"model: links lead out of the model's folder: {name} (")):
+            load_tokenizer(ModelArguments(str(tmp_path / "model")))
+
+    @pytest.mark.parametrize("name", vocabularies())
+    def test_are_pushed_and_copied(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "copy").mkdir()
+        (tmp_path / name).touch()
+        assert published(tmp_path, [name]) == [name]
+        copy_files(tmp_path, TOKENIZER_FILES, tmp_path / "copy")
+        assert (tmp_path / "copy" / name).is_file()
+
+    def test_of_phobert_come_back_as_they_were(self, tmp_path: Path) -> None:
+        """Its tokenizer reads any text as `bpe.codes`, and copies that file when it is saved."""
+        folder = model_in(tmp_path / "model")
+        (folder / "tokenizer.json").unlink()
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PhobertTokenizer"}')
+        (folder / "vocab.txt").write_text("wor@@ 1\nds 1\n")
+        (folder / "bpe.codes").write_text("w o 1\nwo r 1\nd s</w> 1\n")
+        tokenizer = load_tokenizer(ModelArguments(str(folder)))
+        saved = [Path(path).name for path in tokenizer.save_pretrained(tmp_path / "saved")]
+        shutil.copy(folder / "config.json", tmp_path / "saved")
+        for name in set(saved) - set(published(tmp_path / "saved", saved)):
+            (tmp_path / "saved" / name).unlink()
+        again = load_tokenizer(ModelArguments(str(tmp_path / "saved")))
+        assert again("words")["input_ids"] == tokenizer("words")["input_ids"] == [0, 4, 5, 2]
+
+
 class TestLinksInAModel:
     @pytest.mark.parametrize("name", hostile.LINKED)
     def test_that_lead_out_of_it_are_refused(self, tmp_path: Path, name: str) -> None:
@@ -211,7 +266,8 @@ class TestLinksInAModel:
     def test_that_stay_in_it_or_lead_to_weights_or_nowhere_are_not(self, tmp_path: Path) -> None:
         folder = model_in(tmp_path / "model")
         (folder / "model.safetensors").rename(tmp_path / "weights")
-        (folder / "model.safetensors").symlink_to("../weights")
+        for name in ("model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"):
+            (folder / name).symlink_to("../weights")
         (folder / "tokenizer.json").rename(folder / "words")
         (folder / "tokenizer.json").symlink_to("words")
         (folder / "notes.txt").symlink_to("notes.txt")
