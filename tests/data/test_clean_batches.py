@@ -73,8 +73,8 @@ def test_a_problem_in_reading_is_told_and_no_process_stays() -> None:
 def test_a_process_that_dies_is_told() -> None:
     rows = cleaned(batch(index) for index in range(20))
     next(rows)
-    for child in psutil.Process().children():
-        child.send_signal(signal.SIGKILL)
+    for worker in workers():
+        worker.send_signal(signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"ended with code -9; was there too little memory\?"):
         list(rows)
 
