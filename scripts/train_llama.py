@@ -18,7 +18,7 @@ from indictune.data.chats import check_template, set_template, tokenise_splits
 from indictune.data.collation import lengths_of
 from indictune.data.conversations import load_conversations, sources_of
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
-from indictune.models.causal import check_packing, load_causal, load_causal_config
+from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.loading import load_tokenizer
 from indictune.models.unpadded import pads_causal
 from indictune.strategy.sharding import reading_weights
@@ -36,7 +36,7 @@ def main(session: Session) -> None:
     with session.checks():
         model_args = session.build(LlamaModelArguments)
         config = load_causal_config(model_args)
-        session.check_model(model_args, config, session.planned(ChatDataArguments, "max_length"))
+        session.check_model(model_args, config, session.planned(ChatDataArguments, "max_length"), check_causal)
         if session.planned(ChatDataArguments, "packing"):
             check_packing(model_args, config)
     with session.checks():

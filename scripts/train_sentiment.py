@@ -19,7 +19,7 @@ from indictune.data.collation import lengths_of
 from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
 from indictune.data.sources import sources_of
-from indictune.models.classifier import label_order, load_classifier, load_classifier_config
+from indictune.models.classifier import check_classifier, label_order, load_classifier, load_classifier_config
 from indictune.models.loading import load_tokenizer
 from indictune.models.unpadded import pads
 from indictune.strategy.sharding import reading_weights
@@ -39,7 +39,7 @@ def main(session: Session) -> None:
     with session.checks():
         model_args = session.build(ModelArguments)
         config = load_classifier_config(model_args)
-        session.check_model(model_args, config, session.planned(DataArguments, "max_length"))
+        session.check_model(model_args, config, session.planned(DataArguments, "max_length"), check_classifier)
     with session.checks():
         planned = partial(session.planned, SentimentTrainingArguments)
         check_active_vocabulary(planned("active_vocabulary"), model_args.method, str(planned("optim")), session.launch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,16 @@ def test_a_target_that_matches_nothing_is_told_with_the_names_that_exist(job: Jo
     message = job.message(method="lora", lora_target_modules="query")
     told = "--lora_target_modules query: the model has no linear layer of that name; it has down_proj, gate_proj,"
     assert message.startswith(told)
+
+
+def test_a_target_that_matches_nothing_is_told_with_what_else_does_not_fit_the_model(job: Job) -> None:
+    flags = {"max_length": "513", "packing": "true", "attn_implementation": "flex_attention"}
+    message = job.message(method="lora", lora_target_modules="query", **flags)
+    assert re.findall(r"^  \d\. (--\w+)", message, re.MULTILINE) == [
+        "--max_length",
+        "--lora_target_modules",
+        "--packing",
+    ]
 
 
 def test_rows_longer_than_the_model_has_positions_are_refused(job: Job) -> None:

@@ -155,6 +155,16 @@ def test_flags_for_speed_that_cannot_work_are_told_together(job: Job) -> None:
     ]
 
 
+def test_names_of_modules_are_told_with_what_else_does_not_fit_the_model(job: Job) -> None:
+    job.flags |= {"method": "lora", "lora_target_modules": "qury", "max_length": "5000"}
+    job.flags |= {"padding_free": "on", "attn_implementation": "eager", "push_to_hub": "true"}
+    told = [problem.partition(":")[0] for problem in job.refused().problems]
+    assert told == [
+        *("--max_length 5000", "--push_to_hub", "--lora_target_modules qury", "--padding_free on"),
+        "--push_to_hub",
+    ]
+
+
 def test_a_limit_of_tokens_below_the_longest_row_names_the_rows(job: Job) -> None:
     result = job.start("--max_tokens_per_device", "4")
     assert result.returncode == 2

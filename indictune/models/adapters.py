@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,7 +112,7 @@ def check_names(kind: type[Any], args: ModelArguments, config: PreTrainedConfig,
     Args:
         kind: transformers' Auto class for the task.
         args: name the modules.
-        config: of the model.
+        config: of the model, which stays as it is.
         untouched: modules that get no matrices.
 
     Raises:
@@ -120,7 +121,7 @@ def check_names(kind: type[Any], args: ModelArguments, config: PreTrainedConfig,
     if args.method == "full" or (args.lora_target_modules == [ALL_LINEAR] and not args.modules_to_save):
         return
     with explained(args, Exception), torch.device("meta"):
-        shapes = kind.from_config(config, trust_remote_code=args.trust_remote_code)
+        shapes = kind.from_config(deepcopy(config), trust_remote_code=args.trust_remote_code)
     problems = Problems()
     with problems.collecting():
         _check_targets(shapes, args.lora_target_modules, [*args.modules_to_save, *untouched])

@@ -43,19 +43,22 @@ PACKED_ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention
 
 
 def load_causal_config(args: ModelArguments) -> PreTrainedConfig:
-    """`load_config` for a model that can continue texts, and for the names of its adapter's modules.
+    """`load_config` for a model that can continue texts."""
+    return load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
+
+
+def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:
+    """Check what a causal model's shapes alone tell, before any weights are read.
+
+    Args:
+        args: name the model and the method.
+        config: from `load_causal_config`.
 
     Raises:
-        UserError: as `load_config` and `check_names`; or the output layer is to get LoRA matrices.
+        UserError: as `check_names`; or the output layer is to get LoRA matrices.
     """
-    config = _load_config(args)
     _check_output_layer(args)
     check_names(AutoModelForCausalLM, args, config, [OUTPUT_LAYER])
-    return config
-
-
-def _load_config(args: ModelArguments) -> PreTrainedConfig:
-    return load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
 
 
 def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
@@ -114,7 +117,7 @@ def load_causal(
     Raises:
         UserError: the model cannot be read, or does not fit the tokenizer or `args.lora_target_modules`.
     """
-    config = _load_config(args)
+    config = load_causal_config(args)
     if args.dropout is not None:
         set_config_dropout(config, args.dropout)
     is_stored_so = bool(stored_quantisation(config))

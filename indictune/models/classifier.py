@@ -38,18 +38,21 @@ logger = logging.getLogger(__name__)
 
 
 def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
-    """`load_config` for a model that can classify sequences, and for the names of its adapter's modules.
+    """`load_config` for a model that can classify sequences."""
+    return load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
+
+
+def check_classifier(args: ModelArguments, config: PreTrainedConfig) -> None:
+    """Check what a classifier's shapes alone tell, before any weights are read.
+
+    Args:
+        args: name the model and the method.
+        config: from `load_classifier_config`.
 
     Raises:
-        UserError: as `load_config` and `check_names`.
+        UserError: as `check_names`.
     """
-    config = _load_config(args)
     check_names(AutoModelForSequenceClassification, args, config, HEAD_NAMES)
-    return config
-
-
-def _load_config(args: ModelArguments) -> PreTrainedConfig:
-    return load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
 
 
 def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
@@ -94,7 +97,7 @@ def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreT
         UserError: the model cannot be read, or does not fit the tokenizer or `args.lora_target_modules`.
         ValueError: the checkpoint's head has the same labels in another order.
     """
-    config = _load_config(args)
+    config = load_classifier_config(args)
     _check_head(config, labels)
     _set_labels(config, labels)
     if args.dropout is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from accelerate.state import DistributedType
 from transformers import TrainingArguments
@@ -35,6 +38,11 @@ def check_fp16(fp16: bool, has_gpu: bool) -> None:
     """
     if fp16 and not has_gpu:
         raise UserError("--fp16 true: needs a GPU, and there is none; give --bf16 true, or neither.")
+
+
+def suits_tf32(planned: Callable[[str], Any], has_gpu: bool) -> bool:
+    """Whether most is computed in half precision, so that what stays in fp32 need not be more exact than TF32."""
+    return has_gpu and bool(planned("bf16") or planned("fp16") or planned("bf16") is None)
 
 
 def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:

@@ -7,7 +7,21 @@ from collections.abc import Sequence
 from huggingface_hub import get_token
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-from indictune.errors import UserError
+from indictune.errors import Problems, UserError
+
+
+def check_services(push_to_hub: bool, report_to: Sequence[str]) -> None:
+    """Check what a run needs of others.
+
+    Raises:
+        UserError: all problems of `check_hub_token` and `check_loggers`.
+    """
+    problems = Problems()
+    with problems.collecting():
+        check_hub_token(push_to_hub)
+    with problems.collecting():
+        check_loggers(report_to)
+    problems.raise_any()
 
 
 def check_hub_token(push_to_hub: bool) -> None:

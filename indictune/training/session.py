@@ -30,13 +30,14 @@ from indictune.training import lock, output
 from indictune.training.checkpoints import abandoned, copying, resuming, settings, store
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
-from indictune.training.services import check_hub_token, check_loggers
+from indictune.training.services import check_services
 from indictune.training.stopping import StopRequest
 
 logger = logging.getLogger("indictune")
 
 Arguments = TypeVar("Arguments")
 Training = TypeVar("Training", bound=IndicTrainingArguments)
+CheckShapes = Callable[[ModelArguments, PreTrainedConfig], None]
 
 
 class Session:
@@ -168,13 +169,16 @@ class Session:
         self._decided["deepspeed"] = launch.deepspeed_file(os.environ, planned("deepspeed"))
         return launch.read_launch(os.environ, self._decided["deepspeed"], bool(planned("fsdp")))
 
-    def check_model(self, args: ModelArguments, config: PreTrainedConfig, max_length: int) -> None:
+    def check_model(
+        self, args: ModelArguments, config: PreTrainedConfig, max_length: int, check_shapes: CheckShapes
+    ) -> None:
         """Check that the model takes texts of this length, and can be trained and published as is asked.
 
         Args:
             args: name the model and the method.
             config: of the model.
             max_length: of a text, in tokens.
+            check_shapes: what else the task asks of the model, by its shapes alone.
         """
         self._model = config.to_dict() | {"_commit_hash": vars(config).get("_commit_hash")}  # of one from the Hub
         with self.checks():
@@ -183,6 +187,8 @@ class Session:
             check_weights(self.launch, args, stored_quantisation(config))
         with self.checks():
             check_published_base(args, self.planned(IndicTrainingArguments, "push_to_hub"))
+        with self.checks():
+            check_shapes(args, config)
         self.warn(without_effect(args))
 
     def check_evaluations(self, arguments: type[IndicTrainingArguments], sources: Collection[str]) -> None:
@@ -211,13 +217,11 @@ class Session:
                 known = {name: self._decided.get(name, planned(name)) for name in resuming.LOOKED_AT}
                 resuming.check_fits(checkpoint, self.launch, resolved(*self._built) | known, self._model)
         with self.checks():
-            check_hub_token(planned("push_to_hub"))
+            check_services(planned("push_to_hub"), planned("report_to"))
         with self.checks():
             check_fixed(planned)
         with self.checks():
             check_values(arguments, planned)
-        with self.checks():
-            check_loggers(planned("report_to"))
         steps = None
         with self.checks():
             if planned("max_tokens_per_device") is None:
@@ -234,7 +238,8 @@ class Session:
         with self.checks():
             deepspeed.check_deepspeed(self.launch.deepspeed or {}, planned, steps)
             deepspeed.check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
-            self._choose_tf32(planned)
+            if check.suits_tf32(planned, torch.cuda.is_available()) and "tf32" not in self.recipe.values:
+                self._decided["tf32"] = True
         with self.checks():
             named = {"--resume_from_checkpoint": planned("resume_from_checkpoint")}
             deepspeed.check_folders(self.launch.strategy, {"--output_dir": str(self.output_dir), **named})
@@ -378,12 +383,6 @@ class Session:
         optim = default_optimizer(self.launch, method, torch.cuda.is_available())
         if optim is not None and "optim" not in self.recipe.values:
             self._decided["optim"] = optim
-
-    def _choose_tf32(self, planned: Callable[[str], Any]) -> None:
-        """Where most is computed in half precision, what stays in fp32 need not be more exact than TF32."""
-        half = planned("bf16") or planned("fp16") or planned("bf16") is None
-        if half and torch.cuda.is_available() and "tf32" not in self.recipe.values:
-            self._decided["tf32"] = True
 
     def _bring_up(self, arguments: type[Training]) -> Training:
         """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""

@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
+from indictune.models.classifier import check_classifier, load_classifier, load_classifier_config, load_trained
 from indictune.models.loading import load_tokenizer
 from indictune.models.sources import explanation
 from tests.models.tiny import words_tokenizer
@@ -71,8 +71,15 @@ def test_a_configuration_that_makes_no_model_is_told_with_the_reason(
     args = ModelArguments(saved("bert"), method="lora", lora_target_modules=["query"])
     path = Path(args.model_name_or_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | setting))
+
+    def read() -> None:
+        if by_its_names:
+            check_classifier(args, load_classifier_config(args))
+        else:
+            load_classifier(args, ["a", "b"], words_tokenizer())
+
     with pytest.raises(UserError) as caught:
-        _ = load_classifier_config(args) if by_its_names else load_classifier(args, ["a", "b"], words_tokenizer())
+        read()
     assert caught.value.message.startswith(
         f"--model_name_or_path {args.model_name_or_path}: the folder's files cannot be read as a model. ("
     )

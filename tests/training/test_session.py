@@ -16,6 +16,7 @@ from transformers import BertConfig
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
+from indictune.models.classifier import check_classifier
 from indictune.training import running
 from indictune.training.checkpoints import store
 from indictune.training.nonfinite import NonFiniteLossError
@@ -292,7 +293,7 @@ class TestDecide:
         session = self.session("--output_dir", "out", "--resume_from_checkpoint", "auto", "--method", "lora")
         config = BertConfig()
         config._commit_hash = "def"
-        session.check_model(session.build(ModelArguments), config, 32)
+        session.check_model(session.build(ModelArguments), config, 32, check_classifier)
         session.decide(SentimentTrainingArguments)
         with pytest.raises(UserError, match="is an adapter on commit abc of me/base, and this is commit def"):
             session.recipe.problems.raise_any()
