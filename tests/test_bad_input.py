@@ -128,8 +128,9 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_told_together(job: Jo
         (["--save_strategy", "steps"], "--save_strategy steps and --eval_strategy epoch: "),
         (["--class_weights", "none.json"], "--class_weights none.json: cannot be read: "),
         (["--model_name_or_path", "{no_tokenizer}"], "--model_name_or_path {no_tokenizer}: its tokenizer has"),
+        (["--attn_implementation", "spda"], "--attn_implementation spda: {model} cannot be read with it. "),
     ],
-    ids=["flag", "model", "evaluations", "weights", "tokenizer"],
+    ids=["flag", "model", "evaluations", "weights", "tokenizer", "attention"],
 )
 def test_a_refused_run_reads_no_more_than_the_first_of_many_rows(job: Job, flags: list[str], problem: str) -> None:
     no_tokenizer = job.folder / "no_tokenizer"

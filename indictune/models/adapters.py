@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from torch import nn
-from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from indictune.arguments import ModelArguments
 from indictune.errors import Problems, UserError
 from indictune.models import builtin
 from indictune.models.bases import CONFIG, record_base
-from indictune.models.sources import explained
 
 ALL_LINEAR = "all-linear"
 
@@ -106,22 +104,17 @@ def without_effect(args: ModelArguments) -> list[str]:
     return [f"--{name}: has no effect with --method full." for name in given]
 
 
-def check_names(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, untouched: Sequence[str]) -> None:
-    """Check the names of an adapter's modules on the model's shapes alone, before any weights are read.
+def check_names(shapes: PreTrainedModel, args: ModelArguments, untouched: Sequence[str]) -> None:
+    """Check the names of an adapter's modules.
 
     Args:
-        kind: transformers' Auto class for the task.
+        shapes: the model; its weights are not looked at.
         args: name the modules.
-        config: of the model, which stays as it is.
         untouched: modules that get no matrices.
 
     Raises:
         UserError: a name of `--lora_target_modules` matches no linear layer, or one of `--modules_to_save` no module.
     """
-    if args.method == "full" or (args.lora_target_modules == [ALL_LINEAR] and not args.modules_to_save):
-        return
-    with explained(args, Exception), torch.device("meta"):
-        shapes = kind.from_config(deepcopy(config), trust_remote_code=args.trust_remote_code)
     problems = Problems()
     with problems.collecting():
         _check_targets(shapes, args.lora_target_modules, [*args.modules_to_save, *untouched])

@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models.adapters import add_lora, check_names, freeze_quantised, nf4_config
+from indictune.models.adapters import add_lora, freeze_quantised, nf4_config
 from indictune.models.bases import config_file
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.loading import (
@@ -32,6 +32,7 @@ from indictune.models.loading import (
     set_padding,
     stored_quantisation,
 )
+from indictune.models.shapes import check_shapes
 from indictune.models.sources import BROKEN, MODEL_FLAG, explained
 
 OUTPUT_LAYER = "lm_head"
@@ -55,10 +56,10 @@ def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:
         config: from `load_causal_config`.
 
     Raises:
-        UserError: as `check_names`; or the output layer is to get LoRA matrices.
+        UserError: as `check_shapes`; or the output layer is to get LoRA matrices.
     """
     _check_output_layer(args)
-    check_names(AutoModelForCausalLM, args, config, [OUTPUT_LAYER])
+    check_shapes(AutoModelForCausalLM, args, config, [OUTPUT_LAYER])
 
 
 def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:

@@ -21,7 +21,7 @@ from transformers import (
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models.adapters import HEAD_NAMES, add_lora, check_names, freeze_quantised, nf4_config
+from indictune.models.adapters import HEAD_NAMES, add_lora, freeze_quantised, nf4_config
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.loading import (
     Model,
@@ -32,6 +32,7 @@ from indictune.models.loading import (
     set_padding,
     stored_quantisation,
 )
+from indictune.models.shapes import check_shapes
 from indictune.models.sources import MODEL_FLAG, explained
 
 logger = logging.getLogger(__name__)
@@ -50,9 +51,9 @@ def check_classifier(args: ModelArguments, config: PreTrainedConfig) -> None:
         config: from `load_classifier_config`.
 
     Raises:
-        UserError: as `check_names`.
+        UserError: as `check_shapes`.
     """
-    check_names(AutoModelForSequenceClassification, args, config, HEAD_NAMES)
+    check_shapes(AutoModelForSequenceClassification, args, config, HEAD_NAMES)
 
 
 def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:

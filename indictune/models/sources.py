@@ -74,14 +74,14 @@ def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FL
         return (
             f"{flag}: not a folder here, not in the local Hub cache, and the Hub cannot be reached (or has no such "
             f"file). Check the spelling and the network, or give a folder; a `builtin:` model needs neither. "
-            f"({_first_line(error)})"
+            f"({first_line(error)})"
         )
-    return f"{flag}: its files cannot be read as a model. ({_first_line(error)})"
+    return f"{flag}: its files cannot be read as a model. ({first_line(error)})"
 
 
 def _folder_explanation(flag: str, folder: Path, error: BaseException) -> str:
     if (folder / "adapter_config.json").exists():
-        return f"{flag}: the folder holds an adapter. Give its base model, or a merged model. ({_first_line(error)})"
+        return f"{flag}: the folder holds an adapter. Give its base model, or a merged model. ({first_line(error)})"
     if not (folder / "config.json").exists():
         inside = sorted(path.name for path in folder.iterdir() if (path / "config.json").exists())
         hint = f" There is one in {folder / inside[-1]}." if inside else ""
@@ -93,7 +93,7 @@ def _folder_explanation(flag: str, folder: Path, error: BaseException) -> str:
         return f"{flag}: {BRINGS_CODE}"
     if isinstance(error, OSError) and any(folder.glob("pytorch_model*.bin")) and not any(folder.glob(SAFE)):
         return f"{flag}: {IS_PICKLE}"
-    return f"{flag}: the folder's files cannot be read as a model. ({_first_line(error)})"
+    return f"{flag}: the folder's files cannot be read as a model. ({first_line(error)})"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -107,8 +107,10 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Of what an error says; with the next where that is announced, and the error's name where it says little."""
     lines = str(error).splitlines() or [""]
     said = " ".join(line.strip() for line in lines[: 1 + lines[0].endswith(":")])
-    return said if said and isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {said}"
+    return (
+        said if said and isinstance(error, ImportError | OSError | ValueError) else f"{type(error).__name__}: {said}"
+    )
