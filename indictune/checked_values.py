@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection
+from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+from torch import nn
+from transformers import Trainer, get_scheduler
+from transformers.training_args import ParallelMode, _convert_str_dict
+
 from indictune.arguments import IndicTrainingArguments
-from indictune.errors import UserError
+from indictune.errors import Problems, UserError
 
 # When a run logs, evaluates and saves.
 MOMENTS = {
@@ -14,6 +22,10 @@ MOMENTS = {
     "eval": ("no", "steps", "epoch"),
     "save": ("no", "steps", "epoch", "best"),
 }
+
+
+# Learning rates that fall, or rise, when evaluations are no longer better.
+BY_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
 
 
 def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str], Any]) -> None:
@@ -60,8 +72,6 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
     if metric not in arguments.METRICS and not (prefix and metric.startswith(prefix)):
         expected = [*arguments.METRICS, *([f"{prefix}<language>"] if prefix else [])]
         problems.append(f"--metric_for_best_model {metric}: expected {' or '.join(expected)}.")
-    if planned("early_stopping_patience") is not None and str(planned("eval_strategy")) == "no":
-        problems.append("--early_stopping_patience: nothing to compare, because --eval_strategy is no.")
     if planned("bf16") and planned("fp16"):
         problems.append("--bf16 true and --fp16 true: a run computes in one of them; leave one out.")
     if planned("dataloader_prefetch_factor") is not None and planned("dataloader_num_workers") == 0:
@@ -77,6 +87,14 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
 def _problems_of_moments(planned: Callable[[str], Any]) -> list[str]:
     """What is wrong with when a run logs, evaluates and saves."""
     problems = []
+    evaluates = str(planned("eval_strategy")) != "no"
+    if planned("early_stopping_patience") is not None and not evaluates:
+        problems.append("--early_stopping_patience: nothing to compare, because --eval_strategy is no.")
+    if (schedule := planned("lr_scheduler_type")) in BY_EVALUATIONS and not evaluates:
+        problems.append(
+            f"--lr_scheduler_type {schedule}: goes by evaluations, and --eval_strategy is no; give --eval_strategy "
+            "epoch, or another, such as linear."
+        )
     for what, kinds in MOMENTS.items():
         kind = planned(f"{what}_strategy")
         steps = planned(f"{what}_steps")
@@ -101,11 +119,19 @@ def check_evaluations(planned: Callable[[str], Any], has_validation: bool) -> No
     Raises:
         UserError: there are none, and a flag needs them; or checkpoints would not be compared.
     """
-    patience = planned("early_stopping_patience")
     if has_validation:
         check_best(planned)
-    elif patience is not None:
-        raise UserError(f"--early_stopping_patience {patience}: needs validation rows (--validation_file).")
+        return
+    problems = []
+    if (patience := planned("early_stopping_patience")) is not None:
+        problems.append(f"--early_stopping_patience {patience}: needs validation rows (--validation_file).")
+    if (schedule := planned("lr_scheduler_type")) in BY_EVALUATIONS:
+        problems.append(
+            f"--lr_scheduler_type {schedule}: needs validation rows (--validation_file); give some, or another, such "
+            "as linear."
+        )
+    if problems:
+        raise UserError(problems)
 
 
 def check_best(planned: Callable[[str], Any]) -> None:
@@ -139,3 +165,67 @@ def _is_multiple(number: float, of: float) -> bool:
     """Both steps, or both shares of all steps."""
     in_millionths = 1_000_000 if number < 1 and of < 1 else 1  # as transformers counts shares (5.23)
     return (number < 1) == (of < 1) and (number * in_millionths) % (of * in_millionths) == 0
+
+
+def check_optimizer(
+    arguments: type[IndicTrainingArguments], planned: Callable[[str], Any], in_file: Collection[str]
+) -> None:
+    """Refuse an optimizer and a schedule that cannot be made, by making them for a layer of one weight.
+
+    Args:
+        arguments: the training arguments.
+        planned: the value that a field of them will have.
+        in_file: sections of the DeepSpeed file, whose own take the place of the flags'.
+
+    Raises:
+        UserError: a package is missing, or a setting does not fit.
+    """
+    if not planned("learning_rate") >= 0:  # `check_values` says so
+        return
+    problems = Problems()
+    if "optimizer" not in in_file:
+        with problems.collecting():
+            _try_optimizer(arguments, planned)
+    if "scheduler" not in in_file:
+        with problems.collecting():
+            _try_schedule(planned)
+    problems.raise_any()
+
+
+def _try_optimizer(arguments: type[IndicTrainingArguments], planned: Callable[[str], Any]) -> None:
+    values = {field.name: planned(field.name) for field in fields(arguments) if field.init}
+    if values["optim_target_modules"] is not None:
+        values["optim_target_modules"] = "all-linear"  # those that are named are not in this layer
+    args: Any = SimpleNamespace(**values, parallel_mode=ParallelMode.NOT_PARALLEL)
+    layer = nn.Linear(1, 1)
+    model: Any = nn.Sequential(layer)
+    try:
+        kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        if (
+            not {"params", "model", "optimizer_dict"} & settings.keys()
+        ):  # of kinds that choose their weights themselves
+            kind(layer.parameters(), **settings)
+    except Exception as error:
+        given = f" --optim_args {values['optim_args']}" if values["optim_args"] else ""
+        raise UserError(
+            f"--optim {values['optim']}{given}: cannot be made ({_said(error)}). Mend that, or give another; "
+            "adamw_torch needs no package of its own."
+        ) from error
+
+
+def _try_schedule(planned: Callable[[str], Any]) -> None:
+    name, given = planned("lr_scheduler_type"), planned("lr_scheduler_kwargs")
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), planned("learning_rate"))
+    try:
+        settings = _convert_str_dict(json.loads(given)) if isinstance(given, str) else given
+        get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=1, scheduler_specific_kwargs=settings)
+    except Exception as error:
+        shown = f" --lr_scheduler_kwargs {given}" if given else ""
+        raise UserError(
+            f"--lr_scheduler_type {name}{shown}: cannot be made ({_said(error)}). Its settings are given as in "
+            """--lr_scheduler_kwargs '{"num_cycles": 2}'; linear needs none."""
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().rstrip('.')}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -17,9 +19,11 @@ from indictune.arguments import (
     TextArguments,
     check_fixed,
 )
-from indictune.checked_values import check_best, check_values
+from indictune.checked_values import check_best, check_evaluations, check_optimizer, check_values
 from indictune.command_arguments import EvaluateArguments
-from indictune.errors import UserError
+from indictune.config import Recipe
+from indictune.errors import Problems, UserError
+from indictune.llama_arguments import LlamaTrainingArguments
 
 
 def problems_of(make: Callable[..., Any], **values: Any) -> list[str]:
@@ -199,8 +203,12 @@ def test_early_stopping_needs_evaluations() -> None:
 
 def moments(**given: object) -> Callable[[str], Any]:
     """When a run saves and evaluates, beside the defaults."""
-    defaults = {field.name: field.default for field in dataclasses.fields(SentimentTrainingArguments)}
-    return {**defaults, **given}.__getitem__
+    return planned(SentimentTrainingArguments, **given)
+
+
+def planned(arguments: type[IndicTrainingArguments], **given: object) -> Callable[[str], Any]:
+    """The values that were given, beside the defaults."""
+    return partial(Recipe(dict(given), Problems()).planned, arguments)
 
 
 @pytest.mark.parametrize(("name", "value"), [("save_steps", 0.0), ("eval_steps", 0.0), ("save_steps", 2.5)])
@@ -256,3 +264,120 @@ def test_the_best_checkpoint_is_saved_where_it_is_evaluated(given: dict[str, obj
     assert problems_of(check_best, planned=moments(**given)) == [problem]
     with pytest.raises(ValueError, match="--load_best_model_at_end requires"):
         SentimentTrainingArguments(**args)
+
+
+class TestOptimizer:
+    """Made before anything slow, as the Trainer would make it after the weights are read."""
+
+    def problems(
+        self, arguments: type[IndicTrainingArguments] = SentimentTrainingArguments, /, **given: object
+    ) -> list[str]:
+        try:
+            check_optimizer(arguments, planned(arguments, **given), ())
+        except UserError as error:
+            return error.problems
+        return []
+
+    @pytest.mark.parametrize("arguments", [SentimentTrainingArguments, LlamaTrainingArguments])
+    @pytest.mark.parametrize(
+        "optim",
+        ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop", "lion_8bit", "ademamix"],
+    )
+    def test_those_that_are_there_are_taken(self, arguments: type[IndicTrainingArguments], optim: str) -> None:
+        assert self.problems(arguments, optim=optim) == []
+
+    @pytest.mark.parametrize(
+        ("optim", "module", "named"),
+        [
+            ("galore_adamw", "galore_torch", "ImportError: You need to install `galore_torch`"),
+            ("galore_adamw_layerwise", "galore_torch", "ImportError: You need to install `galore_torch`"),
+            ("apollo_adamw", "apollo_torch", "ImportError: You need to install `apollo_torch`"),
+            ("lomo", "lomo_optim", "ImportError: You need to install `lomo_optim`"),
+            ("grokadamw", "grokadamw", "ValueError: Please install grokadamw with `pip install grokadamw`"),
+            ("schedule_free_sgd", "schedulefree", "ImportError: You need to install `schedulefree`"),
+            ("adamw_torch_4bit", "torchao", "ImportError: You need to have `torchao>=0.4.0`"),
+            ("stable_adamw", "optimi", "ImportError: You need to install `torch-optimi`"),
+        ],
+    )
+    def test_a_package_that_is_missing_is_named(self, optim: str, module: str, named: str) -> None:
+        if find_spec(module) is not None:
+            pytest.skip(f"{module} is installed")
+        (problem,) = self.problems(optim=optim)
+        assert problem.startswith(f"--optim {optim}: cannot be made ({named}")
+        assert problem.endswith("Mend that, or give another; adamw_torch needs no package of its own.")
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            (
+                {"adam_beta1": 2.0},
+                "--optim adamw_torch_fused: cannot be made (ValueError: Invalid beta parameter at index 0",
+            ),
+            (
+                {"optim": "sgd", "optim_args": "lr"},
+                "--optim sgd --optim_args lr: cannot be made (ValueError: not enough",
+            ),
+            (
+                {"optim": "sgd", "optim_args": "nesterov=true"},
+                "--optim sgd --optim_args nesterov=true: cannot be made (",
+            ),
+        ],
+    )
+    def test_a_setting_that_does_not_fit_is_refused(self, given: dict[str, object], told: str) -> None:
+        (problem,) = self.problems(**given)
+        assert problem.startswith(told)
+
+    @pytest.mark.parametrize(
+        ("name", "settings"),
+        [
+            *((name, None) for name in ("linear", "constant", "polynomial", "inverse_sqrt", "greedy")),
+            ("reduce_lr_on_plateau", '{"patience": 2}'),
+            ("cosine_with_min_lr", '{"min_lr": 1e-6}'),
+            ("warmup_stable_decay", '{"num_decay_steps": 10}'),
+            ("polynomial", '{"lr_end": "0"}'),  # which transformers takes for a number
+        ],
+    )
+    def test_a_schedule_with_its_settings_is_taken(self, name: str, settings: str | None) -> None:
+        assert self.problems(lr_scheduler_type=name, lr_scheduler_kwargs=settings) == []
+
+    @pytest.mark.parametrize(
+        ("name", "settings", "told"),
+        [
+            ("cosine_with_min_lr", None, "ValueError: One of min_lr or min_lr_rate should be set"),
+            ("warmup_stable_decay", None, "TypeError: get_wsd_schedule() missing 1 required positional"),
+            ("linear", '{"num_cycles": 2}', "TypeError: get_linear_schedule_with_warmup() got an unexpected"),
+            ("polynomial", '{"lr_end": 1}', "ValueError: lr_end (1) must be smaller than initial lr (5e-05)"),
+            ("cosine", "num_cycles=2", "JSONDecodeError: "),
+        ],
+    )
+    def test_a_schedule_whose_settings_do_not_fit_is_refused(self, name: str, settings: str | None, told: str) -> None:
+        (problem,) = self.problems(lr_scheduler_type=name, lr_scheduler_kwargs=settings)
+        given = f" --lr_scheduler_kwargs {settings}" if settings else ""
+        assert problem.startswith(f"--lr_scheduler_type {name}{given}: cannot be made ({told}")
+
+    def test_both_are_told_at_once_but_for_what_a_deepspeed_file_brings(self) -> None:
+        given = planned(SentimentTrainingArguments, optim_args="x", lr_scheduler_type="warmup_stable_decay")
+        told = problems_of(check_optimizer, arguments=SentimentTrainingArguments, planned=given, in_file=())
+        assert [problem.partition(" ")[0] for problem in told] == ["--optim", "--lr_scheduler_type"]
+        for section, other in (("optimizer", "--lr_scheduler_type"), ("scheduler", "--optim")):
+            (problem,) = problems_of(
+                check_optimizer, arguments=SentimentTrainingArguments, planned=given, in_file=(section,)
+            )
+            assert problem.startswith(other)
+        check_optimizer(SentimentTrainingArguments, given, ("optimizer", "scheduler"))
+
+    @pytest.mark.parametrize("name", ["reduce_lr_on_plateau", "greedy"])
+    def test_a_schedule_by_evaluations_needs_some(self, name: str) -> None:
+        check_values(SentimentTrainingArguments, moments(lr_scheduler_type=name))
+        check_evaluations(moments(lr_scheduler_type=name), has_validation=True)
+        assert problems_of(check_evaluations, planned=moments(lr_scheduler_type=name), has_validation=False) == [
+            f"--lr_scheduler_type {name}: needs validation rows (--validation_file); give some, or another, such as "
+            "linear."
+        ]
+        given: dict[str, Any] = {"lr_scheduler_type": name, "eval_strategy": "no"}
+        with pytest.raises(
+            UserError, match=f"--lr_scheduler_type {name}: goes by evaluations, and --eval_strategy is"
+        ):
+            check_values(SentimentTrainingArguments, moments(**given))
+        with pytest.raises(ValueError, match=f"lr_scheduler_type {name} requires an eval strategy"):
+            SentimentTrainingArguments(output_dir="out", use_cpu=True, load_best_model_at_end=False, **given)

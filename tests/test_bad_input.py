@@ -129,8 +129,10 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_told_together(job: Jo
         (["--class_weights", "none.json"], "--class_weights none.json: cannot be read: "),
         (["--model_name_or_path", "{no_tokenizer}"], "--model_name_or_path {no_tokenizer}: its tokenizer has"),
         (["--attn_implementation", "spda"], "--attn_implementation spda: {model} cannot be read with it. "),
+        (["--optim", "sgd", "--optim_args", "momentum"], "--optim sgd --optim_args momentum: cannot be made ("),
+        (["--lr_scheduler_type", "warmup_stable_decay"], "--lr_scheduler_type warmup_stable_decay: cannot be made ("),
     ],
-    ids=["flag", "model", "evaluations", "weights", "tokenizer", "attention"],
+    ids=["flag", "model", "evaluations", "weights", "tokenizer", "attention", "optimizer", "schedule"],
 )
 def test_a_refused_run_reads_no_more_than_the_first_of_many_rows(job: Job, flags: list[str], problem: str) -> None:
     no_tokenizer = job.folder / "no_tokenizer"
@@ -250,6 +252,8 @@ def test_when_a_run_saves_is_told_with_the_other_problems_and_before_any_token(j
     del job.flags["validation_file"]
     (problem,) = job.refused("--early_stopping_patience", "3").problems
     assert problem == "--early_stopping_patience 3: needs validation rows (--validation_file)."
+    (problem,) = job.refused("--lr_scheduler_type", "greedy").problems
+    assert problem.startswith("--lr_scheduler_type greedy: needs validation rows (--validation_file); give some")
 
 
 def test_resuming_a_finished_run_trains_nothing_and_changes_nothing(finished_run: FinishedRun) -> None:

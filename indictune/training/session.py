@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedConfig, set_seed
 
 from indictune.arguments import IndicTrainingArguments, ModelArguments, check_fixed
-from indictune.checked_values import check_evaluations, check_values
+from indictune.checked_values import check_evaluations, check_optimizer, check_values
 from indictune.config import Recipe, resolved
 from indictune.errors import UserError
 from indictune.layout import printable
@@ -222,6 +222,8 @@ class Session:
             check_fixed(planned)
         with self.checks():
             check_values(arguments, planned)
+        with self.checks():
+            check_optimizer(arguments, planned, self.launch.deepspeed or ())
         steps = None
         with self.checks():
             if planned("max_tokens_per_device") is None:
