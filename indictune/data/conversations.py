@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
@@ -129,22 +129,26 @@ def load_conversations(
     return ConversationSplits(loaded["train"], loaded.get("validation"), loaded.get("test"), folder, facts["notes"])
 
 
-def load_test_conversations(path: str, args: BadRowArguments) -> tuple[Conversations, Path, list[str]]:
+def load_test_conversations(
+    path: str, args: BadRowArguments, found: Sequence[str] = ()
+) -> tuple[Conversations, Path, list[str]]:
     """Read and check a file of conversations for a model that exists, or take them from the cache.
 
     Args:
         path: `--test_file`, a json, jsonl or parquet file.
         args: say what becomes of bad rows.
+        found: problems of the command so far, which refuse it: of a long file only the first rows are then read.
 
     Returns:
         The conversations, the folder that holds those that were left out, and notes for the user.
 
     Raises:
-        UserError: all problems of the file at once.
+        UserError: all problems of the file at once; or `found`.
     """
     source = _file_source(path, "--test_file")
 
     def make(folder: Path) -> None:
+        refuse_early(Problems(found), [(source.origin, source.read(bad_rows(path, args, folder)))], _CHUNK_ROWS)
         bad = bad_rows(path, args, folder)
         rows = _load(source, folder / "test.arrow", bad)
         notes = [f"{source.origin} {note}" for note in bad.notes()]

@@ -154,23 +154,27 @@ def _prepare(folder: Path, sources: Mapping[str, Source], args: DataArguments, p
     (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
-def load_test_rows(path: str, args: EvaluateArguments, labels: Sequence[str] | None) -> tuple[Rows, Path, list[str]]:
+def load_test_rows(
+    path: str, args: EvaluateArguments, labels: Sequence[str] | None, found: Sequence[str] = ()
+) -> tuple[Rows, Path, list[str]]:
     """Read, clean and check a file of rows for a model that exists, or take them from the cache.
 
     Args:
         path: `--test_file`.
         args: how it is read, and what becomes of its bad rows.
         labels: of the model, or None where they are not known; then any will do.
+        found: problems of the command so far, which refuse it: of a long file only the first rows are then read.
 
     Returns:
         The rows, the folder that holds them as `test.arrow` beside those that were left out, and notes for the user.
 
     Raises:
-        UserError: all problems of the file at once, labels that the model does not have among them.
+        UserError: all problems of the file at once, labels that the model does not have among them; or `found`.
     """
     source = file_source(path, "--test_file", args)
 
     def make(folder: Path) -> None:
+        refuse_early(Problems(found), [(source.origin, source.read(bad_rows(path, args, folder)))], 1)
         notes: list[str] = []
         spellings = Spellings()
         _cleaned(source, args, notes, folder / "test.arrow", bad_rows(path, args, folder), spellings)

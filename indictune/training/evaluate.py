@@ -147,12 +147,14 @@ def _evaluate_answers(session: Session) -> None:
 
 def _evaluate_classes(session: Session) -> None:
     labels: list[str] | None = None
+    session.decide_evaluation()
     with session.checks():
         asked = session.build(EvaluateArguments)
         with session.checks():
             labels = _labels(asked.model, asked.trust_remote_code)
         if asked.test_file:  # else that has been told too
-            rows, stored, notes = load_test_rows(asked.test_file, asked, labels)
+            rows, stored, notes = load_test_rows(asked.test_file, asked, labels, session.recipe.problems)
+    session.recipe.problems.raise_any()
     args = session.start_evaluation(SentimentTrainingArguments)
     session.warn(notes)
     keep_rejected(stored, session.output_dir, session.rank)

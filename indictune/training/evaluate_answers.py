@@ -22,12 +22,18 @@ def evaluate_answers(session: Session) -> None:
     Raises:
         UserError: all problems of the command and the file at once.
     """
+    session.decide_evaluation()
     with session.checks():
         asked = session.build(EvaluateArguments)
         model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
-        rows, stored, notes = load_test_conversations(asked.test_file, asked)
-        tokenizer = load_tokenizer(model_args)
+        with session.checks():
+            tokenizer = load_tokenizer(model_args)
+            if asked.chat_template is not None:
+                choose_template(tokenizer, asked.chat_template, False, asked.train_on_prompts)
+        if asked.test_file:  # else that has been told
+            rows, stored, notes = load_test_conversations(asked.test_file, asked, session.recipe.problems)
         template = choose_template(tokenizer, asked.chat_template, rows.as_written, asked.train_on_prompts)
+    session.recipe.problems.raise_any()
     args = session.start_evaluation(LlamaTrainingArguments)
     tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts)
     session.warn([*notes, *truncation_notes(rows, tokens, asked.max_length)])

@@ -365,24 +365,25 @@ class Session:
         """A sentence for each rank that has held up this one for long."""
         return [] if self.watchdog is None else self.watchdog.waits_for()
 
-    def start_evaluation(self, arguments: type[Training]) -> Training:
-        """Begin to evaluate without training. It raises every problem found so far itself.
-
-        Raises:
-            UserError: all problems at once, or another strategy came up.
-        """
+    def decide_evaluation(self) -> None:
+        """As `decide`, of an evaluation without training."""
         with self.checks():
             check.check_visible_gpus(self.launch, torch.cuda.device_count())
             self.launch = launch.for_evaluation(self.launch, os.environ)
             self._decided["deepspeed"] = self._decided["deepspeed"] if self.launch.deepspeed is not None else None
-        self.recipe.problems.raise_any()
+
+    def start_evaluation(self, arguments: type[Training]) -> Training:
+        """Begin to evaluate without training. `decide_evaluation` comes first.
+
+        Raises:
+            UserError: another strategy came up.
+        """
         self._decided |= {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
         return self._bring_up(arguments)
 
     def _choose_optimizer(self) -> None:
         """The one that suits the method, where none was named."""
-        method = self.planned(ModelArguments, "method")
-        optim = default_optimizer(self.launch, method, torch.cuda.is_available())
+        optim = default_optimizer(self.launch, self.planned(ModelArguments, "method"), torch.cuda.is_available())
         if optim is not None and "optim" not in self.recipe.values:
             self._decided["optim"] = optim
 

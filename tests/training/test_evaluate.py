@@ -80,3 +80,37 @@ def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, mor
     elsewhere = start([*command, "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")])
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert store.damage(checkpoint) == []
+
+
+ONE_OF_TWO = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}  # as accelerate leaves it
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "problems"),
+    [
+        ("tweets", ["--bach_size", "8"], ["--bach_size: there is no such flag.", "accelerate launch was asked for"]),
+        ("tweets", [], ["accelerate launch was asked for"]),
+        ("chats", [], ["accelerate launch was asked for"]),
+        ("chats", ["--chat_template", "llama4"], ["accelerate launch was asked for", "--chat_template llama4: "]),
+    ],
+)
+def test_what_is_refused_anyway_reads_no_more_than_the_first_of_many_rows(
+    finished_run: FinishedRun, tmp_path: Path, kind: str, flags: list[str], problems: list[str]
+) -> None:
+    test_file = tmp_path / "t.jsonl"
+    if kind == "tweets":
+        model = str(finished_run.folder)
+        good, bad, many = {"text": "a", "label": "positive"}, {"text": "a", "label": ""}, 20_000
+    else:
+        model = tiny_llama(tmp_path / "model")
+        good, bad, many = {"prompt": "a", "completion": "b"}, {"prompt": "a"}, 2_000
+    test_file.write_text(f"{json.dumps(good)}\n" * many + f"{json.dumps(bad)}\n", encoding="utf-8")
+    given = ["--model", model, "--test_file", str(test_file), "--output_dir", str(tmp_path / "out"), *flags]
+    result = start([*python(), "indictune/__main__.py", "evaluate", *given], ONE_OF_TWO)
+    assert result.returncode == 2
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    told = status["message"].splitlines()
+    told = [line.partition(". ")[2] for line in told[1:]] if len(told) > 1 else told
+    assert len(told) == len(problems), told
+    assert all(line.startswith(problem) for line, problem in zip(told, problems, strict=True))
+    assert "Of the rows only the first were read, for the run is refused in any case." in result.stderr
