@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers.utils.import_utils import is_torch_tf32_available
 
 from benchmarks.contenders import MAX_LENGTH, Contender, Job, compete
 from benchmarks.flops import classifier_flops, matmul_flops_per_second
@@ -159,7 +160,7 @@ def contenders(size: Size, grouped: tuple[int, ...]) -> list[Contender]:
         "optim": "adamw_torch_fused",
         "dataloader_num_workers": 2,  # as many as the recipe has
         "logging_nan_inf_filter": False,  # which would wait for every loss
-        "tf32": torch.cuda.is_available(),
+        "tf32": is_torch_tf32_available(),
     }
     return [
         Contender("trainer_defaults", "max_length"),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate.state import DistributedType
 from transformers import TrainingArguments
+from transformers.utils.import_utils import is_torch_tf32_available
 
 from indictune.errors import UserError
 from indictune.strategy.launch import Launch
@@ -40,9 +41,10 @@ def check_fp16(fp16: bool, has_gpu: bool) -> None:
         raise UserError("--fp16 true: needs a GPU, and there is none; give --bf16 true, or neither.")
 
 
-def suits_tf32(planned: Callable[[str], Any], has_gpu: bool) -> bool:
-    """Whether most is computed in half precision, so that what stays in fp32 need not be more exact than TF32."""
-    return has_gpu and bool(planned("bf16") or planned("fp16") or planned("bf16") is None)
+def suits_tf32(planned: Callable[[str], Any]) -> bool:
+    """Whether most is computed in half precision, so that what stays in fp32 need not be more exact than a GPU's TF32,
+    which a T4 and a V100 have not."""
+    return is_torch_tf32_available() and bool(planned("bf16") or planned("fp16") or planned("bf16") is None)
 
 
 def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:

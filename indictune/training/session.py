@@ -240,7 +240,7 @@ class Session:
         with self.checks():
             deepspeed.check_deepspeed(self.launch.deepspeed or {}, planned, steps)
             deepspeed.check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
-            if check.suits_tf32(planned, torch.cuda.is_available()) and "tf32" not in self.recipe.values:
+            if check.suits_tf32(planned) and "tf32" not in self.recipe.values:
                 self._decided["tf32"] = True
         with self.checks():
             named = {"--resume_from_checkpoint": planned("resume_from_checkpoint")}

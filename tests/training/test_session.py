@@ -227,6 +227,17 @@ class TestDecide:
         assert ranks._decided["gradient_accumulation_steps"] == 2
         assert (ranks.launch.strategy, ranks.launch.world_size) == ("ddp", 3)
 
+    @pytest.mark.parametrize("ampere", [True, False])
+    def test_half_precision_takes_tf32_where_the_gpu_has_it(
+        self, monkeypatch: pytest.MonkeyPatch, ampere: bool
+    ) -> None:
+        """A T4 and a V100 have none, and transformers refuses the flag there."""
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("indictune.strategy.check.is_torch_tf32_available", lambda: ampere)
+        session = self.session("--output_dir", "out", "--bf16", "true")
+        decide(session)
+        assert session._decided.get("tf32") is (True if ampere else None)
+
     def test_every_check_has_its_say_in_one_raise(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(name, value)
