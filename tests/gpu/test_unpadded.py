@@ -20,7 +20,7 @@ def on_gpu(batch: dict[str, object]) -> dict[str, object]:
     return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
-@pytest.mark.parametrize("model_type", CLASSIFIERS)
+@pytest.mark.parametrize("model_type", [*CLASSIFIERS, "modernbert-mean"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
 def test_logits_and_gradients_are_those_of_the_padded_model(model_type: str, dtype: torch.dtype, bound: float) -> None:
     """fp32 takes the nested kernel, bf16 the one for sequences of many lengths."""
