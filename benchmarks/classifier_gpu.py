@@ -21,12 +21,11 @@ from benchmarks.flops import classifier_flops, matmul_flops_per_second
 from benchmarks.parts import Note, Plan
 from benchmarks.row_lengths import TWEETS, draw_lengths
 from benchmarks.speed import FP32, curves, grouped_by_length
-from benchmarks.turns import Race
+from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LABELS = ("negative", "neutral", "positive")
 ROWS_OF_THE_GOAL = 2_000_000
-ENOUGH_LAPS = 5
 # Of the Trainer as run_classification.py has it, padded to 128 and in fp32; its default of 8 rows is slower still.
 PLAIN_BATCH_SIZE = 64
 BASELINES = ("trainer_defaults", "trainer_best", "ours")
@@ -319,8 +318,7 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
     for line in lines:
         cells = [form.format(line[name]) if name in line else "" for name, (_, form) in COLUMNS.items()]
         print(f"{line['contender']:<27}" + "".join(f"{cell:>12}" for cell in cells))
-        if line.get("few_laps"):
-            print(f"  of {line['laps']} laps alone, where {ENOUGH_LAPS} are enough")
+        tell_few_laps(line)
         if "error" in line:
             print(f"  failed: {line['error'].splitlines()[-1]}")
     print(flush=True)

@@ -37,7 +37,7 @@ from benchmarks.speed import (
     write_model,
     write_rows,
 )
-from benchmarks.stages import StageProfiler
+from benchmarks.stages import StageProfiler, Steps
 from indictune.layout import table
 
 STEPS = 6
@@ -84,7 +84,7 @@ def profile(contender: Contender, job: Job, connection: Connection) -> None:
     """The whole life of a profiled process."""
     write_to_log(contender, job)
     steps = job.steps // 3
-    profiler = StageProfiler(connection, steps, steps, None, by_kind)
+    profiler = StageProfiler(connection, Steps(steps, steps, steps), None, by_kind)
     if contender.padding is None:
         run_sentiment(contender, job, lambda *_: profiler)
     else:

@@ -2,7 +2,8 @@
 
 Random weights are built from the shapes, so that nothing is downloaded. Rows are as long as alpaca's, in digits from 1
 to 9, each of which is a token. Counted are the tokens of rows, never padding. `ours_joined` is like for like: a step
-has TRL's very rows. A step of `ours_packed` has more tokens, and gains by that too.
+has TRL's very rows, which the result shows by the tokens of each step. A step of `ours_packed` has more tokens, and
+gains by that too.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from benchmarks.contenders import Contender, Job, Turns, order_of, run_script, w
 from benchmarks.flops import adapter_flops
 from benchmarks.parts import Note, Plan
 from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
-from benchmarks.turns import Race
+from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps
+from indictune.data.batching import TrainingBatches
 from indictune.models import builtin
 
 METHODS = ("qlora", "lora")  # the second one where the first leaves time
 TRL_BATCH_SIZE = 8  # its default
 # Packs in a batch of ours: about as many places as TRL's padded rows have.
 PACKS = 4
+SEED = 42  # of the shuffle, which is ours; TRL gets its rows in that order
 LORA = {"lora_r": 16, "lora_alpha": 32}
 
 
@@ -102,7 +105,8 @@ def compare(plan: Plan, note: Note) -> None:
         folder = plan.folder / method
         folder.mkdir()
         job = Job(model, rows, size.steps, size.steps_per_lap, folder, size.warm_up_steps)
-        compare_method(method, plan, job, flops_per_token / device, note)
+        runs = contenders(method, size, lengths)
+        compare_method(method, runs, plan, job, flops_per_token / device, note)
 
 
 def write_inputs(plan: Plan) -> tuple[Path, Path, np.ndarray]:
@@ -117,19 +121,21 @@ def write_inputs(plan: Plan) -> tuple[Path, Path, np.ndarray]:
     return model, rows, write_rows(rows, 3 * size.steps * TRL_BATCH_SIZE, size.max_length, plan.full_length)
 
 
-def compare_method(method: str, plan: Plan, job: Job, mfu_per_token: float, note: Note) -> None:
+def compare_method(
+    method: str, runs: Sequence[Contender], plan: Plan, job: Job, mfu_per_token: float, note: Note
+) -> None:
     """Run the contenders by turns, and tell the table after each round and at the end.
 
     Args:
         method: of the adapter.
-        plan: of the part.
+        runs: TRL last.
+        plan: of the part. Its first two thirds are for starting, of the second method too.
         job: of all.
         mfu_per_token: utilisation of the device's bf16 products at one token a second.
         note: gets the table.
     """
     size = SIZES[plan.size]
-    runs = contenders(method, size.max_length)
-    race = Race(compete, time.time(), plan.deadline)
+    race = Race(compete, plan.start, plan.deadline)
     race.enter_all([(contender, job) for contender in (runs[-1], *runs[:-1])], at_once=len(runs))  # TRL first
     race.run(size.laps, lambda: note({method: lines(runs, job, race, mfu_per_token)}))
     found = lines(runs, job, race, mfu_per_token)
@@ -176,21 +182,28 @@ def write_rows(path: Path, count: int, max_length: int, full_length: bool) -> np
     return lengths
 
 
-def contenders(method: str, max_length: int) -> list[Contender]:
+def contenders(method: str, size: Size, lengths: np.ndarray) -> list[Contender]:
     """Who runs: packed, the same rows as TRL's without padding, and TRL.
 
     QLoRA's own optimizer waits for the GPU at each weight; TRL's default is a contender of ours, too.
+
+    Args:
+        method: of the adapter.
+        size: of the comparison.
+        lengths: of all rows, which are dealt as ours deals them.
     """
-    common = {"method": method, "max_length": max_length}
+    batches = TrainingBatches(torch.from_numpy(lengths), TRL_BATCH_SIZE, 1, 0, 1, SEED, padded=False)
+    common = {"method": method, "max_length": size.max_length}
     adapter = {**common, **LORA, "lora_dropout": 0.0}  # peft's default
     packed = {**adapter, "packing": "true", "global_batch_size": PACKS, "per_device_train_batch_size": PACKS}
-    joined = {**adapter, "global_batch_size": TRL_BATCH_SIZE, "per_device_train_batch_size": TRL_BATCH_SIZE}
+    rows = {"global_batch_size": TRL_BATCH_SIZE, "per_device_train_batch_size": TRL_BATCH_SIZE, "data_seed": SEED}
+    joined = {**adapter, **rows}
     fused = [Contender(f"{method}_ours_fused", settings={**joined, "optim": "adamw_torch_fused"})]
     return [
         Contender(f"{method}_ours_packed", settings=packed),
         Contender(f"{method}_ours_joined", settings=joined),
         *(fused if method == "qlora" else []),
-        Contender(f"{method}_trl", "longest", common),
+        Contender(f"{method}_trl", "longest", common, tuple(order_of(batches, size.steps))),
     ]
 
 
@@ -267,7 +280,7 @@ def trl_trainer(contender: Contender, job: Job) -> Any:
 
     Args:
         contender: its settings are a `method`, a `dtype` of the weights (bf16), and TRL's own; its order that of the
-            rows, or none.
+            rows.
         job: of all.
     """
     from datasets import load_dataset
@@ -288,7 +301,7 @@ def trl_trainer(contender: Contender, job: Job) -> Any:
         output_dir=str(job.folder / contender.title),
         max_steps=job.steps,
         assistant_only_loss=True,
-        train_sampling_strategy="sequential",  # drawn at random they are already; so each step's rows are known
+        train_sampling_strategy="sequential",  # in the order that it is given
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
@@ -303,7 +316,7 @@ def trl_trainer(contender: Contender, job: Job) -> Any:
     return SFTTrainer(
         str(job.model),
         args=args,
-        train_dataset=rows.select(contender.order) if contender.order else rows,
+        train_dataset=rows.select(contender.order),
         peft_config=None if method == "full" else adapter,
         quantization_config=nf4 if method == "qlora" else None,
     )
@@ -339,8 +352,10 @@ def _line(title: str, job: Job, race: Race, mfu_per_token: float) -> dict[str, A
         "tokens_per_second": round(statistics.median(speeds), 1),
         "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
         "laps": len(laps),
+        "few_laps": len(laps) < ENOUGH_LAPS,
         "mfu": round(statistics.median(speeds) * mfu_per_token, 4),
         "tokens_per_step": round(statistics.mean(tokens), 1),
+        "tokens_of_steps": tokens,
         "padding_fraction": round(counted["padding_fraction"], 4),
         "peak_memory_bytes": counted["peak_memory_bytes"],
     }
@@ -359,4 +374,5 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
                 end="",
             )
         print("  failed: " + line["error"].splitlines()[-1] if "error" in line else "")
+        tell_few_laps(line)
     print(flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +26,8 @@ from benchmarks.speed import Runner
 STAGES = {
     "dequantisation": r"dequant",
     "attention": r"flash|fmha|attention|varlen",
+    # Of LLaMA's, TRL's Triton kernels (1.16); its products with the output layer are among the other matmuls.
+    "loss": r"^_(forward|backward)_kernel|log_?softmax|nll_loss",
     "embedding": r"embedding|index_?select|vectorized_gather|compute_grad_weight|sum_and_scatter|segment_offset|radix",
     "optimizer": r"multi_tensor_apply|adam|lpnorm|foreach|koptimizer",
     "other matmuls": r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitk|\b\w*mm\b|linear",
@@ -34,24 +37,39 @@ STAGES = {
 # below, and the profiler when it is stopped.
 WAITS = r"cuda(Stream|Event)Synchronize"
 TOP = 15
-WARM_UP_STEPS = {"full": 15, "tiny": 1}
-STEPS = {"full": 10, "tiny": 2}
-STEPS_OF_LLAMA = 3, 2  # to warm up, and timed and profiled
 PATIENCE_S = 90.0
 
 Run = Callable[[Contender, Job, Callable[[Any, Any], TrainerCallback]], None]
 
 
+@dataclass(frozen=True)
+class Steps:
+    """How many steps of a run warm it up, are timed then, and are profiled last."""
+
+    warm_up: int
+    timed: int
+    profiled: int
+
+    @property
+    def total(self) -> int:
+        """Of the run."""
+        return self.warm_up + self.timed + self.profiled
+
+
+STEPS = {"full": Steps(15, 10, 10), "tiny": Steps(1, 2, 2)}
+# One has so many operations that their tables, which Python makes, could take longer for two than the part may.
+STEPS_OF_LLAMA = Steps(3, 2, 1)
+
+
 class StageProfiler(TrainerCallback):
-    """Times some steps, profiles as many, tells the parent what it saw, and is done.
+    """Times some steps, profiles others, tells the parent what it saw, and is done.
 
     The timed steps are a lap, whose seconds are told before anything is profiled; so are the profiled ones, and their
     tables are told before the trace is written, which takes long.
 
     Args:
         connection: to the parent.
-        warm_up_steps: before.
-        steps: timed, and profiled.
+        steps: of each kind.
         trace: file (`.json.gz`) for the profiled steps, or None.
         tables: made of what was profiled; arguments as of `shares`.
     """
@@ -59,13 +77,11 @@ class StageProfiler(TrainerCallback):
     def __init__(
         self,
         connection: Connection,
-        warm_up_steps: int,
-        steps: int,
+        steps: Steps,
         trace: Path | None,
         tables: Callable[[Iterable[FunctionEventAvg], int, float, float], dict[str, Any]],
     ) -> None:
         self.connection = connection
-        self.warm_up_steps = warm_up_steps
         self.steps = steps
         self.trace = trace
         self.tables = tables
@@ -77,16 +93,17 @@ class StageProfiler(TrainerCallback):
         self.connection.send("ready")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        step = state.global_step - self.warm_up_steps
-        if step not in (0, self.steps, 2 * self.steps):
+        warm = self.steps.warm_up
+        timed = warm + self.steps.timed
+        if state.global_step not in (warm, timed, self.steps.total):
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - self._since
-        if step == 2 * self.steps:
+        if state.global_step == self.steps.total:
             self._tell(seconds)
             return
-        if step == self.steps:
+        if state.global_step == timed:
             self._plain_s = seconds
             self.connection.send((seconds, {}))
             self.profiler.start()
@@ -94,7 +111,9 @@ class StageProfiler(TrainerCallback):
 
     def _tell(self, profiled_s: float) -> None:
         self.profiler.stop()
-        tables = self.tables(self.profiler.key_averages(), self.steps, self._plain_s, profiled_s)
+        steps = self.steps.profiled
+        plain_s = self._plain_s * steps / self.steps.timed  # of as many
+        tables = self.tables(self.profiler.key_averages(), steps, plain_s, profiled_s)
         self.connection.send((profiled_s, tables))
         if self.trace is not None:
             self.profiler.export_chrome_trace(str(self.trace))
@@ -169,17 +188,17 @@ def host(events: Iterable[FunctionEventAvg], steps: int) -> dict[str, float]:
 
 
 def profile_stages(
-    run: Run, steps: tuple[int, int], trace: Path | None, contender: Contender, job: Job, connection: Connection
+    run: Run, steps: Steps, trace: Path | None, contender: Contender, job: Job, connection: Connection
 ) -> None:
-    """The whole life of a profiled process; `steps` to warm up, and timed and profiled."""
+    """The whole life of a profiled process."""
     write_to_log(contender, job)
-    run(contender, job, lambda *_: StageProfiler(connection, *steps, trace, shares))
+    run(contender, job, lambda *_: StageProfiler(connection, steps, trace, shares))
 
 
 def measure(plan: Plan, note: Note) -> None:
     """A part: the stages of the classifier by its recipe, and without dropout: attention has another kernel then."""
-    steps = WARM_UP_STEPS[plan.size], STEPS[plan.size]
-    job = job_of(plan, "stages", steps[0] + 2 * steps[1])
+    steps = STEPS[plan.size]
+    job = job_of(plan, "stages", steps.total)
     ours = recipe(SIZES[plan.size])
     _profile(Contender("ours", settings=ours), job, run_sentiment, steps, plan.trace, note)
     without = Contender("ours_without_dropout", settings={**ours, **WITHOUT_DROPOUT})
@@ -189,20 +208,18 @@ def measure(plan: Plan, note: Note) -> None:
 def measure_llama(plan: Plan, note: Note) -> None:
     """A part: the stages of QLoRA on rows joined end to end."""
     steps = STEPS_OF_LLAMA
-    model, rows, _ = llama.write_inputs(plan)
+    model, rows, lengths = llama.write_inputs(plan)
     folder = plan.folder / "stages_of_llama"
     folder.mkdir()
-    total = steps[0] + 2 * steps[1]
-    job = Job(model, rows, total, total, folder)
-    runs = {each.title: each for each in llama.contenders("qlora", llama.SIZES[plan.size].max_length)}
+    job = Job(model, rows, steps.total, steps.total, folder)
+    runs = {each.title: each for each in llama.contenders("qlora", llama.SIZES[plan.size], lengths)}
     trace = plan.trace.with_name(plan.trace.name.replace(".trace.", ".llama.trace."))
     _profile(runs["qlora_ours_joined"], job, llama.run_llama, steps, trace, note)
 
 
-def _profile(contender: Contender, job: Job, run: Run, steps: tuple[int, int], trace: Path | None, note: Note) -> None:
+def _profile(contender: Contender, job: Job, run: Run, steps: Steps, trace: Path | None, note: Note) -> None:
     runner = Runner(contender, job, partial(profile_stages, run, steps, trace), lambda: PATIENCE_S)
-    step_ms = _step_ms(runner.lap(), steps[1])
-    note({contender.title: {"step_ms": step_ms}})  # of a profile that fails this is left
+    note({contender.title: {"step_ms": _step_ms(runner.lap(), steps.timed)}})  # of a profile that fails this is left
     runner.lap()
     found = runner.counted
     note({contender.title: found})

@@ -15,6 +15,7 @@ from benchmarks.contenders import Contender, Job
 from benchmarks.parts import last_lines
 from benchmarks.speed import Runner
 
+ENOUGH_LAPS = 5
 PATIENCE_S = 120.0
 SECONDS_TO_END = 5.0
 
@@ -110,3 +111,9 @@ class Race:
                     return
                 self.errors[title] = last_lines(str(error))
                 self._runners.pop(title).end()
+
+
+def tell_few_laps(line: dict[str, Any]) -> None:
+    """Print of a line of a table that its median is of few laps, where it is."""
+    if line.get("few_laps"):
+        print(f"  of {line['laps']} laps alone, where {ENOUGH_LAPS} are enough")
