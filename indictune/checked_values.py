@@ -201,9 +201,8 @@ def _try_optimizer(arguments: type[IndicTrainingArguments], planned: Callable[[s
     model: Any = nn.Sequential(layer)
     try:
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
-        if (
-            not {"params", "model", "optimizer_dict"} & settings.keys()
-        ):  # of kinds that choose their weights themselves
+        chooses_weights = {"params", "model", "optimizer_dict"} & settings.keys()
+        if not chooses_weights:
             kind(layer.parameters(), **settings)
     except Exception as error:
         given = f" --optim_args {values['optim_args']}" if values["optim_args"] else ""
