@@ -60,6 +60,13 @@ def deadline_of(title: str, chosen: Sequence[str], start: float, end: float) -> 
     return end if title == NEEDED else start + (end - start) * weights[0] / sum(weights)
 
 
+def left_out(chosen: Sequence[str]) -> str:
+    """Which parts a go does not measure, and by which command they are; empty where there are none."""
+    titles = [title for title in PARTS if title not in chosen]
+    command = " ".join(["python -m benchmarks.gpu --parts", *titles])
+    return f"Not measured: {', '.join(titles)}. It takes `{command}`." if titles else ""
+
+
 def main() -> None:
     """Run the parts one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -80,6 +87,7 @@ def main() -> None:
         "environment": environment(),
         "allocator": os.environ[ALLOCATOR],
         "size": options.size,
+        "not_measured": left_out(chosen),
         "parts": {},
     }
     trace = results_path(name, options.results).with_suffix(".trace.json.gz")
@@ -102,6 +110,7 @@ def main() -> None:
                 print(f"{title} failed:\n{found['error']}", flush=True)
                 if title == NEEDED:
                     sys.exit(f"All other parts need `{NEEDED}`, and were not begun. Mend it, or give more --minutes.")
+        print(left_out(chosen))
         print(f"written to {write_results(name, results, options.results)}")
 
 

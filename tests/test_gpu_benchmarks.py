@@ -22,7 +22,7 @@ from trl.kernels import chunked_logprob
 
 from benchmarks import classifier_gpu, llama
 from benchmarks.contenders import Job, compete
-from benchmarks.gpu import SECONDS_TO_END, deadline_of
+from benchmarks.gpu import IN_ONE_GO, PARTS, SECONDS_TO_END, deadline_of, left_out
 from benchmarks.parts import Plan
 from benchmarks.stages import StageProfiler, Steps, host, stage_of
 from benchmarks.turns import Race
@@ -108,6 +108,11 @@ def test_what_all_need_may_take_all_the_time_and_the_others_share_what_is_left()
     assert deadline_of("losses", chosen, 300.0, 580.0) == 580
 
 
+def test_what_is_not_measured_is_told_with_its_command() -> None:
+    assert left_out(IN_ONE_GO) == "Not measured: compiled. It takes `python -m benchmarks.gpu --parts compiled`."
+    assert left_out(list(PARTS)) == ""
+
+
 def test_nothing_is_begun_without_what_all_need(tmp_path: Path) -> None:
     done = gpu(tmp_path, minutes=(SECONDS_TO_END + 1) / 60)
     assert done.returncode == 1
@@ -117,6 +122,7 @@ def test_nothing_is_begun_without_what_all_need(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     results = json.loads(path.read_text(encoding="utf-8"))
     parts = results["parts"]
+    assert results["not_measured"] == left_out(IN_ONE_GO)
     assert results["allocator"] == "expandable_segments:True"
     assert parts.keys() == {"device"}
     assert parts["device"]["error"] == "It was stopped after 1 s, its share of the time."
@@ -187,8 +193,11 @@ def parts_of_gpu(results: Path, name: str, *flags: str) -> dict[str, Any]:
     done = gpu(results, *flags)
     assert done.returncode == 0, done.stderr
     (path,) = results.glob(f"*-{name}.json")
-    parts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    found = json.loads(path.read_text(encoding="utf-8"))
+    parts: dict[str, Any] = found["parts"]
     assert list(errors_in(parts)) == []
+    assert found["not_measured"] == left_out(list(parts))
+    assert f"{found['not_measured']}\nwritten to" in done.stdout
     return parts
 
 
