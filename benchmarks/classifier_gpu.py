@@ -7,6 +7,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from transformers.utils.import_utils import is_torch_tf32_available
 
 from benchmarks.contenders import MAX_LENGTH, Contender, Job, compete
+from benchmarks.curves import TurnsWithAttention, compare_curves
+from benchmarks.curves import show as show_curves
 from benchmarks.flops import classifier_flops, matmul_flops_per_second
 from benchmarks.parts import Note, Plan
 from benchmarks.row_lengths import TWEETS, draw_lengths
-from benchmarks.speed import FP32, curves, grouped_by_length
+from benchmarks.speed import FP32, grouped_by_length
 from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -325,9 +328,9 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
 
 
 def compare_losses(plan: Plan, note: Note) -> None:
-    """A part: the loss of ours in fp32 without dropout, and of the padded Trainer on the same global batches.
+    """A part: the loss of ours without dropout, and of the padded Trainer on the same global batches.
 
-    Both get a file of one epoch: to tokenise all rows would take most of the part's time.
+    All get a file of one epoch: to tokenise all rows would take most of the part's time.
     """
     size = SIZES[plan.size]
     job = replace(job_of(plan, "losses", size.steps_of_curve), steps_per_lap=size.steps_of_curve, warm_up_steps=0)
@@ -335,8 +338,17 @@ def compare_losses(plan: Plan, note: Note) -> None:
     job = replace(job, train_file=job.folder / "train.jsonl")
     job.train_file.write_text("".join(rows[: size.steps_of_curve * size.global_batch_size]), encoding="utf-8")
     note({"rows": len(_rows(job))})
-    batch = {"per_device_train_batch_size": size.global_batch_size}
-    settings = {**FP32, **batch, "global_batch_size": size.global_batch_size, "bf16": "false", "tf32": "false"}
-    found = curves(job, settings, {**FP32, **batch, "tf32": False}, note)
-    note(found)
-    print(f"loss in fp32 without dropout: {found['largest']:.1e} from the Trainer's at most (aim: 1e-4)\n", flush=True)
+    plain = {**FP32, "per_device_train_batch_size": size.global_batch_size}
+    ours = {**plain, "global_batch_size": size.global_batch_size}
+    pairs = [
+        (
+            Contender("curve_of_ours", settings={**ours, "bf16": "false", "tf32": "false"}),
+            Contender("curve_of_trainer", "longest", {**plain, "tf32": False}),
+        ),
+        (
+            Contender("curve_of_ours_bf16", settings={**ours, "bf16": "true"}),
+            Contender("curve_of_trainer_bf16", "longest", {**plain, "bf16": True, "tf32": is_torch_tf32_available()}),
+        ),
+    ]
+    found = compare_curves("trainer", pairs, job, partial(compete, turns=TurnsWithAttention), note)
+    show_curves(found, "classifier", "the Trainer")

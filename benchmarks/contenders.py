@@ -127,13 +127,13 @@ def peak_memory_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def compete(contender: Contender, job: Job, connection: Connection) -> None:
-    """The whole life of a child process."""
+def compete(contender: Contender, job: Job, connection: Connection, turns: type[Turns] = Turns) -> None:
+    """The whole life of a child process, which takes its turns as `turns` has them."""
     write_to_log(contender, job)
     if contender.padding is None:
-        train_by_indictune(contender, job, connection)
+        train_by_indictune(contender, job, connection, turns)
     else:
-        train_by_transformers(contender, job, lambda counted: Turns(connection, job, counted))
+        train_by_transformers(contender, job, lambda counted: turns(connection, job, counted))
 
 
 def write_to_log(contender: Contender, job: Job) -> None:
@@ -143,18 +143,18 @@ def write_to_log(contender: Contender, job: Job) -> None:
     os.dup2(log, 2)
 
 
-def train_by_indictune(contender: Contender, job: Job, connection: Connection) -> None:
+def train_by_indictune(contender: Contender, job: Job, connection: Connection, turns: type[Turns]) -> None:
     """scripts/train_sentiment.py, with one callback more."""
 
-    def turns(trainer: Any, throughput: Any) -> Turns:
+    def callback(trainer: Any, throughput: Any) -> Turns:
         def counted() -> dict[str, Any]:
             order = order_of(trainer.batches, trainer.state.global_step)
             tokens_per_row = throughput.tokens / throughput.rows
             return {"padding_fraction": throughput.padding_fraction, "tokens_per_row": tokens_per_row, "order": order}
 
-        return Turns(connection, job, counted)
+        return turns(connection, job, counted)
 
-    run_sentiment(contender, job, turns)
+    run_sentiment(contender, job, callback)
 
 
 def order_of(batches: TrainingBatches, steps: int) -> list[int]:

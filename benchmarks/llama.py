@@ -207,19 +207,19 @@ def contenders(method: str, size: Size, lengths: np.ndarray) -> list[Contender]:
     ]
 
 
-def compete(contender: Contender, job: Job, connection: Connection) -> None:
-    """The whole life of a child process."""
+def compete(contender: Contender, job: Job, connection: Connection, turns: type[Turns] = Turns) -> None:
+    """The whole life of a child process, which takes its turns as `turns` has them."""
     write_to_log(contender, job)
     if contender.padding is None:
-        train_by_indictune(contender, job, connection)
+        train_by_indictune(contender, job, connection, turns)
     else:
-        train_by_trl(contender, job, connection)
+        train_by_trl(contender, job, connection, turns)
 
 
-def train_by_indictune(contender: Contender, job: Job, connection: Connection) -> None:
+def train_by_indictune(contender: Contender, job: Job, connection: Connection, turns: type[Turns]) -> None:
     """scripts/train_llama.py, with one callback more."""
 
-    def turns(trainer: Any, throughput: Any) -> Turns:
+    def callback(trainer: Any, throughput: Any) -> Turns:
         def counted() -> dict[str, Any]:
             batches = trainer.batches
             steps = (divmod(step, batches.steps_per_epoch) for step in range(trainer.state.global_step))
@@ -227,9 +227,9 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection) -
             found = {"padding_fraction": throughput.padding_fraction, "tokens_of_steps": tokens}
             return {**found, "order": order_of(batches, trainer.state.global_step)}
 
-        return Turns(connection, job, counted)
+        return turns(connection, job, counted)
 
-    run_llama(contender, job, turns)
+    run_llama(contender, job, callback)
 
 
 def run_llama(contender: Contender, job: Job, callback: Callable[[Any, Any], TrainerCallback]) -> None:
@@ -251,7 +251,7 @@ def run_llama(contender: Contender, job: Job, callback: Callable[[Any, Any], Tra
     run_script(train_llama, (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments), settings, callback)
 
 
-def train_by_trl(contender: Contender, job: Job, connection: Connection) -> None:
+def train_by_trl(contender: Contender, job: Job, connection: Connection, turns: type[Turns]) -> None:
     """TRL's SFTTrainer as `trl_trainer` makes it, with its tokens counted."""
     trainer = trl_trainer(contender, job)
     prepared: Any = trainer.train_dataset
@@ -271,7 +271,7 @@ def train_by_trl(contender: Contender, job: Job, connection: Connection) -> None
         return {"padding_fraction": 1 - counts["tokens"] / counts["places"], "tokens_of_steps": tokens}
 
     trainer.data_collator = pad_and_count
-    trainer.add_callback(Turns(connection, job, counted))
+    trainer.add_callback(turns(connection, job, counted))
     trainer.train()
 
 

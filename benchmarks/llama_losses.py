@@ -1,15 +1,17 @@
-"""The loss of each step of a small LLaMA in fp32: ours, whose rows run end to end, beside TRL's, which are padded."""
+"""The loss of each step of a small LLaMA: ours, whose rows run end to end, beside TRL's, which are padded."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
+from transformers.utils.import_utils import is_torch_tf32_available
 
 from benchmarks.contenders import Contender, Job
+from benchmarks.curves import TurnsWithAttention, compare_curves, show
 from benchmarks.llama import SIZES, TRL_BATCH_SIZE, compete, write_model, write_rows
 from benchmarks.parts import Note, Plan
-from benchmarks.speed import run_alone
 
 STEPS = 8
 LIKE = {
@@ -35,12 +37,17 @@ def compare(plan: Plan, note: Note) -> None:
     write_model(folder / "model", SIZES["tiny"].model, torch.float32)
     write_rows(folder / "chats.jsonl", STEPS * TRL_BATCH_SIZE, SIZES["tiny"].max_length, full_length=False)
     job = Job(folder / "model", folder / "chats.jsonl", STEPS, STEPS, folder)
-    in_fp32 = {"method": "full", "bf16": "false", "tf32": "false", "global_batch_size": TRL_BATCH_SIZE}
-    ours = run_alone(Contender("curve_of_ours", settings={**LIKE, **in_fp32}), job, compete)
-    note({"steps": STEPS, "ours": ours["losses"]})
-    plain: dict[str, Any] = {"method": "full", "dtype": torch.float32, "bf16": False, "tf32": False}
-    trl = run_alone(Contender("curve_of_trl", "longest", {**LIKE, **plain}, tuple(ours["order"])), job, compete)
-    largest = max(abs(one - other) for one, other in zip(ours["losses"], trl["losses"], strict=True))
-    padding = {"ours": ours["padding_fraction"], "trl": trl["padding_fraction"]}
-    note({"trl": trl["losses"], "largest": largest, "padding": padding})
-    print(f"LLaMA's loss in fp32, joined rows: {largest:.1e} from TRL's padded at most (aim: 1e-4)\n", flush=True)
+    ours = {**LIKE, "method": "full", "global_batch_size": TRL_BATCH_SIZE}
+    plain: dict[str, Any] = {**LIKE, "method": "full", "dtype": torch.float32}
+    pairs = [
+        (
+            Contender("curve_of_ours", settings={**ours, "bf16": "false", "tf32": "false"}),
+            Contender("curve_of_trl", "longest", {**plain, "bf16": False, "tf32": False}),
+        ),
+        (
+            Contender("curve_of_ours_bf16", settings={**ours, "bf16": "true"}),
+            Contender("curve_of_trl_bf16", "longest", {**plain, "bf16": True, "tf32": is_torch_tf32_available()}),
+        ),
+    ]
+    found = compare_curves("trl", pairs, job, partial(compete, turns=TurnsWithAttention), note)
+    show(found, "LLaMA", "TRL")

@@ -282,22 +282,15 @@ def compare_losses(rows: Sequence[Row], folder: Path, compiled: bool) -> dict[in
     return found
 
 
-def curves(
-    job: Job,
-    settings: dict[str, Any],
-    plain_settings: dict[str, Any],
-    note: Callable[[dict[str, Any]], object] = lambda _: None,
-) -> dict[str, Any]:
+def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -> dict[str, Any]:
     """The losses of ours and of the plain Trainer, on the same padded batches, and how far apart they are at most.
 
     Args:
         job: whose lap is the whole run.
         settings: of ours.
         plain_settings: of the Trainer.
-        note: gets ours before the Trainer begins.
     """
     ours = run_alone(Contender("curve_of_ours", settings=settings), job)
-    note({"steps": job.steps, "ours": ours["losses"]})
     plain = run_alone(Contender("curve_of_trainer", "longest", plain_settings, tuple(ours["order"])), job)
     differences = [abs(one - other) for one, other in zip(ours["losses"], plain["losses"], strict=True)]
     return {"steps": job.steps, "ours": ours["losses"], "trainer": plain["losses"], "largest": max(differences)}

@@ -372,17 +372,3 @@ def test_the_benchmark_of_checkpoints_compares_the_saves(tmp_path: Path) -> None
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["checkpoint_bytes"] > 1_000_000
     assert all(seconds > 0 for pair in found["seconds_and_seconds_of_cores"].values() for seconds in pair)
-
-
-@pytest.mark.slow
-def test_our_losses_are_told_where_the_trainer_fails(tmp_path: Path) -> None:
-    from benchmarks.contenders import Job
-    from benchmarks.speed import FP32, curves, read_tweets, write_model, write_rows
-
-    rows = read_tweets(tmp_path)
-    write_model(tmp_path / "model", rows, 2_000)
-    job = Job(tmp_path / "model", write_rows(rows, tmp_path / "rows.jsonl"), 1, 1, tmp_path)
-    told: list[dict[str, Any]] = []
-    with pytest.raises(RuntimeError, match="curve_of_trainer failed"):
-        curves(job, FP32, {"no_such_setting": 1}, told.append)
-    assert [len(each["ours"]) for each in told] == [1]

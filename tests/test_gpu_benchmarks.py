@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl.kernels import chunked_logprob
 
 from benchmarks import classifier_gpu, llama
-from benchmarks.contenders import Job, compete
+from benchmarks.contenders import Contender, Job, compete
+from benchmarks.curves import TurnsWithAttention, compare_curves
 from benchmarks.gpu import IN_ONE_GO, PARTS, SECONDS_TO_END, deadline_of, left_out
 from benchmarks.parts import Plan
+from benchmarks.speed import FP32, read_tweets, write_model, write_rows
 from benchmarks.stages import StageProfiler, Steps, host, stage_of
 from benchmarks.turns import Race
 
@@ -209,6 +212,37 @@ def test_a_compiled_model_is_measured_in_a_run_of_its_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_losses_in_fp32_are_told_where_the_trainer_fails_in_bf16(tmp_path: Path) -> None:
+    rows = read_tweets(tmp_path)
+    write_model(tmp_path / "model", rows, 2_000)
+    job = Job(tmp_path / "model", write_rows(rows, tmp_path / "rows.jsonl"), 1, 1, tmp_path)
+    settings: dict[str, dict[str, Any]] = {"": FP32, "_bf16": {**FP32, "bf16": True}}
+    pairs = [
+        (Contender(f"ours{kind}", settings=own), Contender(f"trainer{kind}", "longest", {**own, **wrong}))
+        for (kind, own), wrong in zip(settings.items(), ({}, {"no_such_setting": 1}), strict=True)
+    ]
+    told: dict[str, Any] = {}
+    with pytest.raises(RuntimeError, match="trainer_bf16 failed"):
+        compare_curves("trainer", pairs, job, partial(compete, turns=TurnsWithAttention), told.update)
+    assert told["largest"] < 1e-4
+    assert len(told["ours"]) == len(told["trainer"]) == 1
+    assert "bf16" not in told
+
+
+def differ_in_bf16(curve: dict[str, Any], upstream: str) -> None:
+    """The curves in bf16 are others than those in fp32, and near them; of each, its attention is told."""
+    bf16 = curve["bf16"]
+    for title in ("ours", upstream):
+        assert bf16[title] != curve[title]
+        assert bf16[title] == pytest.approx(curve[title], rel=0.02)
+    mean = {title: sum(bf16[title]) / curve["steps"] for title in ("ours", upstream)}
+    assert bf16[f"mean_of_ours_less_{upstream}"] == pytest.approx(mean["ours"] - mean[upstream])
+    assert curve["attention"].keys() == {"ours", upstream, "ours_bf16", f"{upstream}_bf16"}
+    for operations in curve["attention"].values():
+        assert "aten::_scaled_dot_product_flash_attention_for_cpu" in operations
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path: Path) -> None:
     parts = parts_of_gpu(tmp_path, "gpu-tiny")
@@ -226,11 +260,11 @@ def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path:
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
     assert len(parts["losses"]["ours"]) == 3
     assert parts["losses"]["rows"] == 3 * 16  # each once, and no others are tokenised
-    assert parts["losses"]["largest"] < 1e-4
-    curve = parts["llama_losses"]
-    assert len(curve["ours"]) == 8
-    assert curve["largest"] < 1e-4
-    assert curve["padding"]["ours"] == 0 < curve["padding"]["trl"]
+    assert len(parts["llama_losses"]["ours"]) == 8
+    for upstream, curve in (("trainer", parts["losses"]), ("trl", parts["llama_losses"])):
+        assert curve["largest"] < 1e-4
+        assert curve["padding"]["ours"] == 0 < curve["padding"][upstream]
+        differ_in_bf16(curve, upstream)
     profiled = {**parts["stages"], **parts["llama_stages"]}
     for title in ("ours", "ours_without_dropout", "qlora_ours_joined"):
         assert sum(profiled[title]["share_of_busy_time"].values()) == pytest.approx(1, abs=0.01)
