@@ -37,7 +37,7 @@ logger = logging.getLogger("indictune")
 
 Arguments = TypeVar("Arguments")
 Training = TypeVar("Training", bound=IndicTrainingArguments)
-CheckShapes = Callable[[ModelArguments, PreTrainedConfig], None]
+Check = Callable[[ModelArguments, PreTrainedConfig], None]
 
 
 class Session:
@@ -169,16 +169,14 @@ class Session:
         self._decided["deepspeed"] = launch.deepspeed_file(os.environ, planned("deepspeed"))
         return launch.read_launch(os.environ, self._decided["deepspeed"], bool(planned("fsdp")))
 
-    def check_model(
-        self, args: ModelArguments, config: PreTrainedConfig, max_length: int, check_shapes: CheckShapes
-    ) -> None:
+    def check_model(self, args: ModelArguments, config: PreTrainedConfig, max_length: int, of_task: Check) -> None:
         """Check that the model takes texts of this length, and can be trained and published as is asked.
 
         Args:
             args: name the model and the method.
             config: of the model.
             max_length: of a text, in tokens.
-            check_shapes: what else the task asks of the model, by its shapes alone.
+            of_task: what else the task asks of the model, by its shapes alone.
         """
         self._model = config.to_dict() | {"_commit_hash": vars(config).get("_commit_hash")}  # of one from the Hub
         with self.checks():
@@ -188,7 +186,7 @@ class Session:
         with self.checks():
             check_published_base(args, self.planned(IndicTrainingArguments, "push_to_hub"))
         with self.checks():
-            check_shapes(args, config)
+            of_task(args, config)
         self.warn(without_effect(args))
 
     def check_evaluations(self, arguments: type[IndicTrainingArguments], sources: Collection[str]) -> None:
