@@ -10,6 +10,7 @@ deepspeed --num_gpus 8 scripts/train_llama.py --deepspeed ds_configs/zero3_offlo
 """
 
 import sys
+from functools import partial
 
 import indictune.held_signals  # noqa: F401, before all that is slow
 from indictune.config import read_recipe
@@ -18,6 +19,7 @@ from indictune.data.chats import check_template, set_template, tokenise_splits
 from indictune.data.collation import lengths_of
 from indictune.data.conversations import load_conversations, sources_of
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.models.adapters import check_precision
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.loading import load_tokenizer
 from indictune.models.unpadded import pads_causal
@@ -41,6 +43,7 @@ def main(session: Session) -> None:
             check_packing(model_args, config)
     with session.checks():
         data_args = session.build(ChatDataArguments)
+        check_precision(model_args, partial(session.planned, LlamaTrainingArguments))
     session.decide(LlamaTrainingArguments)
     with session.checks():
         sources = sources_of(data_args, session.recipe.problems)

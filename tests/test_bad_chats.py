@@ -129,6 +129,16 @@ def test_a_tokenizer_without_a_template_is_refused_before_many_rows_are_read(job
     assert "many.jsonl" not in message
 
 
+def test_modules_trained_whole_beside_a_quantised_base_need_half_precision(job: Job) -> None:
+    """Else the run failed when its model was read back, at its end."""
+    message = job.message(method="qlora", modules_to_save="lm_head", bf16="false", chat_template="llama4")
+    told = (
+        "--modules_to_save lm_head: --method qlora computes in bf16, and what is trained whole beside it needs --bf16"
+    )
+    assert told in message
+    assert told not in job.message(bf16="true")
+
+
 def test_a_target_that_matches_nothing_is_told_with_the_names_that_exist(job: Job) -> None:
     message = job.message(method="lora", lora_target_modules="query")
     told = "--lora_target_modules query: the model has no linear layer of that name; it has down_proj, gate_proj,"

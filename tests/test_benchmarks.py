@@ -283,27 +283,36 @@ def test_seeds_that_have_not_learned_compare_nothing() -> None:
 
 @pytest.mark.parametrize(("shift", "inside"), [(0.005, True), (0.02, False), (-0.02, False)])
 def test_packing_is_inside_where_the_seeds_of_plain_rows_differ_more(shift: float, inside: bool) -> None:
-    from benchmarks.packing import PACKED, PLAIN, compare
+    from benchmarks.llama_seeds import PACKED, PLAIN, compare
 
     ends = [0.50, 0.51, 0.52, 0.49, 0.48]
     learned = {"at_first": 1.0, "at_last": 0.5}
     found = [{PLAIN: {"held_out": end, **learned}, PACKED: {"held_out": end + shift, **learned}} for end in ends]
-    compared = compare(found)
+    compared = compare(found, PLAIN, PACKED)
     assert compared["difference"] == pytest.approx(shift)
     assert compared["inside"] is inside
     found[3][PACKED]["at_last"] = 0.99
-    with pytest.raises(RuntimeError, match=r"packed, seed 3: the loss fell from 1\.0000 to 0\.9900 only"):
-        compare(found)
+    with pytest.raises(RuntimeError, match=r"packing, seed 3: the loss fell from 1\.0000 to 0\.9900 only"):
+        compare(found, PLAIN, PACKED)
 
 
 @pytest.mark.slow
 def test_plain_rows_take_as_many_steps_as_packs(tmp_path: Path) -> None:
-    from benchmarks.packing import PACKED, PLAIN, runs
+    from benchmarks.llama_seeds import PACKED, PLAIN, with_packing
 
-    found = runs(tmp_path, 1, epochs=0.5)
+    found = with_packing(tmp_path, 1, epochs=0.5)
     assert found[PLAIN]["steps"] == found[PACKED]["steps"] > 5
     assert 10 < found[PLAIN]["rows"] < 20
     assert found[PLAIN]["held_out"] != found[PACKED]["held_out"]
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_8_bits_trains_otherwise(tmp_path: Path) -> None:
+    from benchmarks.llama_seeds import EIGHT_BITS, FULL, with_optimizers
+
+    found = with_optimizers(tmp_path, 1, epochs=0.5)
+    assert found[FULL]["held_out"] != found[EIGHT_BITS]["held_out"]
+    assert found[FULL]["held_out"] == pytest.approx(found[EIGHT_BITS]["held_out"], rel=0.01)
 
 
 @pytest.mark.slow

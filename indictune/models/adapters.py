@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
@@ -26,6 +27,10 @@ HEAD_NAMES = ("classifier", "score")
 
 # Heads and poolers stay unquantised: where the checkpoint has no weights for them they are new and trained whole.
 UNQUANTISED = [*HEAD_NAMES, "head", r".*\.pooler"]
+
+
+# transformers leaves the output layer of a language model as it is, too.
+_STAYS = re.compile(r"(^|\.)(classifier|score|head|pooler|lm_head)(\.|$)")
 
 
 def nf4_config() -> BitsAndBytesConfig:
@@ -113,13 +118,14 @@ def check_names(shapes: PreTrainedModel, args: ModelArguments, untouched: Sequen
         untouched: modules that get no matrices.
 
     Raises:
-        UserError: a name of `--lora_target_modules` matches no linear layer, or one of `--modules_to_save` no module.
+        UserError: a name of `--lora_target_modules` matches no linear layer, or one of `--modules_to_save` no module,
+            one within another, or one that is quantised.
     """
     problems = Problems()
     with problems.collecting():
         _check_targets(shapes, args.lora_target_modules, [*args.modules_to_save, *untouched])
     with problems.collecting():
-        _check_modules_to_save(shapes, args.modules_to_save)
+        _check_modules_to_save(shapes, args)
     problems.raise_any()
 
 
@@ -177,9 +183,44 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str], trained_whole
         )
 
 
-def _check_modules_to_save(model: PreTrainedModel, names: Sequence[str]) -> None:
-    modules = {name for name, _ in model.named_modules()}
+def _check_modules_to_save(model: PreTrainedModel, args: ModelArguments) -> None:
+    names, modules = args.modules_to_save, dict(model.named_modules())
     unmatched = [name for name in names if not any(each == name or each.endswith(f".{name}") for each in modules)]
     if unmatched:
-        names = ", ".join(sorted({each.rpartition(".")[2] for each in modules if each and not each[-1].isdigit()}))
-        raise UserError(f"--modules_to_save {' '.join(unmatched)}: the model has no such module; it has {names}.")
+        there = ", ".join(sorted({each.rpartition(".")[2] for each in modules if each and not each[-1].isdigit()}))
+        raise UserError(f"--modules_to_save {' '.join(unmatched)}: the model has no such module; it has {there}.")
+    given = f"--modules_to_save {' '.join(names)}"
+    whole = [path for path in modules if names and path.endswith(tuple(names))]  # as peft finds them (0.21)
+    problems = Problems()
+    inner = next(((one, other) for one in whole for other in whole if one.startswith(f"{other}.")), None)
+    if inner is not None:
+        problems.append(
+            f"{given}: peft takes each module whose name ends so, and {inner[0]} lies in {inner[1]}. Name the inner "
+            "ones."
+        )
+    linear = [path for path, module in modules.items() if isinstance(module, nn.Linear) and not _STAYS.search(path)]
+    quantised = [path for path in linear if f"{path}.".startswith(tuple(f"{each}." for each in whole))]
+    if args.method == "qlora" and quantised:
+        problems.append(
+            f"{given}: --method qlora keeps {quantised[0]} in 4 bits, in which it cannot be trained whole. Leave it "
+            "out; --lora_target_modules gives it matrices."
+        )
+    problems.raise_any()
+
+
+def check_precision(args: ModelArguments, planned: Callable[[str], Any]) -> None:
+    """Refuse modules that are trained whole, in fp32, between layers of a quantised base, which computes in bf16.
+
+    Args:
+        args: name the modules and the method.
+        planned: the value that a field of the training arguments will have.
+
+    Raises:
+        UserError: the run computes in fp32, where nothing casts between the two.
+    """
+    is_half = planned("bf16") is not False or planned("fp16")
+    if args.method == "qlora" and args.modules_to_save and not is_half:
+        raise UserError(
+            f"--modules_to_save {' '.join(args.modules_to_save)}: --method qlora computes in bf16, and what is "
+            "trained whole beside it needs --bf16 true."
+        )

@@ -26,7 +26,7 @@ from transformers import (
 
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
-from indictune.models.adapters import save_adapter_extras, without_effect
+from indictune.models.adapters import check_names, save_adapter_extras, without_effect
 from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
 from indictune.models.loading import load_tokenizer
 from tests.models.tiny import CONFIGS, words_tokenizer
@@ -321,3 +321,23 @@ def test_what_is_given_for_an_adapter_that_there_is_not_is_told() -> None:
     ]
     assert without_effect(ModelArguments(lora_r=16)) == []
     assert without_effect(ModelArguments(lora_r=8, method="lora")) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "names", "told"),
+    [
+        ("qlora", ["query"], "encoder.layer.0.attention.self.query in 4 bits, in which it cannot be trained whole"),
+        ("qlora", ["encoder"], "--method qlora keeps "),
+        ("lora", ["embeddings"], "bert.embeddings.word_embeddings lies in bert.embeddings. Name the inner ones."),
+    ],
+)
+def test_modules_that_cannot_be_trained_whole_are_refused(method: Method, names: list[str], told: str) -> None:
+    args = ModelArguments(method=method, modules_to_save=names)
+    with torch.device("meta"):
+        shapes = AutoModelForSequenceClassification.from_config(CONFIGS["bert"]())  # type: ignore[no-untyped-call]
+    with pytest.raises(UserError) as raised:
+        check_names(shapes, args, [])
+    assert raised.value.problems[0].startswith(f"--modules_to_save {names[0]}: ")
+    assert told in raised.value.problems[0]
+    check_names(shapes, ModelArguments(method="qlora", modules_to_save=["pooler", "word_embeddings"]), [])
+    check_names(shapes, ModelArguments(method="lora", modules_to_save=["query"]), [])
