@@ -23,7 +23,6 @@ MOMENTS = {
     "save": ("no", "steps", "epoch", "best"),
 }
 
-
 # Learning rates that fall, or rise, when evaluations are no longer better.
 BY_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
 

@@ -22,7 +22,7 @@ from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
 from indictune.data.progress import shown
 from indictune.data.reading import RECORD_EXTENSIONS, Record, read_records, without_halves
 from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
-from indictune.data.sources import BUILTIN_PREFIX, SPLITS, refuse_early
+from indictune.data.sources import BUILTIN_PREFIX, SPLITS, by_split, refuse_early
 from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
 from indictune.llama_arguments import ChatDataArguments
@@ -193,22 +193,10 @@ def _prepare(sources: Mapping[str, ChatSource], args: ChatDataArguments, problem
 
 
 def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
-    """The sources by split; files named by flags take the place of the dataset's own validation and test rows.
-
-    Args:
-        args: name the rows.
-        problems: get a dataset that cannot be found; of a file, reading it tells. Where there are any, nothing is
-            downloaded.
-    """
-    sources: dict[str, ChatSource] = {}
-    if args.dataset_name is not None:
-        with problems.collecting():
-            sources = _dataset_sources(args.dataset_name, args.dataset_config_name, is_read=not problems)
-    for split in SPLITS:
-        path = getattr(args, f"{split}_file")
-        if path is not None:
-            sources[split] = _file_source(path, f"--{split}_file")
-    return sources
+    """The sources of conversations by split; arguments as of `by_split`."""
+    return by_split(
+        args, problems, lambda name, is_read: _dataset_sources(name, args.dataset_config_name, is_read), _file_source
+    )
 
 
 def is_as_written(source: ChatSource) -> bool | None:

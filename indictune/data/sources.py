@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from indictune.arguments import DataArguments, TextArguments
+from indictune.arguments import DataArguments, SourceArguments, TextArguments
 from indictune.data.cache import file_digest
 from indictune.data.hub import CsvFiles, JsonFiles, csv_batches, fingerprint_of, hub_batches, load_hub_dataset
 from indictune.data.reading import read_batches
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
+
+Each = TypeVar("Each")
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_DATASETS = {"builtin:tweets": "samples"}
@@ -57,22 +59,40 @@ def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source]:
+    """The sources of tweets by split; arguments as of `by_split`."""
+    return by_split(
+        args,
+        problems,
+        lambda name, is_read: (
+            _builtin_sources(args) if name.startswith(BUILTIN_PREFIX) else _hub_sources(args, is_read)
+        ),
+        lambda path, origin: file_source(path, origin, args),
+    )
+
+
+def by_split(
+    args: SourceArguments,
+    problems: Problems,
+    of_dataset: Callable[[str, bool], dict[str, Each]],
+    of_file: Callable[[str, str], Each],
+) -> dict[str, Each]:
     """The sources by split; files named by flags take the place of the dataset's own validation and test rows.
 
     Args:
         args: name the rows.
         problems: get a dataset that cannot be found; of a file, reading it tells. Where there are any, nothing is
             downloaded.
+        of_dataset: the sources of a dataset of this name; it is only looked for, or read too.
+        of_file: the source of a file that a flag named, which comes second.
     """
-    sources: dict[str, Source] = {}
+    sources: dict[str, Each] = {}
     if args.dataset_name is not None:
         with problems.collecting():
-            builtin = args.dataset_name.startswith(BUILTIN_PREFIX)
-            sources = _builtin_sources(args) if builtin else _hub_sources(args, is_read=not problems)
+            sources = of_dataset(args.dataset_name, not problems)
     for split in SPLITS:
         path = getattr(args, f"{split}_file")
         if path is not None:
-            sources[split] = file_source(path, f"--{split}_file", args)
+            sources[split] = of_file(path, f"--{split}_file")
     return sources
 
 
