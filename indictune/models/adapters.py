@@ -27,10 +27,8 @@ HEAD_NAMES = ("classifier", "score")
 
 # Heads and poolers stay unquantised: where the checkpoint has no weights for them they are new and trained whole.
 UNQUANTISED = [*HEAD_NAMES, "head", r".*\.pooler"]
-
-
 # transformers leaves the output layer of a language model as it is, too.
-_STAYS = re.compile(r"(^|\.)(classifier|score|head|pooler|lm_head)(\.|$)")
+_STAYS = re.compile(rf"(^|\.)({'|'.join(HEAD_NAMES)}|head|pooler|lm_head)(\.|$)")
 
 
 def nf4_config() -> BitsAndBytesConfig:
