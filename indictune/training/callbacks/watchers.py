@@ -16,6 +16,7 @@ from indictune.training.callbacks.step_flags import StepFlags
 from indictune.training.callbacks.tensorboard import ContinuedTensorBoard
 from indictune.training.callbacks.throughput import Throughput
 from indictune.training.callbacks.train_log import TrainLog
+from indictune.training.callbacks.warm_up import WarnOfWarmUp
 from indictune.training.checkpoints import saving
 from indictune.training.exact import ExactTrainer
 from indictune.training.nonfinite import is_below_one
@@ -53,6 +54,7 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     if trainer.pop_callback(TensorBoardCallback) is not None:
         trainer.add_callback(ContinuedTensorBoard())  # type: ignore[no-untyped-call]
     trainer.add_callback(WarnOfSpikes(lambda: trainer.grad_norm))
+    trainer.add_callback(WarnOfWarmUp())
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     if session.watchdog is not None:
