@@ -16,6 +16,7 @@ from indictune.layout import printable
 from indictune.models.adapters import nf4_config
 from indictune.models.bases import base_of, check_base, find_base
 from indictune.models.checkpoints import Checkpoint, weights_files, write_shards
+from indictune.models.links import check_links
 from indictune.models.sources import explained
 from indictune.models.sourcing import Merger, plan, skeleton
 from indictune.models.updates import Adapter, read_adapter
@@ -53,10 +54,12 @@ def merge(args: MergeArguments) -> str:
     with problems.collecting():
         check_free(output_dir, "--output_dir")
     with problems.collecting():
+        check_links(Path(args.adapter), args.adapter)
         adapter = read_adapter(Path(args.adapter))
     problems.raise_any()
     base_folder = _find_base(args, adapter)
     flag = f"{args.adapter}, whose base is {base_folder}"
+    check_links(base_folder, flag)
     with explained(ModelArguments(str(base_folder)), SafetensorError, flag="The base"):
         base = Checkpoint(weights_files(base_folder, flag))
     with explained(ModelArguments(str(base_folder)), Exception, flag="The base"):

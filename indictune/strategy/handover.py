@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from indictune.credentials import holds_token
 from indictune.strategy.launch import Launch, family_of
 
 # Each of these goes on with the checkpoints of the others, on any number of processes (`strategy.conversion`). ZeRO's
@@ -20,6 +21,7 @@ OFFLOADING = ("fsdp2_offload", "zero2_offload", "zero3_offload")
 
 # The last follows from the number of processes.
 _FLAGS_OF_LAUNCHES = ("--deepspeed", "--local_rank", "--fsdp", "--gradient_accumulation_steps")
+_TOKEN = ("--hub_token", "--hub-token")
 _MICRO_BATCH = "--per_device_train_batch_size"
 _PORT = "29500"
 
@@ -62,7 +64,7 @@ def command(
     elif strategy != "single":
         file = _beside(script, f"accelerate_configs/{config}.yaml")
         launcher = ["accelerate", "launch", "--config_file", file, *_machines(world_size, launch)]
-    kept = _without((*_FLAGS_OF_LAUNCHES, *more), flags)
+    kept = _without((*_FLAGS_OF_LAUNCHES, *_TOKEN, *more), flags)
     return shlex.join([*launcher, script, *kept, *(word for flag in more.items() for word in flag)])
 
 
@@ -123,11 +125,13 @@ def _beside(script: str, name: str) -> str:
     return found if Path(found).is_file() else name
 
 
-def _without(dropped: Sequence[str], flags: Iterable[str]) -> Iterator[str]:
-    """The flags but for some, and their values."""
-    words = iter(flags)
+def _without(dropped: Sequence[str], words: Iterable[str]) -> Iterator[str]:
+    """The flags with their values, but for some, and for what holds a token: a message would repeat it."""
+    flags: list[list[str]] = [[]]
     for word in words:
-        if word in dropped:
-            next(words, None)  # its value
-        elif word.partition("=")[0] not in dropped:
-            yield word
+        if word.startswith("--"):
+            flags.append([])
+        flags[-1].append(word)
+    for flag in filter(None, flags):
+        if flag[0].partition("=")[0] not in dropped and not any(map(holds_token, flag)):
+            yield from flag

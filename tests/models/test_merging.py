@@ -550,6 +550,10 @@ def wide(tensors: dict[str, torch.Tensor]) -> None:
             r"whose base is some-org/some-model: not a folder here, not in the local Hub cache",
         ),
         (lambda folder: (folder / "adapter_config.json").rename(folder / "config.json"), "holds a whole model"),
+        (
+            lambda folder: (folder / "base_config.json").symlink_to("../base/config.json"),
+            r"adapter: links lead out of the model's folder: base_config\.json \(.*/base/config\.json\)",
+        ),
     ],
 )  # fmt: skip
 def test_an_adapter_that_cannot_be_merged(
@@ -576,6 +580,11 @@ def without_a_tensor(base: Path) -> None:
     save_file(tensors, base / "model.safetensors")
 
 
+def linked(base: Path) -> None:
+    (base / "config.json").rename(base.parent / "adapter" / "of_the_base.json")
+    (base / "config.json").symlink_to("../adapter/of_the_base.json")
+
+
 def in_8_bit(base: Path) -> None:
     tensors = load_file(base / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(128, 64, dtype=torch.int8)
@@ -589,6 +598,7 @@ def in_8_bit(base: Path) -> None:
         (without_a_tensor, r"model\.norm\.weight: neither the base nor the adapter has this weight"),
         (in_8_bit, r"up_proj\.weight: the base's is stored as torch\.int8; give its unquantised checkpoint"),
         (lambda base: (base / "config.json").unlink(), "the folder has no config.json"),
+        (linked, r"/base: links lead out of the model's folder: config\.json \(.*/of_the_base\.json\)"),
         (lambda base: (base / "model.safetensors").write_bytes(b"no"), "base: the folder's files cannot be read"),
         (
             lambda base: (base / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.st"}}'),

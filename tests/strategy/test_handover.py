@@ -48,6 +48,25 @@ def test_the_command_is_what_was_typed_under_another_launcher() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hub_token", "anything"],
+        ["--hub-token", "anything"],
+        ["--hub_token=anything"],
+        ["--run_name", f"hf_{'x' * 34}"],
+        [f"--run_name=hf_{'x' * 34}"],
+        ["--dataset_name", "https://me:anything@huggingface.co/me/set"],
+        [f"--hf_{'x' * 34}"],
+    ],
+)
+def test_the_command_repeats_no_token(words: list[str]) -> None:
+    typed = ["s.py", "--max_length", "48", *words, "--report_to", "none", "tensorboard"]
+    assert command("single", 1, typed, Launch("zero2", 4, 4)) == (
+        "python s.py --max_length 48 --report_to none tensorboard"
+    )
+
+
 STRATEGIES = ("ddp", "fsdp2_offload", "zero1_offload", "zero2_offload", "zero3_offload")
 
 
