@@ -551,8 +551,8 @@ def wide(tensors: dict[str, torch.Tensor]) -> None:
         ),
         (lambda folder: (folder / "adapter_config.json").rename(folder / "config.json"), "holds a whole model"),
         (
-            lambda folder: (folder / "base_config.json").symlink_to("../base/config.json"),
-            r"adapter: links lead out of the model's folder: base_config\.json \(.*/base/config\.json\)",
+            lambda folder: (folder / "chat_template.jinja").symlink_to("../base/config.json"),
+            r"adapter: links lead out of the model's folder: chat_template\.jinja \(.*/base/config\.json\)",
         ),
     ],
 )  # fmt: skip
