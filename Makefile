@@ -23,7 +23,7 @@ test: lint  ## everything that runs on a CPU within minutes
 test-all: lint  ## the long tests too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
-test-faults: $(STAMP)  ## everything that can happen to a run, under every strategy and launcher: an hour
+test-faults: $(STAMP)  ## everything that can happen to a run, under every strategy and launcher: half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/faults
 
 test-gpu: $(STAMP)  ## the tests that need a GPU

@@ -12,7 +12,7 @@ from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate
 from tests.faults.faulty import spoil
-from tests.faults.runs import Job
+from tests.faults.runs import STEP, Job
 
 KILLS = 3
 LONG = ("--num_train_epochs", "4", "--save_total_limit", "9")
@@ -23,11 +23,13 @@ def test_a_run_that_is_killed_at_random_times_ends_as_if_it_was_not(finished_run
     since = time.time()
     assert unbroken.start().returncode == 0
     saved = [(each / store.MANIFEST).stat().st_mtime - since for each in store.listed(unbroken.folder)]
+    step = random.randint(3, 15)  # when there is a checkpoint, so that one is gone on from whatever the times are
+    kills = [f"{STEP}:{step}", *(f"after:{random.uniform(min(saved), max(saved)):.3f}" for _ in range(KILLS - 1))]
+    print("killed at", kills)
+    assert job.start(f"SIGKILL@{kills[0]}").returncode == -9
     said = ""
-    for _ in range(KILLS):  # a run that goes on may have ended by then
-        after = random.uniform(min(saved), max(saved))
-        print("killed after", after)
-        result = job.start(f"SIGKILL@after:{after:.3f}")
+    for kill in kills[1:]:  # a run that goes on may have ended by then
+        result = job.start(f"SIGKILL@{kill}")
         assert result.returncode in (-9, 0)
         said += result.stderr
     result = job.start()
