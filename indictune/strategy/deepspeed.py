@@ -33,7 +33,7 @@ def check_deepspeed(
         accumulation_steps: micro-batches a process and optimizer step, where that is known already.
 
     Raises:
-        UserError: all contradictions, each with both values.
+        UserError: all contradictions, each with both values; or the file leaves out what a run needs.
     """
     pairs = [(key, f"--{field}", planned(field)) for key, field in OVERLAP.items()]
     betas = [planned("adam_beta1"), planned("adam_beta2")]
@@ -48,6 +48,11 @@ def check_deepspeed(
                 f'--deepspeed: the file says {key} = {given}, and {flag} is {wanted}. Write "auto" in the file, or '
                 "make them equal."
             )
+    if _look_up(config, "zero_optimization.compute_grad_norm") is False:
+        problems.append(
+            "--deepspeed: the file says zero_optimization.compute_grad_norm = false, and a NaN is known by the norm "
+            "of the gradients. Take the line out."
+        )
     if problems:
         raise UserError(problems)
 

@@ -127,11 +127,17 @@ class Record:
 
 
 def json_line(entry: Mapping[str, Any]) -> str:
-    """A line of such a file. JSON has no NaN and no infinity; as texts, `float` and pandas read them."""
-    not_finite = {
-        name: str(value) for name, value in entry.items() if isinstance(value, float) and not math.isfinite(value)
-    }
-    return json.dumps({**entry, **not_finite}, ensure_ascii=False) + "\n"
+    """A line of such a file."""
+    return json.dumps(_as_json(entry), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _as_json(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON has not; as texts, `float` and pandas read them."""
+    if isinstance(value, Mapping):
+        return {name: _as_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _add(path: Path, content: bytes) -> None:
@@ -141,7 +147,7 @@ def _add(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON that people can read, whole or not at all."""
-    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_whole(path, json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def keep_steps(path: Path, last: int) -> list[dict[str, Any]]:

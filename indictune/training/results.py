@@ -196,6 +196,14 @@ def evaluate(trainer: ExactTrainer, session: Session, dataset: Dataset, name: st
     """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it."""
     trainer.evaluate(dataset, metric_key_prefix=name)
     block = trainer.detailed_metrics[name]
+    if not math.isfinite(block["loss"]):
+        session.warn(
+            [
+                f"The loss on the {name} rows is {block['loss']}: what the model computes of some of them is no "
+                "finite number, and its scores on them mean nothing. In half precision it may overflow where it does "
+                "not in fp32."
+            ]
+        )
     session.show(f"\n{name} rows\n{trainer.tables(block)}\n")
     return block
 

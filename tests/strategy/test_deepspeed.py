@@ -88,6 +88,14 @@ def test_all_contradictions_come_at_once() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kept", [{}, {"compute_grad_norm": True}])
+def test_a_file_that_leaves_the_norm_out_is_refused(kept: dict[str, bool]) -> None:
+    """A run would end with its first step: nobody could tell a NaN."""
+    assert problems({"zero_optimization": {"stage": 2, **kept}}) == []
+    (problem,) = problems({"zero_optimization": {"stage": 2, "compute_grad_norm": False}})
+    assert "zero_optimization.compute_grad_norm = false" in problem
+
+
 def test_accumulation_is_compared_only_where_it_is_known() -> None:
     assert problems({"gradient_accumulation_steps": 1}, accumulation=None) == []
 

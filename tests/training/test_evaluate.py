@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from indictune.training.checkpoints import store
@@ -80,6 +81,22 @@ def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, mor
     elsewhere = start([*command, "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")])
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert store.damage(checkpoint) == []
+
+
+def test_a_loss_that_is_no_number_is_told_and_written_as_json_can(finished_run: FinishedRun, tmp_path: Path) -> None:
+    model, test_file = tmp_path / "model", tmp_path / "t.jsonl"
+    shutil.copytree(finished_run.folder, model)
+    weights = load_file(model / "model.safetensors")
+    weights["classifier.weight"].fill_(3e38)  # finite, and what it is multiplied with is not
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    test_file.write_text('{"text": "a", "label": "positive"}\n', encoding="utf-8")
+    result = start(
+        [*python(), "indictune/__main__.py", "evaluate", "--model", str(model), "--test_file", str(test_file)]
+    )
+    assert result.returncode == 0, result.stderr
+    assert "The loss on the test rows is nan: what the model computes of some of them is no" in result.stderr
+    written = (model / "evaluation" / "t" / "metrics.json").read_text(encoding="utf-8")
+    assert json.loads(written, parse_constant=pytest.fail)["test"]["loss"] == "nan"
 
 
 ONE_OF_TWO = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}  # as accelerate leaves it

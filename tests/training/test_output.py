@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from indictune.training.output import (
     check_free,
     forget_status,
     is_finished,
+    json_line,
     write_json,
     write_recipe,
     write_status,
@@ -58,6 +60,13 @@ class TestWriting:
     def test_a_file_is_written_with_its_folder(self, tmp_path: Path) -> None:
         write_whole(tmp_path / "new" / "a.txt", "अच्छा\n")
         assert (tmp_path / "new" / "a.txt").read_text(encoding="utf-8") == "अच्छा\n"
+
+    def test_json_has_no_number_that_it_cannot_have(self, tmp_path: Path) -> None:
+        content = {"a": math.nan, "b": {"c": [1.5, math.inf, (2, -math.inf)]}, "d": None}
+        as_read = {"a": "nan", "b": {"c": [1.5, "inf", [2, "-inf"]]}, "d": None}
+        write_json(tmp_path / "a.json", content)
+        for written in ((tmp_path / "a.json").read_text(), json_line(content)):
+            assert json.loads(written, parse_constant=pytest.fail) == as_read
 
     def test_a_file_takes_the_place_of_the_old_one_and_nothing_is_left_beside_it(self, tmp_path: Path) -> None:
         write_whole(tmp_path / "a.txt", "a longer text")
