@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,3 +169,21 @@ def _joined(sequences: list[np.ndarray]) -> torch.Tensor:
 
 def _class_ids(labels: list[int]) -> torch.Tensor:
     return torch.tensor(labels, dtype=torch.int64)
+
+
+def in_order(row_numbers: np.ndarray, gathered: Iterable[np.ndarray], num_rows: int) -> list[np.ndarray]:
+    """What an evaluation has gathered of each row, in the dataset's order, without the rows that stand for nothing.
+
+    Args:
+        row_numbers: of what was gathered, int64 [gathered].
+        gathered: arrays, each [gathered, ...].
+        num_rows: of the dataset.
+
+    Raises:
+        RuntimeError: a row is missing, or was gathered twice.
+    """
+    real = row_numbers != NO_ROW
+    order = np.argsort(row_numbers[real])
+    if not np.array_equal(row_numbers[real][order], np.arange(num_rows)):
+        raise RuntimeError(f"The evaluation gathered {real.sum()} rows, not each of {num_rows} rows once.")
+    return [values[real][order] for values in gathered]

@@ -21,11 +21,12 @@ from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from indictune.arguments import IndicTrainingArguments
-from indictune.data.batching import NO_ROW, EvaluationBatches, TrainingBatches
-from indictune.data.collation import IndexedRows, Row, lengths_of
+from indictune.data.batching import EvaluationBatches, TrainingBatches
+from indictune.data.collation import IndexedRows, Row, in_order, lengths_of
 from indictune.models.loading import Model
 from indictune.strategy import conversion, nodes, offload, sharding, shards
 from indictune.strategy.communication import set_up_communication
+from indictune.training import pushing
 from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.callbacks.epochs import EpochShuffle
 from indictune.training.checkpoints import best, resuming, saving, store
@@ -280,6 +281,10 @@ class ExactTrainer(Trainer):
         finally:
             self.args.save_total_limit = limit
 
+    def init_hf_repo(self, *args: Any, **settings: Any) -> None:
+        """Make the repository. The Trainer does so when it is made, before a callback could come."""
+        pushing.make_repository(self.args, partial(super().init_hf_repo, *args, **settings))
+
     @cached_property
     def writers(self) -> ProcessGroup | None:
         """The ranks where they write beside the training. All must ask for it."""
@@ -371,7 +376,7 @@ class ExactTrainer(Trainer):
         """
         self.asked_before = None
         output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
-        results = _in_order(cast(np.ndarray, output.label_ids), output.predictions, len(self._evaluated))
+        results = in_order(cast(np.ndarray, output.label_ids), output.predictions, len(self._evaluated))
         detailed = self.score(self._evaluated, results)
         self.detailed_metrics[metric_key_prefix] = detailed
         scalars = {f"{metric_key_prefix}_{name}": value for name, value in self.flatten(detailed).items()}
@@ -389,12 +394,3 @@ class ExactTrainer(Trainer):
             prefetch_factor=self.args.dataloader_prefetch_factor,
             multiprocessing_context=DeafWorkers() if self.args.dataloader_num_workers else None,
         )
-
-
-def _in_order(row_numbers: np.ndarray, gathered: Any, num_rows: int) -> list[np.ndarray]:
-    """What was gathered of each row in the dataset's order, with the rows that stand for nothing taken out."""
-    real = row_numbers != NO_ROW
-    order = np.argsort(row_numbers[real])
-    if not np.array_equal(row_numbers[real][order], np.arange(num_rows)):
-        raise RuntimeError(f"The evaluation gathered {real.sum()} rows, not each of {num_rows} rows once.")
-    return [values[real][order] for values in gathered]

@@ -6,21 +6,18 @@ import logging
 import math
 import resource
 import shutil
-from collections.abc import Collection
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from huggingface_hub import HfApi
 from peft import PeftModel
 from transformers.trainer_utils import TrainOutput
 
 from indictune.data.cache import write_through
 from indictune.models.writing import let_read
 from indictune.strategy import nodes, sharding
-from indictune.training import output
+from indictune.training import output, pushing
 from indictune.training.callbacks.throughput import Throughput
 from indictune.training.checkpoints import disks, saving
 from indictune.training.checkpoints.store import UNFINISHED_MODEL
@@ -107,89 +104,14 @@ def finish(
     for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
         if dataset is not None:
             metrics[name] = evaluate(trainer, session, dataset, name)
-    names = begin_push(trainer, session.saved_files) if trainer.args.push_to_hub else []
+    names = pushing.begin_push(trainer, session.saved_files) if trainer.args.push_to_hub else []
     write_metrics(trainer, session, metrics)
     if trainer.args.push_to_hub:
-        push(trainer, names)
+        pushing.push(trainer, names)
 
 
 def _best(trainer: ExactTrainer) -> tuple[str, str]:
     return Path(str(trainer.state.best_model_checkpoint)).name, str(trainer.args.metric_for_best_model)
-
-
-def begin_push(trainer: ExactTrainer, saved: Collection[str]) -> list[str]:
-    """Write the card, and that the run is not pushed yet: once it is finished, nothing else would tell.
-
-    Args:
-        trainer: of the run.
-        saved: names of the files that this run saved as its model.
-
-    Returns:
-        The files to push.
-    """
-    if not trainer.is_world_process_zero():
-        return []
-    folder = Path(str(trainer.args.output_dir))
-    assert trainer.hub_model_id is not None  # the Trainer has made the repository when it began
-    trainer.create_model_card(model_name=trainer.hub_model_id.rpartition("/")[2])
-    names = sorted({*published(folder, saved), "metrics.json"})
-    told = f"The model is whole in {folder}, and is not pushed. Try {_by_hand(trainer, names)}; "
-    output.write_whole(folder / output.NOT_PUSHED, told + "without --push_to_hub, this run is done.")
-    return names
-
-
-def _by_hand(trainer: ExactTrainer, names: Collection[str]) -> str:
-    """The command that pushes these files."""
-    includes = " ".join(f"--include '{name}'" for name in names)
-    return f"`hf upload {trainer.args.hub_model_id or 'NAME'} {trainer.args.output_dir} {includes}`"
-
-
-def push(trainer: ExactTrainer, names: Collection[str]) -> None:
-    """Upload the finished run: its model, its card and its metrics, and nothing else. All ranks must call it.
-
-    Not by the Trainer's own `push_to_hub`, which uploads the whole folder but for checkpoints (5.23): logs, the recipe
-    with this machine's paths, and `training_args.bin`, a pickle.
-
-    Args:
-        trainer: after all is written.
-        names: of the files, from `begin_push`.
-
-    Raises:
-        RuntimeError: the Hub refused, or could not be reached; it says how to try again.
-    """
-    if not trainer.is_world_process_zero():
-        return
-    folder = Path(str(trainer.args.output_dir))
-    assert trainer.hub_model_id is not None
-    try:
-        HfApi().upload_folder(
-            repo_id=trainer.hub_model_id,
-            folder_path=folder,
-            commit_message="End of training",
-            allow_patterns=list(names),
-            revision=trainer.args.hub_revision,
-        )
-    except Exception as error:
-        raise RuntimeError(
-            f"The model is whole in {folder}; the push failed: {error} Try {_by_hand(trainer, names)}."
-        ) from error
-    (folder / output.NOT_PUSHED).unlink()
-
-
-def published(folder: Path, saved: Collection[str]) -> list[str]:
-    """The files of a finished run that a push uploads, of what the run itself wrote: the folder may hold files of its
-    user's, of whatever names.
-
-    Args:
-        folder: of the run.
-        saved: names of the files that it saved as its model.
-
-    Returns:
-        Names, without links: they may lead anywhere.
-    """
-    model = [name for name in saved if any(fnmatchcase(name, pattern) for pattern in output.OF_A_MODEL)]
-    names = {*model, "README.md", "metrics.json"}
-    return sorted(name for name in names if (folder / name).is_file() and not (folder / name).is_symlink())
 
 
 def evaluate(trainer: ExactTrainer, session: Session, dataset: Dataset, name: str) -> dict[str, Any]:

@@ -215,7 +215,7 @@ class Session:
                 known = {name: self._decided.get(name, planned(name)) for name in resuming.LOOKED_AT}
                 resuming.check_fits(checkpoint, self.launch, resolved(*self._built) | known, self._model)
         with self.checks():
-            check_services(planned("push_to_hub"), planned("report_to"))
+            check_services(planned, self.output_dir)
         with self.checks():
             check_fixed(planned)
         with self.checks():

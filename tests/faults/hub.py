@@ -18,12 +18,14 @@ class Hub:
 
     Attributes:
         refuses: whether it answers a commit by an error.
+        away_for: so many requests for a repository are refused first.
         tokens: of the requests.
         files: of the commits, by path.
         sent: all requests' paths and bodies.
     """
 
     refuses: bool = False
+    away_for: int = 0
     url: str = ""
     tokens: set[str] = field(default_factory=set)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -32,7 +34,8 @@ class Hub:
     def answer(self, path: str, body: bytes) -> tuple[int, Any]:
         self.sent += [path.encode(), body]
         if path == "/api/repos/create":
-            return 200, {"url": f"{self.url}/me/out"}
+            self.away_for -= 1
+            return (503, {"error": "away"}) if self.away_for >= 0 else (200, {"url": f"{self.url}/me/out"})
         if path.endswith("/preupload/main"):
             asked = json.loads(body)["files"]
             return 200, {

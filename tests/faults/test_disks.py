@@ -20,7 +20,7 @@ from indictune.cli import main
 from indictune.models.checkpoints import ADAPTER
 from indictune.training.callbacks.continuing import LeaveBehind
 from indictune.training.checkpoints import disks, store
-from indictune.training.results import published
+from indictune.training.pushing import published
 from indictune.training.stopping import StopRequest
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start, torchrun

@@ -33,7 +33,7 @@ from indictune.models.writing import TOKENIZER_FILES, copy_files
 from indictune.training.callbacks.continuing import GoOn
 from indictune.training.checkpoints import resuming, store
 from indictune.training.checkpoints.store import MANIFEST, FileDigest
-from indictune.training.results import published
+from indictune.training.pushing import published
 from tests.distributed.launching import SCRIPT, python, start
 from tests.faults import hostile
 from tests.faults.canaries import model_in

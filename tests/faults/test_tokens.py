@@ -17,8 +17,9 @@ from indictune.errors import UserError
 from indictune.models.adapters import check_published_base
 from indictune.strategy.launch import read_launch
 from indictune.training import evaluate
+from indictune.training.checkpoints import store
 from indictune.training.class_weights import class_weights
-from indictune.training.results import published
+from indictune.training.pushing import published
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, python, start
 from tests.faults.hub import hub
@@ -242,7 +243,7 @@ def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
         code, said, _ = pushed(finished_run.recipe, hostile, kept.url)
         assert code == 1, said
         assert f"The model is whole in {out}; the push failed" in said
-        assert "--include 'model.safetensors'" in said
+        assert "--include model.safetensors" in said
         assert TOKEN not in said
         assert holding_the_token(out) == []
         # Nor is the run done when it is started again.
@@ -251,9 +252,9 @@ def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
     status = json.loads((out / "status.json").read_text())
     assert status["state"] == "failed"
     assert status["message"] == (
-        f"The model is whole in {out}, and is not pushed. Try `hf upload me/out {out} --include 'README.md' --include "
-        "'config.json' --include 'metrics.json' --include 'model.safetensors' --include 'tokenizer.json' --include "
-        "'tokenizer_config.json'`; without --push_to_hub, this run is done."
+        f"The model is whole in {out}, and is not pushed. Try `hf upload me/out {out} --include README.md --include "
+        "config.json --include metrics.json --include model.safetensors --include tokenizer.json --include "
+        "tokenizer_config.json`; without --push_to_hub, this run is done."
     )
     assert said.count(status["message"]) == 1
     finished = start([*python(), SCRIPT, "--config", str(finished_run.recipe), "--output_dir", str(out), *auto])
@@ -262,13 +263,48 @@ def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
     assert json.loads((out / "status.json").read_text())["state"] == "ok"
 
 
+def test_a_hub_that_is_away_ends_a_new_run_and_not_one_that_goes_on(
+    finished_run: FinishedRun, hostile: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = (finished_run.recipe, [*hostile, "--resume_from_checkpoint", "auto"])
+    with hub() as kept:
+        kept.away_for = 99
+        code, said, _ = pushed(*command, kept.url)
+        assert code == 2, said
+        assert "--push_to_hub: the repository me/out could not be made (HfHubHTTPError: " in said
+        assert "Traceback" not in said
+        assert store.listed(out) == []
+        kept.away_for = 0
+        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.training.results:save:1")
+        assert code == -9, said
+        kept.away_for = 1
+        code, said, _ = pushed(*command, kept.url)
+    assert code == 0, said
+    assert "This run goes on, and its push at the end tries again." in said
+    assert "model.safetensors" in kept.files
+    assert TOKEN not in said
+
+
+def test_what_is_typed_after_a_push_that_failed_pushes_to_the_same_place(
+    finished_run: FinishedRun, hostile: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "my run"
+    with hub() as kept:
+        kept.refuses = True
+        flags = [*hostile, "--output_dir", str(out), "--hub_revision", "draft"]
+        code, said, _ = pushed(finished_run.recipe, flags, kept.url)
+    assert code == 1, said
+    assert f"Try `hf upload me/out '{out}' --revision draft --include README.md" in said
+
+
 def test_a_run_that_is_killed_while_it_pushes_is_not_told_as_done(
     finished_run: FinishedRun, hostile: list[str], tmp_path: Path
 ) -> None:
     command = (finished_run.recipe, [*hostile, "--resume_from_checkpoint", "auto"])
     with hub() as kept:
         # When metrics.json, the mark of a finished run, has just been written.
-        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.training.results:push:1")
+        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.training.pushing:push:1")
         assert code == -9, said
         assert (tmp_path / "out" / "metrics.json").exists()
         code, said, _ = pushed(*command, kept.url)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from indictune.errors import UserError
-from indictune.training.services import check_hub_token
+from indictune.training.services import check_hub_token, check_repository
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,27 @@ def test_a_push_without_a_token_is_refused_with_the_ways_to_give_one() -> None:
     assert raised.value.problems == [
         "--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once."
     ]
+
+
+@pytest.mark.parametrize(
+    ("hub_model_id", "folder", "told"),
+    [
+        (None, "outputs/my run", "--push_to_hub: --output_dir outputs/my run: is no name of a repository"),
+        (None, "outputs/मॉडल", "--push_to_hub: --output_dir outputs/मॉडल: is no name"),
+        ("a/b/c", "outputs/run", "--hub_model_id a/b/c: is no name"),
+    ],
+)
+def test_a_repository_that_cannot_be_is_refused(hub_model_id: str | None, folder: str, told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        check_repository(hub_model_id, Path(folder))
+    (problem,) = raised.value.problems
+    assert problem.startswith(told)
+    assert problem.endswith(" Give --hub_model_id YOU/NAME.")
+
+
+def test_any_other_is_not() -> None:
+    for hub_model_id, folder in (("me/run", "my run"), ("run", "my run"), (None, "outputs/run"), (None, ".")):
+        check_repository(hub_model_id, Path(folder))
 
 
 def test_a_token_comes_from_the_environment_or_the_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
