@@ -34,6 +34,11 @@ _NEXT: dict[str | None, tuple[str, ...]] = {
 _TEXT_KEYS = ("text", "value", "content")
 _TOOL_KEYS = ("tools", "functions")
 _NO_TOOLS: tuple[object, ...] = (None, [], "", "[]")
+# What stands beside an answer's text in others' data: its thoughts, as servers of models give them, and how much it
+# counts, as OpenAI, axolotl, ms-swift, tinker and home-llm write it.
+_THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+_WEIGHTS = ("weight", "train", "training", "trainable", "train_on_turn", "loss")
+_COUNTS: tuple[object, ...] = (None, 1, "1", "1.0", "true")  # True is 1
 
 _NO_ANSWER = "no answer"
 _NO_PROMPT = "an empty prompt"
@@ -48,6 +53,7 @@ _NO_SYSTEM = "system beside plain texts"
 _REJECTED = "a rejected answer"
 _WEIGHTED = "an answer of another weight"
 _CALLS = "a call of tools"
+_THINKS = "thoughts beside an answer"
 
 Message = dict[str, str]
 Row = dict[str, object]
@@ -209,10 +215,16 @@ def _check_heeded(message: Row, role: str, where: str) -> None:
     for key in ("tool_calls", "function_call"):
         if message.get(key):
             raise RowError(_CALLS, f"{where} has {key}, which is not trained; remove the row, or the key.")
-    weight = message.get("weight")
-    if role == "assistant" and weight not in (None, 1, "1", "1.0"):
-        told = f"the weight {shortened(without_halves(str(weight)))}, but every answer counts as 1"
-        raise RowError(_WEIGHTED, f"{where} has {told}; remove the row, or the key.")
+    for key in _THOUGHTS:
+        thoughts = message.get(key)
+        if thoughts.strip() if isinstance(thoughts, str) else thoughts:
+            way_out = "write them into the text, as the model writes its thoughts, or remove the row, or the key"
+            raise RowError(_THINKS, f"{where} has {key}, which no chat template is given; {way_out}.")
+    for key in _WEIGHTS:
+        weight = message.get(key)
+        if role == "assistant" and weight not in _COUNTS:
+            told = f"the {key} {shortened(without_halves(str(weight)))}, but every answer counts as 1"
+            raise RowError(_WEIGHTED, f"{where} has {told}; remove the row, or the key.")
 
 
 def _content(value: object, where: str) -> str:

@@ -114,6 +114,16 @@ HELLO = turns("नमस्ते", "नमस्कार")
             "messages",
             HELLO,
         ),
+        (
+            {
+                "messages": [
+                    {**HELLO[0], "train": False, "thinking": None},
+                    {**HELLO[1], "train": True, "loss": None, "reasoning_content": " \n", "reasoning_details": []},
+                ]
+            },
+            "messages",
+            HELLO,
+        ),
     ],
 )
 def test_every_form_becomes_messages(row: Row, form: str, messages: list[dict[str, str]]) -> None:
@@ -355,6 +365,35 @@ WRONG_TYPE, WRONG_ORDER = "a value of the wrong type", "roles out of order"
             {"messages": [USER, {**ASSISTANT, "function_call": {"name": "f"}}]},
             "a call of tools",
             "message 2 of messages has function_call, which is not trained; remove the row, or the key.",
+        ),
+        *(
+            (
+                {"messages": [USER, {**ASSISTANT, key: thoughts}]},
+                "thoughts beside an answer",
+                f"message 2 of messages has {key}, which no chat template is given; write them into the text, as the "
+                "model writes its thoughts, or remove the row, or the key.",
+            )
+            for key, thoughts in [
+                ("reasoning_content", "2 and 2 make 4."),
+                ("reasoning", "..."),
+                ("reasoning_details", [{"type": "reasoning.text", "text": "..."}]),
+                ("thinking", "..."),
+            ]
+        ),
+        *(
+            (
+                {"messages": [USER, {**ASSISTANT, key: weight}]},
+                "an answer of another weight",
+                f"message 2 of messages has the {key} {weight}, but every answer counts as 1; remove the row, or the "
+                "key.",
+            )
+            for key, weight in [
+                ("train", False),
+                ("training", "0"),
+                ("trainable", False),
+                ("train_on_turn", False),
+                ("loss", "0.5"),
+            ]
         ),
         (
             {"messages": HELLO, "tools": [{"name": "f"}]},
