@@ -73,7 +73,7 @@ def delimited_rows(
             width, pick = len(fields), _picker(path, [name.strip() for name in fields], columns, optional)
         elif len(fields) == width:
             if len(read) > _MANY_LINES:
-                bad.remark(start, f"this row has {len(read):,} lines; {_STRAY}")
+                bad.remark(start, f"this row has {len(read):,} lines; {_STRAY}", f"over {_MANY_LINES} lines")
             yield start, pick(fields)
         else:
             bad.add_broken(start, wrong(fields), "".join(read))

@@ -183,7 +183,8 @@ def _remark_halves(written: str, value: object, line: int, bad: BadRows) -> None
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        bad.remark(line, "has half of an emoji (one \\ud800 to \\udfff alone), which is read as U+FFFD.")
+        what = "has half of an emoji (one \\ud800 to \\udfff alone), which is read as U+FFFD."
+        bad.remark(line, what, "half of an emoji")
 
 
 def kind_of(value: object) -> str:

@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,31 @@ def place(source: str, line: int) -> str:
     return f"{source}:{line}" if Path(source).suffix.lower() in TEXT_EXTENSIONS else f"{source} row {line}"
 
 
+class _FirstFew:
+    """Messages about rows: the first few of each kind, and the number of the others."""
+
+    def __init__(self) -> None:
+        self._listed: dict[str, list[str]] = {}
+        self._more: Counter[str] = Counter()
+
+    def add(self, kind: str, message: str) -> None:
+        """One more, with `kind` as in "3 more with <kind>"."""
+        listed = self._listed.setdefault(kind, [])
+        if len(listed) < _MAX_LISTED:
+            listed.append(message)
+        else:
+            self._more[kind] += 1
+
+    def messages(self, source: str) -> list[str]:
+        """All of them, where those of rows that are only counted name the source."""
+        messages = []
+        for kind, listed in self._listed.items():
+            messages += listed
+            if kind in self._more:
+                messages.append(f"{source}: {self._more[kind]:,} more with {kind}.")
+        return messages
+
+
 class BadRows:
     """The bad rows of one file or split, any of which stops the run: counted, and the first few kept.
 
@@ -35,16 +61,14 @@ class BadRows:
         source: as messages name it.
         problems: of the file as a whole, and its broken lines. What is in it stops the run in any case.
         count: of the bad rows.
-        remarks: on good rows, the first few that look odd.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.remarks: list[str] = []
         self.problems = Problems()
         self.count = 0
-        self._listed: dict[str, list[str]] = {}
-        self._more: dict[str, int] = {}
+        self._listed = _FirstFew()
+        self._remarks = _FirstFew()
 
     def add_broken(self, line: int, reason: str, read: object) -> None:
         """A row that cannot be read.
@@ -63,11 +87,7 @@ class BadRows:
     def add(self, line: int, reason: str, read: object, kind: str) -> None:
         """A row that was read and cannot be used: as `add_broken`, with `kind` as in "3 more with <kind>"."""
         self.count += 1
-        listed = self._listed.setdefault(kind, [])
-        if len(listed) < _MAX_LISTED:
-            listed.append(f"{place(self.source, line)}: {reason}")
-        else:
-            self._more[kind] = self._more.get(kind, 0) + 1
+        self._listed.add(kind, f"{place(self.source, line)}: {reason}")
 
     def cannot_read(self, line: int, reason: str) -> None:
         """The file is broken here in a way that leaves open where the next row begins, or how much is lost.
@@ -80,14 +100,13 @@ class BadRows:
             self.problems.append(f"{self.source}: {_MAX_LISTED} {_BROKEN} found; the lines after them were not read.")
             self.problems.raise_any()
 
-    def remark(self, line: int, what: str) -> None:
-        """A good row that the user should look at."""
-        if len(self.remarks) < _MAX_LISTED:
-            self.remarks.append(f"{place(self.source, line)}: {what}")
+    def remark(self, line: int, what: str, kind: str) -> None:
+        """A good row that the user should look at, with `kind` as in "3 more with <kind>"."""
+        self._remarks.add(kind, f"{place(self.source, line)}: {what}")
 
     def notes(self) -> list[str]:
         """What the user should know of the rows, in a sentence each."""
-        return self.remarks
+        return self._remarks.messages(self.source)
 
     @contextmanager
     def naming(self, file: str) -> Iterator[None]:
@@ -104,10 +123,7 @@ class BadRows:
         Raises:
             UserError: all problems.
         """
-        for kind, listed in self._listed.items():
-            self.problems += listed
-            if kind in self._more:
-                self.problems.append(f"{self.source}: {self._more[kind]} more with {kind}.")
+        self.problems += self._listed.messages(self.source)
         self.problems.raise_any()
 
 
@@ -158,9 +174,9 @@ class Quarantine(BadRows):
     def notes(self) -> list[str]:
         """What the user should know of the rows, in a sentence each."""
         if not self.count:
-            return self.remarks
+            return super().notes()
         left_out = f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."
-        return [*self.remarks, left_out]
+        return [*super().notes(), left_out]
 
 
 def bad_rows(source: str, args: BadRowArguments, folder: Path) -> BadRows:

@@ -7,7 +7,7 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -287,6 +287,21 @@ def test_half_an_emoji_is_told_wherever_a_row_has_it(name: str) -> None:
     chats = [{"prompt": "a", "completion": "b\ud83d"}, {"prompt": "a", "completion": "b"}]
     Path(name).write_text(json.dumps(chats) if name == "f.json" else "\n".join(map(json.dumps, chats)))
     assert load_test_conversations(name, BadRowArguments())[2] == [f"--test_file {name}:1: {what}"]
+
+
+@pytest.mark.parametrize("bad_rows", ["stop", "quarantine"])
+def test_of_many_halves_and_many_rows_of_many_lines_the_first_few_are_told_and_the_others_counted(
+    bad_rows: Literal["stop", "quarantine"],
+) -> None:
+    Path("f.jsonl").write_text('{"text": "a\\ud83d", "label": "x"}\n{"text": "b", "label": "y"}\n' * 8)
+    Path("f.csv").write_bytes(HEAD + (b'"' + b"c\n" * 110 + b'",x\n') * 7 + GOOD)
+    splits = load_splits(DataArguments(train_file="f.jsonl", validation_file="f.csv", bad_rows=bad_rows))
+    notes = [note for note in splits.notes if "also stand in" not in note]
+    halves, lines = notes[:6], notes[6:]
+    assert [note.partition(": ")[0] for note in halves[:5]] == [f"--train_file f.jsonl:{n}" for n in (1, 3, 5, 7, 9)]
+    assert halves[5] == "--train_file f.jsonl: 3 more with half of an emoji."
+    assert len(lines) == 6
+    assert lines[5] == "--validation_file f.csv: 2 more with over 100 lines."
 
 
 @pytest.mark.parametrize(("name", "content", "told"), REFUSED.values(), ids=REFUSED.keys())
