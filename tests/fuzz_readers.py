@@ -1,6 +1,6 @@
 """Mutate valid files and read them: either a message to the user comes out, or the rows that the standard library or
 Arrow reads, in order and by column, without those that are complained about. A folder with the file, given as a
-dataset, gives the same.
+dataset, gives the same, and the same lines.
 
 python -m tests.fuzz_readers --minutes 10 --results
 
@@ -29,9 +29,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.environment import environment, write_results
-from indictune.data.hub import CsvFiles, csv_batches, hub_batches, hub_records, load_hub_dataset
+from indictune.data.hub import hub_batches, hub_records, load_hub_dataset
 from indictune.data.json_rows import holds_lines
-from indictune.data.reading import RECORD_EXTENSIONS, read_batches, read_records
+from indictune.data.reading import RECORD_EXTENSIONS, Record, read_batches, read_records
 from indictune.data.rejects import BadRows, Quarantine
 from indictune.errors import UserError
 from tests.data.test_round_trips import WRITERS
@@ -104,6 +104,7 @@ def stands_in(text: str, content: bytes) -> bool:
 
 
 Read = TypeVar("Read")
+Cells = tuple[str, str, str, int]
 
 
 def unless_refused(read: Callable[[], Read]) -> Read | None:
@@ -114,31 +115,29 @@ def unless_refused(read: Callable[[], Read]) -> Read | None:
         return None
 
 
-def rows_of_file(path: Path, bad: BadRows) -> list[tuple[str, str, str]]:
-    """Text, label and language of each row; without a bad one where any of these stops the run."""
+def rows_of_file(path: Path, bad: BadRows) -> list[Cells]:
+    """Text, label, language and line of each row; without a bad one where any of these stops the run."""
     return cells(list(read_batches(str(path), COLUMNS, OPTIONAL, bad)), bad)
 
 
-def rows_of_dataset(folder: Path, bad: BadRows) -> list[tuple[str, str, str]]:
+def rows_of_dataset(folder: Path, bad: BadRows) -> list[Cells]:
     """As above, of the training rows of a dataset."""
     rows = load_hub_dataset(str(folder), None)["train"]
-    if isinstance(rows, CsvFiles):
-        return cells(list(csv_batches(rows, COLUMNS, OPTIONAL, bad)), bad)
     return cells(list(hub_batches(rows, COLUMNS, OPTIONAL, bad)), bad)
 
 
-def records_of_dataset(folder: Path) -> list[dict[str, object]]:
-    """Its training rows as JSON has them, where none is bad."""
+def records_of_dataset(folder: Path) -> list[Record]:
+    """Its training rows as JSON has them, with their lines, where none is bad."""
     bad = BadRows("")
-    records = [record for _, record in hub_records(load_hub_dataset(str(folder), None)["train"], bad)]
+    records = list(hub_records(load_hub_dataset(str(folder), None)["train"], bad))
     bad.finish(0)
     return records
 
 
-def cells(batches: list[pa.RecordBatch], bad: BadRows) -> list[tuple[str, str, str]]:
-    rows = [row for batch in batches for row in batch.select(["text", "label", "language"]).to_pylist()]
+def cells(batches: list[pa.RecordBatch], bad: BadRows) -> list[Cells]:
+    rows = [row for batch in batches for row in batch.to_pylist()]
     bad.finish(len(rows))
-    return [(row["text"], row["label"], row["language"]) for row in rows]
+    return [(row["text"], row["label"], row["language"], row["line"]) for row in rows]
 
 
 def check(path: Path, folder: Path) -> str:
@@ -154,13 +153,14 @@ def check(path: Path, folder: Path) -> str:
         rows = unless_refused(functools.partial(rows_of_file, path, bad))
         if rows is None:
             continue
+        texts = [row[:3] for row in rows]
         outcome = "left out" if bad.count else "read"
-        assert_stand_in(path, {cell for row in rows for cell in row if cell})
+        assert_stand_in(path, {cell for row in texts for cell in row if cell})
         if plain is None:
             outcome += ", not compared"
         else:
             expected = [cells for cells in map(cells_of, plain) if cells is not None]
-            assert are_same(rows, expected, is_all=not bad.count), f"{rows} but {expected}"
+            assert are_same(texts, expected, is_all=not bad.count), f"{texts} but {expected}"
     if path.suffix in RECORD_EXTENSIONS:
         bad = BadRows(str(path))
         records = unless_refused(lambda: [record for _, record in read_records(str(path), bad)])
@@ -211,14 +211,14 @@ def check_dataset(path: Path, folder: Path) -> str:
         if by_name is not None:
             outcome = "dataset read"
         if path.suffix == ".parquet" or by_lines:  # `datasets` itself refuses more, and we fewer files called .json
-            labels = {label for _, label, _ in by_name or []}
+            labels = {label for _, label, *_ in by_name or []}
             if path.name == "ids.parquet" and any(label and not is_number(label) for label in labels):
                 by_file = None  # a dataset gives the names of classes, which may be broken too
             assert by_name is None or by_file is None or by_name == by_file, f"{by_name} but {by_file}"
         else:
             assert by_name == by_file, f"{by_name} but {by_file}"
     if path.suffix in RECORD_EXTENSIONS and not by_lines:
-        records = unless_refused(lambda: [record for _, record in read_records(str(path), BadRows(""))])
+        records = unless_refused(lambda: list(read_records(str(path), BadRows(""))))
         named = unless_refused(lambda: records_of_dataset(dataset))
         assert named is None or records is None or path.name == "ids.parquet" or named == records
     return outcome

@@ -18,7 +18,7 @@ from indictune.data.cleaning import clean
 from indictune.data.columns import normalise_label
 from indictune.data.languages import language_of
 
-SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string()), ("language", pa.string()), ("line", pa.int32())])
+SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string()), ("language", pa.string()), ("line", pa.int64())])
 _MAX_WORKERS = 8  # one process reads a file as fast as seven to nine clean it (benchmarks/preparation.py)
 
 
@@ -26,7 +26,7 @@ def cleaned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """`clean_batch` of each, in their order; where there are several, in one process a core.
 
     Args:
-        batches: columns `text`, `label`, `language` (nullable strings) and `line` (int32).
+        batches: columns `text`, `label`, `language` (nullable strings) and `line` (int64).
     """
     first = list(islice(batches, 2))
     if len(first) < 2:

@@ -92,7 +92,7 @@ def text_batch(
     Raises:
         UserError: one problem for every column that holds neither text, numbers nor booleans.
     """
-    lines = pa.array(range(first_row, first_row + read.num_rows), pa.int32())
+    lines = pa.array(range(first_row, first_row + read.num_rows), pa.int64())
     readable = _readable(read.select(list(dict.fromkeys(names.values()))), first_row, bad)
     if readable is not None:
         read, lines = read.filter(readable), lines.filter(readable)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from indictune.arguments import BadRowArguments
 from indictune.data.cache import file_digest, made_once
-from indictune.data.hub import CsvFiles, fingerprint_of, hub_records, load_hub_dataset
+from indictune.data.hub import CsvFiles, fingerprint_of, hub_records, load_hub_dataset, name_of
 from indictune.data.languages import language_of
 from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
 from indictune.data.progress import shown
@@ -38,7 +38,7 @@ _SCHEMA = pa.schema(
     [
         ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
         ("language", pa.string()),
-        ("line", pa.int32()),
+        ("line", pa.int64()),
     ]
 )
 
@@ -49,24 +49,26 @@ class Conversations:
 
     Attributes:
         table: columns `messages` (list of `role` and `content`: an optional system message, then user and assistant
-            by turns, an answer of assistant last; none is empty), `language` (string) and `line` (int32: line of the
+            by turns, an answer of assistant last; none is empty), `language` (string) and `line` (int64: line of the
             file, or number of the row in a parquet file or dataset, from 1). No nulls.
         source: the file or dataset they come from, as messages name it.
         origin: the flag and value that named it.
         as_written: each is one prompt and one completion, given as plain texts.
+        files: of the dataset, where its rows are lines of files; `line` tells which of them, by `LINES_OF_A_FILE`.
     """
 
     table: pa.Table
     source: str
     origin: str
     as_written: bool
+    files: Sequence[str] = ()
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def place(self, index: int) -> str:
         """Where row `index` (from 0) stands in its source: `file:line`."""
-        return place(self.source, self.table["line"][index].as_py())
+        return place(self.source, self.table["line"][index].as_py(), self.files)
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def _prepare(sources: Mapping[str, ChatSource], args: ChatDataArguments, problem
         problems.extend(_differently_written(loaded["train"], held_out))
     problems.raise_any()
     notes += [note for rows in held_out if (note := _leaked(loaded["train"], folder / "train.arrow", rows))]
-    described = {split: (rows.source, rows.origin, rows.as_written) for split, rows in loaded.items()}
+    described = {split: (rows.source, rows.origin, rows.as_written, rows.files) for split, rows in loaded.items()}
     (folder / _FACTS).write_text(json.dumps({"splits": described, "notes": notes}), encoding="utf-8")
 
 
@@ -227,7 +229,8 @@ def _dataset_sources(name: str, config: str | None, is_read: bool) -> dict[str, 
                 "Write the rows to such a file, and give it by --train_file."
             )
         if split in SPLITS:
-            sources[split] = ChatSource(f"{name}/{split}", origin, partial(hub_records, rows), fingerprint_of(rows))
+            named = name_of(f"{name}/{split}", rows)
+            sources[split] = ChatSource(named, origin, partial(hub_records, rows), fingerprint_of(rows))
     return sources
 
 
@@ -240,12 +243,12 @@ def _load(source: ChatSource, path: Path, bad: BadRows) -> Conversations:
     forms = _Forms()
     with bad.problems.collecting():
         write_table(path, _SCHEMA, shown(_batches(source.read(bad), forms, bad), f"reading {source.name}"))
-    bad.problems += forms.problems(source.name)
+    bad.problems += forms.problems(bad)
     try:
         bad.finish(map_table(path).num_rows if not bad.problems else 0)
     except UserError as error:
         raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
-    return Conversations(map_table(path), source.name, source.origin, PROMPT_TEXTS in forms.first)
+    return Conversations(map_table(path), source.name, source.origin, PROMPT_TEXTS in forms.first, bad.files)
 
 
 class _Forms:
@@ -259,12 +262,12 @@ class _Forms:
         self.first.setdefault(form, line)
         self.count[form] += 1
 
-    def problems(self, source: str) -> Iterator[str]:
+    def problems(self, bad: BadRows) -> Iterator[str]:
         if len(self.first) > 1:
             forms = [
-                f"{form} ({self.count[form]}, the first at {place(source, line)})" for form, line in self.first.items()
+                f"{form} ({self.count[form]}, the first at {bad.place(line)})" for form, line in self.first.items()
             ]
-            yield f"{source}: rows of {len(forms)} forms: {', '.join(forms)}; give a file of one form."
+            yield f"{bad.source}: rows of {len(forms)} forms: {', '.join(forms)}; give a file of one form."
 
 
 def _batches(records: Iterator[Record], forms: _Forms, bad: BadRows) -> Iterator[pa.RecordBatch]:

@@ -8,12 +8,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from indictune.data.cache import file_digest
 from indictune.data.columns import check_columns, check_schema, shortened, text_batch, typed_rows
 from indictune.data.json_rows import holds_lines
 from indictune.data.reading import Record, read_batches, read_records
-from indictune.data.rejects import BadRows
+from indictune.data.rejects import LINES_OF_A_FILE, BadRows
 from indictune.errors import UserError
 
 if TYPE_CHECKING:
@@ -194,54 +195,45 @@ def fingerprint_of(rows: Dataset | CsvFiles | JsonFiles) -> str:
     return str(rows._fingerprint)
 
 
-def csv_batches(
-    rows: CsvFiles, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a split in the form of `read_batches`. Those of several files are numbered through, and where one
-    cannot be read, its file and line are told.
-
-    Raises:
-        UserError: as `read_batches`.
-    """
-    batches = _file_batches(rows, columns, optional, bad)
-    return _numbered(batches) if len(rows.files) > 1 else batches
+def name_of(split: str, rows: Dataset | CsvFiles | JsonFiles) -> str:
+    """A split as messages name it: by its file, where it is one."""
+    return rows.files[0] if isinstance(rows, _Files) and len(rows.files) == 1 else split
 
 
 def hub_batches(
-    rows: Dataset | JsonFiles, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
+    rows: Dataset | CsvFiles | JsonFiles, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a split in the form of `read_batches`, numbered; class ids become the names that the dataset gives
-    them.
+    """The rows of a split in the form of `read_batches`; class ids become the names that the dataset gives them.
 
     Args:
         rows: of the split.
-        columns: as of `read_batches`, like `optional`. The rows of a test split may lack the label's.
-        bad: gets the rows that cannot be used.
+        columns: as of `read_batches`, like `optional`. The json rows of a test split may lack the label's.
+        bad: gets the rows that cannot be used, and the files of the split, of which lines are `LINES_OF_A_FILE` apart.
 
     Raises:
         UserError: the split has no rows, a column is missing or holds neither text, numbers nor booleans.
     """
-    if isinstance(rows, JsonFiles):
-        if rows.split == "test":
-            optional = {**optional, "label": columns["label"]}
-            columns = {role: name for role, name in columns.items() if role != "label"}
-        yield from _numbered(_file_batches(rows, columns, optional, bad))
+    if isinstance(rows, JsonFiles) and rows.split == "test":
+        optional = {**optional, "label": columns["label"]}
+        columns = {role: name for role, name in columns.items() if role != "label"}
+    if isinstance(rows, _Files):
+        yield from _file_batches(rows, columns, optional, bad)
     else:
         yield from _typed_batches(rows, columns, optional, bad)
 
 
 def hub_records(rows: Dataset | JsonFiles, bad: BadRows) -> Iterator[Record]:
-    """The rows of a split in the form of `read_records`, numbered.
+    """The rows of a split in the form of `read_records`.
 
     Args:
         rows: of the split.
-        bad: gets the rows that cannot be read.
+        bad: gets the rows that cannot be read, and the files of the split, as of `hub_batches`.
 
     Raises:
         UserError: the split has no rows, or cannot be read.
     """
     if isinstance(rows, JsonFiles):
-        yield from enumerate(_file_records(rows, bad), 1)
+        yield from _file_records(rows, bad)
     else:
         yield from _typed_records(rows, bad)
 
@@ -249,30 +241,34 @@ def hub_records(rows: Dataset | JsonFiles, bad: BadRows) -> Iterator[Record]:
 def _file_batches(
     rows: _Files, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of each file with its own lines; bad ones are named by them."""
+    """The rows of all files, by lines that tell the file too."""
     names = rows.class_names.get({**optional, **columns}["label"])
     known = None if names is None else _by_number_or_name(rows.split, names)
-    for file in rows.files:
+    bad.files = rows.files
+    for number, file in enumerate(rows.files):
         batches = read_batches(file, columns, optional, bad, _extension(file))
         while True:
-            with bad.naming(file):
+            with bad.reading(number):
                 batch = next(batches, None)
                 if batch is not None and known is not None:
                     batch = _with_class_names(batch, known, bad)
             if batch is None:
                 break
-            yield batch
+            lines = pc.add(batch["line"], number * LINES_OF_A_FILE)
+            yield batch.set_column(batch.schema.get_field_index("line"), "line", lines)
 
 
-def _file_records(rows: JsonFiles, bad: BadRows) -> Iterator[dict[str, object]]:
-    for file in rows.files:
+def _file_records(rows: JsonFiles, bad: BadRows) -> Iterator[Record]:
+    bad.files = rows.files
+    for number, file in enumerate(rows.files):
         records = read_records(file, bad, _extension(file))
         while True:
-            with bad.naming(file):
-                record = next(records, None)
-            if record is None:
+            with bad.reading(number):
+                found = next(records, None)
+            if found is None:
                 break
-            yield record[1]
+            line, record = found
+            yield number * LINES_OF_A_FILE + line, record
 
 
 def _extension(file: str) -> str:
@@ -281,15 +277,6 @@ def _extension(file: str) -> str:
     if extension == ".ndjson" or (extension == ".json" and holds_lines(file)):
         return ".jsonl"
     return extension
-
-
-def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches with the number of each row, from 1, in place of its line."""
-    first_row = 1
-    for batch in batches:
-        numbers = pa.array(range(first_row, first_row + batch.num_rows), pa.int32())
-        yield batch.set_column(batch.schema.get_field_index("line"), "line", numbers)
-        first_row += batch.num_rows
 
 
 def _typed_batches(

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice, tee
 from pathlib import Path
 
@@ -41,22 +41,24 @@ class Rows:
     """The rows of one split.
 
     Attributes:
-        table: columns `text` (cleaned, never empty), `label`, `language` (strings without nulls), `line` (int32: line
+        table: columns `text` (cleaned, never empty), `label`, `language` (strings without nulls), `line` (int64: line
             of the file, or number of the row in a parquet file or dataset, from 1).
         source: the file or dataset they come from, as messages name it.
         origin: the flag and value that named it.
+        files: of the dataset, where its rows are lines of files; `line` tells which of them, by `LINES_OF_A_FILE`.
     """
 
     table: pa.Table
     source: str
     origin: str
+    files: Sequence[str] = ()
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def place(self, index: int) -> str:
         """Where row `index` (from 0) stands in its source: `file:line`."""
-        return place(self.source, self.table["line"][index].as_py())
+        return place(self.source, self.table["line"][index].as_py(), self.files)
 
     def each_label(self) -> Iterator[str]:
         """The label of every row, one after the other."""
@@ -106,8 +108,7 @@ def load_splits(
     folder = made_once("rows", parts, "The rows", lambda folder: _prepare(folder, sources, args, problems))
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     loaded = {
-        split: Rows(map_table(folder / f"{split}.arrow"), source, origin)
-        for split, (source, origin) in facts["splits"].items()
+        split: Rows(map_table(folder / f"{split}.arrow"), *described) for split, described in facts["splits"].items()
     }
     return Splits(
         *(loaded["train"], loaded.get("validation"), loaded.get("test")), facts["labels"], folder, facts["notes"]
@@ -147,7 +148,7 @@ def _prepare(folder: Path, sources: Mapping[str, Source], args: DataArguments, p
             _check_labels(loaded["train"], held_out, args.label_column)
     problems.raise_any()
     facts = {
-        "splits": {split: (rows.source, rows.origin) for split, rows in loaded.items()},
+        "splits": {split: (rows.source, rows.origin, rows.files) for split, rows in loaded.items()},
         "labels": _ordered_labels(loaded["train"]),
         "notes": notes,
     }
@@ -207,7 +208,7 @@ def _cleaned(
     empty: list[pa.Array] = []
     left_out = isinstance(bad, Quarantine)
     try:
-        read = spellings.read(source.read(bad), source.name)
+        read = spellings.read(source.read(bad), bad.place)
         batches = _usable(source, read, bad, args, path.parent) if left_out else _with_text(cleaned(read), empty)
         write_table(path, SCHEMA, shown(batches, f"reading {source.name}"))
         table = map_table(path)
@@ -215,16 +216,16 @@ def _cleaned(
     except UserError as error:
         raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
     notes += [f"{source.origin} {note}" for note in bad.notes()]
-    empty_lines = pa.chunked_array(empty, pa.int32())
+    empty_lines = pa.chunked_array(empty, pa.int64())
     if table.num_rows == 0:
         raise UserError(
             f"{source.origin} {source.name}: all {len(empty_lines)} rows are empty in column {args.text_column} "
             "(--text_column)."
         )
     if len(empty_lines):
-        places = _places(source.name, empty_lines)
+        places = _places(bad, empty_lines)
         notes.append(f"{source.origin} {source.name}: {len(empty_lines)} rows without text were dropped: {places}.")
-        logger.debug("%s: rows without text, by line: %s", source.name, empty_lines.to_pylist())
+        logger.debug("rows without text: %s", [bad.place(line) for line in empty_lines.to_pylist()])
     unlabelled = table["line"].filter(pc.is_null(table["label"]))
     if source.may_lack_labels and len(unlabelled) == table.num_rows:
         notes.append(f"{source.origin}: its test rows have no labels and are left out.")
@@ -233,9 +234,9 @@ def _cleaned(
     if len(unlabelled):
         raise UserError(
             f"{source.origin} {source.name}: {len(unlabelled)} rows have no label in column {args.label_column} "
-            f"(--label_column): {_places(source.name, unlabelled)}."
+            f"(--label_column): {_places(bad, unlabelled)}."
         )
-    return Rows(table, source.name, source.origin)
+    return Rows(table, source.name, source.origin, bad.files)
 
 
 def _with_text(batches: Iterator[pa.RecordBatch], empty: list[pa.Array]) -> Iterator[pa.RecordBatch]:
@@ -267,9 +268,9 @@ def _usable(
         yield batch.filter(good)
 
 
-def _places(source: str, lines: pa.ChunkedArray) -> str:
+def _places(bad: BadRows, lines: pa.ChunkedArray) -> str:
     more = f" and {len(lines) - _MAX_IDS} more" if len(lines) > _MAX_IDS else ""
-    return ", ".join(place(source, line) for line in lines[:_MAX_IDS].to_pylist()) + more
+    return ", ".join(bad.place(line) for line in lines[:_MAX_IDS].to_pylist()) + more
 
 
 def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[str], path: Path) -> Rows:
@@ -303,7 +304,7 @@ def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[st
             f"--drop_leaked_rows removes all {len(train)} rows of {train.origin} {train.source}: each of them also "
             "stands in the validation or test rows. Give other rows for one of them."
         )
-    return Rows(map_table(path), train.source, train.origin)
+    return replace(train, table=map_table(path))
 
 
 def _leaked(path: Path, held_out: Rows) -> list[pa.BooleanArray]:

@@ -57,7 +57,7 @@ def read_batches(
         extension: says how the file is read; without it the file's own.
 
     Yields:
-        One nullable string column a role and `line` (int32): the line of the file on which the row begins, counted
+        One nullable string column a role and `line` (int64): the line of the file on which the row begins, counted
         from 1; for parquet the number of the row. At least one batch, unless all rows are bad.
 
     Raises:
@@ -147,7 +147,7 @@ def _batches(rows: Iterator[Row], columns: Mapping[str, str], optional: Mapping[
     names = [*columns, *optional]
     while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
         arrays = [_strings([cells[index] for _, cells in chunk]) for index in range(len(names))]
-        lines = pa.array([line for line, _ in chunk], pa.int32())
+        lines = pa.array([line for line, _ in chunk], pa.int64())
         yield pa.record_batch([*arrays, lines], names=[*names, "line"])
 
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +20,29 @@ if TYPE_CHECKING:
 TEXT_EXTENSIONS = (".csv", ".tsv", ".json", ".jsonl")
 REJECTED = "rejected.jsonl"
 
+# The rows of several files have one number each: their line, and so many more for each file before theirs.
+LINES_OF_A_FILE = 1 << 32
+
 _MAX_LISTED = 5
 _BROKEN = "broken lines"
+_HAVE_LINES = (*TEXT_EXTENSIONS, ".ndjson")
 
 
-def place(source: str, line: int) -> str:
-    """Where a row stands: `path:line`, as editors open it, or `source row line` for what has no lines to open."""
-    return f"{source}:{line}" if Path(source).suffix.lower() in TEXT_EXTENSIONS else f"{source} row {line}"
+def place(source: str, line: int, files: Sequence[str] = ()) -> str:
+    """Where a row stands: `path:line`, as editors open it, or `source row line` for what has no lines to open.
+
+    Args:
+        source: the file or split.
+        line: of the row.
+        files: of the split, where its rows are lines of files; `line` tells which of them, by `LINES_OF_A_FILE`.
+    """
+    file, line = _file_and_line(source, line, files)
+    return f"{file}:{line}" if Path(file).suffix.lower() in _HAVE_LINES else f"{file} row {line}"
+
+
+def _file_and_line(source: str, line: int, files: Sequence[str]) -> tuple[str, int]:
+    number, line = divmod(line, LINES_OF_A_FILE)
+    return files[number] if files else source, line
 
 
 class _FirstFew:
@@ -61,12 +77,15 @@ class BadRows:
         source: as messages name it.
         problems: of the file as a whole, and its broken lines. What is in it stops the run in any case.
         count: of the bad rows.
+        files: of the split, where its rows are lines of files; who reads them sets it.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.problems = Problems()
         self.count = 0
+        self.files: Sequence[str] = ()
+        self._before = 0
         self._listed = _FirstFew()
         self._remarks = _FirstFew()
 
@@ -87,7 +106,7 @@ class BadRows:
     def add(self, line: int, reason: str, read: object, kind: str) -> None:
         """A row that was read and cannot be used: as `add_broken`, with `kind` as in "3 more with <kind>"."""
         self.count += 1
-        self._listed.add(kind, f"{place(self.source, line)}: {reason}")
+        self._listed.add(kind, f"{self.place(line)}: {reason}")
 
     def cannot_read(self, line: int, reason: str) -> None:
         """The file is broken here in a way that leaves open where the next row begins, or how much is lost.
@@ -95,27 +114,35 @@ class BadRows:
         Raises:
             UserError: it is the fifth such place.
         """
-        self.problems.append(f"{place(self.source, line)}: {reason}")
+        self.problems.append(f"{self.place(line)}: {reason}")
         if len(self.problems) == _MAX_LISTED:
-            self.problems.append(f"{self.source}: {_MAX_LISTED} {_BROKEN} found; the lines after them were not read.")
+            file, _ = self._file_and_line(line)
+            self.problems.append(f"{file}: {_MAX_LISTED} {_BROKEN} found; the lines after them were not read.")
             self.problems.raise_any()
 
     def remark(self, line: int, what: str, kind: str) -> None:
         """A good row that the user should look at, with `kind` as in "3 more with <kind>"."""
-        self._remarks.add(kind, f"{place(self.source, line)}: {what}")
+        self._remarks.add(kind, f"{self.place(line)}: {what}")
 
     def notes(self) -> list[str]:
         """What the user should know of the rows, in a sentence each."""
         return self._remarks.messages(self.source)
 
+    def place(self, line: int) -> str:
+        """Where a row stands, as `place` tells it."""
+        return place(self.source, self._before + line, self.files)
+
     @contextmanager
-    def naming(self, file: str) -> Iterator[None]:
-        """A block in which lines are those of a file of the split."""
-        split, self.source = self.source, file
+    def reading(self, number: int) -> Iterator[None]:
+        """A block in which lines are those of one of `files`, by its number from 0."""
+        self._before = number * LINES_OF_A_FILE
         try:
             yield
         finally:
-            self.source = split
+            self._before = 0
+
+    def _file_and_line(self, line: int) -> tuple[str, int]:
+        return _file_and_line(self.source, self._before + line, self.files)
 
     def finish(self, good: int) -> None:
         """All rows were read, of which `good` can be used.
@@ -150,9 +177,10 @@ class Quarantine(BadRows):
     def add(self, line: int, reason: str, read: object, kind: str) -> None:
         self.count += 1
         if len(self._first) < _MAX_LISTED:
-            self._first.append(f"{place(self.source, line)}: {reason}")
-        self._lines.append(line)
-        self._entries.write(_entry({"file": self.source, "line": line, "reason": reason, "read": read}))
+            self._first.append(f"{self.place(line)}: {reason}")
+        self._lines.append(self._before + line)
+        file, line = self._file_and_line(line)
+        self._entries.write(_entry({"file": file, "line": line, "reason": reason, "read": read}))
 
     def finish(self, good: int) -> None:
         self.problems.raise_any()

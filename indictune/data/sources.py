@@ -8,19 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from indictune.arguments import DataArguments, SourceArguments, TextArguments
 from indictune.data.cache import file_digest
-from indictune.data.hub import CsvFiles, JsonFiles, csv_batches, fingerprint_of, hub_batches, load_hub_dataset
+from indictune.data.hub import fingerprint_of, hub_batches, load_hub_dataset, name_of
 from indictune.data.reading import read_batches
 from indictune.data.rejects import BadRows
 from indictune.errors import Problems, UserError
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
@@ -139,25 +136,12 @@ def _hub_sources(args: DataArguments, is_read: bool) -> dict[str, Source]:
     found = load_hub_dataset(name, args.dataset_config_name, is_read)
     return {
         split: Source(
-            _name(f"{name}/{split}", found[split]),
+            name_of(f"{name}/{split}", found[split]),
             origin,
-            _reader(found[split], args),
+            partial(hub_batches, found[split], *columns_of(args)),
             fingerprint_of(found[split]),
             split == "test",
         )
         for split in SPLITS
         if split in found
     }
-
-
-def _name(split: str, rows: Dataset | CsvFiles | JsonFiles) -> str:
-    """As messages name it: by its file, whose lines can be opened, where it is one."""
-    return rows.files[0] if isinstance(rows, CsvFiles) and len(rows.files) == 1 else split
-
-
-def _reader(
-    rows: Dataset | CsvFiles | JsonFiles, args: TextArguments
-) -> Callable[[BadRows], Iterator[pa.RecordBatch]]:
-    if isinstance(rows, CsvFiles):
-        return partial(csv_batches, rows, *columns_of(args))
-    return partial(hub_batches, rows, *columns_of(args))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.columns import normalise_label, plain_label, shortened
-from indictune.data.rejects import place
 
 _MAX_KEPT = 2_000  # twice as many as a classifier's labels may be: of more, some are spelt in several ways
 _MAX_LISTED = 5
@@ -20,25 +19,25 @@ class Spellings:
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
 
-    def read(self, batches: Iterator[pa.RecordBatch], source: str) -> Iterator[pa.RecordBatch]:
+    def read(self, batches: Iterator[pa.RecordBatch], place: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
         """Pass batches of rows on as they are read, and keep the spellings of their labels.
 
         Args:
             batches: columns `label` (nullable strings) and `line`.
-            source: as messages name it.
+            place: tells by its line where a row stands.
         """
         for batch in batches:
             if len(self._found) < _MAX_KEPT:
-                self._keep(batch, source)
+                self._keep(batch, place)
             yield batch
 
-    def _keep(self, batch: pa.RecordBatch, source: str) -> None:
+    def _keep(self, batch: pa.RecordBatch, place: Callable[[int], str]) -> None:
         for label in pc.unique(batch["label"]).to_pylist():
             plain = plain_label(label)
             if plain is None or plain in self._found:
                 continue
             line = batch["line"][pc.index(batch["label"], label).as_py()].as_py()
-            self._found[plain] = f"{shortened(label.strip())} ({place(source, line)})"
+            self._found[plain] = f"{shortened(label.strip())} ({place(line)})"
             if len(self._found) == _MAX_KEPT:
                 return
 

@@ -344,6 +344,6 @@ def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
 def test_facts_are_plain_json(files: None) -> None:
     facts = json.loads((load().folder / "facts.json").read_text())
     assert facts["splits"] == {
-        "train": ["train.csv", "--train_file"],
-        "validation": ["held.csv", "--validation_file"],
+        "train": ["train.csv", "--train_file", []],
+        "validation": ["held.csv", "--validation_file", []],
     }

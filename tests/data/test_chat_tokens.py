@@ -53,7 +53,7 @@ def rows(*chats: list[Message]) -> Conversations:
     columns = {
         "messages": pa.array(chats, pa.list_(message)),
         "language": pa.array([["hi", "te", "ta"][index % 3] for index in range(len(chats))]),
-        "line": pa.array(range(1, 1 + len(chats)), pa.int32()),
+        "line": pa.array(range(1, 1 + len(chats)), pa.int64()),
     }
     return Conversations(pa.table(columns), "t.jsonl", "--train_file", False)
 

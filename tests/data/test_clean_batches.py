@@ -29,7 +29,7 @@ def workers() -> list[psutil.Process]:
 
 def batch(number: int, rows: int = 3) -> pa.RecordBatch:
     texts = [f"#tag_{number} @you  {row}" for row in range(rows)]
-    lines = pa.array(range(rows), pa.int32())
+    lines = pa.array(range(rows), pa.int64())
     columns = [
         pa.array([*texts[:-1], None], pa.string()),
         pa.array(["1.0"] * rows, pa.string()),

@@ -71,7 +71,7 @@ def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
         [
             ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
             ("language", pa.string()),
-            ("line", pa.int32()),
+            ("line", pa.int64()),
         ]
     )
     assert splits.train.table.to_pylist() == [

@@ -68,7 +68,11 @@ def test_several_files_are_a_split_whose_bad_rows_are_named_by_file_and_line(fol
     assert f"{folder / 'te.csv'}:2: 3 fields" in problem_of()
     splits = load_splits(DataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.5))
     assert splits.train.table["text"].to_pylist() == ["a", "b", "d"]
-    assert splits.train.place(2) == "set/train row 3"
+    assert [splits.train.place(row) for row in range(3)] == [
+        f"{folder / 'hi.csv'}:2",
+        f"{folder / 'hi.csv'}:3",
+        f"{folder / 'te.csv'}:3",
+    ]
     (entry,) = map(json.loads, (splits.folder / REJECTED).read_text().splitlines())
     assert (entry["file"], entry["line"]) == (str(folder / "te.csv"), 2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_a_folder_gives_the_rows_that_its_file_gives_with_one_odd_row(folder: Pa
     assert rows_of(by_name) == rows_of(by_file)
     assert rows_of(by_name)[0] == ('शुभ "दिन"', "neg")
     assert by_name.labels == by_file.labels
-    assert by_name.train.place(6) == "set/train row 7"
+    assert by_name.train.place(6) == f"{folder / 'train.jsonl'}:7"
 
 
 def test_texts_and_labels_that_all_are_dates_or_numbers_stay_what_they_are(folder: Path) -> None:
@@ -109,8 +110,11 @@ def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, 
     (folder / "train-1.jsonl").write_text(GOOD)
     (folder / "train-2.jsonl").write_text("\n{}}\n" + GOOD + '{"text": ["c"], "label": "x"}\n')
     batches = list(hub.hub_batches(json_files(), COLUMNS, {"language": "language"}, quarantine))
-    assert [line for batch in batches for line in batch["line"].to_pylist()] == [1, 2, 3, 4]
-    second = str(folder / "train-2.jsonl")
+    first, second = str(folder / "train-1.jsonl"), str(folder / "train-2.jsonl")
+    assert [quarantine.place(line) for batch in batches for line in batch["line"].to_pylist()] == [
+        *(f"{first}:1", f"{first}:2"),
+        *(f"{second}:3", f"{second}:4"),
+    ]
     entries = rejects(quarantine, 4)
     assert [(entry["file"], entry["line"]) for entry in entries] == [(second, 2), (second, 5)]
     assert entries[0]["read"] == "{}}\n"
@@ -119,9 +123,51 @@ def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, 
 def test_bad_lines_of_chats_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
     (folder / "train.jsonl").write_text('{"prompt": "a", "completion": 1.50}\nbroken\n{"prompt": "b"}\n')
     records = list(hub.hub_records(json_files(), quarantine))
-    assert records == [(1, {"prompt": "a", "completion": "1.50"}), (2, {"prompt": "b"})]
+    assert records == [(1, {"prompt": "a", "completion": "1.50"}), (3, {"prompt": "b"})]
     assert [entry["line"] for entry in rejects(quarantine, 2)] == [2]
     with pytest.raises(UserError, match=r"train\.jsonl:2: no valid JSON: Expecting value"):
+        load_conversations(ChatDataArguments(dataset_name="set"))
+
+
+BAD = GOOD + '{"text": \n\n{"text": "", "label": "x"}\n' + GOOD + '{"text": "c", "label": null}\n' + GOOD
+
+
+@pytest.mark.parametrize(
+    "names", [["train.jsonl"], ["train.ndjson"], ["train-1.jsonl", "train-2.jsonl"]], ids=" ".join
+)
+def test_rows_that_cannot_be_used_are_named_by_file_and_line_whatever_was_left_out_before(
+    folder: Path, names: list[str]
+) -> None:
+    for name in names:
+        (folder / name).write_text(BAD)
+    splits = load_splits(DataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.6))
+    good = [f"{folder / name}:{line}" for name in names for line in (1, 2, 6, 7, 9, 10)]
+    assert [splits.train.place(row) for row in range(len(splits.train))] == good
+    entries = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
+    assert [(entry["file"], entry["line"]) for entry in entries] == [
+        (str(folder / name), line) for name in names for line in (3, 5, 8)
+    ]
+    for name in names:
+        (folder / name).write_text(BAD.replace('{"text": \n', ""))
+    places = ", ".join(f"{folder / name}:7" for name in names)
+    assert problem_of().endswith(f"{len(names)} rows have no label in column label (--label_column): {places}.")
+
+
+def test_conversations_of_several_files_are_named_by_file_and_line(folder: Path) -> None:
+    good = '{"prompt": "a", "completion": "b"}\n'
+    first, second = (str(folder / f"train-{number}.jsonl") for number in (1, 2))
+    Path(first).write_text(good + "broken\n" + good)
+    Path(second).write_text("\n" + good + '{"prompt": "a", "completion": ""}\n' + good)
+    splits = load_conversations(ChatDataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.6))
+    places = [splits.train.place(row) for row in range(len(splits.train))]
+    assert places == [f"{first}:1", f"{first}:3", f"{second}:2", f"{second}:4"]
+    entries = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
+    assert [(entry["file"], entry["line"]) for entry in entries] == [(first, 2), (second, 3)]
+    Path(first).write_text(good)
+    with pytest.raises(UserError, match=re.escape(f"{second}:3: completion is empty")):
+        load_conversations(ChatDataArguments(dataset_name="set"))
+    Path(second).write_text(good + '{"messages": []}\n')
+    with pytest.raises(UserError, match=re.escape(f"messages (1, the first at {second}:2)")):
         load_conversations(ChatDataArguments(dataset_name="set"))
 
 
@@ -129,9 +175,8 @@ def test_a_run_leaves_out_bad_rows_of_a_dataset_where_it_is_asked_to(folder: Pat
     few: dict[str, Any] = {"dataset_name": "set", "bad_rows": "quarantine", "max_bad_fraction": 0.5}
     (folder / "train.jsonl").write_text(GOOD + "{}}\n")
     splits = load_splits(DataArguments(**few))
-    assert splits.notes == [
-        "--dataset_name set set/train: 1 bad rows were left out; rejected.jsonl has them, with reasons."
-    ]
+    told = "1 bad rows were left out; rejected.jsonl has them, with reasons."
+    assert splits.notes == [f"--dataset_name set {folder / 'train.jsonl'}: {told}"]
     (entry,) = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
     assert (entry["file"], entry["line"]) == (str(folder / "train.jsonl"), 3)
     (folder / "train.jsonl").unlink()

@@ -468,6 +468,6 @@ class TestLabelsThatAreOneNumber:
         spellings = Spellings()
         for first in range(0, 100_000, 10_000):
             labels = pa.array([f"text {row}" for row in range(first, first + 10_000)])
-            batch = pa.record_batch([labels, pa.array(range(10_000), pa.int32())], names=["label", "line"])
-            list(spellings.read(iter([batch]), "t.csv"))
+            batch = pa.record_batch([labels, pa.array(range(10_000), pa.int64())], names=["label", "line"])
+            list(spellings.read(iter([batch]), str))
         assert len(spellings._found) == 2_000

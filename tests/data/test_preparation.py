@@ -31,7 +31,7 @@ def rows(*texts_and_labels: tuple[str, str]) -> Rows:
         "text": pa.array(texts),
         "label": pa.array(labels),
         "language": pa.array(["hi"] * len(texts)),
-        "line": pa.array(range(2, 2 + len(texts)), pa.int32()),
+        "line": pa.array(range(2, 2 + len(texts)), pa.int64()),
     }
     return Rows(pa.table(columns), "t.csv", "--train_file")
 

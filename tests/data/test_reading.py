@@ -52,11 +52,11 @@ def test_csv_cells_are_text_and_keep_commas_quotes_and_line_breaks(write: Write)
     assert rows_of(path) == [("NA", "1", 2), ('वाह, "क्या"\nबात', "1e5", 4), ("", "null", 6), ("x", "2", 7)]
 
 
-def test_a_table_has_string_columns_by_role_and_int32_lines(write: Write) -> None:
+def test_a_table_has_string_columns_by_role_and_int64_lines(write: Write) -> None:
     path = write("a.csv", "tweet,mood,language\na,b,hi\n")
     table = read_table(path, {"text": "tweet", "label": "mood"}, {"language": "language"})
     expected = pa.schema(
-        [("text", pa.string()), ("label", pa.string()), ("language", pa.string()), ("line", pa.int32())]
+        [("text", pa.string()), ("label", pa.string()), ("language", pa.string()), ("line", pa.int64())]
     )
     assert table.schema == expected
     assert table.to_pylist() == [{"text": "a", "label": "b", "language": "hi", "line": 2}]

@@ -19,7 +19,7 @@ def rows(*chats: tuple[str, str, str]) -> Conversations:
             for _, question, answer in chats
         ],
         "language": [language for language, _, _ in chats],
-        "line": pa.array(range(1, 1 + len(chats)), pa.int32()),
+        "line": pa.array(range(1, 1 + len(chats)), pa.int64()),
     }
     return Conversations(pa.table(columns), "t.jsonl", "--train_file", False)
 
