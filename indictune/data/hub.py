@@ -341,8 +341,9 @@ def _by_number_or_name(split: str, names: Sequence[str]) -> dict[str, str | None
 
 
 def _with_class_names(batch: pa.RecordBatch, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
-    """Classes in place of labels as they are written; `bad` gets the rows whose label is none of the known."""
-    labels = [(label or "").strip() for label in batch["label"].to_pylist()]
+    """Classes in place of their numbers; a name stays as it is written. `bad` gets the rows with another label."""
+    written = [label or "" for label in batch["label"].to_pylist()]
+    labels = [label.strip() for label in written]
     good = [label in known for label in labels]
     for index in (index for index, is_good in enumerate(good) if not is_good):
         row = batch.slice(index, 1).to_pylist()[0]
@@ -350,6 +351,8 @@ def _with_class_names(batch: pa.RecordBatch, known: Mapping[str, str | None], ba
         expected = ", ".join(map(shortened, list(names)[:20]))
         reason = f"label {shortened(labels[index])} is none of those that the dataset declares ({expected})."
         bad.add(row.pop("line"), reason, row, "an undeclared label")
-    named = pa.array([known.get(label) for label in labels], pa.string())
-    batch = batch.set_column(batch.schema.get_field_index("label"), "label", named)
+    named = [
+        as_is if known.get(label) == label else known.get(label) for as_is, label in zip(written, labels, strict=True)
+    ]
+    batch = batch.set_column(batch.schema.get_field_index("label"), "label", pa.array(named, pa.string()))
     return batch.filter(pa.array(good, pa.bool_()))

@@ -1,8 +1,11 @@
-"""Different spellings of one label: a number's are taken for one, and the user is told."""
+"""Different spellings of one label: a number's, and those that differ in spaces around them or in Unicode's ways to
+write a character, are taken for one, and the user is told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from unicodedata import normalize
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,10 +17,10 @@ _MAX_LISTED = 5
 
 
 class Spellings:
-    """The first spellings of labels in all splits of a run, and where each stands."""
+    """The first spellings of labels in all splits of a run, each as it is written, and where it stands."""
 
     def __init__(self) -> None:
-        self._found: dict[str, str] = {}
+        self._found: dict[str, tuple[str, str]] = {}
 
     def read(self, batches: Iterator[pa.RecordBatch], place: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
         """Pass batches of rows on as they are read, and keep the spellings of their labels.
@@ -34,24 +37,46 @@ class Spellings:
     def _keep(self, batch: pa.RecordBatch, place: Callable[[int], str]) -> None:
         for label in pc.unique(batch["label"]).to_pylist():
             plain = plain_label(label)
-            if plain is None or plain in self._found:
+            if plain is None:
+                continue
+            spelling = plain if label == normalize("NFC", label.strip()) else label  # 1 and 1.0 are one spelling
+            if spelling in self._found:
                 continue
             line = batch["line"][pc.index(batch["label"], label).as_py()].as_py()
-            self._found[plain] = f"{shortened(label.strip())} ({place(line)})"
+            self._found[spelling] = (label, place(line))
             if len(self._found) == _MAX_KEPT:
                 return
 
     def notes(self) -> list[str]:
         """Which labels are taken for one though they differ by more than everybody expects, in a sentence each."""
-        by_label: dict[str | None, list[str]] = {}
-        for plain, found in self._found.items():
-            by_label.setdefault(normalise_label(plain), []).append(found)
-        several = {label: found for label, found in by_label.items() if len(found) > 1}
-        notes = [
-            f"labels {', '.join(found[:-1])} and {found[-1]} are one number, and taken for one label, {label}. "
-            "If they are different classes, put a letter before them."
-            for label, found in list(several.items())[:_MAX_LISTED]
+        by_plain: dict[str | None, list[str]] = {}
+        by_number: dict[str | None, list[str]] = {}
+        for label, where in self._found.values():
+            plain = plain_label(label)
+            if plain not in by_plain:
+                by_number.setdefault(normalise_label(plain), []).append(f"{shortened(label.strip())} ({where})")
+            by_plain.setdefault(plain, []).append(f"{shortened(label)!r} ({where})")
+        return [
+            *_notes(
+                by_plain,
+                "differ only in spaces around them or in Unicode's ways to write a character, and are taken",
+                "If they are different classes, rename one.",
+                "labels are spelt in several ways by spaces around them or by Unicode's ways to write a character.",
+            ),
+            *_notes(
+                by_number,
+                "are one number, and taken",
+                "If they are different classes, put a letter before them.",
+                "labels are numbers that are spelt in several ways.",
+            ),
         ]
-        if len(several) > _MAX_LISTED:
-            notes.append(f"{len(several) - _MAX_LISTED} more labels are numbers that are spelt in several ways.")
-        return notes
+
+
+def _notes(found: Mapping[str | None, Sequence[str]], how: str, way_out: str, more: str) -> Iterator[str]:
+    """A sentence for each of the first few labels that are spelt in several ways, and the number of the others."""
+    several = {label: spellings for label, spellings in found.items() if len(spellings) > 1}
+    for label, spellings in list(several.items())[:_MAX_LISTED]:
+        first = ", ".join(spellings[:-1])
+        yield f"labels {first} and {spellings[-1]} {how} for one label, {label}. {way_out}"
+    if len(several) > _MAX_LISTED:
+        yield f"{len(several) - _MAX_LISTED} more {more}"

@@ -89,6 +89,17 @@ def test_declared_class_names_stand_for_numbers_and_for_nothing_else(folder: Pat
     assert f"{folder / 'train.csv'}:4: label 2 is none of those that the dataset declares" in problem_of()
 
 
+def test_a_class_name_with_spaces_around_it_is_told_as_in_a_file(folder: Path) -> None:
+    (folder / "README.md").write_text(DECLARED)
+    (folder / "train.csv").write_text("text,label\na, 1\nb,0\nc,positive\nd,positive \n")
+    splits = load_splits(DataArguments(dataset_name="set"))
+    assert splits.train.table["label"].to_pylist() == ["positive", "negative", "positive", "positive"]
+    (note,) = splits.notes
+    assert note.startswith(
+        f"labels 'positive' ({folder / 'train.csv'}:2) and 'positive ' ({folder / 'train.csv'}:5) differ"
+    )
+
+
 def test_class_names_that_are_numbers_of_other_classes_are_refused(folder: Path) -> None:
     (folder / "README.md").write_text(DECLARED.replace("negative", "'1'").replace("positive", "'2'"))
     (folder / "train.csv").write_text("text,label\na,0\nb,1\n")

@@ -428,9 +428,9 @@ def spelt(write: Write, **splits: Sequence[object]) -> dict[str, Any]:
     }
 
 
-class TestLabelsThatAreOneNumber:
+class TestLabelsOfSeveralSpellings:
     def test_are_told_with_where_they_stand(self, write: Write) -> None:
-        splits = load_splits(DataArguments(**spelt(write, train=["1.1", "2", "1.10", " 1.10 ", "2.", "2.00", "a"])))
+        splits = load_splits(DataArguments(**spelt(write, train=["1.1", "2", "1.10", "1.10", "2.", "2.00", "a"])))
         assert splits.labels == ["1.1", "2", "a"]
         way_out = "If they are different classes, put a letter before them."
         told = [
@@ -443,8 +443,24 @@ class TestLabelsThatAreOneNumber:
         assert load_splits(DataArguments(train_file="train.jsonl")).notes == told  # from the cache
 
     def test_are_not_told_where_everybody_expects_it(self, write: Write) -> None:
-        labels = ["1", "1.0", 1, 1.0, "0.50", "0.50 ", "true", "TRUE", True, "e\u0301", "\u00e9", "v1.1", "v1.10"]
+        labels = ["1", "1.0", 1, 1.0, "0.50", "true", "TRUE", True, " e\u0301", "v1.1", "v1.10"] * 2
         assert load_splits(DataArguments(**spelt(write, train=labels))).notes == []
+
+    def test_are_told_where_spaces_or_ways_to_write_a_character_are_all_that_differs(self, write: Write) -> None:
+        files = spelt(write, train=["pos", "1.10", " pos ", "e\u0301", "1.1\t"], validation=["\u00e9", "pos", "pos "])
+        splits = load_splits(DataArguments(**files))
+        assert splits.labels == ["1.1", "pos", "\u00e9"]
+        differ = (
+            "differ only in spaces around them or in Unicode's ways to write a character, and are taken for one label"
+        )
+        way_out = "If they are different classes, rename one."
+        assert splits.notes == [
+            f"labels 'pos' (train.jsonl:1), ' pos ' (train.jsonl:3) and 'pos ' (validation.jsonl:3) {differ}, pos. "
+            + way_out,
+            f"labels 'e\u0301' (train.jsonl:4) and '\u00e9' (validation.jsonl:1) {differ}, \u00e9. {way_out}",
+            "labels 1.10 (train.jsonl:2) and 1.1 (train.jsonl:5) are one number, and taken for one label, 1.1. "
+            "If they are different classes, put a letter before them.",
+        ]
 
     def test_are_told_across_splits_and_batches(self, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reading, "_CHUNK_ROWS", 2)
