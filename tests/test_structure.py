@@ -16,7 +16,7 @@ from tests.distributed.launching import ROOT, start
 # Each may import those of the lines above it, and itself.
 LAYERS = [
     {"indictune.credentials", "indictune.errors", "indictune.held_signals", "indictune.launchers"}
-    | {"indictune.layout", "indictune"},
+    | {"indictune.layout", "indictune.progress", "indictune"},
     {"indictune.arguments", "indictune.config"},
     {"indictune.checked_values", "indictune.command_arguments", "indictune.llama_arguments"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},

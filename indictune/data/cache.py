@@ -19,6 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from indictune.folders import cache_folder, kept_in
+from indictune.progress import HERE
 from indictune.versions import versions_of
 
 logger = logging.getLogger(__name__)
@@ -52,18 +53,25 @@ def made_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pat
         UserError: from `make`, or the cache's folder cannot be written.
     """
     folder = cache_folder() / "prepared" / f"{kind}-{_fingerprint(parts)}"
+    HERE.passed(f"preparing {what.lower()}")
     with kept_in(folder.parent, what):
         if _is_whole(folder):
             logger.info("%s: prepared before, in %s", what, folder)
-            return folder
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(_HEAD_START_S)  # the first process of a machine shows its progress on the console
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder.parent)
-        with _alone(folder, what):
-            if not _is_whole(folder):
-                _make(folder, make)
+        else:
+            _make_alone(folder, what, make)
+    HERE.passed(f"having prepared {what.lower()}")
     return folder
+
+
+def _make_alone(folder: Path, what: str, make: Callable[[Path], None]) -> None:
+    """Make it, or wait for the process that does."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(_HEAD_START_S)  # the first process of a machine shows its progress on the console
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder.parent)
+    with _alone(folder, what):
+        if not _is_whole(folder):
+            _make(folder, make)
 
 
 @contextmanager
@@ -75,7 +83,8 @@ def _alone(folder: Path, what: str) -> Iterator[None]:
             lock.acquire(timeout=_PATIENCE_S)
         except Timeout:
             logger.info("%s: another process prepares them; waiting for it", what)
-            lock.acquire()
+            with HERE.waiting(f"waiting for another process, which prepares {what.lower()}"):
+                lock.acquire()
     except OSError as error:  # of a disk that is full or cannot be written to, `_make` tells
         logger.info("%s: each process prepares its own, for there is no lock (%s)", what, error)
     try:

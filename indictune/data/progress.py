@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from tqdm import tqdm
 
+from indictune.progress import HERE
+
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 2.0
@@ -30,6 +32,7 @@ def shown(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None
     with tqdm(desc=what, total=total, unit=" rows", delay=_PATIENCE_S, disable=plain) as bar:
         for batch in batches:
             yield batch
+            HERE.moved()
             rows += batch.num_rows
             bar.update(batch.num_rows)
             if plain and not told and time.monotonic() - started > _PATIENCE_S:

@@ -10,6 +10,8 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from indictune.progress import HERE
+
 
 def count(environ: Mapping[str, str]) -> int:
     """How often torchrun has started this run again (`--max-restarts`)."""
@@ -49,6 +51,7 @@ def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> Non
         backend: as for `init_process_group`.
         timeout_s: of a collective, in seconds.
     """
+    HERE.passed("joining the other ranks")
     restarts = count(environ)
     if restarts == 0 or environ.get("LOCAL_WORLD_SIZE") != environ.get("WORLD_SIZE"):
         return

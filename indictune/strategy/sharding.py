@@ -24,6 +24,7 @@ from transformers.integrations.deepspeed import (
     unset_hf_deepspeed_config,
 )
 
+from indictune.progress import HERE
 from indictune.strategy import offload
 
 T = TypeVar("T")
@@ -190,6 +191,7 @@ def wait_for_all(args: TrainingArguments) -> None:
 
 def _patient_group() -> ProcessGroup:
     """All ranks, in which one may be waited for."""
+    _meet(None)
     group: ProcessGroup = torch.distributed.new_group(backend="gloo", timeout=timedelta(hours=12))
     return group
 
@@ -203,6 +205,7 @@ def from_all(mine: T, group: ProcessGroup | None = None) -> list[T]:
     """
     if not torch.distributed.is_initialized():
         return [mine]
+    _meet(group)
     parts: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(parts, mine, group=group)
     return parts
@@ -211,20 +214,39 @@ def from_all(mine: T, group: ProcessGroup | None = None) -> list[T]:
 def barrier(group: ProcessGroup | None = None) -> None:
     """Wait for all ranks, where there are several; `group` as in `from_all`."""
     if torch.distributed.is_initialized():
+        _meet(group)
         torch.distributed.barrier(group)
+
+
+def _meet(group: ProcessGroup | None) -> None:
+    """All ranks pass this place, but for a group's: some are not in it, or it meets beside the training."""
+    if group is None:
+        HERE.passed("meeting the other ranks")
 
 
 @contextmanager
 def reading_weights(args: TrainingArguments) -> Iterator[bool]:
     """A block in which a model's weights are read; it yields whether this process has to.
 
-    With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank 0's weights to all when the model is split.
-    transformers is not told: of its own way (5.23) only the faults are left, since every rank reads all weights, and
-    those that the checkpoint lacks are without data on all ranks but one ("KeyError" when such an optimizer is saved).
+    With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank 0's weights to all when the model is split. All ranks
+    must enter it.
+    """
+    HERE.passed("reading the weights")
+    with _unseen_by_transformers() as is_efficient:
+        yield not is_efficient or args.process_index == 0
+    HERE.passed("making the trainer")
+
+
+@contextmanager
+def _unseen_by_transformers() -> Iterator[bool]:
+    """A block in which transformers is not told of `fsdp_cpu_ram_efficient_loading`; it yields whether that is on.
+
+    Of transformers' own way (5.23) only the faults are left, since every rank reads all weights, and those that the
+    checkpoint lacks are without data on all ranks but one ("KeyError" when such an optimizer is saved).
     """
     before = os.environ.pop(EFFICIENT, None)
     try:
-        yield before != "true" or args.process_index == 0
+        yield before == "true"
     finally:
         if before is not None:
             os.environ[EFFICIENT] = before
@@ -235,7 +257,7 @@ def loading_alone(args: TrainingArguments) -> Iterator[None]:
     """A block in which one rank reads a model for itself: no weights are split, and no other rank is waited for."""
     unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
     try:
-        with reading_weights(args):
+        with _unseen_by_transformers():
             yield
     finally:
         config = vars(args).get("hf_deepspeed_config")  # only there where DeepSpeed is used

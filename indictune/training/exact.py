@@ -24,6 +24,7 @@ from indictune.arguments import IndicTrainingArguments
 from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, in_order, lengths_of
 from indictune.models.loading import Model
+from indictune.progress import HERE
 from indictune.strategy import conversion, nodes, offload, sharding, shards
 from indictune.strategy.communication import set_up_communication
 from indictune.training import pushing
@@ -33,7 +34,6 @@ from indictune.training.checkpoints import best, resuming, saving, store
 from indictune.training.copies import sent_to_device
 from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
-from indictune.training.progress import Progress
 from indictune.training.randomness import RandomStates
 from indictune.training.rehearsal import rehearse
 from indictune.training.stopping import DeafWorkers, Stopped, StopRequest
@@ -94,7 +94,6 @@ class ExactTrainer(Trainer):
         set_up_communication(self.accelerator, args, model)
         self.nonfinite = NonFinite()
         self.stop_request = StopRequest()
-        self.progress = Progress()
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self._evaluated: Dataset = eval_dataset
         if train_dataset is not None:
@@ -166,7 +165,7 @@ class ExactTrainer(Trainer):
     ) -> tuple[list[Batch], Any]:
         """The micro-batches of a step, on the device. A loader of our own would be lost where a resumed run skips what
         it has seen: accelerate 1.15 makes a plain one of it (`skip_first_batches`)."""
-        on_device = self.progress.passing("reading rows", (sent_to_device(batch, device) for batch in epoch_iterator))
+        on_device = HERE.passing("reading rows", (sent_to_device(batch, device) for batch in epoch_iterator))
         samples: tuple[list[Batch], Any] = super().get_batch_samples(on_device, num_batches, device)
         return samples
 
@@ -181,7 +180,7 @@ class ExactTrainer(Trainer):
     def compute_loss(self, *args: Any, **settings: Any) -> Any:
         """A micro-batch's loss. No callback comes after it, before the ranks wait for each other."""
         loss = super().compute_loss(*args, **settings)
-        self.progress.passed("a backward pass")
+        HERE.passed("a backward pass")
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -354,7 +353,7 @@ class ExactTrainer(Trainer):
         A callback cannot: the Trainer would gather all logits, and average losses over batches instead of rows; TRL's
         loss depends on the number of processes (3.7251 on one, 3.7283 on two, trl 1.16).
         """
-        self.progress.passed("evaluating a batch")
+        HERE.passed("evaluating a batch")
         self.look_for_stop("the finished model was evaluated; going on evaluates it again")
         inputs = sent_to_device(inputs, self.args.device)
         row_numbers = inputs.pop("row_numbers")

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
+from indictune.progress import HERE, Progress
 from indictune.training.output import write_whole
-from indictune.training.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class Ranks:
             "step": 0,
             "count": 0,
             "place": "the start",
+            "moves": 0,
             "end": None,
         }
         self._before = self._read()
@@ -68,9 +69,9 @@ class Ranks:
         self._may_tell = True
         self._tell()
 
-    def at(self, step: int, count: int, place: str) -> None:
-        """Tell where this rank is (`Progress`)."""
-        here = {"step": step, "count": count, "place": place}
+    def at(self, progress: Progress) -> None:
+        """Tell where this rank is."""
+        here = {name: vars(progress)[name] for name in ("step", "count", "place", "moves")}
         if not here.items() <= self._mine.items():
             self._mine |= here
             self._tell()
@@ -123,6 +124,10 @@ class Ranks:
             for rank, each in ranks.items()
             if each["count"] < furthest and not each["end"]
         }
+
+    def moves(self) -> int:
+        """Of all other ranks, as far as they have told: while one prepares rows, they grow (`Progress`)."""
+        return sum(each["moves"] for each in self._others().values())
 
     def gone(self) -> list[str]:
         """A sentence for each rank of the same launcher that is gone and has not told how it ended."""
@@ -183,7 +188,8 @@ class Watchdog(threading.Thread):
 
     Where a rank has died and the main thread does not find out by itself, it ends the process: NCCL waits in C++,
     where no signal handler runs and no exception comes, until the launcher kills it. So it does where a rank stays
-    stopped that prepares the rows, for which the others wait without a collective.
+    stopped that prepares the rows, for which the others wait without a collective. One that runs is named again and
+    again, and not ended: it may be fetching rows, or wait for a disk that comes back.
 
     Args:
         ranks: of the run.
@@ -192,7 +198,7 @@ class Watchdog(threading.Thread):
         end: tells why the run has failed, and ends the process.
 
     Attributes:
-        progress: of this rank; whoever trains tells it.
+        progress: of this rank.
     """
 
     def __init__(self, ranks: Ranks, patience_s: float, log: Path, end: Callable[[str], None]) -> None:
@@ -201,25 +207,35 @@ class Watchdog(threading.Thread):
         self.patience_s = patience_s
         self.log = log
         self.end = end
-        self.progress = Progress()
+        self.progress = HERE
+        self.progress.passed("the start")  # its clock has run while this rank imported what it needs
+        self._told_step, self._told_at = 0, 0.0
+        self._moves, self._moved_at = 0, 0.0
+        self._spoke_at_s = 0.0
 
     def run(self) -> None:
-        told, spoke_at_s = 0, 0.0
         while True:
             time.sleep(min(_LOOK_EVERY_S, self.patience_s / 4))
-            here, still_s = self.progress, self.progress.still_s
-            # A place within a step tells something only where a rank stays there.
-            if here.step != told or still_s > self.patience_s / 4:
-                told = here.step
-                self.ranks.at(here.step, here.count, here.place)
-            self._look_for_the_dead()
-            if still_s > _ENDS_AFTER * self.patience_s and (stopped := self.ranks.dead()):
-                self.end("; ".join(stopped))
-            if still_s < self.patience_s:
-                spoke_at_s = 0.0
-            elif still_s - spoke_at_s > self.patience_s:
-                self._speak()
-                spoke_at_s = still_s
+            self.look()
+
+    def look(self) -> None:
+        """Tell where this rank is, and do what there is to do where nothing moves."""
+        here, still_s, now = self.progress, self.progress.still_s, time.monotonic()
+        # A place within a step tells something only where a rank stays there, or another waits for it.
+        if here.step != self._told_step or max(still_s, now - self._told_at) > self.patience_s / 4:
+            self._told_step, self._told_at = here.step, now
+            self.ranks.at(here)
+        self._look_for_the_dead()
+        if still_s > _ENDS_AFTER * self.patience_s and (stopped := self.ranks.dead()):
+            self.end("; ".join(stopped))
+        if still_s > self.patience_s / 4 and (moves := self.ranks.moves()) != self._moves:
+            self._moves, self._moved_at = moves, now
+        still_s = min(still_s, now - self._moved_at)
+        if still_s < self.patience_s:
+            self._spoke_at_s = 0.0
+        elif still_s - self._spoke_at_s > self.patience_s:
+            self._speak(still_s)
+            self._spoke_at_s = still_s
 
     def waits_for(self) -> list[str]:
         """A sentence for each other rank that holds up this one, where that has not moved for long."""
@@ -233,10 +249,13 @@ class Watchdog(threading.Thread):
             if gone and not self.ranks.has_ended:
                 self.end("; ".join(gone))
 
-    def _speak(self) -> None:
-        names = self.ranks.dead() or [*self.ranks.late().values()] or ["no rank of this machine lags behind"]
+    def _speak(self, still_s: float) -> None:
+        none = f"no rank that this machine hears of lags behind this one ({self.progress.place})"
+        names = self.ranks.dead() or [*self.ranks.late().values()] or [none]
         logger.warning(
-            "nothing has moved for %.0f s after step %d: %s", self.patience_s, self.progress.step, "; ".join(names)
+            "nothing has moved for %.0f s after step %d: %s. The log of each rank (%s) has its stack.",
+            *(still_s // self.patience_s * self.patience_s, self.progress.step, "; ".join(names)),
+            self.log.with_name("rank-*.log"),
         )
         with self.log.open("a", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)

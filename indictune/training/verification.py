@@ -18,6 +18,7 @@ from torch import nn
 
 from indictune.data.collation import PadToLongest
 from indictune.models.vocabulary import ActiveEmbedding, active_embedding
+from indictune.progress import HERE
 from indictune.strategy import sharding
 from indictune.training.exact import ExactTrainer
 
@@ -78,6 +79,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     facts = Facts(shapes_when_saved(model), sharding.whole_norms(trainer), active_embedding(model), probe, trained)
     trainer.look_for_stop("the saved model was read back; going on saves it again", at_once=True)
     found: list[str] = []
+    HERE.passed("reading the saved model back")
     if trainer.is_world_process_zero():
         try:
             found = _problems(trainer, folder, facts)

@@ -26,7 +26,9 @@ from indictune.arguments import DataArguments
 from indictune.data import cache
 from indictune.data.cache import file_digest, made_once
 from indictune.data.loading import Splits, load_splits
+from indictune.data.progress import shown
 from indictune.errors import UserError
+from indictune.progress import HERE
 
 # Adds a line to ./made when it begins, and takes a second.
 SLOW = """
@@ -87,6 +89,28 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
     processes = [start_slow(1.5) for _ in range(3)]
     assert [process.communicate(timeout=60)[0] for process in processes] == ["whole\n"] * 3
     assert (tmp_path / "made").read_text() == "once\n"
+
+
+def test_who_makes_it_waits_for_it_or_finds_it_has_passed_the_same_places(folder: Path) -> None:
+    counts = [HERE.count]
+    made_once("others", [], "The others", writes(""))
+    counts.append(HERE.count)
+    made_once("others", [], "The others", writes(""))
+    counts.append(HERE.count)
+    slow = start_slow(3)
+    while not list(folder.glob(".*/half")):
+        time.sleep(0.02)
+    made_once("things", ["key"], "The things", lambda _: pytest.fail("made twice"))
+    counts.append(HERE.count)
+    assert [count - counts[0] for count in counts] == [0, 2, 4, 6]
+    assert slow.communicate(timeout=60)[0] == "whole\n"
+
+
+def test_a_process_moves_with_each_batch_that_it_prepares() -> None:
+    moves = HERE.moves
+    batches = [pa.record_batch({"text": ["a", "b"]})] * 3
+    assert list(shown(batches, "reading")) == batches
+    assert HERE.moves == moves + 3
 
 
 def test_what_a_killed_process_left_is_not_read_and_goes_away(tmp_path: Path, folder: Path) -> None:

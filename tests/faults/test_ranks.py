@@ -162,6 +162,56 @@ def test_a_rank_that_is_stopped_while_it_prepares_the_rows_is_named(
     assert status == {"state": "failed", "message": f"[rank 1] {expected}"}
 
 
+def held_up_by(rank: int, pid: int, step: int, place: str) -> str:
+    """What is said of a rank of this machine."""
+    name = f"rank {rank} (process {pid} on {socket.gethostname()})"
+    return f"{name} holds up the others: since step {step} it came no further than {place}"
+
+
+def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_and_not_ended(
+    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It might be fetching them: the run goes on when it does."""
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))
+    event = "STUCK@indictune.data.loading:write_table:1"  # to whichever of the two is first
+    logs = [tmp_path / "out" / "logs" / f"rank-{rank}.log" for rank in "01"]
+
+    def times(sentence: str) -> list[int]:
+        """In each rank's log."""
+        return [log.read_text("utf-8").count(sentence) if log.is_file() else 0 for log in logs]
+
+    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "3") as ranks:
+        expected = [held_up_by(rank, each.pid, 0, "preparing the rows") for rank, each in enumerate(ranks)]
+        wait_for(lambda: any(min(times(sentence)) >= 3 for sentence in expected), 100)
+        assert [each.poll() for each in ranks] == [None, None]
+    (holder,) = (rank for rank, sentence in enumerate(expected) if min(times(sentence)))
+    assert "in acquire" not in logs[holder].read_text("utf-8")
+    assert times("in _prepare")[holder] >= 3
+    assert times("in acquire")[1 - holder] >= 3
+
+
+def test_a_rank_that_hangs_before_the_first_step_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
+    event = "STUCK@indictune.models.classifier:load_classifier:1@1"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "6") as (first, second):
+        first.communicate(timeout=120)
+    assert first.returncode == 1
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status["message"].startswith(held_up_by(1, second.pid, 0, "reading the weights"))
+
+
+@pytest.mark.slow
+def test_rank_0_is_named_where_the_others_wait_for_its_word(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """They do so for hours: a large model takes long to be read."""
+    event = "STUCK@indictune.training.verification:_problems:1@0"
+    flags = ("--ddp_timeout", "6", "--max_steps", "1")
+    log = tmp_path / "out" / "logs" / "rank-1.log"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event, *flags) as (first, second):
+        expected = held_up_by(0, first.pid, 1, "reading the saved model back")
+        wait_for(log.is_file, 60)
+        wait_for(lambda: log.read_text("utf-8").count(expected) >= 3, 60)
+        assert second.poll() is None
+
+
 FETCHING = "indictune.data.collation:IndexedRows.__getitem__:14"
 FORWARD = "indictune.training.loss:ExactLoss.__call__:3"
 

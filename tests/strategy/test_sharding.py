@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from accelerate.utils import TorchDynamoPlugin
 from peft import LoraConfig, TaskType, get_peft_model
-from torch import nn
+from torch import distributed, nn
+from torch._C._distributed_c10d import HashStore
 from transformers import AutoModelForSequenceClassification
 
-from indictune.strategy.sharding import fit_to_model, repeated_blocks
+from indictune.progress import HERE
+from indictune.strategy.restart import join
+from indictune.strategy.sharding import barrier, fit_to_model, from_all, repeated_blocks
 from tests.models.tiny import CONFIGS
 
 BLOCKS = {
@@ -80,3 +83,19 @@ def test_a_split_model_is_compiled_by_blocks(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "false")  # so that it is put back
     fit_to_model(classifier("bert"))
     assert TorchDynamoPlugin(backend="inductor").use_regional_compilation
+
+
+def test_what_all_ranks_wait_for_is_a_place_and_what_some_wait_for_is_none() -> None:
+    join({}, None, 1)
+    assert HERE.place == "joining the other ranks"
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        group, count = distributed.new_group(), HERE.count
+        barrier(group)
+        from_all("mine", group)
+        assert HERE.count == count
+        barrier()
+        from_all("mine")
+        assert (HERE.count, HERE.place) == (count + 2, "meeting the other ranks")
+    finally:
+        distributed.destroy_process_group()

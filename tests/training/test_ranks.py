@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from indictune.training.ranks import Ranks
+from indictune.progress import Progress
+from indictune.training.ranks import Ranks, Watchdog
 
 
 def test_the_end_is_told_though_the_watchdog_tells_at_the_same_time(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 0, 1, "attempt")
     ranks.begin()
+    progress = Progress()
     together = threading.Barrier(2)
 
     def tell(step: int) -> None:
         together.wait()
-        ranks.at(step, step, "a place")
+        progress.step = step
+        ranks.at(progress)
 
     for step in range(1, 300):
         watchdog = threading.Thread(target=tell, args=(step,))
@@ -75,12 +80,58 @@ def test_what_the_user_gave_is_the_cause_whatever_other_ranks_told_before(tmp_pa
     assert Ranks(tmp_path, 0, 4, "attempt").first_end() == (2, "user_error", "user_error")
 
 
+def having_passed(count: int) -> Progress:
+    progress = Progress()
+    progress.step = 3
+    for _ in progress.passing("reading rows", range(count)):
+        pass
+    return progress
+
+
 def test_the_rank_that_the_others_wait_for_is_late(tmp_path: Path) -> None:
     ranks = [Ranks(tmp_path, rank, 4, "attempt") for rank in range(4)]
     for rank, count in ((0, 7), (1, 6), (2, 7), (3, 5)):
         ranks[rank].begin()
-        ranks[rank].at(3, count, "reading rows")
+        ranks[rank].at(having_passed(count))
     ranks[3].ended("failed", "out of memory")  # it holds up nobody any more: it is dead
     for each in (ranks[0], ranks[1]):
         assert list(each.late()) == [1]
         assert each.late()[1].endswith("holds up the others: since step 3 it came no further than reading rows")
+
+
+def test_a_rank_that_waits_for_another_is_ahead_of_it_only_as_long_as_it_waits() -> None:
+    progress = having_passed(2)
+    with progress.waiting("waiting for the rows"):
+        assert (progress.count, progress.place) == (3, "waiting for the rows")
+    assert (progress.count, progress.place) == (2, "reading rows")
+
+
+def test_a_rank_that_prepares_rows_is_not_warned_of_as_long_as_it_moves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "indictune")
+    prepares, waits = Ranks(tmp_path, 0, 2, "attempt"), Ranks(tmp_path, 1, 2, "attempt")
+    waits.begin()
+    prepares.begin()
+    patience_s = 0.8
+    its_own, watchdog = (
+        Watchdog(ranks, patience_s, tmp_path / f"rank-{ranks.rank}.log", pytest.fail) for ranks in (prepares, waits)
+    )
+    its_own.progress, watchdog.progress = having_passed(3), having_passed(4)
+
+    def look(moves: bool) -> None:
+        for _ in range(40):
+            time.sleep(patience_s / 10)
+            if moves:
+                its_own.progress.moved()
+            its_own.look()
+            watchdog.look()
+
+    look(moves=True)
+    assert caplog.messages == []
+    look(moves=False)
+    assert len(caplog.messages) >= 2
+    assert all(
+        "rank 0 (process " in message and "came no further than reading rows" in message for message in caplog.messages
+    )
+    assert "most recent call first" in (tmp_path / "rank-1.log").read_text(encoding="utf-8")

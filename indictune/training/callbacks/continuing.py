@@ -13,6 +13,7 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
+from indictune.progress import HERE
 from indictune.strategy import sharding
 from indictune.training.checkpoints import abandoned, copying, disks, saving, settings, store
 from indictune.training.checkpoints.saving import UNLOGGED
@@ -136,6 +137,7 @@ class LeaveBehind(TrainerCallback):
         what = taken[0].name if taken else "the records of what is left behind"
         needed = sum(_bytes_in(each) for each in taken) + (abandoned.bytes_of_records(self.output_dir) if left else 0)
         copies: list[Path] = []
+        HERE.passed("copying what is gone on from")
         if args.should_save:
             with disks.telling_of_copy(self.output_dir, what, needed):
                 copies = copying.copy(taken, self.output_dir, lambda: self.stop_request.asked)

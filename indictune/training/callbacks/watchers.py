@@ -11,6 +11,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from indictune.training import bad_steps
 from indictune.training.callbacks.continuing import GoOn, LeaveBehind
+from indictune.training.callbacks.places import Places
 from indictune.training.callbacks.spikes import WarnOfSpikes
 from indictune.training.callbacks.step_flags import StepFlags
 from indictune.training.callbacks.tensorboard import ContinuedTensorBoard
@@ -57,9 +58,7 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     trainer.add_callback(WarnOfWarmUp())
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
-    if session.watchdog is not None:
-        trainer.progress = session.watchdog.progress
-        trainer.add_callback(trainer.progress)
+    trainer.add_callback(Places())
     if checkpoint is not None:
         here = None if best is None else session.output_dir / best.name
         trainer.add_callback(GoOn(trainer, checkpoint, here))

@@ -1,31 +1,32 @@
-"""How far this rank has come within its steps, so that the one that holds up the others can be named."""
+"""How far this process has come, so that the rank that holds up the others can be named."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
-
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from contextlib import contextmanager
+from typing import TypeVar
 
 Each = TypeVar("Each")
 
 
-class Progress(TrainerCallback):
+class Progress:
     """Counts the places that all ranks pass in the same order, those above all after which they wait for each other.
 
     Where nothing moves any more, the rank with the lowest count is the one that all others wait for.
 
     Attributes:
-        step: the last that has ended.
+        step: of the training, the last that has ended.
         count: of the places passed so far.
         place: the last of them.
+        moves: of work between two places that the others may wait for long.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.count = 0
         self.place = "the start"
+        self.moves = 0
         self._last = time.monotonic()
 
     def passed(self, place: str) -> None:
@@ -40,13 +41,28 @@ class Progress(TrainerCallback):
             self.passed(place)
             yield each
 
+    def moved(self) -> None:
+        """This rank goes on with what it does where it is."""
+        self.moves += 1
+        self._last = time.monotonic()
+
+    @contextmanager
+    def waiting(self, place: str) -> Iterator[None]:
+        """A block in which this rank waits for what one of the others does: it has come further than that one."""
+        before = self.place
+        self.passed(place)
+        try:
+            yield
+        finally:
+            self.count -= 1
+            self.place = before
+            self._last = time.monotonic()
+
     @property
     def still_s(self) -> float:
-        """Seconds since this rank has passed a place."""
+        """Seconds since this rank has moved."""
         return time.monotonic() - self._last
 
-    def _moved(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.step = state.global_step
-        self.passed("ending a step, a micro-batch or a checkpoint")
 
-    on_step_end = on_substep_end = on_prediction_step = on_save = _moved
+HERE = Progress()
+"""Of this process: what prepares rows and reads weights has no other way to the run's watchdog."""
