@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from indictune.progress import Progress
+from indictune.progress import HERE, Progress
 from indictune.training.ranks import Ranks, Watchdog
 
 
@@ -135,3 +135,9 @@ def test_a_rank_that_prepares_rows_is_not_warned_of_as_long_as_it_moves(
         "rank 0 (process " in message and "came no further than reading rows" in message for message in caplog.messages
     )
     assert "most recent call first" in (tmp_path / "rank-1.log").read_text(encoding="utf-8")
+
+
+def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path) -> None:
+    count = HERE.count
+    Watchdog(Ranks(tmp_path, 0, 2, "attempt"), 1.0, tmp_path / "rank-0.log", pytest.fail)
+    assert (HERE.count, HERE.place) == (count + 1, "the start")
