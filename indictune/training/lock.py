@@ -55,7 +55,22 @@ def held(output_dir: Path, launch: str) -> TextIO:
     file.truncate()
     file.write(f"{me}\n{launch}")
     file.flush()
+    os.fsync(file.fileno())  # a file server's clients keep what they write for half a minute
     return file
+
+
+def held_on_own_disk(output_dir: Path, launch: str) -> TextIO | None:
+    """As `held`, for a node without rank 0 that has a disk of its own; None where another node of the launch has it.
+
+    Raises:
+        UserError, OSError: as `held`.
+    """
+    try:
+        return held(output_dir, launch)
+    except UserError:
+        if of_another_launch(output_dir, launch) is not None:
+            raise
+        return None
 
 
 def wait_for_own_launch(output_dir: Path, launch: str) -> None:

@@ -159,7 +159,8 @@ def _first_cause(session: Session, end: End, started: float) -> End:
     told = None if first is None else End(cast(output.State, first[1]), f"[rank {first[0]}] {first[2]}")
     if told is not None and told.state == "user_error":
         return told
-    others = ranks.gone() if end.state == "resumable" else [*ranks.dead(), *session.late()]
+    late = [] if session.watchdog is None else session.watchdog.waits_for()
+    others = ranks.gone() if end.state == "resumable" else [*ranks.dead(), *late]
     if others:
         errors = [each.message for each in (told or end,) if each.state == "failed"]
         return End("failed", "; ".join([*others, *errors]))

@@ -331,9 +331,12 @@ class Session:
         """Set `checkpoint` and `best_checkpoint`, after what a killed run was writing is gone.
 
         Raises:
-            UserError: the named checkpoint is damaged, or what is left of several cannot be gone on with.
+            UserError: another run writes to this disk; the named checkpoint is damaged, or what is left of several
+                cannot be gone on with.
         """
         args.save_on_each_node = not nodes.disk_is_shared(self.output_dir, args)
+        if args.save_on_each_node and args.local_process_index == 0 and self.rank != 0:
+            self._lock = lock.held_on_own_disk(self.output_dir, self._launch_name)
         if args.should_save:
             copying.recover(self.output_dir)
         sharding.barrier()
@@ -358,10 +361,6 @@ class Session:
         patience_s = max(1, self.planned(IndicTrainingArguments, "ddp_timeout")) / 2
         self.watchdog = Watchdog(self.ranks, patience_s, log, self.end)
         self.watchdog.start()
-
-    def late(self) -> list[str]:
-        """A sentence for each rank that has held up this one for long."""
-        return [] if self.watchdog is None else self.watchdog.waits_for()
 
     def decide_evaluation(self) -> None:
         """As `decide`, of an evaluation without training."""

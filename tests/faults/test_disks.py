@@ -20,6 +20,7 @@ from indictune.cli import main
 from indictune.models.checkpoints import ADAPTER
 from indictune.training.callbacks.continuing import LeaveBehind
 from indictune.training.checkpoints import disks, store
+from indictune.training.lock import LOCK
 from indictune.training.pushing import published
 from indictune.training.stopping import StopRequest
 from tests.conftest import FinishedRun
@@ -37,9 +38,10 @@ def on_two_nodes(
     event: str | None = None,
     flags: Sequence[str] = (),
     named: str | None = None,
+    of_second: Sequence[str] = (),
 ) -> list[str]:
     """Start a run as on two nodes of one process, each with a disk of its own, to go on from the checkpoint of a name
-    or the newest; what each said."""
+    or the newest; what each said. The second gets more flags than the first."""
     port = str(free_port())
     commands = []
     for node, folder in enumerate(folders):
@@ -53,7 +55,7 @@ def on_two_nodes(
             *(SCRIPT, "--config", str(recipe), "--output_dir", str(folder)),
             *("--resume_from_checkpoint", str(folder / named) if named else "auto"),
             *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
-            *("--ddp_timeout", "120", *flags),
+            *("--ddp_timeout", "120", *flags, *(of_second if node else ())),
         ]
         commands.append(command)
     with ThreadPoolExecutor(2) as nodes:
@@ -71,6 +73,7 @@ def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     said = on_two_nodes(strategy, finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1")
     for folder in folders:
         assert store.damage(folder / "checkpoint-4") == [], said
+        assert (folder / LOCK).read_text(encoding="utf-8").startswith("process ")
     assert store.files_in(folders[0] / "checkpoint-4") == store.files_in(folders[1] / "checkpoint-4")
     # The first has a damaged one, and the second is a new disk: both go on from the one before.
     (folders[0] / "checkpoint-4" / "trainer_state.json").write_text("{}", encoding="utf-8")
@@ -86,6 +89,18 @@ def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     for folder in folders:
         assert main(["checkpoint", str(folder / "checkpoint-8"), "--convert_to", str(folder / "converted")]) == 0
     assert model_in(folders[0] / "converted") == model_in(folders[1] / "converted") != {}
+
+
+def test_nodes_with_other_rows_or_flags_do_not_train(finished_run: FinishedRun, tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    of_second = ("--learning_rate", "0.01", "--max_length", "8")
+    said = on_two_nodes("ddp", finished_run.recipe, folders, of_second=of_second)
+    assert (
+        "rank 1 has other training rows, validation rows, tokens in them and in the test rows than rank 0" in said[0]
+    )
+    assert "--learning_rate 0.01 on rank 1 and " in said[0]
+    assert json.loads((folders[0] / "status.json").read_text(encoding="utf-8"))["state"] == "user_error"
+    assert not any((folder / "train_log.jsonl").exists() for folder in folders)
 
 
 @slow

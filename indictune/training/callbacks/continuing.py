@@ -15,6 +15,7 @@ from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.progress import HERE
 from indictune.strategy import sharding
+from indictune.training.agreement import check_alike
 from indictune.training.checkpoints import abandoned, copying, disks, saving, settings, store
 from indictune.training.checkpoints.saving import UNLOGGED
 from indictune.training.checkpoints.store import Manifest
@@ -34,8 +35,9 @@ def train(trainer: ExactTrainer, session: Session, prepared: Path) -> TrainOutpu
         prepared: folder of the prepared rows.
 
     Raises:
-        UserError: the checkpoint is of other rows.
+        UserError: the checkpoint, or another rank, is of other rows.
     """
+    check_alike(trainer, session.recipe.values)
     if session.checkpoint is not None:
         check_rows(trainer, Path(session.checkpoint))
     keep_rejected(prepared, session.output_dir, session.rank)
