@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkContext, ForkProcess
 from types import FrameType
+from typing import Any
+
+import psutil
 
 # SLURM sends SIGTERM, or SIGUSR1 with `--signal=USR1@120`.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -54,16 +58,22 @@ class StopRequest:
         ends, and would take its exit code away.
         """
         before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        starts = subprocess.Popen
         try:
             yield
         finally:
+            subprocess.Popen = starts  # type: ignore[misc]
             for number, handler in before.items():
                 if number == signal.SIGINT or not self._over:
                     signal.signal(number, handler)
 
     def wait_for_the_step(self) -> None:
-        """From now on a signal is only noted: whoever trains looks at `asked`, and raises `Stopped` after saving."""
+        """From now on a signal is only noted: whoever trains looks at `asked`, and raises `Stopped` after saving.
+
+        Programs that are started from now on, such as a compiler that a step needs, leave the signals to the run.
+        """
         self._wait = True
+        subprocess.Popen = _DeafProgram  # type: ignore[misc]
         if self.asked:
             raise NotBegun("stopped before there was anything to save.")
 
@@ -74,11 +84,14 @@ class StopRequest:
             signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.asked:
-            raise KeyboardInterrupt
+        if self.asked:  # a scheduler may ask again, also while what was begun is cleared away
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         self.asked = True
         name = signal.Signals(number).name
         if not self._wait:
+            _end_programs()
             raise NotBegun(f"stopped by {name} before there was anything to save.")
         self._tell(f"{name}: the run ends as soon as nothing is lost by it; Ctrl-C ends it at once\n")
 
@@ -99,17 +112,43 @@ def let_through() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
+def _end_programs() -> None:
+    """Ask what this process has started to end. Python kills a program that it waits for (`subprocess.run`), and what
+    that has started would live on: the compilers of `ninja`, for minutes."""
+    for program in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            program.terminate()
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """A block in which processes are started with the signals blocked: they take that over before they run a line, and
+    so does what they start."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _DeafProgram(subprocess.Popen[Any]):
+    """A program that leaves the signals to the run.
+
+    torchrun sends SIGTERM to all processes of a rank, and a terminal so sends Ctrl-C. The compilers that
+    `--torch_compile` (torch 2.13) starts within a step would die of it, and the step with them.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        with _held_back():
+            super().__init__(*args, **settings)
+
+
 class _Deaf(ForkProcess):
     def start(self) -> None:
-        """Start it with the signals blocked, which a new process takes over before it runs a line.
-
-        A handler would come too late: torch sets its own first, by which a SIGTERM ends the process.
-        """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
+        """Start it with the signals held back. A handler would come too late: torch sets its own first, by
+        which a SIGTERM ends the process."""
+        with _held_back():
             super().start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class DeafWorkers(ForkContext):

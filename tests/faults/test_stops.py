@@ -91,6 +91,24 @@ def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
     assert job.outcome() == unbroken
 
 
+@pytest.mark.parametrize(
+    ("launcher", "rank"), [("python", ""), pytest.param("ddp", "@1", marks=pytest.mark.slow)], ids=["one", "of two"]
+)
+def test_a_stop_before_the_first_step_waits_for_none(
+    recipe: Path, unbroken: dict[str, Any], tmp_path: Path, launcher: str, rank: str
+) -> None:
+    """What comes before it, such as DeepSpeed's build of its optimizer, may take longer than the launcher waits."""
+    job = Job(recipe, tmp_path / "out", tuple(python() if launcher == "python" else accelerate(launcher, 2)))
+    result = job.start(f"SIGTERM@transformers.trainer:Trainer.create_optimizer:1{rank}")
+    assert result.returncode == (EXIT_RESUMABLE if launcher == "python" else 1), result.stderr
+    assert job.status["state"] == "resumable"
+    assert "stopped by SIGTERM before there was anything to save." in job.status["message"]
+    assert store.listed(job.folder) == []
+    assert job.start().returncode == 0
+    if launcher == "python":
+        assert job.outcome() == unbroken
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
     recipe: Path, tmp_path: Path, name: str

@@ -6,7 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.distributed.launching import ROOT
@@ -89,3 +93,108 @@ def test_else_it_would_end_and_the_run_with_it() -> None:
     read = read_ahead("SIGTERM", "torch's")
     assert read.returncode == 1
     assert "exited unexpectedly" in read.stderr
+
+
+ASK_AGAIN = """
+import os, signal
+from indictune.training.stopping import StopRequest
+request = StopRequest()
+with request.listening():
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        print("cleared away")
+"""
+
+
+def test_a_scheduler_that_asks_again_disturbs_nothing() -> None:
+    asked = subprocess.run([sys.executable, "-c", ASK_AGAIN], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert asked.stdout == "cleared away\n"
+    assert "During handling" not in asked.stderr
+
+
+START = """
+import signal, subprocess, sys
+from indictune.training.stopping import StopRequest
+request = StopRequest()
+with request.listening():
+    request.wait_for_the_step()
+    subprocess.run(["sh", "-c", f"(kill -{sys.argv[1]} 0; echo done); echo done"], check=True)
+    print("asked:", request.asked, flush=True)
+subprocess.run(["sh", "-c", "kill -TERM $$"], check=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1", "INT"])
+def test_a_signal_to_all_processes_reaches_no_program_that_the_step_waits_for(name: str) -> None:
+    command = [sys.executable, "-c", START, name]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, start_new_session=True, check=False)
+    assert run.stdout == "done\ndone\nasked: True\n", run.stderr
+    assert "died with <Signals.SIGTERM: 15>" in run.stderr  # and one that is started after the run
+
+
+COMPILE = """
+import signal, sys, torch
+from indictune.training.stopping import StopRequest
+request = StopRequest()
+with request.listening():
+    if sys.argv[1] == "deaf":
+        request.wait_for_the_step()
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    print(torch.compile(lambda x: x.sin() + 1)(torch.zeros(2)).tolist(), request.asked)
+"""
+
+
+def compiled(folder: Path, programs: str) -> subprocess.CompletedProcess[str]:
+    """What it prints where each start of the compiler comes with a SIGTERM to all processes."""
+    compiler = folder / "g++"
+    compiler.write_text('#!/bin/bash\nkill -TERM 0\nexec g++ "$@"\n', encoding="utf-8")
+    compiler.chmod(0o755)
+    variables = {**os.environ, "CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, "-c", COMPILE, programs]
+    return subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, start_new_session=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_whatever_signals_come(tmp_path: Path) -> None:
+    run = compiled(tmp_path, "deaf")
+    assert run.stdout == "[1.0, 1.0] True\n", run.stderr
+
+
+@pytest.mark.slow
+def test_else_its_compilers_would_end_and_the_step_with_them(tmp_path: Path) -> None:
+    """Without `_DeafProgram` (torch 2.13)."""
+    run = compiled(tmp_path, "torch's")
+    assert run.returncode == 1
+    assert "No working C++ compiler found" in run.stderr
+
+
+# As ninja does: each program of its own group, which a signal to another does not reach.
+BUILD = """
+import subprocess, sys
+from indictune.training.stopping import StopRequest
+with StopRequest().listening():
+    subprocess.run(["sh", "-c", f"setsid -w sh -c 'echo $$ > {sys.argv[1]}; sleep 600'; true"], check=True)
+"""
+
+
+def test_a_run_that_is_stopped_before_its_first_step_leaves_no_program_behind(tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    with subprocess.Popen([sys.executable, "-c", BUILD, str(number)], cwd=ROOT, stderr=subprocess.PIPE) as run:
+        deadline = time.monotonic() + 60
+        while not (number.exists() and number.read_text(encoding="utf-8")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        built = psutil.Process(int(number.read_text(encoding="utf-8")))
+        try:
+            run.send_signal(signal.SIGTERM)
+            assert b"NotBegun: stopped by SIGTERM" in run.communicate(timeout=20)[1]
+            built.wait(5)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                for each in (*built.children(), built):
+                    each.kill()

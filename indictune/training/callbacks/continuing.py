@@ -42,7 +42,6 @@ def train(trainer: ExactTrainer, session: Session, prepared: Path) -> TrainOutpu
         check_rows(trainer, Path(session.checkpoint))
     keep_rejected(prepared, session.output_dir, session.rank)
     session.write_recipe(trainer.args)
-    session.stop_request.wait_for_the_step()
     return trainer.train(resume_from_checkpoint=session.checkpoint)
 
 
@@ -134,6 +133,7 @@ class LeaveBehind(TrainerCallback):
         self.stop_request = stop_request
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.stop_request.wait_for_the_step()  # a build before it may take minutes
         left = self._left_behind()
         taken = self._from_elsewhere() if args.should_save else []
         what = taken[0].name if taken else "the records of what is left behind"
