@@ -114,6 +114,42 @@ def test_a_slurm_job_saves_is_queued_again_and_goes_on(
     assert calls.read_text(encoding="utf-8") == "requeue 7\n"
 
 
+def launches(started: subprocess.Popen[bytes]) -> bool:
+    """Whether a job's launcher is there, which imports for seconds before it starts a rank."""
+    return any(str(BIN / "accelerate") in each.cmdline() for each in steps_of(started))
+
+
+@pytest.mark.parametrize("ask", [to_the_script, pytest.param(to_tasks, marks=pytest.mark.slow)])
+def test_a_slurm_job_that_is_asked_before_its_ranks_are_there_asks_them_when_they_are(
+    finished_run: FinishedRun, slurm: dict[str, str], tmp_path: Path, ask: Callable[[subprocess.Popen[bytes]], None]
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--config", str(finished_run.recipe), "--output_dir", str(out)]
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/single_gpu.yaml", SCRIPT, *flags]
+    with subprocess.Popen(job, cwd=ROOT, env={**slurm, "PROCESSES_PER_NODE": "1"}) as started:
+        try:
+            wait_for(lambda: launches(started), 60)
+            ask(started)
+            assert started.wait(180) == 0
+        finally:
+            started.kill()
+    assert '"state": "resumable"' in (out / "status.json").read_text(encoding="utf-8")
+    assert (tmp_path / "calls").read_text(encoding="utf-8") == "requeue 7\n"
+
+
+def test_a_slurm_job_that_is_asked_in_vain_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
+    """Its ranks were killed before one could tell anything."""
+    begun = tmp_path / "begun"
+    killed = f'#!/bin/bash\n[ "$1" = --overlap ] || {{ echo > {begun}; sleep 3; exit 137; }}\n'
+    (tmp_path / "bin" / "srun").write_text(killed, encoding="utf-8")
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT]
+    with subprocess.Popen([*job, "--output_dir", str(tmp_path / "out")], cwd=ROOT, env=slurm) as started:
+        wait_for(begun.exists, 60)
+        started.send_signal(signal.SIGUSR1)
+        assert started.wait(60) == 0
+    assert (tmp_path / "calls").read_text(encoding="utf-8") == "requeue 7\n"
+
+
 @pytest.mark.parametrize("may_be_queued_again", [True, False])
 def test_a_slurm_job_that_is_not_to_be_queued_again_ends_as_its_ranks_do(
     slurm: dict[str, str], tmp_path: Path, may_be_queued_again: bool
