@@ -65,7 +65,7 @@ def _left(job: Job, folder: Path, number: signal.Signals, *flags: str) -> tuple[
     """What is left after a signal to the launcher, and the launcher's exit code."""
     words = job.words(folder, *flags, "--max_steps", "20000", "--save_total_limit", "2")
     with subprocess.Popen(
-        words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        words, cwd=ROOT, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as started:
         try:
             deadline = time.monotonic() + 2 * GIVE_UP_S

@@ -19,7 +19,7 @@ import psutil
 
 from indictune.training.checkpoints import store
 from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start, torchrun
-from tests.faults.runs import EVALUATION, FAULTY, SAVE, STEP, processes_of
+from tests.faults.runs import EVALUATION, FAULTY, FOLDER, SAVE, STEP, processes_of
 
 SAMPLES = ROOT / "indictune/data/samples/train.jsonl"
 STEPS, MANY_STEPS = 8, 20  # in two epochs and in five
@@ -99,7 +99,9 @@ class Job:
     ) -> tuple[int | None, str]:
         """Exit code, and what it said; None where it hung and was killed."""
         try:
-            done = start(self.words(folder, *flags, event=event), variables, timeout_s=timeout_s)
+            done = start(
+                self.words(folder, *flags, event=event), {FOLDER: str(folder), **variables}, timeout_s=timeout_s
+            )
         except subprocess.TimeoutExpired:
             kill_processes_of(folder)
             return None, ""

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ STEP = "indictune.training.callbacks.step_flags:StepFlags.on_step_end"
 EVALUATION = "indictune.training.exact:ExactTrainer.prediction_step"
 SAVE = "indictune.training.checkpoints.saving:_share"
 EXIT_RESUMABLE = 75
+FOLDER = "TEST_FOLDER"  # in the environment of what is started for a folder, and of all that this starts
 # Root may read and write everything; started by this it may not.
 _NO_POWERS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner", "--inh-caps=-all")
 AS_A_USER = (*(_NO_POWERS if os.getuid() == 0 else ()), *python())
@@ -54,7 +56,7 @@ class Job:
             *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
             *("--logging_steps", "3", "--dropout", "0.1", *self.flags),
         ]
-        return start([*self.launcher, *scripts, *flags], variables)
+        return start([*self.launcher, *scripts, *flags], {FOLDER: str(self.folder), **variables})
 
     @property
     def status(self) -> dict[str, Any]:
@@ -92,17 +94,20 @@ class Job:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Those whose command names the folder."""
+    """Those whose command names the folder, or that were started for one in it: cleaners of rows and compilers too."""
     found = []
     for process in psutil.process_iter(["cmdline", "pid"]):
-        if any(str(folder) in word for word in process.info["cmdline"] or []):
-            found.append(process.info["pid"])
+        with suppress(psutil.Error):  # another user's, or gone
+            words = [*(process.info["cmdline"] or []), process.environ().get(FOLDER, "")]
+            if any(str(folder) in word for word in words):
+                found.append(process.info["pid"])
     return found
 
 
-def environment() -> dict[str, str]:
-    """Of a process that is started anew."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+def environment(folder: Path | None = None) -> dict[str, str]:
+    """Of a process that is started anew, for a folder."""
+    own = {} if folder is None else {FOLDER: str(folder)}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **own}
 
 
 def wait_for(condition: Any, seconds: float) -> None:

@@ -282,6 +282,15 @@ LAUNCHERS: dict[str, list[str]] = {
 }
 
 
+def test_what_a_run_has_started_is_found_when_the_run_is_gone(tmp_path: Path) -> None:
+    """Whatever its command is: else no test would see what outlives a run."""
+    subprocess.run(["sh", "-c", "sleep 600 > /dev/null &"], env=environment(tmp_path / "out"), check=True)
+    left = [psutil.Process(pid) for pid in processes_of(tmp_path)]
+    for each in left:
+        each.kill()
+    assert len(left) == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "launcher",
@@ -300,7 +309,7 @@ def test_no_process_outlives_its_launcher(
     with subprocess.Popen(
         [*LAUNCHERS[launcher], SCRIPT, *flags],
         cwd=ROOT,
-        env=environment(),
+        env=environment(tmp_path),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as started:
@@ -332,7 +341,7 @@ def test_no_process_outlives_a_launcher_that_dies_while_it_imports(
     finished_run: FinishedRun, tmp_path: Path, launcher: str, ranks: int
 ) -> None:
     flags = ["--config", str(finished_run.recipe), "--output_dir", str(tmp_path / "out"), "--num_train_epochs", "500"]
-    with subprocess.Popen([*LAUNCHERS[launcher], SCRIPT, *flags], cwd=ROOT, env=environment()) as started:
+    with subprocess.Popen([*LAUNCHERS[launcher], SCRIPT, *flags], cwd=ROOT, env=environment(tmp_path)) as started:
         wait_for(lambda: len(ranks_that_import(tmp_path)) == ranks, 120)
         started.kill()
     try:
@@ -353,7 +362,7 @@ def test_these_launchers_leave_their_children_behind(tmp_path: Path, launcher: s
     with subprocess.Popen(
         [*LAUNCHERS[launcher], str(script), str(begun)],
         cwd=ROOT,
-        env=environment(),
+        env=environment(tmp_path),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as started:
