@@ -273,7 +273,7 @@ class IndicTrainingArguments(TrainingArguments):
         default="stop",
         metadata={
             "help": "What a NaN or infinite loss or gradient does. stop: it ends the run. skip: the step changes "
-            "nothing. rollback: weights and states go back to the last checkpoint, rows go on. "
+            "nothing. rollback: weights and states go back to the last checkpoint that is not of a stop, rows go on. "
             "The last two wait for the GPU at every step."
         },
     )

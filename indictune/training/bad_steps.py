@@ -12,7 +12,7 @@ import torch
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.strategy import sharding
 from indictune.training import output
-from indictune.training.checkpoints import resuming, saving, store
+from indictune.training.checkpoints import plan, resuming, saving, store
 from indictune.training.nonfinite import NonFiniteLossError
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
     """Leave a bad step out, before the optimizer takes it: all ranks look, and wait for each other.
 
     `skip` drops its gradient. `rollback` does so too, and takes weights and optimizer states back to the last
-    checkpoint; the rows go on, and so does the schedule of the learning rate.
+    checkpoint that the run saved by its own plan: it would not have that of a stop if it had not been stopped. The
+    rows go on, and so does the schedule of the learning rate.
 
     Raises:
         NonFiniteLossError: there were more than `--max_nonfinite_steps`, or there is no checkpoint to go back to.
@@ -141,10 +142,13 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
 
 def _roll_back(trainer: ExactTrainer, step: int, loss: float) -> None:
     output_dir = Path(str(trainer.args.output_dir))
-    found = [path for path in store.listed(output_dir) if store.step_of(path) < step]
+    found = [path for path in plan.planned(output_dir) if store.step_of(path) < step]
     whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trainer.trusts_checkpoint)
     if whole is None:
-        why = "--on_nonfinite rollback finds no whole checkpoint before it: save more often (--save_steps)."
+        why = (
+            "--on_nonfinite rollback finds no whole checkpoint before it that the run saved by its own plan, and not "
+            "because it was stopped: save more often (--save_steps)."
+        )
         raise trainer.bad_steps.stop(step, loss, why)
     resuming.check_trusted(whole, output_dir, trainer.trusts_checkpoint, "--on_nonfinite rollback to")
     assert trainer.lr_scheduler is not None

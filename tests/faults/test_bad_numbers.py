@@ -19,7 +19,7 @@ from indictune.models.checkpoints import ADAPTER
 from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate, python
-from tests.faults.runs import Job
+from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 
 # Two micro-batches a step: the fifth is of the third step.
 LOSS = "NAN@indictune.training.loss:ExactLoss.__call__:5"
@@ -201,11 +201,48 @@ def test_weights_that_the_last_step_spoils_are_no_model_and_no_checkpoint(
     assert not list(job.folder.rglob("*.safetensors"))
 
 
-def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(finished_run: FinishedRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(
+    finished_run: FinishedRun, tmp_path: Path, stopped: bool
+) -> None:
+    """Nor with that of a stop alone, which the run would not have if it had not been stopped."""
     flags = ("--on_nonfinite", "rollback", "--save_steps", "4", "--eval_steps", "4")
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
-    assert job.start(LOSS).returncode == 1
-    assert "--on_nonfinite rollback finds no whole checkpoint before it: save more " in job.status["message"]
+    if stopped:
+        assert job.start(f"SIGTERM@{STEP}:1").returncode == EXIT_RESUMABLE
+    assert job.start("NAN@indictune.training.loss:ExactLoss.__call__:1" if stopped else LOSS).returncode == 1
+    assert (
+        "--on_nonfinite rollback finds no whole checkpoint before it that the run saved by its own plan, "
+        in job.status["message"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "call", "saves"),
+    [
+        (tuple(python()), 13, ("--save_steps", "4", "--save_total_limit", "1")),  # of two micro-batches a step
+        (tuple(python()), 13, ("--save_strategy", "epoch")),  # of 4 steps
+        pytest.param(tuple(accelerate("fsdp2", 2)), 7, ("--save_steps", "4"), marks=pytest.mark.slow),
+    ],
+    ids=["steps", "epochs", "fsdp2"],
+)
+def test_a_checkpoint_of_a_stop_is_not_rolled_back_to(
+    finished_run: FinishedRun, tmp_path: Path, launcher: tuple[str, ...], call: int, saves: tuple[str, ...]
+) -> None:
+    """That of step 6, when step 7 is bad: the run would not have it if it had not been stopped."""
+    flags = ("--on_nonfinite", "rollback", "--eval_strategy", "no", "--load_best_model_at_end", "false", *saves)
+    whole, job = (Job(finished_run.recipe, tmp_path / name, launcher, flags) for name in ("whole", "out"))
+    at_step_7 = "NAN@indictune.training.loss:ExactLoss.__call__:"
+    result = whole.start(f"{at_step_7}{call}")
+    assert result.returncode == 0, result.stderr
+    assert job.start(f"SIGTERM@{STEP}:5").returncode != 0
+    assert job.status["state"] == "resumable"
+    assert [store.step_of(path) for path in store.listed(job.folder)] == [6, 4]
+    result = job.start(f"{at_step_7}1")
+    assert result.returncode == 0, result.stderr
+    assert noted(job) == noted(whole)
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(7, "rollback")]
+    assert job.outcome() == whole.outcome()
 
 
 @pytest.mark.parametrize(

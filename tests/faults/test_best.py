@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from indictune.training.checkpoints import store
+from indictune.training.checkpoints import plan, store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
@@ -64,7 +64,7 @@ def test_a_step_that_is_saved_because_of_a_stop_is_not_the_best(
     assert best_of(job) == (["checkpoint-1"], None, None)
     manifest = store.read_manifest(job.folder / "checkpoint-1")
     assert manifest is not None
-    assert manifest.evaluation_due == is_due
+    assert (manifest.evaluation_due, manifest.planned) == (is_due, False)
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert best_of(job) == best_of(unbroken)
@@ -78,6 +78,7 @@ def test_a_run_that_saves_the_best_alone_stops_where_it_is_none(unbroken: Job, t
     assert whole.start().returncode == 0
     assert job.start(f"SIGTERM@{STEP}:5").returncode == EXIT_RESUMABLE
     assert best_of(job) == (["checkpoint-5", "checkpoint-1"], "checkpoint-1", 1)
+    assert plan.planned(job.folder) == [job.folder / "checkpoint-1"]
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert "The model is that of checkpoint-1, the best by accuracy" in result.stderr

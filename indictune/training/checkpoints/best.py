@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from transformers.trainer_utils import SaveStrategy
 
-from indictune.training.checkpoints import store
+from indictune.training.checkpoints import plan, store
 
 if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
@@ -21,10 +21,9 @@ def is_compared(trainer: ExactTrainer) -> bool:
     be another than that of a run which was not. Under `--save_strategy epoch` each evaluated step is saved
     (`check_best`), under `best` each that is the best.
     """
-    args, state = trainer.args, trainer.state
-    if not args.load_best_model_at_end or args.save_strategy != SaveStrategy.STEPS:
+    if not trainer.args.load_best_model_at_end or trainer.args.save_strategy != SaveStrategy.STEPS:
         return True
-    return state.global_step % state.save_steps == 0 or state.global_step >= state.max_steps
+    return plan.has_this_step(trainer)
 
 
 def name(trainer: ExactTrainer) -> None:

@@ -28,7 +28,7 @@ from indictune.models.adapters import save_adapter_extras
 from indictune.models.description import save_description
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import nodes, sharding, shards
-from indictune.training.checkpoints import disks, store
+from indictune.training.checkpoints import disks, plan, store
 from indictune.training.checkpoints.store import UNFINISHED, FileDigest, Manifest
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import RECIPE
@@ -161,12 +161,16 @@ def finish(trainer: ExactTrainer) -> None:
 
 
 def _rotate(trainer: ExactTrainer, output_dir: Path, last: Path) -> None:
-    """Delete what `--save_total_limit` leaves no room for. A disk that refuses ends no run: `last` is there."""
+    """Delete what `--save_total_limit` leaves no room for: never `last`, the one just committed, the best, and the one
+    that a bad step would go back to. A disk that refuses ends no run: `last` is there."""
+    kept = [last]
     # Not `best_global_step`: it may be a step that was evaluated and not saved.
-    named = trainer.state.best_model_checkpoint
-    best = None if named is None else store.step_of(Path(named))
+    if trainer.state.best_model_checkpoint is not None:
+        kept.append(output_dir / Path(trainer.state.best_model_checkpoint).name)
+    if trainer.args.on_nonfinite == "rollback":
+        kept += plan.planned(output_dir)[:1]
     try:
-        store.rotate(output_dir, trainer.args.save_total_limit, best, last)
+        store.rotate(output_dir, trainer.args.save_total_limit, kept)
     except OSError as error:
         logger.warning("%s is saved, and an older checkpoint cannot be removed: %s", last.name, error)
 
@@ -260,6 +264,7 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
         evaluation_due=trainer.stop_request.evaluation_due or _epoch_is_evaluated_next(trainer),
         files={},
         validation=trainer.validation_digest,
+        planned=plan.has_this_step(trainer),
     )
 
 

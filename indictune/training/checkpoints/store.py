@@ -62,6 +62,8 @@ class Manifest:
         files: by path inside the folder, with `/` between its parts.
         validation: digest of the rows that checkpoints were compared on last; None where there were none, or the
             version that wrote it did not tell.
+        planned: False where the run saved it only because it was asked to stop (`plan`), which earlier versions did
+            not tell.
     """
 
     step: int
@@ -76,12 +78,15 @@ class Manifest:
     evaluation_due: bool
     files: Mapping[str, FileDigest]
     validation: str | None = None
+    planned: bool = True
 
     def to_json(self) -> str:
         """The text of `manifest.json`, which ends with a digest of the rest."""
         content = asdict(self)
         if self.validation is None:
             del content["validation"]
+        if self.planned:
+            del content["planned"]
         return json.dumps({**content, "sha256": _digest_of(content)}, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -342,13 +347,13 @@ def first_choice(whole: Iterable[Each], has_best: Callable[[Each], bool]) -> Eac
     return spare
 
 
-def rotate(output_dir: Path, limit: int | None, best_step: int | None, last: Path) -> None:
-    """Delete the oldest checkpoints beyond `limit`: never the best, and never `last`, the one just committed."""
+def rotate(output_dir: Path, limit: int | None, kept: Collection[Path]) -> None:
+    """Delete the oldest checkpoints beyond `limit`, and none of those that are to be kept."""
     if limit is None:
         return
-    kept = {last} | ({path_of(output_dir, best_step)} if best_step else set())
-    free = [path for path in listed(output_dir) if path not in kept]  # the newest first
-    for path in free[max(limit - len(kept & set(listed(output_dir))), 0) :]:
+    found = listed(output_dir)
+    free = [path for path in found if path not in kept]  # the newest first
+    for path in free[max(limit - len(set(kept) & set(found)), 0) :]:
         remove(path)
 
 

@@ -327,7 +327,7 @@ def test_the_oldest_go_but_never_the_best_or_the_last(
 ) -> None:
     for step in (2, 4, 6, 8):
         write(tmp_path, step)
-    store.rotate(tmp_path, limit, best, store.path_of(tmp_path, 8))
+    store.rotate(tmp_path, limit, [store.path_of(tmp_path, step) for step in (8, best) if step])
     assert whole(tmp_path) == left
     assert {path.name for path in tmp_path.iterdir()} - {UNFINISHED} == {f"checkpoint-{step}" for step in left}
 
@@ -350,7 +350,7 @@ class TestALinkToACheckpoint:
         return {path.name for path in out.iterdir()} - {UNFINISHED}
 
     def test_gives_way_to_newer_ones(self, out: Path, moved: Path) -> None:
-        store.rotate(out, 2, None, out / "checkpoint-6")
+        store.rotate(out, 2, [out / "checkpoint-6"])
         assert self.left(out) == {"checkpoint-4", "checkpoint-6"}
         assert store.damage(moved) == []
 
@@ -395,6 +395,7 @@ manifests = st.builds(
     evaluation_due=st.booleans(),
     files=st.dictionaries(names, digests, max_size=5),
     validation=st.none() | names,
+    planned=st.booleans(),
 )
 
 
