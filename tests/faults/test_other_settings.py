@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -136,17 +137,69 @@ def test_packages_of_other_versions_are_named_with_both(job: Job) -> None:
 
 def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_before_the_model_is_read(job: Job) -> None:
     flags = ("--optim", "sgd", "--save_total_limit", "0", "--method", "lora", "--lora_r", "4")
-    result = replace(job, flags=(*job.flags, *flags)).start()
+    result = replace(job, flags=(*job.flags, *flags, "--lr_scheduler_type", "reduce_lr_on_plateau")).start()
     assert result.returncode == 2
     assert job.status["message"].splitlines() == [
-        "3 problems:",
+        "4 problems:",
         "  1. --optim sgd: checkpoint-4 was written with adamw_torch_fused, whose states are others; give --optim "
         "adamw_torch_fused, or start afresh in another --output_dir.",
-        "  2. --method lora: checkpoint-4 was written with --method full, and its weights fit no other; give that, or "
+        "  2. --lr_scheduler_type reduce_lr_on_plateau: checkpoint-4 was written with constant, whose state is "
+        "another; give --lr_scheduler_type constant, or start afresh in another --output_dir.",
+        "  3. --method lora: checkpoint-4 was written with --method full, and its weights fit no other; give that, or "
         "start afresh in another --output_dir.",
-        "  3. --save_total_limit 0: expected at least 1; --save_strategy no --load_best_model_at_end false "
+        "  4. --save_total_limit 0: expected at least 1; --save_strategy no --load_best_model_at_end false "
         "saves none.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_told"),
+    [
+        ("reduce_lr_on_plateau", "linear", True),
+        ("reduce_lr_on_plateau", "greedy", True),
+        ("greedy", "greedy", False),
+        ("linear", "cosine", False),
+    ],
+)
+def test_a_schedule_by_evaluations_and_another_do_not_take_over_from_each_other(
+    tmp_path: Path, before: str, now: str, is_told: bool
+) -> None:
+    """Where it can, the difference is told as that of any setting is."""
+    (tmp_path / "recipe.yaml").write_text(f"lr_scheduler_type: {before}")
+    told = f"--lr_scheduler_type {now}: {tmp_path.name} was written with {before}, whose state is another; "
+    assert [each.startswith(told) for each in settings.other_schedule(tmp_path, {"lr_scheduler_type": now})] == (
+        [True] if is_told else []
+    )
+    assert settings.other_schedule(tmp_path, {}) == []
+
+
+def plateau(**given: Any) -> tuple[str, ...]:
+    return ("--lr_scheduler_type", "reduce_lr_on_plateau", "--lr_scheduler_kwargs", json.dumps(given))
+
+
+def schedule_in(checkpoint: Path) -> dict[str, Any]:
+    return dict(torch.load(checkpoint / "scheduler.pt", weights_only=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "rate"), [("reduce_lr_on_plateau", {}, 5e-5), ("greedy", {"max_lr": 1e-4}, 1e-4)]
+)
+def test_a_schedule_by_evaluations_goes_on_by_new_settings_from_the_learning_rate_as_it_is(
+    finished_run: FinishedRun, tmp_path: Path, kind: str, more: dict[str, float], rate: float
+) -> None:
+    """The accuracy of no step is better than that of step 2: step 4 halves the learning rate. Of those that come
+    after it, step 6 is the first, at which `greedy` raises it."""
+    flags = ("--logging_steps", "1", "--metric_for_best_model", "accuracy", "--lr_scheduler_type", kind)
+    of_both = {**more, "min_lr": 0, "mode": "max", "patience": 0}
+    before, now = ({"factor": factor, **of_both} for factor in (0.5, 0.1))
+    job = Job(finished_run.recipe, tmp_path / "out", flags=(*flags, "--lr_scheduler_kwargs", json.dumps(before)))
+    assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
+    result = replace(job, flags=(*flags, "--lr_scheduler_kwargs", json.dumps(now))).start()
+    assert result.returncode == 0, result.stderr
+    assert f"--lr_scheduler_kwargs {before}, now {now}: the steps from here on are by the new ones." in result.stderr
+    rates = {entry["step"]: entry["learning_rate"] for entry in Run(job.folder).log}
+    assert [rates[step] for step in (4, 5, 8)] == pytest.approx([1e-4, 5e-5, rate])
+    assert schedule_in(job.folder / "checkpoint-8")["_last_lr"][0] == pytest.approx(0.1 * rate)
 
 
 def test_a_recipe_that_has_rotted_is_no_other_optimizer(job: Job) -> None:
@@ -261,10 +314,12 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
 def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    """Else no loss is ever better than a score, and a run with a patience of 1 ends after step 4, where it stands."""
-    job = Job(finished_run.recipe, tmp_path / "out", flags=("--learning_rate", "0", "--early_stopping_patience", "2"))
+    """Else no loss is ever better than a score, and a run with a patience of 1 ends after step 4, where it stands. And
+    so is what a schedule has compared."""
+    flags = ("--learning_rate", "0", "--early_stopping_patience", "2", *plateau(mode="max"))
+    job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
-    more = ("--early_stopping_patience", "1", "--metric_for_best_model", "loss")
+    more = ("--early_stopping_patience", "1", "--metric_for_best_model", "loss", *plateau(mode="min"))
     result = replace(job, flags=(*job.flags, *more)).start()
     assert result.returncode == 0, result.stderr
     assert (
@@ -277,6 +332,8 @@ def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     assert (last.name, store.best_step(last)) == ("checkpoint-8", 6)
     state = json.loads((last / "trainer_state.json").read_text())
     assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
+    schedule = schedule_in(last)
+    assert (schedule["mode"], schedule["best"], schedule["num_bad_epochs"]) == ("min", state["best_metric"], 1)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -290,7 +347,8 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     rows[0]["label"] = next(row["label"] for row in rows if row["label"] != rows[0]["label"])
     other = tmp_path / "validation.jsonl"
     other.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    job = Job(finished_run.recipe, tmp_path / "out", flags=("--learning_rate", "0", "--early_stopping_patience", "2"))
+    flags = ("--learning_rate", "0", "--early_stopping_patience", "2", *plateau(mode="min"))
+    job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
     manifest = store.read_manifest(job.folder / "checkpoint-4")
     assert manifest is not None
@@ -308,6 +366,7 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     assert (told in result.stderr) is is_known
     last = store.listed(job.folder)[0]
     assert (last.name, store.best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
+    assert schedule_in(last)["num_bad_epochs"] == 1  # that step is no better than the best
 
 
 def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers import (
+    EarlyStoppingCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    get_scheduler,
+)
+from transformers.optimization import GreedyLR
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from indictune.data.rejects import keep_rejected
@@ -258,7 +268,6 @@ class GoOn(TrainerCallback):
     def _forget_best_that_was_judged_otherwise(self, state: TrainerState, manifest: Manifest) -> None:
         """A loss and a score cannot be compared, nor can scores on different rows: the next one evaluated is the best,
         and patience begins anew."""
-        now = {name: getattr(self.trainer.args, name) for name in settings.OF_THE_BEST}
         if self.trainer.validation_digest is None:
             self.trainer.validation_digest = manifest.validation  # the best is still of those
         digests = manifest.validation, self.trainer.validation_digest
@@ -269,7 +278,22 @@ class GoOn(TrainerCallback):
                 "--early_stopping_patience counts anew.",
                 self.checkpoint.name,
             )
-        if has_other_rows or settings.is_judged_otherwise(self.checkpoint, now):
+        if has_other_rows or self._has_others(settings.OF_THE_BEST):
             state.best_global_step = state.best_metric = state.best_model_checkpoint = None
             for each in self._early_stopping():
                 each.early_stopping_patience_counter = 0
+        if has_other_rows or self._has_others(settings.OF_SUCH_A_SCHEDULE):
+            self._begin_schedule_anew()
+
+    def _has_others(self, names: Iterable[str]) -> bool:
+        return settings.has_others(self.checkpoint, {name: getattr(self.trainer.args, name) for name in names})
+
+    def _begin_schedule_anew(self) -> None:
+        """Let a schedule that goes by evaluations compare those to come alone, by the settings of this run, from the
+        learning rate as it is. The Trainer has loaded what was the best, and the settings of then, over those of now
+        (torch 2.13, `ReduceLROnPlateau.load_state_dict`)."""
+        schedule, args = self.trainer.lr_scheduler, self.trainer.args
+        if isinstance(schedule, ReduceLROnPlateau | GreedyLR):
+            settings_of_now = args.lr_scheduler_kwargs
+            anew = get_scheduler(args.lr_scheduler_type, schedule.optimizer, scheduler_specific_kwargs=settings_of_now)
+            schedule.load_state_dict(anew.state_dict())

@@ -26,6 +26,7 @@ LOOKED_AT = (
     "per_device_train_batch_size",
     "max_tokens_per_device",
     "optim",
+    "lr_scheduler_type",
     *settings.OF_THE_END,
 )
 
@@ -235,8 +236,8 @@ def check_fits(
 
     Raises:
         UserError: it was written by another strategy and one of the two is ZeRO, by another number of ZeRO's
-            processes, with other global batches, by another optimizer, with weights of other shapes, or is an adapter
-            on other weights.
+            processes, with other global batches, by another optimizer or another kind of schedule, with weights of
+            other shapes, or is an adapter on other weights.
     """
     manifest = store.read_manifest(checkpoint)
     assert manifest is not None  # `candidate` has read it
@@ -265,7 +266,8 @@ def check_fits(
     elif model:
         other = settings.other_base(checkpoint, configuration["model_name_or_path"], model.get("_commit_hash"))
         problems += [] if other is None else [other]
-    problems += settings.misfits(checkpoint, configuration) + settings.past_the_end(checkpoint, configuration)
+    for why in (settings.other_schedule, settings.misfits, settings.past_the_end):
+        problems += why(checkpoint, configuration)
     if not handover.can_go_on(manifest.strategy, manifest.world_size, launch):
         problems.append(
             f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "

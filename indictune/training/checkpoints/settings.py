@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from indictune.checked_values import BY_EVALUATIONS
 from indictune.errors import UserError
 from indictune.models.bases import CONFIG, RECORD, base_of, other_fingerprint
 from indictune.training.checkpoints.store import listed, read_manifest
@@ -23,7 +24,8 @@ IN_THE_STATES = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "a
 OF_THE_ADAPTER = ("lora_r", "lora_target_modules", "use_dora", "modules_to_save")
 
 # Others that decide what is learnt. Rows, their order and their tokens are compared by a digest, and
-# `--global_batch_size`, `--optim`, `--method` and those of the adapter's weights are refused.
+# `--global_batch_size`, `--optim`, `--method`, those of the adapter's weights, and a schedule by evaluations in place
+# of another, are refused.
 OF_THE_STEPS = (
     *("model_name_or_path", "model_revision", "dropout"),
     *("lora_alpha", "lora_dropout", "use_rslora"),
@@ -39,6 +41,9 @@ OF_THE_DEALING = ("per_device_train_batch_size", "max_tokens_per_device")
 
 # By which checkpoints are compared.
 OF_THE_BEST = ("metric_for_best_model", "greater_is_better")
+
+# By which a schedule that goes by evaluations compares them.
+OF_SUCH_A_SCHEDULE = (*OF_THE_BEST, "lr_scheduler_kwargs")
 
 # By which the end of a run is planned.
 OF_THE_END = ("max_steps", "num_train_epochs")
@@ -155,14 +160,14 @@ def past_the_end(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def is_judged_otherwise(checkpoint: Path, now: Mapping[str, Any]) -> bool:
-    """Whether a run compares its checkpoints by another number than until this one.
+def has_others(checkpoint: Path, now: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint was written with other settings.
 
     Args:
         checkpoint: to go on from.
-        now: the configuration of the run, as for `recipe.yaml`.
+        now: those of the run that are compared, as for `recipe.yaml`.
     """
-    return bool(_changed(OF_THE_BEST, settings_of(checkpoint), now))
+    return bool(_changed(list(now), settings_of(checkpoint), now))
 
 
 def _changed(names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -249,6 +254,27 @@ def other_optimizer(checkpoint: Path, optim: str) -> str | None:
     """The `--optim` that a checkpoint was written with, where `optim` cannot take its states over; else None."""
     before = settings_of(checkpoint).get("optim")
     return None if before is None or _states(before) == _states(optim) else str(before)
+
+
+def other_schedule(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
+    """Why a run's schedule cannot take over the state of a checkpoint's, in at most one sentence.
+
+    One that goes by evaluations has a state of its own kind; all others count steps.
+
+    Args:
+        checkpoint: to go on from.
+        now: the configuration of the run, or the part of it that is known.
+    """
+    before = settings_of(checkpoint)
+    if not _changed(["lr_scheduler_type"], before, now):
+        return []
+    was, is_now = (str(each["lr_scheduler_type"]) for each in (before, now))
+    if not {was, is_now} & set(BY_EVALUATIONS):
+        return []
+    return [
+        f"--lr_scheduler_type {is_now}: {checkpoint.name} was written with {was}, whose state is another; give "
+        f"--lr_scheduler_type {was}, or start afresh in another --output_dir."
+    ]
 
 
 def _states(optim: str) -> str:
