@@ -62,12 +62,11 @@ class Job:
     def status(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "status.json").read_text(encoding="utf-8")))
 
-    def outcome(self, with_checkpoint: bool = True, with_history: bool = True) -> dict[str, Any]:
+    def outcome(self, with_checkpoint: bool = True) -> dict[str, Any]:
         """All that must be the same whatever has happened on the way: models, states, losses, evaluations.
 
         Args:
             with_checkpoint: whether the run saves its last step. The finished model may be one of the first steps.
-            with_history: whether that checkpoint tells the same of what was logged on the way.
         """
         run = Run(self.folder)
         (model,) = run.folder.glob("*.safetensors")  # whole, or an adapter's
@@ -82,8 +81,6 @@ class Job:
         files = json.loads((last / store.MANIFEST).read_text(encoding="utf-8"))["files"]
         states = [name for name in files if name.endswith(_OF_STATES) and not name.endswith(_WITH_PADDING)]
         found["states"] = {name: files[name]["sha256"] for name in states}
-        if not with_history:
-            return found
         state = json.loads((last / "trainer_state.json").read_text(encoding="utf-8"))
         timed = ("runtime", "per_second")
         history = [

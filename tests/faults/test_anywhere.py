@@ -21,7 +21,8 @@ BATCHES = {
     "padded": ("--padding_free", "off"),
     "a budget of tokens": ("--max_tokens_per_device", "100"),
     "two workers": ("--dataloader_num_workers", "2"),
-    "early stopping": ("--early_stopping_patience", "3"),
+    # The model of no step is better than that of step 2: the third that is not is step 8, of 12.
+    "early stopping": ("--early_stopping_patience", "3", "--learning_rate", "0", "--num_train_epochs", "3"),
     "frequent logs": ("--logging_steps", "1"),
     "each epoch": ("--eval_strategy", "epoch", "--save_strategy", "epoch"),
     "without evaluation": ("--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"),
@@ -136,7 +137,7 @@ def test_a_llama_on_three_processes(tmp_path: Path, method: str) -> None:
     assert job.start(f"SIGTERM@{STEP}:3", test_llama.SCRIPT).returncode != 0
     assert job.status["state"] == "resumable"
     go_on(job, 3, test_llama.SCRIPT)
-    assert job.outcome(with_history=False) == whole.outcome(with_history=False)
+    assert job.outcome() == whole.outcome()
 
 
 @pytest.mark.parametrize(
@@ -156,10 +157,9 @@ def test_a_llama_on_packed_rows(unbroken: dict[str, dict[str, Any]], tmp_path: P
         whole = Job(recipe, tmp_path / "unbroken", command, flags)
         result = whole.start(script=test_llama.SCRIPT)
         assert result.returncode == 0, result.stderr
-        unbroken[f"packed, {launcher}"] = whole.outcome(with_history=False)
+        unbroken[f"packed, {launcher}"] = whole.outcome()
     job = Job(recipe, tmp_path / "out", command, flags)
     assert job.start(f"SIGTERM@{STEP}:{step}", test_llama.SCRIPT).returncode != 0
     assert job.status["state"] == "resumable"
     go_on(job, step, test_llama.SCRIPT)
-    # TRL (1.16) counts its tokens anew in each start, which a checkpoint's history of logs shows.
-    assert job.outcome(with_history=False) == unbroken[f"packed, {launcher}"]
+    assert job.outcome() == unbroken[f"packed, {launcher}"]

@@ -294,28 +294,38 @@ def calls_of(act: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_run_recovers_wherever_its_save_was_cut(tmp_path: Path, replacing: bool) -> None:
+    """It has what it had before, or from some write on what it was saving, and nothing else."""
+
     def prepared(folder: Path) -> Path:
         write(folder, 2)
         if replacing:
             write(folder, 4, b"older")
         return folder
 
+    def is_older(checkpoint: Path) -> bool:
+        return (checkpoint / "model.safetensors").read_bytes().endswith(b"older")
+
     number = calls_of(lambda: write(prepared(tmp_path / "counted"), 4))
     first = calls_of(lambda: prepared(tmp_path / "before"))
     assert number - first > 10
+    found = []
     for cut in range(1, number - first + 1):
         folder = prepared(tmp_path / str(cut))
         with pytest.MonkeyPatch.context() as patch:
             dying_at(cut, patch)
             with pytest.raises(Dead):
                 write(folder, 4)
-        assert 2 in whole(folder)
         assert set(whole(folder)) == {store.step_of(path) for path in store.listed(folder)}
-        store.remove_leftovers(folder)
-        assert whole(folder) == ([4, 2] if replacing else whole(folder))
-        assert {path.name for path in folder.iterdir()} <= {"checkpoint-2", "checkpoint-4"}
+        copying.recover(folder)
+        assert {path.name for path in folder.iterdir()} == {f"checkpoint-{step}" for step in whole(folder)}
+        found.append((whole(folder), [is_older(path) for path in store.listed(folder)]))
         write(folder, 4)
         assert whole(folder) == [4, 2]
+    before = ([4, 2], [True, False]) if replacing else ([2], [False])
+    assert [each for each, last in zip(found, [None, *found], strict=False) if each != last] == [
+        before,
+        ([4, 2], [False, False]),
+    ]
 
 
 @pytest.mark.parametrize(
