@@ -21,6 +21,12 @@ OVERLAP = {
     "fp16.enabled": "fp16",
 }
 
+# What else decides the steps. The rest is of memory and speed, is in the states of a checkpoint, or is refused.
+_OF_THE_STEPS = (
+    *("scheduler", "optimizer.type"),
+    *("prescale_gradients", "gradient_predivide_factor", "communication_data_type"),
+)
+
 
 def check_deepspeed(
     config: Mapping[str, Any], planned: Callable[[str], Any], accumulation_steps: int | None = None
@@ -55,6 +61,18 @@ def check_deepspeed(
         )
     if problems:
         raise UserError(problems)
+
+
+def settings_of_steps(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the file that decide the steps, by dotted key, but for those that follow from flags."""
+    found = {key: value for name in _OF_THE_STEPS for key, value in _values(name, _look_up(config, name)).items()}
+    return {key: value for key, value in found.items() if value not in (None, "auto") and key not in OVERLAP}
+
+
+def _values(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {key: inner for part, each in value.items() for key, inner in _values(f"{name}.{part}", each).items()}
 
 
 def check_offloaded_optimizer(strategy: str, optim: str) -> None:

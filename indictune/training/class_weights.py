@@ -41,7 +41,7 @@ def check_file(choice: str | None) -> None:
         UserError: the file cannot be read, or holds something else than a positive number for each label.
     """
     if choice is not None and choice != BALANCED:
-        _read_file(choice)
+        read_file(choice)
 
 
 def as_tensor(weights: Mapping[str, float] | None, labels: Sequence[str]) -> torch.Tensor | None:
@@ -56,7 +56,7 @@ def _balanced(train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, f
 
 
 def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
-    weights = _read_file(path)
+    weights = read_file(path)
     problems = Problems()
     for label in sorted(set(labels) - weights.keys()):
         problems.append(f"--class_weights {path}: label {label} has no weight.")
@@ -66,7 +66,12 @@ def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
     return weights
 
 
-def _read_file(path: str) -> dict[str, float]:
+def read_file(path: str) -> dict[str, float]:
+    """The weights in a JSON or YAML file, by label.
+
+    Raises:
+        UserError: it cannot be read, or holds something else than a positive number for each label.
+    """
     try:
         # JSON is YAML too. Read as text alone: YAML takes a label `no` for a boolean and a weight 1e-1 for a string.
         content = yaml.load(Path(path).read_text(encoding="utf-8"), TextLoader)

@@ -27,7 +27,7 @@ from indictune.strategy.communication import check_communication
 from indictune.strategy.shards import check_async_save
 from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import lock, output
-from indictune.training.checkpoints import abandoned, copying, resuming, settings, store
+from indictune.training.checkpoints import abandoned, copying, flag_files, resuming, settings, store
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
 from indictune.training.services import check_services
@@ -326,6 +326,7 @@ class Session:
         """Write `recipe.yaml` on every disk, once it is known that the run may go on."""
         if args.should_save:
             output.write_recipe(self.output_dir, resolved(*self._built) | settings.in_the_states(self.checkpoint))
+            flag_files.write(self.output_dir, flag_files.read(resolved(*self._built), self.launch.deepspeed))
 
     def _choose_checkpoint(self, args: IndicTrainingArguments) -> None:
         """Set `checkpoint` and `best_checkpoint`, after what a killed run was writing is gone.
@@ -351,9 +352,8 @@ class Session:
         if chosen is not None:
             configuration = resolved(*self._built)
             notes = resuming.check_fits(chosen, self.launch, configuration, self._model)
-            manifest = store.read_manifest(chosen)
-            as_many_ranks = manifest is not None and manifest.world_size == args.world_size
-            self.warn([*notes, *settings.differences(chosen, configuration, as_many_ranks)])
+            in_files = flag_files.read(configuration, self.launch.deepspeed)
+            self.warn([*notes, *settings.differences(chosen, configuration, in_files, args.world_size)])
         self.checkpoint = None if chosen is None else str(chosen)
 
     def _watch(self, log: Path) -> None:

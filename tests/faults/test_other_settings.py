@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from indictune.errors import UserError
 from indictune.models.bases import fingerprint
 from indictune.strategy.launch import Launch
-from indictune.training.checkpoints import resuming, settings, store
+from indictune.training.checkpoints import flag_files, resuming, settings, store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import SCRIPT, Run, accelerate, python, start
+from tests.distributed.launching import SCRIPT, Run, accelerate, python, start, torchrun
 from tests.faults.canaries import model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 from tests.training.checkpoints.test_resuming import OF_THIS_RUN
-from tests.training.checkpoints.test_store import write
+from tests.training.checkpoints.test_store import manifest, write
 
 
 @pytest.fixture(scope="module")
@@ -77,22 +77,86 @@ def test_settings_that_differ_are_named_with_both_values(job: Job) -> None:
     assert [recipe[name] for name in ("learning_rate", "weight_decay", "num_train_epochs")] == [0.0001, 0.0, 1.5]
 
 
-@pytest.mark.parametrize("name", ["attn_implementation", "tf32", "torch_compile", "padding_free"])
-@pytest.mark.parametrize("as_many_ranks", [True, False])
-def test_a_setting_by_which_numbers_are_rounded_or_drawn_is_named(
-    tmp_path: Path, name: str, as_many_ranks: bool
-) -> None:
-    (tmp_path / "recipe.yaml").write_text(f"{name}: before")
-    (told,) = settings.differences(tmp_path, {name: "after"}, as_many_ranks)
+def written_by_two(folder: Path, recipe: str) -> Path:
+    """A checkpoint of two processes and of these packages, as far as its settings are compared."""
+    (folder / "recipe.yaml").write_text(recipe)
+    (folder / store.MANIFEST).write_text(manifest(4, world_size=2, versions={}).to_json())
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["attn_implementation", "tf32", "torch_compile", "padding_free", "use_liger_kernel", "full_determinism"]
+)
+@pytest.mark.parametrize("world_size", [2, 1])
+def test_a_setting_by_which_numbers_are_rounded_or_drawn_is_named(tmp_path: Path, name: str, world_size: int) -> None:
+    checkpoint = written_by_two(tmp_path, f"{name}: before")
+    (told,) = settings.differences(checkpoint, {name: "after"}, {}, world_size)
     assert f": --{name} before, now after: the steps from here on are by the new ones." in told
 
 
 def test_how_rows_are_dealt_is_named_where_the_number_of_ranks_is_not_told_already(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("per_device_train_batch_size: 4\nmax_tokens_per_device: 90")
+    checkpoint = written_by_two(tmp_path, "per_device_train_batch_size: 4\nmax_tokens_per_device: 90")
     now = {"per_device_train_batch_size": 2, "max_tokens_per_device": None}
-    (told,) = settings.differences(tmp_path, now, True)
+    (told,) = settings.differences(checkpoint, now, {}, 2)
     assert "--per_device_train_batch_size 4, now 2; --max_tokens_per_device 90, now None: " in told
-    assert settings.differences(tmp_path, now, False) == []
+    assert settings.differences(checkpoint, now, {}, 1) == []
+
+
+def test_what_files_that_flags_name_say_is_compared_value_by_value(tmp_path: Path) -> None:
+    before: flag_files.Content = {
+        "class_weights": {"no": 1.0, "yes": 2.0},
+        "deepspeed": {"scheduler.type": "WarmupLR"},
+    }
+    flag_files.write(tmp_path, before)
+    assert flag_files.differences(tmp_path, before) == []
+    assert flag_files.differences(tmp_path, {"class_weights": {"no": 1.0, "yes": 3.0}, "deepspeed": {}}) == [
+        "--class_weights: yes 2.0, now 3.0",
+        "--deepspeed: scheduler.type WarmupLR, now (none)",
+    ]
+    assert flag_files.differences(tmp_path, {}) == []
+    flag_files.write(tmp_path, {})
+    assert not (tmp_path / flag_files.NAME).exists()
+    assert flag_files.differences(tmp_path, before) == []
+
+
+def test_class_weights_that_were_edited_between_two_starts_are_named_with_both_values(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    weights = tmp_path / "weights.json"
+    of_labels = {"negative": 1.0, "neutral": 1.0, "positive": 2.0}
+    weights.write_text(json.dumps(of_labels))
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--class_weights", str(weights)))
+    assert job.start(f"SIGTERM@{STEP}:1").returncode == EXIT_RESUMABLE
+    weights.write_text(json.dumps({**of_labels, "positive": 3.0}))
+    result = job.start(f"SIGTERM@{STEP}:1")
+    assert result.returncode == EXIT_RESUMABLE, result.stderr
+    told = "--class_weights: positive 2.0, now 3.0: the steps from here on are by the new ones."
+    assert f"checkpoint-2 was written with other settings: {told}" in result.stderr
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert "other settings" not in result.stderr  # the one before has trained by these
+
+
+@pytest.mark.slow
+def test_a_schedule_of_a_deepspeed_file_that_was_edited_between_two_starts_is_named(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    config = json.loads(Path("ds_configs/zero2.json").read_text(encoding="utf-8"))
+    file = tmp_path / "deepspeed.json"
+
+    def warm_up_from(rate: float) -> None:
+        params = {"warmup_min_lr": rate, "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+        file.write_text(json.dumps({**config, "scheduler": {"type": "WarmupLR", "params": params}}))
+
+    warm_up_from(1e-5)
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(1)), ("--deepspeed", str(file)))
+    result = job.start(f"SIGTERM@{STEP}:1")
+    assert job.status["state"] == "resumable", result.stderr
+    warm_up_from(2e-5)
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    told = "--deepspeed: scheduler.params.warmup_min_lr 1e-05, now 2e-05: the steps from here on are by the new ones."
+    assert f"checkpoint-2 was written with other settings: {told}" in result.stderr
 
 
 @pytest.mark.slow
@@ -292,7 +356,7 @@ def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Pat
 def test_a_checkpoint_that_does_not_tell_its_settings_is_not_compared(tmp_path: Path, recipe: str | None) -> None:
     if recipe is not None:
         (tmp_path / "recipe.yaml").write_text(recipe)
-    assert settings.differences(tmp_path, {"learning_rate": 1.0}, True) == []
+    assert settings.differences(tmp_path, {"learning_rate": 1.0}, {}, 1) == []
     assert settings.other_optimizer(tmp_path, "sgd") is None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from indictune.errors import UserError
-from indictune.strategy.deepspeed import check_deepspeed, check_folders, check_offloaded_optimizer
+from indictune.strategy.deepspeed import check_deepspeed, check_folders, check_offloaded_optimizer, settings_of_steps
 
 FLAGS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -94,6 +94,23 @@ def test_a_file_that_leaves_the_norm_out_is_refused(kept: dict[str, bool]) -> No
     assert problems({"zero_optimization": {"stage": 2, **kept}}) == []
     (problem,) = problems({"zero_optimization": {"stage": 2, "compute_grad_norm": False}})
     assert "zero_optimization.compute_grad_norm = false" in problem
+
+
+def test_what_decides_the_steps_and_follows_from_no_flag_is_told_by_its_place_in_the_file() -> None:
+    params = {"warmup_num_steps": 5, "total_num_steps": "auto", "warmup_max_lr": 1e-4}
+    config = {
+        "scheduler": {"type": "WarmupDecayLR", "params": params},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "gradient_predivide_factor": None,
+        "train_batch_size": 8,
+        "wandb": {"enabled": True},
+    }
+    assert settings_of_steps(config) == {
+        "scheduler.type": "WarmupDecayLR",
+        "scheduler.params.warmup_num_steps": 5,
+        "optimizer.type": "AdamW",
+    }
+    assert settings_of_steps({}) == {}
 
 
 def test_accumulation_is_compared_only_where_it_is_known() -> None:

@@ -28,7 +28,7 @@ from indictune.models.adapters import save_adapter_extras
 from indictune.models.description import save_description
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.strategy import nodes, sharding, shards
-from indictune.training.checkpoints import disks, plan, store
+from indictune.training.checkpoints import disks, flag_files, plan, store
 from indictune.training.checkpoints.store import UNFINISHED, FileDigest, Manifest
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import RECIPE
@@ -211,8 +211,9 @@ def unfinished_folder(output_dir: str) -> str:
 
 def copy_recipe(output_dir: Path, folder: Path) -> None:
     """Keep in a checkpoint with which settings it was written; those of the run may change."""
-    if (output_dir / RECIPE).exists():  # which `continuing.train` writes
-        shutil.copyfile(output_dir / RECIPE, folder / RECIPE)
+    for name in (RECIPE, flag_files.NAME):
+        if (output_dir / name).exists():  # which `continuing.train` writes
+            shutil.copyfile(output_dir / name, folder / name)
 
 
 def write_unlogged(trainer: ExactTrainer, folder: Path) -> None:

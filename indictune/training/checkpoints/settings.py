@@ -12,7 +12,8 @@ import yaml
 from indictune.checked_values import BY_EVALUATIONS
 from indictune.errors import UserError
 from indictune.models.bases import CONFIG, RECORD, base_of, other_fingerprint
-from indictune.training.checkpoints.store import listed, read_manifest
+from indictune.training.checkpoints import flag_files
+from indictune.training.checkpoints.store import Manifest, listed, read_manifest
 from indictune.training.output import RECIPE
 from indictune.versions import versions_of_steps
 
@@ -32,7 +33,7 @@ OF_THE_STEPS = (
     *("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
     *("bf16", "fp16", "tf32", "reduce_dtype", "attn_implementation", "torch_compile", "padding_free"),
-    "full_determinism",
+    *("use_liger_kernel", "full_determinism"),
     *("load_best_model_at_end", "early_stopping_patience"),
 )
 
@@ -59,7 +60,7 @@ OF_A_FINISHED_RUN = (
 
 # What is read of a checkpoint here, all of it small.
 STATE = "trainer_state.json"
-READ = (RECIPE, CONFIG, "config.json", RECORD, STATE)
+READ = (RECIPE, flag_files.NAME, CONFIG, "config.json", RECORD, STATE)
 
 # Of a model's configuration. Not the vocabulary, to which a tokenizer may have added.
 _SHAPE = (
@@ -88,31 +89,37 @@ def in_the_states(checkpoint: str | None) -> dict[str, Any]:
     return {name: before[name] for name in IN_THE_STATES if isinstance(before.get(name), int | float)}
 
 
-def differences(checkpoint: Path, now: Mapping[str, Any], as_many_ranks: bool) -> list[str]:
+def differences(checkpoint: Path, now: Mapping[str, Any], in_files: flag_files.Content, world_size: int) -> list[str]:
     """What the user should know of settings and packages that have changed since a checkpoint, in a sentence each.
 
     Args:
         checkpoint: to go on from.
         now: the configuration of the run, as for `recipe.yaml`.
-        as_many_ranks: whether the run has as many as wrote the checkpoint.
+        in_files: what files that it names say.
+        world_size: processes of the run.
     """
+    manifest = read_manifest(checkpoint)
+    as_many_ranks = manifest is not None and manifest.world_size == world_size
     before, now = settings_of(checkpoint), yaml.safe_load(yaml.safe_dump(dict(now)))
     notes = []
-    for names, outcome in (
-        ((*OF_THE_STEPS, *(OF_THE_DEALING if as_many_ranks else ())), "the steps from here on are by the new ones"),
-        (IN_THE_STATES, "the old ones stay, which are part of its optimizer's states"),
-        (OF_THE_BEST, "what was the best until now is forgotten, and --early_stopping_patience counts anew"),
+    for names, of_files, outcome in (
+        (
+            (*OF_THE_STEPS, *(OF_THE_DEALING if as_many_ranks else ())),
+            flag_files.differences(checkpoint, in_files),
+            "the steps from here on are by the new ones",
+        ),
+        (IN_THE_STATES, [], "the old ones stay, which are part of its optimizer's states"),
+        (OF_THE_BEST, [], "what was the best until now is forgotten, and --early_stopping_patience counts anew"),
     ):
-        changed = _told(_changed(names, before, now), before, now)
+        changed = "; ".join([*_told(_changed(names, before, now), before, now), *of_files])
         if changed:
             notes.append(f"{checkpoint.name} was written with other settings: {changed}: {outcome}.")
-    return notes + _other_versions(checkpoint)
+    return notes + _other_versions(checkpoint, manifest)
 
 
-def _other_versions(checkpoint: Path) -> list[str]:
+def _other_versions(checkpoint: Path, manifest: Manifest | None) -> list[str]:
     """That other packages go on than have written a checkpoint, in at most one sentence."""
-    manifest, now = read_manifest(checkpoint), versions_of_steps()
-    before = {} if manifest is None else manifest.versions
+    before, now = {} if manifest is None else manifest.versions, versions_of_steps()
     changed = "; ".join(f"{name} {before[name]}, now {now[name]}" for name in _changed(list(now), before, now))
     told = f"{checkpoint.name} was written by other packages: {changed}: the steps from here on are by the new ones."
     return [told] if changed else []
@@ -126,7 +133,7 @@ def differences_when_finished(output_dir: Path, given: Mapping[str, Any]) -> lis
         given: by the recipe and the command line.
     """
     before = settings_of(output_dir)
-    changed = _told(_changed(OF_A_FINISHED_RUN, before, given), before, given)
+    changed = "; ".join(_told(_changed(OF_A_FINISHED_RUN, before, given), before, given))
     if not changed:
         return []
     newest = [f"name a checkpoint, such as --resume_from_checkpoint {path}, or" for path in listed(output_dir)[:1]]
@@ -153,10 +160,11 @@ def past_the_end(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
             return []
     except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it is damaged, or does not tell
         return []
+    told = "; ".join(_told(changed, before, now))
     return [
-        f"--{name} {_shown(now[name])}: {checkpoint.name} is past that end ({_told(changed, before, now)}). Give what "
-        f"it was written with, or start afresh in another --output_dir; `indictune checkpoint {checkpoint} "
-        "--convert_to FOLDER` makes a model of it as it is."
+        f"--{name} {_shown(now[name])}: {checkpoint.name} is past that end ({told}). Give what it was written with, "
+        f"or start afresh in another --output_dir; `indictune checkpoint {checkpoint} --convert_to FOLDER` makes a "
+        "model of it as it is."
     ]
 
 
@@ -174,8 +182,8 @@ def _changed(names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, 
     return [name for name in names if name in before and name in now and before[name] != now[name]]
 
 
-def _told(names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    return "; ".join(f"--{name} {_shown(before[name])}, now {_shown(now[name])}" for name in names)
+def _told(names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [f"--{name} {_shown(before[name])}, now {_shown(now[name])}" for name in names]
 
 
 def misfits(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
