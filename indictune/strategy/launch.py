@@ -83,17 +83,18 @@ def for_evaluation(launch: Launch, environ: MutableMapping[str, str]) -> Launch:
     return replace(launch, strategy="ddp", deepspeed=None, deepspeed_source=None)
 
 
-def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: bool = False) -> Launch:
+def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: str | None = None) -> Launch:
     """Read what was asked for.
 
     Args:
         environ: the process's environment.
         deepspeed: path of the DeepSpeed JSON, or its text (`{...}`).
-        fsdp: whether the Trainer's own `--fsdp` was given.
+        fsdp: the Trainer's own `--fsdp`.
 
     Raises:
         UserError: the DeepSpeed file cannot be read, the launcher was asked for several processes and has started
-            one, or it does not tell how many there are on this node: those share the work on a disk.
+            one, or it does not tell how many there are on this node: those share the work on a disk; or plain python
+            was asked for what needs a launcher.
     """
     world_size = world_size_of(environ)
     config = None if deepspeed is None else read_deepspeed(deepspeed)
@@ -123,6 +124,12 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
         raise UserError(
             f"--deepspeed {deepspeed}: plain python cannot start DeepSpeed. Start the script with "
             "`deepspeed --num_gpus 1`, `torchrun --nproc_per_node 1` or `accelerate launch`."
+        )
+    if strategy.startswith("fsdp") and "LOCAL_RANK" not in environ:
+        raise UserError(
+            f"{f'--fsdp {fsdp}' if fsdp else 'ACCELERATE_USE_FSDP'}: plain python cannot start FSDP. Start the script "
+            "with `torchrun --nproc_per_node 1` or `accelerate launch --config_file accelerate_configs/fsdp2.yaml`, "
+            "or leave it out."
         )
     return Launch(
         strategy,

@@ -167,7 +167,7 @@ class Session:
         """
         planned = partial(self.planned, IndicTrainingArguments)
         self._decided["deepspeed"] = launch.deepspeed_file(os.environ, planned("deepspeed"))
-        return launch.read_launch(os.environ, self._decided["deepspeed"], bool(planned("fsdp")))
+        return launch.read_launch(os.environ, self._decided["deepspeed"], planned("fsdp"))
 
     def check_model(self, args: ModelArguments, config: PreTrainedConfig, max_length: int, of_task: Check) -> None:
         """Check that the model takes texts of this length, and can be trained and published as is asked.

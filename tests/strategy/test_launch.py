@@ -66,7 +66,7 @@ def test_accelerates_fsdp_is_read_with_its_offloading() -> None:
 
 
 def test_the_trainers_own_fsdp_flag_counts_too() -> None:
-    assert read_launch(TORCHRUN, fsdp=True).strategy == "fsdp2"
+    assert read_launch(TORCHRUN, fsdp="full_shard").strategy == "fsdp2"
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"])
@@ -144,6 +144,21 @@ def test_plain_python_with_deepspeed_is_refused_with_the_ways_to_start_it() -> N
     assert raised.value.problems == [
         f"--deepspeed {shipped('zero2')}: plain python cannot start DeepSpeed. Start the script with "
         "`deepspeed --num_gpus 1`, `torchrun --nproc_per_node 1` or `accelerate launch`."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environ", "flag", "asked"),
+    [({}, "full_shard", "--fsdp full_shard"), ({"ACCELERATE_USE_FSDP": "true"}, None, "ACCELERATE_USE_FSDP")],
+)
+def test_plain_python_with_fsdp_is_refused_with_the_ways_to_start_it(
+    environ: dict[str, str], flag: str | None, asked: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        read_launch(environ, fsdp=flag)
+    assert raised.value.problems == [
+        f"{asked}: plain python cannot start FSDP. Start the script with `torchrun --nproc_per_node 1` or `accelerate "
+        "launch --config_file accelerate_configs/fsdp2.yaml`, or leave it out."
     ]
 
 
