@@ -4,8 +4,9 @@ dataset, gives the same, and the same lines.
 
 python -m tests.fuzz_readers --minutes 10 --results
 
-writes to `benchmarks/results` how many files of each kind were read, how that went, and what broke a reader, which
-ends it. `not compared` are those that the others do not read. A file that hangs one kills it.
+writes to `benchmarks/results` how many files of each kind were read, how that went, how it went with those of them
+that were read as datasets too, and what broke a reader, which ends it. `not compared` are those that the others do not
+read. A file that hangs one kills it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,6 +103,19 @@ def mutated(content: bytes, chance: random.Random) -> bytes:
 def stands_in(text: str, content: bytes) -> bool:
     """Whether a text is written in a file, as it is or with doubled quotes."""
     return any(part.encode() in content for part in (text, text.replace('"', '""')))
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """How it went, by kind of file.
+
+    Attributes:
+        files: of each file, once.
+        as_datasets: of those of them that were read as datasets too.
+    """
+
+    files: Counter[str] = field(default_factory=Counter)
+    as_datasets: Counter[str] = field(default_factory=Counter)
 
 
 Read = TypeVar("Read")
@@ -202,14 +217,14 @@ def check_dataset(path: Path, folder: Path) -> str:
     shutil.rmtree(folder / "cache", ignore_errors=True)
     dataset.mkdir()
     shutil.copy(path, dataset / f"train{path.suffix}")
-    outcome = "dataset refused"
+    outcome = "refused"
     by_lines = path.suffix == ".json" and holds_lines(str(path))
     for quarantine in (False, True):
         bads = [Quarantine("set", 0.5, folder) if quarantine else BadRows("set") for _ in range(2)]
         by_file = unless_refused(functools.partial(rows_of_file, path, bads[0]))
         by_name = unless_refused(functools.partial(rows_of_dataset, dataset, bads[1]))
         if by_name is not None:
-            outcome = "dataset read"
+            outcome = "read"
         if path.suffix == ".parquet" or by_lines:  # `datasets` itself refuses more, and we fewer files called .json
             labels = {label for _, label, *_ in by_name or []}
             if path.name == "ids.parquet" and any(label and not is_number(label) for label in labels):
@@ -224,7 +239,7 @@ def check_dataset(path: Path, folder: Path) -> str:
     return outcome
 
 
-def fuzz(folder: Path, minutes: float, seed: int, share_of_datasets: float, outcomes: Counter[str]) -> str | None:
+def fuzz(folder: Path, minutes: float, seed: int, share_of_datasets: float, outcomes: Outcomes) -> str | None:
     """Read mutated files for so many minutes, and count how it went; returns what broke a reader."""
     chance = random.Random(seed)
     ends = time.monotonic() + 60 * minutes
@@ -235,9 +250,9 @@ def fuzz(folder: Path, minutes: float, seed: int, share_of_datasets: float, outc
             path = folder / kind
             path.write_bytes(mutated(valid[kind], chance))
             signal.alarm(HANG_S)
-            outcomes[f"{kind} {check(path, folder)}"] += 1
+            outcomes.files[f"{kind} {check(path, folder)}"] += 1
             if chance.random() < share_of_datasets:
-                outcomes[f"{kind} {check_dataset(path, folder)}"] += 1
+                outcomes.as_datasets[f"{kind} {check_dataset(path, folder)}"] += 1
     except Exception:  # whatever a reader does with a file
         return f"{kind}, {path.read_bytes()!r}: {traceback.format_exc()}"
     finally:
@@ -252,20 +267,31 @@ def main() -> None:
     parser.add_argument("--datasets", type=float, default=DATASETS)
     parser.add_argument("--results", action="store_true", help="write them to benchmarks/results")
     args = parser.parse_args()
-    outcomes: Counter[str] = Counter()
+    outcomes = Outcomes()
     folder = Path(tempfile.mkdtemp())  # it stays where a file breaks a reader
     print(f"Files are in {folder}")
     datasets.disable_progress_bars()
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
     broken = fuzz(folder, args.minutes, args.seed, args.datasets, outcomes)
-    for outcome, count in sorted(outcomes.items()):
-        print(f"{count:>9,}  {outcome}")
+    found = told(outcomes)
+    for title, counted in found.items():
+        print(f"{title}: {counted['count']:,}")
+        for kind, counts in counted["by kind"].items():
+            print(f"  {kind}: {', '.join(f'{count:,} {how}' for how, count in counts.items())}")
     if args.results:
         about = {"environment": environment(), "minutes": args.minutes, "seed": args.seed}
-        print(write_results("fuzz-readers", {**about, "files": sorted_by_kind(outcomes), "broke a reader": broken}))
+        print(write_results("fuzz-readers", {**about, **found, "broke a reader": broken}))
     if broken is not None:
         raise SystemExit(broken)
     shutil.rmtree(folder)
+
+
+def told(outcomes: Outcomes) -> dict[str, Any]:
+    """How many files there were, how many of them were datasets too, and how each kind went."""
+    counters = {"files": outcomes.files, "of them as datasets too": outcomes.as_datasets}
+    return {
+        title: {"count": counter.total(), "by kind": sorted_by_kind(counter)} for title, counter in counters.items()
+    }
 
 
 def sorted_by_kind(outcomes: Counter[str]) -> dict[str, dict[str, int]]:

@@ -293,10 +293,13 @@ def test_every_cell_is_run_or_told_why_not(tmp_path: Path) -> None:
 def test_the_fuzzer_tells_how_many_files_were_read_and_the_one_that_broke_a_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes: Counter[str] = Counter()
-    assert fuzz_readers.fuzz(tmp_path, 0.02, 0, 0.0, outcomes) is None
-    files = fuzz_readers.sorted_by_kind(outcomes)
-    assert sum(sum(each.values()) for each in files.values()) == outcomes.total() > 0
+    outcomes = fuzz_readers.Outcomes()
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    assert fuzz_readers.fuzz(tmp_path, 0.02, 0, 1.0, outcomes) is None
+    files, as_datasets = fuzz_readers.told(outcomes).values()
+    assert files["count"] == as_datasets["count"] > 0
+    for each in (files, as_datasets):
+        assert sum(sum(counts.values()) for counts in each["by kind"].values()) == each["count"]
     monkeypatch.setattr(fuzz_readers, "stands_in", lambda *_: False)
     broken = fuzz_readers.fuzz(tmp_path, 1, 0, 0.0, outcomes)
     assert broken is not None
@@ -321,7 +324,7 @@ def test_the_fuzzer_finds_what_stands_in_the_file_and_not_there(
 ) -> None:
     read = read_batches
     monkeypatch.setattr(fuzz_readers, "read_batches", lambda *given: map(wrong, read(*given)))
-    broken = fuzz_readers.fuzz(tmp_path, 1, 0, 0.0, Counter())
+    broken = fuzz_readers.fuzz(tmp_path, 1, 0, 0.0, fuzz_readers.Outcomes())
     assert broken is not None
     assert "AssertionError: [(" in broken
 
