@@ -124,14 +124,19 @@ def parts(ours: Contender, stock: Contender, counts: Counts) -> dict[tuple[str, 
         for contender in (ours, stock):
             each = under_each_launch(contender, counts) if row == "9" else [contender]
             found[row, contender.title] = [partial(run, one, counts) for one in each]
+    both = {
+        "11": fault_suites.wrong_launches,
+        "14": fault_suites.canaries,
+        "15": fault_suites.token_by_flag,
+        "16": fault_suites.best_outside,
+    }
+    alone = {"12": fault_suites.stock_data, "14": fault_suites.stock_metadata, "16": fault_suites.stock_names}
     for row in SUITE_ROWS:
         if counts["slow suites"] or row not in SLOW_SUITES:
             found[row, ours.title] = [partial(fault_suites.suite, row)]
-    found["11", stock.title] = [partial(fault_suites.stock_launches, stock)]
-    found["12", stock.title] = [fault_suites.stock_data]
-    found["14", stock.title] = [partial(fault_suites.stock_canaries, stock)]
-    found["15", stock.title] = [partial(fault_suites.stock_tokens, stock)]
-    found["16", stock.title] = [partial(fault_suites.stock_names, stock)]
+            found[row, ours.title] += [partial(both[row], ours)] if row in both else []
+        found[row, stock.title] = [partial(both[row], stock)] if row in both else []
+        found[row, stock.title] += [alone[row]] if row in alone else []
     return found
 
 

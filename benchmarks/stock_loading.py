@@ -43,17 +43,24 @@ def main(work: Path) -> None:
     """Print the counts."""
     datasets.disable_progress_bars()
     logging.disable(logging.CRITICAL)
-    good, bad = Counter[str](), Counter[str]()
+    good = Counter[str]()
     for number, (name, content, rows) in enumerate(READ_EXACTLY.values()):
         found = read(work / f"good-{number}", name, content)
         expected = [tuple(None if word is None else word.lower() for word in row) for row in rows]
         good["refused" if found is None else "as they stand" if found == expected else "changed in silence"] += 1
-    files = [*REFUSED.values(), *LEFT_OUT.values(), *UNUSABLE.values()]
-    for number, (name, content, _) in enumerate(files):
+    bad = refused(work / "bad", [(name, content) for name, content, _ in [*REFUSED.values(), *LEFT_OUT.values()]])
+    unlabelled = refused(work / "unlabelled", [(name, content) for name, content, _ in UNUSABLE.values()])
+    print(json.dumps({"good files": good, "bad files": bad, "rows without a label": unlabelled}))
+
+
+def refused(folder: Path, files: list[tuple[str, bytes]]) -> Counter[str]:
+    """How many files are refused, of those whose kind it can be told."""
+    found = Counter[str]()
+    for number, (name, content) in enumerate(files):
         if Path(name).suffix in KINDS:
-            found = read(work / f"bad-{number}", name, content)
-            bad["refused" if found is None else "loaded without an error"] += 1
-    print(json.dumps({"good files": good, "bad files": bad}))
+            rows = read(folder / str(number), name, content)
+            found["refused" if rows is None else "loaded without an error"] += 1
+    return found
 
 
 if __name__ == "__main__":

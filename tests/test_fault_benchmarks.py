@@ -6,8 +6,9 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pytest
 from safetensors.torch import load_file, save_file
 
+from benchmarks import fault_suites
+from benchmarks.fault_cases import SUITES, case_of
 from benchmarks.fault_numbers import done_about, is_told, largest_divisor
 from benchmarks.fault_rows import (
     CORRUPTIONS,
@@ -34,6 +37,7 @@ from indictune.training.checkpoints import store
 from indictune.training.checkpoints.store import UNFINISHED
 from tests import fuzz_readers
 from tests.conftest import FinishedRun
+from tests.distributed.launching import ROOT
 from tests.plain_readers import are_same, cells_of, plain_records
 
 
@@ -288,6 +292,87 @@ def test_every_cell_is_run_or_told_why_not(tmp_path: Path) -> None:
     cells = {(row, each.title) for row in TITLES for each in both}
     assert cells == set(filled)
     assert COUNTS["short"].keys() == COUNTS["full"].keys()
+
+
+def test_what_is_put_to_both_is_the_same(tmp_path: Path) -> None:
+    ours, stock = contenders(tmp_path)
+    filled: Any = parts(ours, stock, COUNTS["full"])
+    for row, run in {
+        "11": fault_suites.wrong_launches,
+        "14": fault_suites.canaries,
+        "15": fault_suites.token_by_flag,
+        "16": fault_suites.best_outside,
+    }.items():
+        for each in (ours, stock):
+            assert [part.args for part in filled[row, each.title] if getattr(part, "func", None) == run] == [(each,)]
+
+
+class Collected:
+    """A plugin that keeps what pytest finds, as `tests/test_a.py::Class::test[values]`."""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.tests = [item.nodeid for item in session.items]
+
+
+def test_as_many_tests_count_for_the_cases_of_a_row_as_are_promised() -> None:
+    chosen = [test for cases in SUITES.values() for tests in cases.values() for test in tests]
+    assert len(set(chosen)) == len(chosen)
+    collected = Collected()
+    words = ["--collect-only", "-qq", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *chosen]
+    assert pytest.main(words, [collected]) == 0
+    assert len(collected.tests) > 300
+    found = {row: counted(row, collected.tests) for row in SUITES}
+    assert all(count for cases in found.values() for count in cases.values())
+    assert found["11"].total() >= 40
+    assert found["12"]["bad files"] >= 60
+    assert found["12"].total() - found["12"]["good files"] - found["12"]["bad files"] >= 12
+    assert found["16"].total() - found["16"]["vocabularies that are links"] >= 40
+
+
+def counted(row: str, collected: list[str]) -> Counter[str]:
+    found = Counter[str]()
+    for test in collected:
+        file, _, name = test.partition("::")
+        with suppress(ValueError):  # another row's
+            found[case_of(row, f"{file.removesuffix('.py').replace('/', '.')}.{name.replace('::', '.')}")] += 1
+    return Counter({title: found[title] for title in SUITES[row]})
+
+
+def test_a_test_counts_for_the_case_that_names_it_and_for_no_other() -> None:
+    module = "tests.faults.test_canaries"
+    assert case_of("14", f"{module}.TestADataset.test_any[a.csv]") == "a dataset"
+    assert case_of("14", f"{module}.TestACheckpoint.test_from_elsewhere_is_refused") == "a checkpoint"
+    for name in ("TestACheckpoint.test_from_elsewhere_is_refused_too", "TestACheckpoint", "TestADatasets.test_any"):
+        with pytest.raises(ValueError, match="row 14 has no case"):
+            case_of("14", f"{module}.{name}")
+
+
+def test_the_tests_of_a_row_are_counted_by_case_and_by_how_they_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = {"one": "assert 1", "two": "assert 0", "three": "import pytest; pytest.skip()"}
+    body = "".join(f"def test_{name}():\n    {does}\n" for name, does in tests.items())
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(body, encoding="utf-8")
+    monkeypatch.setattr(fault_suites, "ROOT", tmp_path)
+    cases = {"a": ("tests/test_a.py::test_one", "tests/test_a.py::test_two"), "b": ("tests/test_a.py::test_three",)}
+    monkeypatch.setitem(SUITES, "11", cases)
+    assert fault_suites.suite("11", tmp_path) == {"a": {"passed": 1, "failure": 1}, "b": {"skipped": 1}}
+    monkeypatch.setitem(SUITES, "11", {"a": ("tests/test_a.py::test_four",)})
+    with pytest.raises(RuntimeError, match="test_four"):
+        fault_suites.suite("11", tmp_path)
+
+
+def test_what_a_launch_came_to_is_what_was_trained_or_the_message(tmp_path: Path) -> None:
+    came_up = partial(fault_suites.what_came_up, tmp_path)
+    said = "trained as DistributedDataParallel on 2 process(es)\ntrained as DistributedDataParallel on 2 process(es)\n"
+    assert came_up(0, said) == "trained as DistributedDataParallel on 2 process(es)"
+    ours = "rows: 32\nfsdp2 on 2 process(es), global batch of 8 rows"
+    assert came_up(0, ours) == "trained as fsdp2 on 2 process(es)"
+    assert came_up(1, f"{ours}\n[rank0]: ValueError: no\nOSError: x") == "ended by ValueError: no"
+    assert came_up(None, ours) == "ended by None"
+    output.write_status(tmp_path, "user_error", "2 problems:\n  1. --bf16")
+    assert came_up(2, "ValueError: no") == "ended by 2 problems: 1. --bf16"
 
 
 def test_the_fuzzer_tells_how_many_files_were_read_and_the_one_that_broke_a_reader(

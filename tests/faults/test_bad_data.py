@@ -228,7 +228,7 @@ LEFT_OUT: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
     "null in a list": ("f.json", LISTED[:-1] + b",\nnull]", [(3, "holds null")]),
 }  # fmt: skip
 
-# As above, for rows that can be read: labels, first, and texts.
+# As above, for rows that can be read.
 UNUSABLE: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
     "no label": ("f.csv", TABLE + b"c,\n", [(4, "no label in column label.")]),
     "a label of spaces": ("f.csv", TABLE + b'c," "\n', [(4, "no label")]),
@@ -236,6 +236,38 @@ UNUSABLE: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
     "a label that is NaN": ("f.jsonl", ROWS + b'{"text": "c", "label": NaN}', [(3, "no label")]),
     "a row without the key": ("f.jsonl", ROWS + b'{"text": "c"}', [(3, "no label")]),
     "NaN in parquet": ("f.parquet", parquet(text=["a", "b", "c"], label=[0.0, 1.0, float("nan")]), [(3, "no label")]),
+}
+
+# The files of a run by their splits, of which one has a label that the run has not; and what is told.
+STRANGERS: dict[str, tuple[dict[str, bytes], str]] = {
+    "one label alone": (
+        {"train": HEAD + b"a,x\nb,x\n"},
+        "--train_file train.csv: column label (--label_column) holds only the label x",
+    ),
+    "free text": (
+        {"train": HEAD + b"".join(b"a,it is row %d of many\n" % row for row in range(6))},
+        "--train_file train.csv: column label (--label_column) looks like free text",
+    ),
+    "of validation rows alone": (
+        {"train": TABLE, "validation": TABLE + b"c,z\n"},
+        "--validation_file validation.csv: label z (1 rows, the first at validation.csv:4) does not occur",
+    ),
+    "of test rows alone": (
+        {"train": TABLE, "test": TABLE + b"c,z\n"},
+        "--test_file test.csv: label z (1 rows, the first at test.csv:4) does not occur",
+    ),
+    "in another case": (
+        {"train": TABLE, "validation": TABLE + b"c,X\n"},
+        "--validation_file validation.csv: label X (1 rows, the first at validation.csv:4) does not occur",
+    ),
+    "-1": (
+        {"train": HEAD + b"a,0\nb,1\n", "validation": HEAD + b"a,0\nb,-1\n"},
+        "--validation_file validation.csv: label -1 (1 rows, the first at validation.csv:3) does not occur",
+    ),
+    "3 of 0 and 1": (
+        {"train": HEAD + b"a,0\nb,1\n", "validation": HEAD + b"a,3\nb,1\n"},
+        "--validation_file validation.csv: label 3 (1 rows, the first at validation.csv:2) does not occur",
+    ),
 }
 
 # The label as it stands in csv or jsonl, and the class that it becomes.
@@ -262,8 +294,8 @@ def problems_of(**arguments: Any) -> list[str]:
 
 
 def test_the_table_is_as_long_as_promised() -> None:
-    assert len(READ_EXACTLY) + len(REFUSED) + len(LEFT_OUT) >= 60
-    assert len(UNUSABLE) + len(LABELS) >= 12
+    assert len(REFUSED) + len(LEFT_OUT) >= 60
+    assert len(UNUSABLE) + len(STRANGERS) >= 12
 
 
 @pytest.mark.parametrize(("name", "content", "rows"), READ_EXACTLY.values(), ids=READ_EXACTLY.keys())
@@ -311,12 +343,19 @@ def test_a_file_is_refused(name: str, content: bytes, told: str) -> None:
         assert problems_of(train_file=name, **more)[0].startswith(f"--train_file {name}{told}")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "bad"), [*LEFT_OUT.values(), *UNUSABLE.values()], ids=[*LEFT_OUT, *UNUSABLE]
-)
+@pytest.mark.parametrize(("name", "content", "bad"), LEFT_OUT.values(), ids=LEFT_OUT.keys())
 def test_a_bad_row_stops_the_run_or_is_left_out_and_written_down(
     name: str, content: bytes, bad: list[tuple[int, str]]
 ) -> None:
+    assert_stops_or_is_left_out(name, content, bad)
+
+
+@pytest.mark.parametrize(("name", "content", "bad"), UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_a_row_without_a_label_is_a_bad_one(name: str, content: bytes, bad: list[tuple[int, str]]) -> None:
+    assert_stops_or_is_left_out(name, content, bad)
+
+
+def assert_stops_or_is_left_out(name: str, content: bytes, bad: list[tuple[int, str]]) -> None:
     Path(name).write_bytes(content)
     (told, *_) = problems_of(train_file=name)
     line, reason = bad[0]
@@ -334,6 +373,14 @@ def test_a_bad_row_stops_the_run_or_is_left_out_and_written_down(
         assert splits.notes == [
             f"--train_file {name}: {len(bad)} bad rows were left out; rejected.jsonl has them, with reasons."
         ]
+
+
+@pytest.mark.parametrize(("files", "told"), STRANGERS.values(), ids=STRANGERS.keys())
+def test_a_label_that_is_none_of_the_runs_is_told(files: dict[str, bytes], told: str) -> None:
+    for split, content in files.items():
+        Path(f"{split}.csv").write_bytes(content)
+    (problem,) = problems_of(**{f"{split}_file": f"{split}.csv" for split in files})
+    assert problem.startswith(told)
 
 
 @pytest.mark.parametrize(("name", "content", "labels"), LABELS.values(), ids=LABELS.keys())

@@ -427,8 +427,10 @@ class TestACheckpoint:
         assert best.is_dir()
         if best.name == "checkpoint-4":
             pytest.skip("the best one is the last")
+        poison(best, canary)
         best.chmod(0o777)
         assert f"{best} can be written by other users" in self.refused(job)
+        assert not canary.ran.exists()
 
 
 def test_a_checkpoint_in_parts_runs_its_code_only_where_it_is_trusted(
@@ -497,18 +499,24 @@ class TestADataset:
         assert not canary.ran.exists()
 
 
-def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path, canary: Canary) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('touch RAN') }}",
+        "{{ lipsum.__globals__['os'].popen('touch RAN').read() }}",
+        "{% include 'other.jinja' %}",
+    ],
+)
+def test_a_chat_template_cannot_leave_its_sandbox(
+    tmp_path: Path, canary: Canary, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
     from indictune.data.chat_tokens import choose_template
 
+    monkeypatch.chdir(tmp_path)
     tokenizer: Any = load_tokenizer(ModelArguments("builtin:tiny-indic-llama"))
-    (tmp_path / "other.jinja").write_text("secret")
-    for body in (
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ cycler.__init__.__globals__.os.system('touch " + str(canary.ran) + "') }}",
-        "{{ lipsum.__globals__['os'].popen('touch " + str(canary.ran) + "').read() }}",
-        "{% include '" + str(tmp_path / "other.jinja") + "' %}",
-    ):
-        (tmp_path / "t.jinja").write_text("{% generation %}" + body + "{% endgeneration %}")
-        with pytest.raises(UserError, match="--chat_template"):
-            choose_template(tokenizer, str(tmp_path / "t.jinja"), False, False)
+    Path("other.jinja").write_text("secret")
+    Path("t.jinja").write_text("{% generation %}" + body.replace("RAN", str(canary.ran)) + "{% endgeneration %}")
+    with pytest.raises(UserError, match="--chat_template"):
+        choose_template(tokenizer, "t.jinja", False, False)
     assert not canary.ran.exists()

@@ -94,7 +94,10 @@ class TestAState:
     def best(self, out: Path, named: object) -> Path | None:
         return resuming.best_of(write(out, 8, state={"best_model_checkpoint": named}))
 
-    @pytest.mark.parametrize("named", ["/somewhere/checkpoint-4", "../outside/checkpoint-4", "checkpoint-4"])
+    def test_has_the_best_checkpoint_that_it_names(self, tmp_path: Path) -> None:
+        assert self.best(tmp_path, "checkpoint-4") == tmp_path / "checkpoint-4"
+
+    @pytest.mark.parametrize("named", ["/somewhere/checkpoint-4", "../outside/checkpoint-4"])
     def test_has_its_best_checkpoint_in_the_run_wherever_it_says(self, tmp_path: Path, named: str) -> None:
         assert self.best(tmp_path, named) == tmp_path / "checkpoint-4"
 
