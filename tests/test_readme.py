@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fault_cases import SUITES
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
 from indictune.config import read_recipe
@@ -85,6 +87,17 @@ def test_a_path_that_a_document_names_exists(document: Path) -> None:
     paths = set(re.findall(rf"(?<![\w/.-]){TOP_LEVEL}", text)) | set(re.findall(r"\]\(([\w./-]+)\)", text))
     assert paths
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_the_tests_that_the_scoreboard_counts_are_those_of_its_results() -> None:
+    name = r"benchmarks/results/[\w-]*-faults-full-rows-11-12-14-15-16\.json"
+    lines = [line for line in README.splitlines() if re.search(name, line)]
+    (path,) = set(re.findall(name, README))
+    found = json.loads((ROOT / path).read_text(encoding="utf-8"))["faults"]
+    for row, line in zip(SUITES, lines, strict=True):
+        counts = [found[row]["ours"][title] for title in SUITES[row]]
+        passed, run = sum(each["passed"] for each in counts), sum(sum(each.values()) for each in counts)
+        assert f"{passed} of {run} tests" in line
 
 
 def test_every_strategy_file_is_in_the_table() -> None:
