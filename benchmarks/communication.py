@@ -1,5 +1,7 @@
 """Bytes that each of two ranks sends in a step over gloo, beside the formula: under every strategy, in both types.
 
+Gradients are sent in either type, and weights in that in which they are computed with: bfloat16 with `--bf16 true`.
+
     python -m benchmarks.communication
 
 Counted by the kernel for each process (`wchar` of /proc/<pid>/io), so that other traffic of the machine does not show;
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ JOB = (
     *("--global_batch_size", "16", "--per_device_train_batch_size", "8", "--max_steps", "8", "--logging_steps", "100"),
     *("--eval_strategy", "no", "--load_best_model_at_end", "false", "--save_strategy", "no"),
 )
+STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 BYTES = {"float32": 4, "bfloat16": 2}
 TRAINER, WHOLE = "trainer", "whole vocabulary"
 
@@ -63,7 +66,7 @@ class Count:
 
 
 def expected_bytes(
-    strategy: str, count: Count, reduce_dtype: str, weight_bytes: int, accumulation_steps: int, gpu: bool = False
+    strategy: str, count: Count, reduce_dtype: str, weight_dtype: str, accumulation_steps: int, gpu: bool = False
 ) -> float:
     """What a rank sends in a step.
 
@@ -71,7 +74,7 @@ def expected_bytes(
         strategy: `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`.
         count: tells the sizes of the parameters.
         reduce_dtype: of gradients.
-        weight_bytes: of a weight as it is computed with: 4, or 2 in bf16.
+        weight_dtype: of weights as they are computed with.
         accumulation_steps: micro-batches of a step.
         gpu: NCCL scatters sums; torch's gloo (2.13) sends whole sums to all, and each rank keeps its share.
     """
@@ -79,11 +82,16 @@ def expected_bytes(
         strategy,
         RANKS,
         gradients=count.elements * BYTES[reduce_dtype],
-        weights=count.elements * weight_bytes,
-        weights_again=count.elements_in_units * weight_bytes,
+        weights=count.elements * BYTES[weight_dtype],
+        weights_again=count.elements_in_units * BYTES[weight_dtype],
         accumulation_steps=accumulation_steps,
         gpu=gpu,
     )
+
+
+def in_types(reduce_dtype: str, weight_dtype: str) -> tuple[str, ...]:
+    """Flags of a run that sends gradients, and computes with weights, in these types."""
+    return ("--reduce_dtype", reduce_dtype, "--bf16", str(weight_dtype == "bfloat16").lower())
 
 
 def count_bytes(strategy: str, folder: Path, *flags: str, as_trainer: bool = False) -> list[Count]:
@@ -131,16 +139,18 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def measure(strategy: str, reduce_dtype: str, variant: str = "") -> dict[str, Any]:
+def measure(strategy: str, reduce_dtype: str, weight_dtype: str = "float32", variant: str = "") -> dict[str, Any]:
     """One line of the table; `variant` is `trainer`, `whole vocabulary` or none."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = ("--reduce_dtype", reduce_dtype, "--active_vocabulary", "off" if variant == WHOLE else "on")
+        vocabulary = ("--active_vocabulary", "off" if variant == WHOLE else "on")
+        flags = (*in_types(reduce_dtype, weight_dtype), *vocabulary)
         count = count_bytes(strategy, Path(folder), *flags, as_trainer=variant == TRAINER)[0]
-    expected = expected_bytes(strategy, count, reduce_dtype, weight_bytes=4, accumulation_steps=1)
-    on_gpus = expected_bytes(strategy, count, reduce_dtype, weight_bytes=4, accumulation_steps=1, gpu=True)
+    expected = expected_bytes(strategy, count, reduce_dtype, weight_dtype, accumulation_steps=1)
+    on_gpus = expected_bytes(strategy, count, reduce_dtype, weight_dtype, accumulation_steps=1, gpu=True)
     return {
         "strategy": f"{strategy}, {variant}" if variant else strategy,
         "reduce_dtype": reduce_dtype,
+        "weight_dtype": weight_dtype,
         "bytes_a_step": count.sent,
         "formula_bytes": expected,
         "formula_bytes_on_gpus": on_gpus,
@@ -155,13 +165,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reduce_dtypes", nargs="+", choices=BYTES, default=list(BYTES))
     dtypes = parser.parse_args().reduce_dtypes
-    lines = [measure("ddp", "float32", TRAINER)]
-    lines += [measure(each, "float32", WHOLE) for each in ("ddp", "fsdp2")]
-    lines += [measure(each, dtype) for each in ("ddp", "fsdp2", "zero1", "zero2", "zero3") for dtype in dtypes]
+    lines = [measure("ddp", "float32", variant=TRAINER)]
+    lines += [measure(each, "float32", variant=WHOLE) for each in ("ddp", "fsdp2")]
+    lines += [measure(each, *types) for each in STRATEGIES for types in product(dtypes, BYTES)]
     body = [
         [
             line["strategy"],
             line["reduce_dtype"],
+            line["weight_dtype"],
             f"{line['bytes_a_step']:,.0f}",
             f"{line['formula_bytes']:,.0f}",
             f"{line['bytes_a_step'] / line['formula_bytes']:.4f}",
@@ -170,7 +181,16 @@ def main() -> None:
         ]
         for line in lines
     ]
-    header = ["strategy", "gradients in", "bytes a step", "formula", "ratio", "formula on GPUs", "peak MB"]
+    header = [
+        "strategy",
+        "gradients in",
+        "weights in",
+        "bytes a step",
+        "formula",
+        "ratio",
+        "formula on GPUs",
+        "peak MB",
+    ]
     print(table(header, body), end="\n\n")
     name = "communication" if len(dtypes) == len(BYTES) else f"communication-{'-'.join(dtypes)}"
     path = write_results(name, {"environment": environment(), "ranks": RANKS, "strategies": lines})
