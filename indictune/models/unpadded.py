@@ -112,7 +112,7 @@ def classify_unpadded(model: nn.Module) -> None:
     own.set_attn_implementation(ATTENTION)
     if own.config.model_type == "llama":
         last = _LastTokens(own.config.pad_token_id)
-        own.score.register_forward_hook(last.keep)
+        own.base_model.register_forward_hook(last.keep)
         own.register_forward_hook(last.choose, with_kwargs=True)
     else:
         # BERT's and ALBERT's pooler belongs to the base model, and reads what their encoder gives.
@@ -151,21 +151,24 @@ class _LastTokens:
 
     transformers chooses them after the head, by the number of rows in `input_ids`, which is one here. As there, the
     last token is the last that is not the padding's, which may stand in a text: many tokenizers pad by the end token.
+
+    The head is called once more, for these tokens. Of the logits that it gave for all, a hook that was there before
+    ZeRO-3's would keep those of which DeepSpeed (0.19) does not know that the backward pass needs the head's weight.
     """
 
     def __init__(self, pad_token_id: int | None) -> None:
         self.pad_token_id = pad_token_id
 
-    def keep(self, module: nn.Module, args: tuple[Any, ...], logits: torch.Tensor) -> None:
-        """Of the head: remember the logits of all tokens, [1, tokens, labels]."""
-        self._logits = logits
+    def keep(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Of the base model: remember the states of all tokens, [1, tokens, width]."""
+        self._states = output.last_hidden_state
 
-    def choose(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def choose(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Of the whole model: its logits become [rows, labels]."""
         if "cu_seq_lens_q" in kwargs:
             last = _last_tokens(kwargs["input_ids"][0], kwargs["cu_seq_lens_q"], self.pad_token_id)
-            output.logits = self._logits[0, last]
-        del self._logits
+            output.logits = module.score(self._states[0, last])
+        del self._states
         return output
 
 
