@@ -67,6 +67,18 @@ def left_out(chosen: Sequence[str]) -> str:
     return f"Not measured: {', '.join(titles)}. It takes `{command}`." if titles else ""
 
 
+def name_of(chosen: Sequence[str], size: str, full_length: bool) -> str:
+    """Of the result file and the traces: what another go measures has another name.
+
+    Args:
+        chosen: all parts, in order.
+        size: `full` or `tiny`.
+        full_length: whether LLaMA's rows are as long as they may be.
+    """
+    parts = [] if list(chosen) == IN_ONE_GO else chosen
+    return "-".join(["gpu", *parts, *["full-length"] * full_length, *[size] * (size != "full")])
+
+
 def main() -> None:
     """Run the parts one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,11 +94,12 @@ def main() -> None:
     end = time.time() + 60 * options.minutes - SECONDS_TO_END
     options.results.mkdir(parents=True, exist_ok=True)
     chosen = [title for title in PARTS if title in (NEEDED, *options.parts)]
-    name = "-".join(["gpu", *([] if chosen == IN_ONE_GO else chosen), *([options.size] * (options.size != "full"))])
+    name = name_of(chosen, options.size, options.full_length)
     results: dict[str, Any] = {
         "environment": environment(),
         "allocator": os.environ[ALLOCATOR],
         "size": options.size,
+        "full_length": options.full_length,
         "not_measured": left_out(chosen),
         "parts": {},
     }

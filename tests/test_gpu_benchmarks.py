@@ -24,7 +24,7 @@ from trl.kernels import chunked_logprob
 from benchmarks import classifier_gpu, llama
 from benchmarks.contenders import Contender, Job, compete
 from benchmarks.curves import TurnsWithAttention, compare_curves
-from benchmarks.gpu import IN_ONE_GO, PARTS, SECONDS_TO_END, deadline_of, left_out
+from benchmarks.gpu import IN_ONE_GO, PARTS, SECONDS_TO_END, deadline_of, left_out, name_of
 from benchmarks.parts import Plan
 from benchmarks.speed import FP32, read_tweets, write_model, write_rows
 from benchmarks.stages import StageProfiler, Steps, host, stage_of
@@ -116,8 +116,18 @@ def test_what_is_not_measured_is_told_with_its_command() -> None:
     assert left_out(list(PARTS)) == ""
 
 
-def test_nothing_is_begun_without_what_all_need(tmp_path: Path) -> None:
-    done = gpu(tmp_path, minutes=(SECONDS_TO_END + 1) / 60)
+def test_a_go_that_measures_something_else_has_another_name() -> None:
+    device = ["device", "llama"]
+    goes = [(parts, size, long) for parts in (IN_ONE_GO, device) for size in ("full", "tiny") for long in (False, True)]
+    names = [name_of(*go) for go in goes]
+    assert names[:4] == ["gpu", "gpu-full-length", "gpu-tiny", "gpu-full-length-tiny"]
+    assert names[4:6] == ["gpu-device-llama", "gpu-device-llama-full-length"]
+    assert len(set(names)) == len(goes)
+
+
+@pytest.mark.parametrize("flags", [(), ("--full_length",)])
+def test_nothing_is_begun_without_what_all_need(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    done = gpu(tmp_path, *flags, minutes=(SECONDS_TO_END + 1) / 60)
     assert done.returncode == 1
     assert done.stderr.endswith(
         "All other parts need `device`, and were not begun. Mend it, or give more --minutes.\n"
@@ -127,6 +137,8 @@ def test_nothing_is_begun_without_what_all_need(tmp_path: Path) -> None:
     parts = results["parts"]
     assert results["not_measured"] == left_out(IN_ONE_GO)
     assert results["allocator"] == "expandable_segments:True"
+    assert results["full_length"] is bool(flags)
+    assert path.stem.endswith("-gpu-full-length-tiny" if flags else "-gpu-tiny")
     assert parts.keys() == {"device"}
     assert parts["device"]["error"] == "It was stopped after 1 s, its share of the time."
 
