@@ -154,8 +154,13 @@ def recipe(size: Size) -> dict[str, Any]:
 
 
 def contenders(size: Size, grouped: tuple[int, ...]) -> list[Contender]:
-    """Who runs, in this order: what is compared with first, then the padding put back, which must show."""
+    """Who runs, in this order: what is compared with first, then the padding put back, which must show.
+
+    All of it is: the recipe's limit of tokens would cut a padded batch in two, of rows of like length each. The memory
+    is that of `trainer_best`, whose longest batches have as many places.
+    """
     ours = recipe(size)
+    padded = {**ours, "padding_free": "off", "max_tokens_per_device": size.global_batch_size * MAX_LENGTH}
     best = {
         "per_device_train_batch_size": size.global_batch_size,
         "bf16": True,
@@ -168,7 +173,7 @@ def contenders(size: Size, grouped: tuple[int, ...]) -> list[Contender]:
         Contender("trainer_defaults", "max_length"),
         Contender("trainer_best", "longest", best, grouped),
         Contender("ours", settings=ours),
-        Contender("ours_padded", settings={**ours, "padding_free": "off"}),
+        Contender("ours_padded", settings=padded),
         Contender("ours_without_dropout", settings={**ours, **WITHOUT_DROPOUT}),
         Contender("ours_whole_vocabulary", settings={**ours, "active_vocabulary": "off"}),
         Contender("ours_fp32", settings={**ours, "bf16": "false", "tf32": "false"}),

@@ -47,6 +47,7 @@ from indictune.models.tiny_bert import train_tokenizer
 
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)
+BASELINES = ("trainer_defaults", "trainer_best", "ours_fp32")
 LAPS = 5
 STEPS_OF_CURVE = 12
 DRAWS = 1000  # of batches for a lap
@@ -243,9 +244,15 @@ def compare(
                 "peak_memory_bytes": counted["peak_memory_bytes"],
             }
         )
+    return with_ratios(lines)
+
+
+def with_ratios(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each line with how many times as fast it is as those that others are compared with, lap by lap."""
     name = "rows_per_second_of_each_lap"
+    baselines = [line for line in lines if line["contender"] in BASELINES]
     for line in lines:
-        for baseline in lines[:2]:  # each lap beside the baseline's lap of the same round
+        for baseline in baselines:  # each lap beside the baseline's lap of the same round
             ratios = [round(one / other, 2) for one, other in zip(line[name], baseline[name], strict=True)]
             line[f"times_{baseline['contender']}"] = ratios
     return lines
@@ -298,7 +305,16 @@ def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -
 
 def show(vocab_size: int, lines: Sequence[dict[str, Any]]) -> None:
     """Print a table."""
-    header = [f"vocabulary {vocab_size:,}", "rows/s", "padding", "tokens/row", "peak MB", "x defaults", "x best"]
+    header = [
+        f"vocabulary {vocab_size:,}",
+        "rows/s",
+        "padding",
+        "tokens/row",
+        "peak MB",
+        "x defaults",
+        "x best",
+        "x ours fp32",
+    ]
     body = [
         [
             line["contender"],
@@ -306,8 +322,7 @@ def show(vocab_size: int, lines: Sequence[dict[str, Any]]) -> None:
             f"{line['padding_fraction']:.1%}",
             f"{line['tokens_per_row']:.1f}",
             f"{line['peak_memory_bytes'] / 1e6:,.0f}",
-            middle_and_ends(line["times_trainer_defaults"]),
-            middle_and_ends(line["times_trainer_best"]),
+            *(middle_and_ends(line[f"times_{baseline}"]) for baseline in BASELINES),
         ]
         for line in lines
     ]

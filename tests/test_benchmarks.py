@@ -345,6 +345,31 @@ def test_laps_of_batches_by_length_are_like_a_whole_epoch(tmp_path: Path, warm_u
     assert lengths[timed].mean() == pytest.approx(lengths.mean(), rel=0.03)
 
 
+def test_what_the_padding_costs_is_told_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.speed import BASELINES, show, with_ratios
+
+    common = {"rows_per_second": 1.0, "padding_fraction": 0.0, "tokens_per_row": 1.0, "peak_memory_bytes": 1}
+    laps = {"trainer_defaults": [1.0, 1.0], "trainer_best": [5.0, 5.0], "ours_fp32": [8.0, 10.0]}
+    laps["ours_padded"] = [4.0, 7.0]
+    lines = with_ratios(
+        [{"contender": name, "rows_per_second_of_each_lap": speeds, **common} for name, speeds in laps.items()]
+    )
+    assert lines[-1]["times_ours_fp32"] == [0.5, 0.7]
+    assert [lines[-1][f"times_{name}"] for name in BASELINES[:2]] == [[4.0, 7.0], [0.8, 1.4]]
+    show(30_000, lines)
+    header, *_, padded = capsys.readouterr().out.strip().splitlines()
+    assert (header.split()[-3:], padded.split()[-2:]) == (["x", "ours", "fp32"], ["0.60", "(0.50-0.70)"])
+
+
+@pytest.mark.parametrize("name", ["speed", "speed-laps-of-6"])
+def test_the_benchmark_sees_the_padding(name: str) -> None:
+    """In what it has found last, each lap."""
+    (path,) = (ROOT / "benchmarks/results").glob(f"*-{name}.json")
+    for lines in json.loads(path.read_text(encoding="utf-8"))["speed"].values():
+        laps = {line["contender"]: line["rows_per_second_of_each_lap"] for line in lines}
+        assert all(padded < 0.9 * ours for padded, ours in zip(laps["ours_padded"], laps["ours_fp32"], strict=True))
+
+
 def test_every_batch_of_tweets_is_whole(tmp_path: Path) -> None:
     from benchmarks.contenders import BATCH_SIZE
     from benchmarks.speed import read_tweets

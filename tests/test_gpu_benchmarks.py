@@ -26,9 +26,11 @@ from benchmarks.contenders import Contender, Job, compete
 from benchmarks.curves import TurnsWithAttention, compare_curves
 from benchmarks.gpu import IN_ONE_GO, PARTS, SECONDS_TO_END, deadline_of, left_out, name_of
 from benchmarks.parts import Plan
+from benchmarks.row_lengths import TWEETS, draw_lengths
 from benchmarks.speed import FP32, read_tweets, write_model, write_rows
 from benchmarks.stages import StageProfiler, Steps, host, stage_of
 from benchmarks.turns import Race
+from indictune.data.batching import deal_epoch, smallest_accumulation
 
 ROOT = Path(__file__).parents[1]
 
@@ -118,7 +120,9 @@ def test_what_is_not_measured_is_told_with_its_command() -> None:
 
 def test_a_go_that_measures_something_else_has_another_name() -> None:
     device = ["device", "llama"]
-    goes = [(parts, size, long) for parts in (IN_ONE_GO, device) for size in ("full", "tiny") for long in (False, True)]
+    goes = [
+        (parts, size, long) for parts in (IN_ONE_GO, device) for size in ("full", "tiny") for long in (False, True)
+    ]
     names = [name_of(*go) for go in goes]
     assert names[:4] == ["gpu", "gpu-full-length", "gpu-tiny", "gpu-full-length-tiny"]
     assert names[4:6] == ["gpu-device-llama", "gpu-device-llama-full-length"]
@@ -157,6 +161,27 @@ def test_rows_a_second_are_those_of_the_steps_of_its_laps_and_few_laps_are_told(
     assert [line["few_laps"] for line in lines] == [True, False]
     classifier_gpu.show(lines)
     assert capsys.readouterr().out.count("  of 4 laps alone, where 5 are enough\n") == 1
+
+
+def test_all_padding_is_put_back_and_what_it_costs_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    size = classifier_gpu.SIZES["full"]
+    (settings,) = (each.settings for each in classifier_gpu.contenders(size, ()) if each.title == "ours_padded")
+    assert settings["padding_free"] == "off"
+    lengths = torch.from_numpy(draw_lengths(TWEETS, size.rows, np.random.default_rng(0)))
+    rows, limit = size.global_batch_size, settings["max_tokens_per_device"]
+    assert smallest_accumulation(lengths, rows, 1, limit, seed=42, epochs=1, padded=True) == 1
+    places = deal_epoch(lengths, rows, 1, seed=42, epoch=0, padded=True).costs.sum()
+    assert lengths.sum() / places < 0.3
+
+    race = Race(compete, 0.0, 0.0)
+    for title, seconds in (("ours", 2.0), ("ours_padded", 5.0)):
+        race.laps[title] = [seconds] * 5
+        race.counted[title] = {"padding_fraction": 0.0, "peak_memory_bytes": 1}
+    found = [classifier_gpu._line(title, size, race, 1.0, 1.0) for title in race.laps]
+    assert [line["times_ours"] for line in classifier_gpu._with_ratios(found)] == [1.0, 0.4]
+    classifier_gpu.show(found)
+    header, _, padded, *_ = capsys.readouterr().out.strip("\n").splitlines()
+    assert (header.split()[-2:], padded.split()[-1]) == (["x", "ours"], "0.40")
 
 
 def test_a_llamas_few_laps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,6 +294,7 @@ def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path:
     started_alone = ["trainer_defaults", "trainer_best", "ours"]
     assert [title for title, line in lines.items() if line.get("seconds_to_first_step", 0) > 0] == started_alone
     assert lines["ours"]["padding_fraction"] == 0 < lines["ours_padded"]["padding_fraction"]
+    assert lines["ours_padded"]["times_ours"] > 0
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
     assert len(parts["losses"]["ours"]) == 3
     assert parts["losses"]["rows"] == 3 * 16  # each once, and no others are tokenised
