@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python -m benchmarks.seeds [--data ../shared/data/sentiment] [--steps 120]
 
 Each run is `accelerate launch` of the training script with DDP on two processes: the BERT and the tweets of
-`benchmarks.speed`, with dropout, from random weights. `bf16` computes in bfloat16; `reduce_dtype` computes in fp32 and
-sends the gradients in bfloat16. Compared is the mean loss of the last third of the steps. A setting is inside where
-its mean over the seeds is no farther from that of fp32 than one standard deviation of the seeds.
+`benchmarks.speed`, with dropout, from random weights. `bf16` computes in bfloat16, but for attention, which on a
+CPU is in fp32 where rows are joined (indictune/models/attention.py); `reduce_dtype` computes in fp32 and sends the
+gradients in bfloat16. Compared is the mean loss of the last third of the steps. A setting is inside where its mean
+over the seeds is no farther from that of fp32 than one standard deviation of the seeds.
 """
 
 from __future__ import annotations
