@@ -62,8 +62,10 @@ def check_weights(launch: Launch, args: ModelArguments, quantisation: Mapping[st
 def default_optimizer(launch: Launch, method: str, has_gpu: bool) -> str | None:
     """The optimizer where `--optim` is not given; None leaves it to the Trainer.
 
-    QLoRA's own, AdamW with 8-bit states that move to the CPU when the GPU's memory runs out. bitsandbytes pages only
-    with a GPU, and its kernels do not take the split parameters of FSDP2; DeepSpeed brings its own.
+    QLoRA's own, AdamW with 8-bit states. Those of matrices of 100,000 numbers or more (of an 8B model with `--lora_r
+    16` three of a layer's 14) move to the CPU when the GPU's memory runs out, until the run goes on from a checkpoint
+    (bitsandbytes 0.50, `get_state_buffer` and `load_state_dict`). bitsandbytes pages only with a GPU, and its kernels
+    do not take the split parameters of FSDP2; DeepSpeed brings its own.
     """
     fits = launch.strategy in ("single", "ddp")
     return "paged_adamw_8bit" if method == "qlora" and has_gpu and fits else None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.distributed.launching import Run
+from tests.distributed.launching import Run, python, start
 from tests.distributed.test_llama import METHODS, job, run_under
+from tests.gpu.paging import FOUND
 
 __all__ = ["job", "run_under"]
 
@@ -38,9 +41,27 @@ def test_bf16_is_near_fp32(run_under: Start, method: str) -> None:
     assert other.series("loss") == pytest.approx(one.series("loss"), rel=2e-2)
 
 
-def test_qlora_pages_its_optimizer(run_under: Start) -> None:
-    recipe = yaml.safe_load((run_under("single", 1, *METHODS["qlora"]).folder / "recipe.yaml").read_text())
+def paged(job: Path, folder: Path, *flags: str) -> list[bool]:
+    """Of each weight that QLoRA trains with matrices of rank 512, whether its states are paged; as its size says."""
+    run = ("--config", str(job), "--output_dir", str(folder))
+    done = start([*python(), "-m", "tests.gpu.paging", *run, *METHODS["qlora"], "--lora_r", "512", *flags])
+    assert done.returncode == 0, done.stderr
+    log = (folder / "logs/rank-0.log").read_text(encoding="utf-8")
+    (found,) = (line.removeprefix(FOUND) for line in log.splitlines() if line.startswith(FOUND))
+    states: list[tuple[int, bool]] = json.loads(found)
+    assert len(states) == 28  # two of each of 7 linear layers, in 2 blocks
+    assert sum(size >= 1e5 for size, _ in states) == 6
+    assert all(size >= 1e5 for size, is_paged in states if is_paged)
+    return [is_paged for _, is_paged in states]
+
+
+def test_qlora_pages_the_states_of_large_matrices_until_it_goes_on(job: Path, tmp_path: Path) -> None:
+    """bitsandbytes 0.50; see `weights.default_optimizer`."""
+    assert sum(paged(job, tmp_path / "new", "--max_steps", "2")) == 6
+    recipe = yaml.safe_load((tmp_path / "new/recipe.yaml").read_text(encoding="utf-8"))
     assert recipe["optim"] == "paged_adamw_8bit"
+    checkpoint = ("--resume_from_checkpoint", str(tmp_path / "new/checkpoint-1"), "--trust_checkpoint", "true")
+    assert not any(paged(job, tmp_path / "on", "--max_steps", "2", *checkpoint))
 
 
 def test_offloaded_activations_change_nothing(run_under: Start) -> None:
