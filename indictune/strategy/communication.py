@@ -39,7 +39,8 @@ def sent_bytes(
         family: `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`; any other sends nothing.
         ranks: of the run.
         gradients: bytes of all gradients, in the type in which they are summed.
-        weights: bytes of all weights, in the type in which they are computed with.
+        weights: bytes of all weights, in the type in which they are computed with. FSDP2 gathers a unit at each of
+            its uses: ALBERT's one group of layers counts as often as it is run.
         weights_again: bytes of those that FSDP2 gathers in the backward pass too.
         accumulation_steps: micro-batches of a step.
         gpu: NCCL scatters sums; torch's gloo (2.13) sends whole sums to all, and each rank keeps its share.
