@@ -218,6 +218,24 @@ class TestConverting:
         message = refused(capsys, str(run), "--convert_to", str(run / "checkpoint-9"))
         assert f"--convert_to {run / 'checkpoint-9'}: has the name of a checkpoint of that run, and" in message
 
+    @pytest.mark.parametrize("name", ["checkpoint-8/model", "checkpoint-8", "link/model"])
+    def test_a_checkpoint_gets_no_model(
+        self, run: Path, finished_run: FinishedRun, capsys: pytest.CaptureFixture[str], name: str
+    ) -> None:
+        """Nor one that is merged, nor another run."""
+        checkpoint, folder = run / "checkpoint-8", run / name
+        (run / "link").symlink_to(checkpoint)
+        told = f"{folder}: is in the checkpoint {checkpoint}, and one with a file more is damaged; name a folder outs"
+        assert f"--convert_to {told}" in refused(capsys, str(run), "--convert_to", str(folder))
+        assert main(["merge", str(checkpoint), "--output_dir", str(folder)]) == 2
+        assert f"--output_dir {told}" in capsys.readouterr().err
+        for recipe in (finished_run.recipe, run / "no.yaml"):
+            flags = ["--config", str(recipe), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+            result = start([*python(), SCRIPT, *flags])
+            assert result.returncode == 2
+            assert told in result.stderr or "no.yaml: there is no such file" in result.stderr
+        assert store.damage(checkpoint) == []
+
     def test_an_unfinished_one_is_no_model(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / UNFINISHED / "checkpoint-2").mkdir(parents=True)
         message = refused(capsys, str(tmp_path), "--convert_to", str(tmp_path / "model"))

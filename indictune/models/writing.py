@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from indictune.errors import UserError
+from indictune.folders import check_outside_checkpoints
 from indictune.models.links import leads_out
 
 TOKENIZER_FILES = (
@@ -21,15 +22,16 @@ TOKENIZER_FILES = (
 
 
 def check_free(folder: Path, flag: str) -> None:
-    """Refuse to write over anything.
+    """Refuse to write over anything, or into a checkpoint.
 
     Args:
         folder: that a model goes to.
         flag: by which the user named it.
 
     Raises:
-        UserError: it is there, and not an empty folder.
+        UserError: it is there, and not an empty folder; or it is in a checkpoint.
     """
+    check_outside_checkpoints(folder, flag)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{flag} {folder}: is there already, and not an empty folder; choose another.")
 

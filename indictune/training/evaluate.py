@@ -24,7 +24,6 @@ from indictune.models.classifier import class_names, load_trained
 from indictune.models.loading import check_vocabulary, load_tokenizer
 from indictune.models.sources import explained
 from indictune.strategy import sharding
-from indictune.training.checkpoints.store import MANIFEST
 from indictune.training.loss import ExactLoss
 from indictune.training.results import evaluate, run_metrics, write_metrics
 from indictune.training.running import run
@@ -51,10 +50,7 @@ def evaluate_command(argv: Sequence[str]) -> int:
     if model:
         with recipe.problems.collecting():
             _as_in_training(recipe, Path(model))
-    if (Path(model) / MANIFEST).is_file():
-        with recipe.problems.collecting():
-            _check_outside(Path(model), recipe)
-    elif config_file(model).is_file() and "output_dir" not in recipe.values:
+    if config_file(model).is_file() and "output_dir" not in recipe.values:
         with recipe.problems.collecting():
             recipe.values["output_dir"] = str(_folder_within(Path(model), Path(test_file).stem))
     main = _evaluate_classes
@@ -87,21 +83,6 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
         value = configuration.get(name) if isinstance(configuration, dict) else None
         if value is not None and isinstance(value, types[name]):
             recipe.values.setdefault(name, value)
-
-
-def _check_outside(checkpoint: Path, recipe: Recipe) -> None:
-    """Refuse to evaluate a checkpoint where its evaluation would go into it.
-
-    Raises:
-        UserError: it would.
-    """
-    output_dir = recipe.values.get("output_dir")
-    if output_dir is None or Path(output_dir).resolve().is_relative_to(checkpoint.resolve()):
-        recipe.values.pop("output_dir", None)  # else the refusal is written there
-        raise UserError(
-            f"--model {checkpoint}: is a checkpoint, and one with a file more is damaged; give an --output_dir "
-            "outside of it."
-        )
 
 
 def _folder_within(model: Path, name: str) -> Path:

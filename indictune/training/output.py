@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from indictune.errors import UserError
-from indictune.folders import NO_ROOM
+from indictune.folders import NO_ROOM, check_outside_checkpoints
 from indictune.models.writing import TOKENIZER_FILES
 
 logger = logging.getLogger(__name__)
@@ -234,8 +234,10 @@ def check_folder(output_dir: Path) -> None:
     """Refuse a folder that a run cannot write to and stay inside.
 
     Raises:
-        UserError: it is a file, has a name that libraries cannot write to, or holds links where a run writes.
+        UserError: it is a file or in a checkpoint, has a name that libraries cannot write to, or holds links where a
+            run writes.
     """
+    check_outside_checkpoints(output_dir, "--output_dir")
     shown = str(output_dir).encode("utf-8", errors="backslashreplace").decode("utf-8")
     if shown != str(output_dir):
         raise UserError(

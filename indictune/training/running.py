@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from indictune.arguments import IndicTrainingArguments
 from indictune.config import Recipe
 from indictune.errors import UserError
+from indictune.folders import checkpoint_around
 from indictune.launchers import end_with_launcher
 from indictune.layout import printable
 from indictune.strategy import launch, restart
@@ -203,7 +204,7 @@ def _report(session: Session, end: End) -> None:
         return
     if end.message:
         session.tell(f"indictune: {end.message}")
-    if session.is_named and has_folder:
+    if session.is_named and has_folder and checkpoint_around(session.output_dir) is None:
         try:
             output.write_status(session.output_dir, end.state, end.message)
         except OSError as error:

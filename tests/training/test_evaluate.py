@@ -63,19 +63,20 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
     assert named.returncode == 0, named.stderr
 
 
-@pytest.mark.parametrize("more", [(), ("--output_dir", "evaluation"), ("--output_dir", ".")])
-def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, more: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("name", [None, "evaluation", ".", "../link/new"])
+def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, name: str | None) -> None:
     last = store.listed(finished_run.folder)[0]
-    checkpoint = Path(shutil.copytree(last, tmp_path / last.name))
+    checkpoint = Path(shutil.copytree(last, tmp_path / "run" / last.name))
+    (tmp_path / "run" / "link").symlink_to(checkpoint)
     test_file = tmp_path / "t.jsonl"
     test_file.write_text('{"text": "a", "label": "positive"}\n', encoding="utf-8")
     command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(checkpoint)]
-    flags = [str(checkpoint / word) if word in ("evaluation", ".") else word for word in more]
-    result = start([*command, "--test_file", str(test_file), *flags])
+    folder = checkpoint / (name or "evaluation/t")
+    result = start([*command, "--test_file", str(test_file), *(["--output_dir", str(folder)] if name else [])])
     assert result.returncode == 2, result.stderr
     assert result.stderr == (
-        f"indictune: --model {checkpoint}: is a checkpoint, and one with a file more is damaged; give an --output_dir "
-        "outside of it.\n"
+        f"indictune: --output_dir {folder}: is in the checkpoint {checkpoint}, and one with a file more is damaged; "
+        "name a folder outside of it.\n"
     )
     assert store.damage(checkpoint) == []
     elsewhere = start([*command, "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")])

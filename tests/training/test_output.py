@@ -253,3 +253,11 @@ def test_a_run_is_finished_when_its_metrics_are_there(tmp_path: Path) -> None:
     assert not is_finished(tmp_path)
     touch(tmp_path / "metrics.json")
     assert is_finished(tmp_path)
+
+
+def test_a_manifest_of_another_program_makes_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    check_folder(tmp_path / "out")
+    (tmp_path / "trainer_state.json").write_text("{}")
+    with pytest.raises(UserError, match=rf"out: is in the checkpoint {tmp_path}, and one with a file more is damaged"):
+        check_folder(tmp_path / "out")

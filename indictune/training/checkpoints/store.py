@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from indictune import folders
 from indictune.data.cache import write_through
 
-MANIFEST = "manifest.json"
+MANIFEST = folders.MANIFEST
 PREFIX = "checkpoint-"
 UNFINISHED = ".unfinished-checkpoint"  # its sibling while it is written
 UNFINISHED_MODEL = ".unfinished-model"
