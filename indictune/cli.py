@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from indictune.errors import UserError
+from indictune.layout import printable
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 USAGE = """usage: indictune VERB [flags]
@@ -22,7 +26,12 @@ verbs:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that `argv` begins with; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verbs = {"prepare": prepare, "evaluate": evaluate, "merge": merge, "checkpoint": checkpoint}
+    verbs: dict[str, Callable[[Sequence[str]], int]] = {
+        "prepare": prepare,
+        "evaluate": evaluate,
+        "merge": partial(_until_stopped, merge),
+        "checkpoint": partial(_until_stopped, checkpoint),
+    }
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if words else 2
@@ -34,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("indictune: interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except OSError as error:  # what a verb tells of a file by itself says more
+        file = f"{error.filename}: " if error.filename else ""
+        print(printable(f"indictune: {UserError(f'{file}{error.strerror or error}.').message}"), file=sys.stderr)
+        return 2
 
 
 def prepare(argv: Sequence[str]) -> int:
@@ -63,6 +76,18 @@ def checkpoint(argv: Sequence[str]) -> int:
     from indictune.training.checkpoints.command import checkpoint_command
 
     return checkpoint_command(argv)
+
+
+def _until_stopped(verb: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """A verb that does not listen to signals by itself: one ends it, and what it was writing is removed."""
+    from indictune.training.stopping import EXIT_RESUMABLE, Stopped, StopRequest
+
+    try:
+        with StopRequest().listening():
+            return verb(argv)
+    except Stopped:
+        print("indictune: stopped. Nothing is left half-written; the same command begins again.", file=sys.stderr)
+        return EXIT_RESUMABLE
 
 
 if __name__ == "__main__":

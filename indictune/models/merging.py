@@ -66,13 +66,12 @@ def merge(args: MergeArguments) -> str:
         model, settings = skeleton(adapter, base_folder, args.trust_remote_code)
     merger = plan(args, adapter, base, model, settings)
     way_out = "name a folder on another disk, or give --dtype bfloat16"
-    with whole_folder(output_dir, "--output_dir", merger.size_bytes(), way_out) as unfinished:
-        merged = unfinished / "merged"
-        _write(merger, base_folder, merged, args.max_shard_size)
+    with whole_folder(output_dir, "--output_dir", merger.size_bytes(), way_out) as merged:
+        written = merged.with_name("unrounded") if args.to_4bit else merged
+        _write(merger, base_folder, written, args.max_shard_size)
         if args.to_4bit:
-            merged = _rounded_again(merger, merged, unfinished / "in_4bit", args.max_shard_size)
+            _round_again(merger, written, merged, args.max_shard_size)
         let_read(merged)
-        merged.rename(output_dir)
     form = "4 bit" if args.to_4bit else str(merger.dtype).removeprefix("torch.")
     return f"{output_dir}: {type(model).__name__} in {form}, merged from {args.adapter} and {base_folder}."
 
@@ -121,11 +120,10 @@ def _copy_beside(merger: Merger, base_folder: Path, folder: Path) -> None:
         copy_files(base_folder, ["*.py"], folder)
 
 
-def _rounded_again(merger: Merger, merged: Path, folder: Path, max_shard_size: str) -> Path:
-    """The merged model written once more, in 4 bit."""
+def _round_again(merger: Merger, merged: Path, folder: Path, max_shard_size: str) -> None:
+    """Write the merged model once more, in 4 bit."""
     print("--to_4bit: rounds the merged weights again; measure this model before you trust it.", file=sys.stderr)
     settings = merger.rounding.settings if merger.rounding else nf4_config()
     model = type(merger.model).from_pretrained(merged, dtype=merger.dtype, quantization_config=settings)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     _copy_beside(merger, merged, folder)
-    return folder

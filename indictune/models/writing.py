@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
+
+from safetensors import SafetensorError
 
 from indictune.errors import UserError
 from indictune.folders import check_outside_checkpoints
 from indictune.models.links import leads_out
+
+logger = logging.getLogger(__name__)
+
+_LOCK = ".lock"
 
 TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.jinja", "chat_template.json"),
@@ -29,42 +38,100 @@ def check_free(folder: Path, flag: str) -> None:
         flag: by which the user named it.
 
     Raises:
-        UserError: it is there, and not an empty folder; or it is in a checkpoint.
+        UserError: it is there, and not an empty folder; or it is in a checkpoint, or cannot
+            give way to another.
     """
     check_outside_checkpoints(folder, flag)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if not folder.exists():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
         raise UserError(f"{flag} {folder}: is there already, and not an empty folder; choose another.")
+    if os.path.ismount(os.path.realpath(folder)) or folder.samefile("."):
+        raise UserError(
+            f"{flag} {folder}: is a mount point or the folder that the command is typed in, which no other folder can "
+            "take the place of; name a new folder in it."
+        )
 
 
 @contextmanager
 def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str) -> Iterator[Path]:
-    """A folder beside `folder` to write in; it is taken away again, whatever happens.
+    """A block that makes a model in the folder that it is given, which then becomes `folder`, by a rename.
+
+    What it writes beside that one is taken away again, and everything where it fails. Where it is killed, that stands
+    in a hidden folder beside `folder`, until the next one that writes there.
 
     Args:
-        folder: that a model goes to, by a rename at the end.
+        folder: that a model goes to, or a link to it.
         flag: by which the user named it.
         size_bytes: of the model.
         way_out: what to do where there is no room.
 
     Raises:
-        UserError: there is no room, or no right to write.
+        UserError: there is no room, or no right to write, or another process writes it; or a file cannot be read or
+            written in the block.
     """
-    parent = folder.absolute().parent
+    place = Path(os.path.realpath(folder))
+    unfinished = place.with_name(f".{place.name}.unfinished")
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=parent))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = _taken(unfinished, f"{flag} {folder}")
     except OSError as error:
         raise UserError(f"{flag} {folder}: cannot be made ({error.strerror}); name another.") from error
+    was_there = place.is_dir()
     try:
-        free_bytes = shutil.disk_usage(parent).free
+        free_bytes = shutil.disk_usage(place.parent).free
         if free_bytes < size_bytes:
             raise UserError(
-                f"{flag} {folder}: the model needs {size_bytes / 1e9:.1f} GB, and {parent} has "
+                f"{flag} {folder}: the model needs {size_bytes / 1e9:.1f} GB, and {place.parent} has "
                 f"{free_bytes / 1e9:.1f} GB left; {way_out}."
             )
-        yield unfinished
+        if was_there:
+            place.rmdir()  # what does not give way is to be told now, and not when all is written
+        model = unfinished / "model"
+        yield model
+        model.rename(place)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{flag} {folder}: could not be written: {error}. Nothing is left of it; the same command begins again."
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+        lock.close()
+        if was_there:
+            place.mkdir(exist_ok=True)
+
+
+def _taken(unfinished: Path, named: str) -> TextIO:
+    """Take a folder for this process, and remove what a killed one has left in it.
+
+    The lock is the kernel's, and ends with its process, however that ends.
+
+    Args:
+        unfinished: folder, there or not.
+        named: flag and folder, for messages.
+
+    Returns:
+        The file that is locked.
+
+    Raises:
+        UserError: another process has it, or what has its name was not made by this user.
+        OSError: it cannot be made.
+    """
+    unfinished.mkdir(mode=0o700, exist_ok=True)
+    if unfinished.is_symlink() or unfinished.stat().st_uid != os.geteuid():
+        raise UserError(f"{named}: {unfinished} is in its way, a link or another user's; remove it, or name another.")
+    lock = (unfinished / _LOCK).open("w", encoding="utf-8")
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        lock.close()
+        raise UserError(f"{named}: another command writes it; wait for its end, or name another.") from None
+    except OSError as error:  # a file system that has no locks
+        logger.debug("%s: %s", lock.name, error)
+    for left in unfinished.iterdir():
+        if left.name != _LOCK:
+            shutil.rmtree(left, ignore_errors=True)
+    return lock
 
 
 def copy_files(source: Path, patterns: Sequence[str], folder: Path) -> None:

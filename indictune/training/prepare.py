@@ -24,8 +24,7 @@ from indictune.layout import in_one_line, printable, table
 from indictune.models.classifier import label_order, load_classifier_config
 from indictune.models.loading import check_max_length, load_tokenizer
 from indictune.training.logs import PrintableFormatter
-from indictune.training.running import EXIT_RESUMABLE
-from indictune.training.stopping import Stopped, StopRequest, let_through
+from indictune.training.stopping import EXIT_RESUMABLE, Stopped, StopRequest, let_through
 
 CLASSIFIER = (ModelArguments, DataArguments, SentimentTrainingArguments)
 

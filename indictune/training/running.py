@@ -29,9 +29,9 @@ from indictune.training.checkpoints.disks import SaveError
 from indictune.training.checkpoints.resuming import Finished
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.session import Session
-from indictune.training.stopping import NotBegun, Stopped
+from indictune.training.stopping import EXIT_RESUMABLE, NotBegun, Stopped
 
-EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR, EXIT_RESUMABLE = 0, 1, 2, 75
+EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR = 0, 1, 2
 _CODES: dict[output.State, int] = {
     "ok": EXIT_OK,
     "failed": EXIT_FAILED,

@@ -15,6 +15,7 @@ import psutil
 
 # SLURM sends SIGTERM, or SIGUSR1 with `--signal=USR1@120`.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+EXIT_RESUMABLE = 75
 
 
 class Stopped(BaseException):

@@ -39,6 +39,7 @@ from indictune.models.checkpoints import Checkpoint
 from indictune.models.classifier import load_classifier
 from indictune.models.loading import load_tokenizer
 from indictune.models.merging import merge
+from tests.distributed.launching import python, start
 from tests.models.tiny import SMALL, words_tokenizer
 
 IDS = torch.tensor([[3, 4, 5, 9, 10, 7], [5, 6, 9, 10, 8, 4]])
@@ -669,10 +670,26 @@ def test_a_failure_while_writing_leaves_nothing(adapter: Path, monkeypatch: pyte
         save_file(tensors, path, metadata)
 
     monkeypatch.setattr("indictune.models.checkpoints.save_file", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match=r"new/out: could not be written: .*No space left"):
         run(adapter, adapter.parent / "new/out", max_shard_size="50KB")
     assert len(written) == 1
     assert list((adapter.parent / "new").iterdir()) == []
+
+
+def test_a_merge_that_is_stopped_or_killed_leaves_no_part_of_a_model(adapter: Path) -> None:
+    beside = {"base", "adapter"}
+    for name, code, left in (("SIGTERM", 75, set()), ("SIGINT", 75, set()), ("SIGKILL", -9, {".out.unfinished"})):
+        faulty = [*python(), "tests/faults/faulty.py", f"{name}@indictune.models.merging:let_read:1"]
+        flags = ["merge", str(adapter), "--output_dir", str(adapter.parent / "out")]
+        result = start([*faulty, "indictune/__main__.py", *flags])
+        assert result.returncode == code, result.stderr
+        assert {path.name for path in adapter.parent.iterdir()} == beside | left
+        if code == 75:
+            told = "indictune: stopped. Nothing is left half-written; the same command begins again.\n"
+            assert result.stderr.endswith(told)
+            assert "Traceback" not in result.stderr
+    run(adapter, adapter.parent / "out")
+    assert {path.name for path in adapter.parent.iterdir()} == {*beside, "out"}
 
 
 def test_a_file_that_was_not_written_whole_is_noticed(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

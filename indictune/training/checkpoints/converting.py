@@ -108,19 +108,16 @@ def _weights_names(checkpoint: Path) -> list[str]:
 def _copy(checkpoint: Path, names: Sequence[str], folder: Path) -> None:
     """The model of a checkpoint that holds it whole, in the files of some names."""
     size_bytes = sum((checkpoint / name).stat().st_size for name in names)
-    with whole_folder(folder, FLAG, size_bytes, "name a folder on another disk") as unfinished:
-        model = unfinished / "model"
+    with whole_folder(folder, FLAG, size_bytes, "name a folder on another disk") as model:
         model.mkdir()
         _describe(checkpoint, model)
         copy_files(checkpoint, names, model)
-        model.rename(folder)
 
 
 def _write(checkpoint: Path, weights: dict[str, Tensor], plain: PreTrainedModel | None, folder: Path) -> None:
     """A model that has been put together; an adapter where there is no `plain` one."""
     size_bytes = sum(weight.nbytes for weight in weights.values())
-    with whole_folder(folder, FLAG, size_bytes, "name a folder on another disk") as unfinished:
-        model = unfinished / "model"
+    with whole_folder(folder, FLAG, size_bytes, "name a folder on another disk") as model:
         model.mkdir()
         _describe(checkpoint, model)
         if plain is None:
@@ -128,7 +125,6 @@ def _write(checkpoint: Path, weights: dict[str, Tensor], plain: PreTrainedModel 
         else:
             plain.save_pretrained(model)
         let_read(model)
-        model.rename(folder)
 
 
 def _describe(checkpoint: Path, folder: Path) -> None:
