@@ -37,6 +37,8 @@ class EvaluateArguments(TextArguments, BadRowArguments):
             TextArguments.__post_init__(self)
         with problems.collecting():
             BadRowArguments.__post_init__(self)
+        if self.per_device_eval_batch_size < 1:
+            problems.append(f"--per_device_eval_batch_size {self.per_device_eval_batch_size}: expected at least 1.")
         problems.raise_any()
 
 

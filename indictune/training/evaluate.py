@@ -21,7 +21,7 @@ from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.models.bases import config_file
 from indictune.models.classifier import class_names, load_trained
-from indictune.models.loading import check_vocabulary, load_tokenizer
+from indictune.models.loading import check_max_length, check_vocabulary, load_tokenizer
 from indictune.models.sources import explained
 from indictune.strategy import sharding
 from indictune.training.loss import ExactLoss
@@ -57,7 +57,7 @@ def evaluate_command(argv: Sequence[str]) -> int:
     with suppress(ValueError, TypeError, AttributeError):  # no configuration: the classifier's own reading tells so
         if _continues_texts(Path(model)):
             main = _evaluate_answers
-            recipe.values.setdefault("max_length", ANSWER_LENGTH)  # where no run tells, as after `indictune merge`
+            recipe.values.setdefault("max_length", _answer_length(Path(model)))  # as after `indictune merge`
     return run(main, recipe, replaceable=("metrics.json",))
 
 
@@ -101,23 +101,17 @@ def _folder_within(model: Path, name: str) -> Path:
     return folder
 
 
-def _labels(model: str, trust_remote_code: bool) -> list[str] | None:
-    """The model's labels; None where there is no model, which `_as_in_training` has told.
-
-    Raises:
-        UserError: the model's config.json cannot be read.
-    """
-    if not config_file(model).is_file():
-        return None
-    with explained(ModelArguments(model_name_or_path=model), Exception, flag="--model"):
-        return class_names(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
-
-
 def _continues_texts(model: Path) -> bool:
     """Whether the folder holds a causal language model; else it is a classifier, or nothing."""
     config = config_file(model)
     architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else None
     return any(name.endswith("ForCausalLM") for name in architectures or [])
+
+
+def _answer_length(model: Path) -> int:
+    """Where no run tells it: the default of training, or as many positions as the model has."""
+    positions = json.loads(config_file(model).read_text(encoding="utf-8")).get("max_position_embeddings")
+    return min(ANSWER_LENGTH, positions or ANSWER_LENGTH)
 
 
 def _evaluate_answers(session: Session) -> None:
@@ -132,7 +126,11 @@ def _evaluate_classes(session: Session) -> None:
     with session.checks():
         asked = session.build(EvaluateArguments)
         with session.checks():
-            labels = _labels(asked.model, asked.trust_remote_code)
+            if config_file(asked.model).is_file():  # else `_as_in_training` has told
+                with explained(ModelArguments(model_name_or_path=asked.model), Exception, flag="--model"):
+                    config = AutoConfig.from_pretrained(asked.model, trust_remote_code=asked.trust_remote_code)
+                    labels = class_names(config)
+                check_max_length(config, asked.max_length)
         if asked.test_file:  # else that has been told too
             rows, stored, notes = load_test_rows(asked.test_file, asked, labels, session.recipe.problems)
     session.recipe.problems.raise_any()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from transformers import AutoConfig
+
 from indictune.arguments import ModelArguments
 from indictune.command_arguments import EvaluateArguments
 from indictune.data.chat_tokens import choose_template, tokenise_chats, truncation_notes
 from indictune.data.conversations import load_test_conversations
 from indictune.data.rejects import keep_rejected
 from indictune.llama_arguments import LlamaTrainingArguments
+from indictune.models.bases import config_file
 from indictune.models.causal import load_trained_causal
-from indictune.models.loading import check_vocabulary, load_tokenizer
+from indictune.models.loading import check_max_length, check_vocabulary, load_tokenizer
+from indictune.models.sources import explained
 from indictune.strategy import sharding
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from indictune.training.results import evaluate, run_metrics, write_metrics
@@ -26,6 +30,12 @@ def evaluate_answers(session: Session) -> None:
     with session.checks():
         asked = session.build(EvaluateArguments)
         model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
+        with session.checks():
+            with explained(model_args, Exception, flag="--model"):
+                config = AutoConfig.from_pretrained(
+                    config_file(asked.model), trust_remote_code=asked.trust_remote_code
+                )
+            check_max_length(config, asked.max_length)
         with session.checks():
             tokenizer = load_tokenizer(model_args)
             if asked.chat_template is not None:

@@ -84,6 +84,26 @@ def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, nam
     assert store.damage(checkpoint) == []
 
 
+@pytest.mark.parametrize("kind", ["tweets", "chats"])
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--per_device_eval_batch_size", "0", ["--per_device_eval_batch_size 0: expected at least 1."]),
+        ("--per_device_eval_batch_size", "-3", ["--per_device_eval_batch_size -3: expected at least 1."]),
+        ("--max_length", "9000", ["--max_length 9000: ", " positions; give --max_length ", "t.jsonl: no such file"]),
+    ],
+)
+def test_values_that_no_model_can_take_are_told_before_rows_are_read(
+    finished_run: FinishedRun, tmp_path: Path, kind: str, flag: str, value: str, told: list[str]
+) -> None:
+    model = str(finished_run.folder) if kind == "tweets" else tiny_llama(tmp_path / "model")
+    flags = ["--model", model, "--test_file", str(tmp_path / "t.jsonl"), "--output_dir", str(tmp_path / "out")]
+    result = start([*python(), "indictune/__main__.py", "evaluate", *flags, flag, value])
+    assert result.returncode == 2, result.stderr
+    assert all(part in result.stderr for part in told), result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_loss_that_is_no_number_is_told_and_written_as_json_can(finished_run: FinishedRun, tmp_path: Path) -> None:
     model, test_file = tmp_path / "model", tmp_path / "t.jsonl"
     shutil.copytree(finished_run.folder, model)
