@@ -39,11 +39,13 @@ class Checkpoint:
 
         Raises:
             SafetensorError: a file is no safetensors file.
+            OSError: it cannot be opened.
         """
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self._files: dict[str, Path] = {}
         for file in files:
+            file.open("rb").close()  # of a file that is closed to this user safetensors (0.8) says that there is none
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  (it is no mapping)
                     self._files[name] = file

@@ -74,9 +74,11 @@ def look(folder: Path) -> list[Found]:
 
     Raises:
         UserError: there are none.
+        OSError: the folder cannot be read.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder.")
+    os.listdir(folder)  # to `glob` a folder that is closed to this user is an empty one
     if store.step_of(folder) >= 0 and not store.listed(folder):
         return [_looked_at(folder)]
     unfinished = [Found(path, None, [], unfinished=True) for path in store.listed(folder / UNFINISHED)]
