@@ -27,6 +27,10 @@ class EvaluateArguments(TextArguments, BadRowArguments):
     )
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Rows of one batch on each process."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run Python code that comes with the model."})
+    trust_checkpoint: bool = field(
+        default=False,
+        metadata={"help": "Read weights without a safetensors file: pickles, which can run code when they are read."},
+    )
     bf16: bool = field(default=False, metadata={"help": "Compute in bf16."})
     fp16: bool = field(default=False, metadata={"help": "Compute in fp16."})
     verbose: bool = field(default=False, metadata={"help": "Show the messages of the other libraries too."})

@@ -17,6 +17,7 @@ from transformers.utils.logging import get_verbosity, set_verbosity, set_verbosi
 from indictune.cli import main
 from indictune.command_arguments import CheckpointArguments
 from indictune.errors import UserError
+from indictune.models import builtin
 from indictune.training.checkpoints import converting, resuming, store
 from indictune.training.checkpoints.store import UNFINISHED
 from indictune.training.output import AUTO
@@ -261,6 +262,26 @@ def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) 
     assert main(["checkpoint", str(tmp_path / "run"), "--convert_to", str(folder)]) == 0
     for name in ("adapter_model.safetensors", "adapter_config.json", "base_model.json", "config.json", "recipe.yaml"):
         assert (folder / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+
+
+def test_the_base_of_a_model_in_parts_may_be_a_bin_where_that_is_trusted(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    base = shutil.copytree(builtin.resolve("builtin:tiny-indic-bert"), tmp_path / "base")
+    torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
+    (base / "model.safetensors").unlink()
+    checkpoint = shutil.copytree(finished_run.folder / "checkpoint-8", tmp_path / "checkpoint-8")
+    recipe = f"model_name_or_path: {base}\nmodel_revision: main\n"
+    (checkpoint / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    config = AutoConfig.from_pretrained(checkpoint)
+
+    def embedding(trusts: bool) -> torch.Tensor:
+        args = CheckpointArguments(str(checkpoint), trust_checkpoint=trusts)
+        return converting._embedding_at_start(args, checkpoint, AutoModelForSequenceClassification, config)
+
+    with pytest.raises(UserError, match=r"its weights are a pickle.*--trust_checkpoint true"):
+        embedding(trusts=False)
+    assert embedding(trusts=True).shape == (config.vocab_size, config.hidden_size)
 
 
 def test_the_base_of_a_model_in_parts_is_read_without_a_word_of_the_head_that_it_lacks(

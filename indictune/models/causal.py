@@ -139,7 +139,11 @@ def load_causal(
 
 
 def load_trained_causal(
-    folder: str | Path, dtype: torch.dtype, trust_remote_code: bool = False, device_map: str | None = None
+    folder: str | Path,
+    dtype: torch.dtype,
+    trust_remote_code: bool = False,
+    trust_checkpoint: bool = False,
+    device_map: str | None = None,
 ) -> Model:
     """A finished run's model for inference, full or adapter, on its quantised base where it had one.
 
@@ -147,13 +151,18 @@ def load_trained_causal(
         folder: of the run.
         dtype: of the weights, where the base is not quantised.
         trust_remote_code: run Python code that comes with the model.
+        trust_checkpoint: read weights that are a pickle; an adapter's own never are.
         device_map: "cpu" reads it there also where there is a GPU.
 
     Raises:
         UserError: the folder holds no finished model, or the adapter's base cannot be read.
     """
     args = ModelArguments(
-        model_name_or_path=str(folder), trust_remote_code=trust_remote_code, device_map=device_map, method="lora"
+        model_name_or_path=str(folder),
+        trust_remote_code=trust_remote_code,
+        trust_checkpoint=trust_checkpoint,
+        device_map=device_map,
+        method="lora",
     )
     with explained(args, Exception, flag="--model"):
         config = AutoConfig.from_pretrained(config_file(folder), trust_remote_code=trust_remote_code)

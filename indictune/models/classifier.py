@@ -114,18 +114,26 @@ def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreT
     return model
 
 
-def load_trained(folder: str | Path, trust_remote_code: bool = False, device_map: str | None = None) -> Model:
+def load_trained(
+    folder: str | Path,
+    trust_remote_code: bool = False,
+    trust_checkpoint: bool = False,
+    device_map: str | None = None,
+) -> Model:
     """A finished run's model for inference, full or adapter, with its label names, in fp32 or on its quantised base.
 
     Args:
         folder: of the run.
         trust_remote_code: run Python code that comes with the model.
+        trust_checkpoint: read weights that are a pickle; an adapter's own never are.
         device_map: "cpu" reads it there also where there is a GPU.
 
     Raises:
         UserError: the folder holds no finished model, or the adapter's base cannot be read.
     """
-    args = ModelArguments(str(folder), trust_remote_code=trust_remote_code, device_map=device_map)
+    args = ModelArguments(
+        str(folder), trust_remote_code=trust_remote_code, trust_checkpoint=trust_checkpoint, device_map=device_map
+    )
     with explained(args, Exception, flag="--model"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not (Path(folder) / "adapter_config.json").exists():

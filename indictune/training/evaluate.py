@@ -141,7 +141,7 @@ def _evaluate_classes(session: Session) -> None:
     tokenizer = load_tokenizer(model_args)
     assert labels is not None  # every problem has been raised
     dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length)["test"]
-    model = load_trained(asked.model, asked.trust_remote_code)
+    model = load_trained(asked.model, asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(model_args, model, tokenizer, flag="--model")
     trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
     sharding.prepare_for_evaluation(trainer)

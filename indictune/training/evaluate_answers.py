@@ -48,7 +48,7 @@ def evaluate_answers(session: Session) -> None:
     tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts)
     session.warn([*notes, *truncation_notes(rows, tokens, asked.max_length)])
     keep_rejected(stored, session.output_dir, session.rank)
-    model = load_trained_causal(asked.model, compute_dtype(args), asked.trust_remote_code)
+    model = load_trained_causal(asked.model, compute_dtype(args), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(model_args, model, tokenizer, flag="--model")
     trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
     sharding.prepare_for_evaluation(trainer)

@@ -87,7 +87,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
 
     def reload(self, folder: Path) -> nn.Module:
         trusts = runs_own_code(sharding.bare(self))
-        return load_trained_causal(folder, compute_dtype(self.args), trusts, device_map="cpu")
+        return load_trained_causal(folder, compute_dtype(self.args), trusts, self.trusts_checkpoint, device_map="cpu")
 
 
 def _keep_trained_weights_in_fp32(model: nn.Module) -> None:

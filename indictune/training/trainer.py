@@ -85,4 +85,4 @@ class IndicTrainer(ExactTrainer):
 
     def reload(self, folder: Path) -> nn.Module:
         trusts = runs_own_code(sharding.bare(self))
-        return load_trained(folder, trusts, device_map="cpu")
+        return load_trained(folder, trusts, self.trusts_checkpoint, device_map="cpu")

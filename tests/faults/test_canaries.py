@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from indictune.arguments import DataArguments, ModelArguments
 from indictune.command_arguments import MergeArguments
@@ -189,6 +189,40 @@ class TestAForeignModel:
         args = replace(args, trust_checkpoint=True)
         found = load_classifier(args, ["no", "yes"], load_tokenizer(args)).state_dict()
         assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+
+    def test_of_tensors_in_a_bin_is_the_base_of_an_adapter_where_it_is_trusted(
+        self, finished_run: FinishedRun, tmp_path: Path
+    ) -> None:
+        """By the run, which reads its adapter again, and by what evaluates that."""
+        base, folder = model_in(tmp_path / "model"), tmp_path / "out"
+        torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
+        (base / "model.safetensors").unlink()
+        trusted = ("--trust_checkpoint", "true")
+        flags = (
+            "--model_name_or_path",
+            str(base),
+            "--method",
+            "lora",
+            "--max_steps",
+            "2",
+            "--output_dir",
+            str(folder),
+        )
+        result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), *flags, *trusted])
+        assert result.returncode == 0, result.stderr
+        assert (folder / "adapter_model.safetensors").is_file()
+        recipe = folder / "recipe.yaml"
+        recipe.write_text(recipe.read_text() + "trust_checkpoint: true\n")  # by which the folder would trust itself
+        test_file = finished_run.recipe.parent / "test.jsonl"
+        command = ("evaluate", "--model", str(folder), "--test_file", str(test_file))
+        refused = subprocess_of(*command)
+        assert refused.returncode == 2, refused.stderr
+        assert "its weights are a pickle, which can run code when it is read. If you trust" in refused.stderr
+        assert "--trust_checkpoint true" in refused.stderr
+        evaluated = subprocess_of(*command, *trusted)
+        assert evaluated.returncode == 0, evaluated.stderr
+        block = json.loads((folder / "evaluation/test/metrics.json").read_text())["test"]
+        assert block == json.loads((folder / "metrics.json").read_text())["test"]
 
     @pytest.mark.parametrize("tamper", [only_a_bin, code_of_an_unknown_type])
     def test_ends_the_script_with_one_message(

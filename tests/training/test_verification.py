@@ -71,6 +71,20 @@ def test_what_was_saved_whole_passes(trained: Trained, method: str) -> None:
     trained(method)
 
 
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_an_adapter_on_a_base_in_a_bin_is_read_where_that_is_trusted(tmp_path: Path, method: str) -> None:
+    base = Path(tiny_llama(tmp_path / "base"))
+    torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
+    (base / "model.safetensors").unlink()
+    settings = {"method": method, "trust_checkpoint": True, "max_steps": 2, "learning_rate": 0.5}
+    trainer = tiny_trainer(str(base), tmp_path / "out", ROWS, **settings)
+    trainer.train()
+    trainer.save_model()
+    assert "--trust_checkpoint true" in told(trainer, tmp_path / "out")
+    trainer.trusts_checkpoint = True
+    verify_saved(trainer, tmp_path / "out")
+
+
 @pytest.mark.parametrize("rows", [answer_rows(7), pack(ROWS, 16), answer_rows(100, 90, 80)])
 def test_rows_of_any_number_and_length_are_probed(base: str, tmp_path: Path, rows: Dataset) -> None:
     trainer = tiny_trainer(base, tmp_path / "out", rows)

@@ -193,6 +193,7 @@ def _embedding_at_start(
         recipe["model_name_or_path"],
         model_revision=recipe["model_revision"],
         trust_remote_code=args.trust_remote_code,
+        trust_checkpoint=args.trust_checkpoint,
     )
     flag = f"{checkpoint}, whose base is"
     with _without_reports():  # a head that the base lacks is the checkpoint's
