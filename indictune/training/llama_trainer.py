@@ -52,6 +52,9 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         self.padded = padded
         collator = self.collator(evaluating=False)
         super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, data_collator=collator)
+        # transformers (5.23) counts a step's tokens for models that take the count: not Gemma 3n, Gemma 4, or code of
+        # its own without **kwargs. TRL (1.16) gives it to none: it divides by it itself, else by a micro-batch's own.
+        self.model_accepts_loss_kwargs = True
         if not padded and reads_unpadded(model.config, model.config._attn_implementation):
             read_unpadded(model)
         _keep_trained_weights_in_fp32(model)
@@ -60,6 +63,12 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         if not (self.padded or evaluating):
             return JoinRows()
         return PadToLongest(self._pad_token_id, "right", with_row_numbers=evaluating)
+
+    def compute_loss(self, *args: Any, **settings: Any) -> Any:
+        """A micro-batch's share of the loss. A callback would not see that TRL takes the micro-batch's own mean."""
+        if settings.get("num_items_in_batch") is None:
+            raise ValueError("The Trainer did not count the tokens of the global batch (num_items_in_batch is None).")
+        return super().compute_loss(*args, **settings)
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The summed loss, the tokens that count and the right ones."""

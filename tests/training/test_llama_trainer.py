@@ -11,12 +11,20 @@ import torch
 from datasets import Dataset
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3nForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
+    LlamaForCausalLM,
+)
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune.data.collation import IndexedRows, JoinRows, PadToLongest
 from indictune.models.attention import ATTENTION
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from tests.data.packs import pack
+from tests.models.tiny import words_tokenizer
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer, trained_weights
 
 ROWS = answer_rows(9, 5, 12, 7, 3)
@@ -124,6 +132,37 @@ class TestMicroBatches:
         in_pieces = one_step(tiny_trainer(base, tmp_path, ROWS, **cut, global_batch_size=size * steps))
         assert in_pieces[0] == pytest.approx(whole[0], abs=1e-5)
         assert_same(whole[1], in_pieces[1])
+
+    @pytest.mark.parametrize("method", ["full", "lora"])
+    def test_nor_where_the_model_takes_no_count_of_tokens(
+        self, base: str, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As Gemma 3n and Gemma 4 say, and code of its own whose forward has no **kwargs."""
+        monkeypatch.setattr(LlamaForCausalLM, "accepts_loss_kwargs", False, raising=False)
+        whole = one_step(tiny_trainer(base, tmp_path, ROWS, method=method))
+        cut = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
+        in_pieces = one_step(tiny_trainer(base, tmp_path, ROWS, method=method, **cut))
+        assert in_pieces[0] == pytest.approx(whole[0], abs=1e-5)
+        assert_same(whole[1], in_pieces[1])
+
+    def test_trl_still_leaves_such_a_model_without_the_count(
+        self, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Once this fails, `LlamaTrainer` need not set `model_accepts_loss_kwargs` (transformers 5.23, TRL 1.16)."""
+        assert not Gemma3nForConditionalGeneration.accepts_loss_kwargs
+        assert not Gemma4ForConditionalGeneration.accepts_loss_kwargs
+        monkeypatch.setattr(LlamaForCausalLM, "accepts_loss_kwargs", False, raising=False)
+        args = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=[])
+        rows = ROWS.select_columns(["input_ids", "labels"])
+        trainer = SFTTrainer(base, args, train_dataset=rows, processing_class=words_tokenizer())
+        batch = next(iter(trainer.get_train_dataloader()))
+        assert trainer.get_batch_samples(iter([batch]), 1, torch.device("cpu"))[1] is None
+
+    def test_a_loss_without_the_count_is_none(self, base: str, tmp_path: Path) -> None:
+        trainer = tiny_trainer(base, tmp_path, ROWS)
+        batch = next(iter(trainer.get_train_dataloader()))
+        with pytest.raises(ValueError, match="did not count the tokens of the global batch"):
+            trainer.compute_loss(trainer.model, batch)
 
     @pytest.mark.parametrize("packed", [False, True])
     def test_a_micro_batch_without_rows_changes_nothing(self, base: str, tmp_path: Path, packed: bool) -> None:
