@@ -132,11 +132,12 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
 
 
 def check_max_length(config: PreTrainedConfig, max_length: int) -> None:
-    """Refuse texts longer than the model has positions for.
+    """Refuse texts longer than the model has positions for, or than those that do not depend on other texts.
 
     Raises:
         UserError: `max_length` is above the number of positions.
     """
+    _check_longrope(config, max_length)
     positions = config.to_dict().get("max_position_embeddings")
     if positions is None:
         return
@@ -146,6 +147,27 @@ def check_max_length(config: PreTrainedConfig, max_length: int) -> None:
         raise UserError(
             f"--max_length {max_length}: {config.name_or_path} has {positions} positions; "
             f"give --max_length {positions} or less."
+        )
+
+
+def _check_longrope(config: PreTrainedConfig, max_length: int) -> None:
+    """Refuse texts beyond what a model with LongRoPE (Phi-3, Phi-4-mini) was first trained on.
+
+    transformers (5.23, `longrope_frequency_update`) turns all positions of a micro-batch by the longest text in it. Of
+    `dynamic`, it does so only beyond `max_position_embeddings`.
+
+    Raises:
+        UserError: `max_length` is above that.
+    """
+    rope = config.to_dict().get("rope_parameters") or {}
+    kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # of all layers, or of each type
+    stored = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
+    lengths = [length for length in stored if isinstance(length, int)]  # with another no model can be made
+    if lengths and max_length > min(lengths):
+        raise UserError(
+            f"--max_length {max_length}: {config.name_or_path} reads all texts of a micro-batch otherwise where one "
+            f"has more than {min(lengths)} tokens (longrope), so that the result would depend on which texts share "
+            f"it. Give --max_length {min(lengths)} or less."
         )
 
 

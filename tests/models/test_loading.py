@@ -16,6 +16,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedTokenizerBase,
     T5Config,
     pipeline,
@@ -26,7 +27,7 @@ from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.classifier import class_names, label_order, load_classifier, load_classifier_config, load_trained
 from indictune.models.loading import check_max_length, load_tokenizer
-from tests.models.tiny import CONFIGS, words_tokenizer
+from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
 
 LABELS = ["negative", "neutral", "positive"]
 
@@ -287,6 +288,67 @@ def test_xlm_r_has_512_of_514_positions() -> None:
     check_max_length(config, 512)
     with pytest.raises(UserError, match="512 positions"):
         check_max_length(config, 513)
+
+
+def rotary(rope: dict[str, Any], model_type: str = "phi3") -> PreTrainedConfig:
+    """Of a model that was first trained on 8 positions, and has 64."""
+    more = {"original_max_position_embeddings": 8} if model_type == "phi3" else {}
+    sizes = {**SMALL, "intermediate_size": 64, "max_position_embeddings": 64}
+    config = AutoConfig.for_model(model_type, **sizes, **more, pad_token_id=0, rope_parameters=dict(rope))
+    config.name_or_path = "some/model"
+    return config
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+
+
+def depends_on_others(config: PreTrainedConfig, lengths: tuple[int, int]) -> bool:
+    """Whether what a text is to a model depends on the other one in its batch."""
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).eval()  # type: ignore[no-untyped-call]
+    short, long = lengths
+    ids = torch.randint(3, 128, (2, long))
+    mask = (torch.arange(long) < torch.tensor([[short], [long]])).long()
+    with torch.no_grad():
+        alone = model(input_ids=ids[:1, :short]).last_hidden_state[0]
+        beside = model(input_ids=ids, attention_mask=mask).last_hidden_state[0, :short]
+    return not torch.allclose(alone, beside, atol=1e-5)
+
+
+def test_texts_up_to_where_longrope_reads_others_otherwise_pass_and_longer_ones_do_not() -> None:
+    """Once `depends_on_others` is never true, they may (transformers 5.23)."""
+    config = rotary(LONGROPE)
+    assert not depends_on_others(config, (5, 8))
+    assert depends_on_others(config, (5, 9))
+    check_max_length(config, 8)
+    with pytest.raises(UserError) as caught:
+        check_max_length(config, 9)
+    assert caught.value.message == (
+        "--max_length 9: some/model reads all texts of a micro-batch otherwise where one has more than 8 tokens "
+        "(longrope), so that the result would depend on which texts share it. Give --max_length 8 or less."
+    )
+
+
+def test_longrope_is_seen_where_older_files_or_models_of_many_kinds_of_layers_name_it() -> None:
+    sizes: dict[str, Any] = {**SMALL, "max_position_embeddings": 64, "pad_token_id": 0}
+    older: Any = {**LONGROPE, "type": "longrope"}
+    del older["rope_type"]
+    of_one: Any = {"rope_parameters": {"full_attention": {**LONGROPE, "original_max_position_embeddings": 8}}}
+    for config in (
+        AutoConfig.for_model("phi3", **sizes, original_max_position_embeddings=8, rope_scaling=older),
+        PreTrainedConfig(**sizes, **of_one),
+    ):
+        check_max_length(config, 8)
+        with pytest.raises(UserError, match="more than 8 tokens"):
+            check_max_length(config, 9)
+
+
+@pytest.mark.parametrize("rope", [DYNAMIC, {"rope_type": "default", "rope_theta": 1e4}])
+def test_other_rotary_positions_are_read_alike_up_to_the_last(rope: dict[str, Any]) -> None:
+    config = rotary(rope, "llama")
+    assert not depends_on_others(config, (5, 64))
+    check_max_length(config, 64)
 
 
 def test_relative_positions_have_no_limit() -> None:
