@@ -29,14 +29,19 @@ CAUSAL = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", 
 CAUSAL_ATTENTION = (None, "sdpa")
 
 
-def why_padded(config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False) -> str | None:
+def why_padded(
+    config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False, device_map: str | None = None
+) -> str | None:
     """Why a classifier has to pad its rows, or None if it need not.
 
     Args:
         config: of the model.
         attn_implementation: the attention that the user named, if any.
         own_code: the model's class comes with its files, and may read any token, or see any.
+        device_map: by which the user spreads the layers, if any.
     """
+    if device_map is not None:  # accelerate moves what layers get, and not what the hooks here keep and look up
+        return f"--device_map {device_map} may leave a text's states on another GPU than what tells where it ends"
     return _why_padded(config, attn_implementation, own_code, CLASSIFIERS, [None])
 
 
@@ -68,7 +73,7 @@ def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, confi
     Raises:
         UserError: `on`, and the model cannot do without padding.
     """
-    reason = why_padded(config, args.attn_implementation, has_own_code(args, config))
+    reason = why_padded(config, args.attn_implementation, has_own_code(args, config), args.device_map)
     if reason is not None and padding_free == "on":
         raise UserError(f"--padding_free on: {reason}. Leave it out, and rows are padded by length.")
     if reason is not None and padding_free == "auto":

@@ -191,12 +191,15 @@ class TestWhoPads:
         assert pads("auto", ModelArguments(), AutoConfig.for_model("electra"))
         assert pads("auto", ModelArguments(attn_implementation="eager"), CONFIGS["bert"]())
         assert pads("auto", OWN_CODE, with_own_code("bert"))
+        assert pads("auto", ModelArguments(device_map="auto"), CONFIGS["bert"]())
         assert [record.getMessage() for record in caplog.records] == [
             "Rows are padded, rows of like length together: models of the type electra are not known to work without "
             "it (albert, bert, llama, modernbert, roberta, xlm-roberta are).",
             "Rows are padded, rows of like length together: --attn_implementation eager needs it.",
             "Rows are padded, rows of like length together: the model has code of its own, which is not known to "
             "keep joined rows apart.",
+            "Rows are padded, rows of like length together: --device_map auto may leave a text's states on another "
+            "GPU than what tells where it ends.",
         ]
 
     def test_asking_for_the_impossible_is_refused(self) -> None:
@@ -206,6 +209,7 @@ class TestWhoPads:
     def test_causal_models_that_are_proven_do_not(self, caplog: pytest.LogCaptureFixture) -> None:
         assert not pads_causal(ModelArguments(), CONFIGS["llama"]())
         assert not pads_causal(ModelArguments(attn_implementation="sdpa"), CONFIGS["llama"]())
+        assert not pads_causal(ModelArguments(device_map="auto"), CONFIGS["llama"]())
         assert not caplog.records
 
     def test_other_causal_models_do_and_are_told_why(self, caplog: pytest.LogCaptureFixture) -> None:
