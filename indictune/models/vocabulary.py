@@ -239,21 +239,24 @@ def began_with_others(checkpoint: str | Path, unused: str | None) -> bool:
     return unused is not None and path.is_file() and path.read_text(encoding="utf-8") != unused
 
 
-def check_row_ids(checkpoint: str | Path, row_ids: Tensor | None) -> None:
-    """Refuse to go on from a checkpoint that trains other rows.
+def row_ids_to_go_on_with(checkpoint: str | Path, row_ids: Tensor | None) -> Tensor | None:
+    """The rows that a run trains which goes on from a checkpoint: the checkpoint's, whose states it has.
 
     Args:
         checkpoint: folder to go on from.
-        row_ids: that this run would train, or None for all.
+        row_ids: that this run's texts use, or None for all.
+
+    Returns:
+        int64 [rows], ascending, or None for all.
 
     Raises:
-        UserError: the rows differ.
+        UserError: the texts use rows that the checkpoint does not train, or only one of the two trains all.
     """
     row_ids_before = read_row_ids(checkpoint)
     before = None if row_ids_before is None else row_ids_before.tolist()
     now = None if row_ids is None else row_ids.tolist()
-    if before == now:
-        return
+    if before == now or (before is not None and now is not None and set(now) <= set(before)):
+        return row_ids_before
     flag = f"--resume_from_checkpoint {checkpoint}"
     if before is None:
         raise UserError(f"{flag}: it trains the whole embedding; add --active_vocabulary off.")
@@ -263,8 +266,8 @@ def check_row_ids(checkpoint: str | Path, row_ids: Tensor | None) -> None:
             "data and --active_vocabulary on, or start afresh in another --output_dir."
         )
     raise UserError(
-        f"{flag}: the data's vocabulary has changed: {len(set(now) - set(before)):,} tokens are new, and "
-        f"{len(set(before) - set(now)):,} of {len(before):,} are gone. It follows from the rows (--train_file, "
-        "--validation_file, --test_file) and where they are cut (--max_length). Give those of its recipe.yaml, or "
-        "start afresh in another --output_dir."
+        f"{flag}: it trains {len(before):,} rows of the embedding, and {len(set(now) - set(before)):,} tokens of the "
+        "data have none among them. They follow from the rows (--train_file, --validation_file, --test_file) and from "
+        "--max_length. Give those of its recipe.yaml, or rows without new tokens, or start afresh in another "
+        "--output_dir."
     )

@@ -19,9 +19,9 @@ from indictune.models.loading import Model
 from indictune.models.vocabulary import (
     ActiveEmbedding,
     began_with_others,
-    check_row_ids,
     obstacle,
     obstacle_of_optimizer,
+    row_ids_to_go_on_with,
     used_ids,
 )
 from indictune.strategy.check import came_up
@@ -99,12 +99,12 @@ def use_active_vocabulary(
         checkpoint: that the run goes on from, or None.
 
     Raises:
-        UserError: it cannot be `on` for this model, the checkpoint was trained on other rows or began with another
-            model's, or the tokenizer is not the model's.
+        UserError: it cannot be `on` for this model, the rows have tokens that the checkpoint does not train, it began
+            with another model's rows, or the tokenizer is not the model's.
     """
     row_ids = _chosen(model, args, datasets, tokenizer)
     if checkpoint is not None:
-        check_row_ids(checkpoint, row_ids)
+        row_ids = row_ids_to_go_on_with(checkpoint, row_ids)
     if row_ids is None:
         return
     embedding = cast(nn.Embedding, model.get_input_embeddings())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,10 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from indictune.errors import UserError
 from indictune.models.bases import fingerprint
+from indictune.models.vocabulary import read_row_ids
 from indictune.strategy.launch import Launch
 from indictune.training.checkpoints import flag_files, resuming, settings, store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import SCRIPT, Run, accelerate, python, start, torchrun
+from tests.distributed.launching import ROOT, SCRIPT, Run, accelerate, python, start, torchrun
 from tests.faults.canaries import model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 from tests.training.checkpoints.test_resuming import OF_THIS_RUN
@@ -436,7 +438,7 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
 def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    job = Job(finished_run.recipe, tmp_path / "out", flags=("--active_vocabulary", "off"))  # it follows from all rows
+    job = Job(finished_run.recipe, tmp_path / "out")
     assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
     before = store.read_manifest(job.folder / "checkpoint-4")
     train_file = str(finished_run.recipe.parent / "train.jsonl")
@@ -447,6 +449,35 @@ def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(
     assert before is not None
     assert after is not None
     assert before.validation == after.validation is not None
+
+
+def test_rows_whose_tokens_the_run_trains_already_may_take_the_place_of_others(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """Of an embedding of which only some rows are trained. It goes on with these, as if they were still all used."""
+    job, given = Job(finished_run.recipe, tmp_path / "out"), finished_run.recipe.parent
+    assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
+    before = read_row_ids(job.folder / "checkpoint-4")
+    known, new = tmp_path / "known.jsonl", tmp_path / "new.jsonl"
+    lines = (given / "validation.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    known.write_text("".join(lines[:6]), encoding="utf-8")
+    others = (ROOT / "indictune/data/samples/train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    new.write_text("".join(others[100:110]), encoding="utf-8")
+    files = ("--train_file", str(given / "train.jsonl"), "--validation_file")
+    refused = replace(job, flags=(*files, str(new))).start()
+    assert refused.returncode == 2, refused.stderr
+    assert re.search(r"it trains \d+ rows of the embedding, and \d+ tokens of the data have none", refused.stderr)
+    result = replace(job, flags=(*files, str(known))).start()
+    assert result.returncode == 0, result.stderr
+    assert "other validation rows: what was the best until now is forgotten" in result.stderr
+    after = read_row_ids(job.folder / "checkpoint-8")
+    assert before is not None
+    assert after is not None
+    assert before.tolist() == after.tolist()
+    whole = Job(finished_run.recipe, tmp_path / "whole")
+    assert whole.start().returncode == 0
+    found, unbroken = (each.folder / "checkpoint-8" / "model.safetensors" for each in (job, whole))
+    assert found.read_bytes() == unbroken.read_bytes()
 
 
 def evaluated(state: Mapping[str, Any], step: int) -> dict[str, float]:

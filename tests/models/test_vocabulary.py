@@ -24,8 +24,8 @@ from indictune.models.vocabulary import (
     ROW_IDS,
     ActiveEmbedding,
     active_embedding,
-    check_row_ids,
     obstacle,
+    row_ids_to_go_on_with,
     save_row_ids,
     save_whole_vocabulary,
     used_ids,
@@ -294,22 +294,29 @@ class TestRowsOfACheckpoint:
         return tmp_path
 
     def test_the_same_rows_pass(self, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-        check_row_ids(checkpoint, ROW_IDS_USED)
-        check_row_ids(tmp_path_factory.mktemp("dense"), None)
+        same = row_ids_to_go_on_with(checkpoint, ROW_IDS_USED)
+        assert same is not None
+        assert torch.equal(same, ROW_IDS_USED)
+        assert row_ids_to_go_on_with(tmp_path_factory.mktemp("dense"), None) is None
+
+    def test_where_fewer_are_used_its_own_are_trained_on(self, checkpoint: Path) -> None:
+        found = row_ids_to_go_on_with(checkpoint, ROW_IDS_USED[:-2])
+        assert found is not None
+        assert torch.equal(found, ROW_IDS_USED)
 
     def test_others_are_told_apart(self, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
         start = f"--resume_from_checkpoint {checkpoint}: "
         with pytest.raises(UserError) as raised:
-            check_row_ids(checkpoint, torch.tensor([0, 1, 2, 3, 4, 6, 8, 13]))
+            row_ids_to_go_on_with(checkpoint, torch.tensor([0, 1, 2, 3, 4, 6, 8, 13]))
         assert raised.value.message.startswith(
-            f"{start}the data's vocabulary has changed: 2 tokens are new, and 2 of 8 are gone. It follows from the "
-            "rows (--train_file, --validation_file, --test_file) and where they are cut (--max_length). Give those of "
-            "its recipe.yaml, or start afresh in another --output_dir."
+            f"{start}it trains 8 rows of the embedding, and 2 tokens of the data have none among them. They follow "
+            "from the rows (--train_file, --validation_file, --test_file) and from --max_length. Give those of its "
+            "recipe.yaml, or rows without new tokens, or start afresh in another --output_dir."
         )
         with pytest.raises(UserError) as raised:
-            check_row_ids(checkpoint, None)
+            row_ids_to_go_on_with(checkpoint, None)
         assert raised.value.message.startswith(f"{start}it trains 8 rows of the embedding, and this run all of them.")
         dense = tmp_path_factory.mktemp("dense")
         with pytest.raises(UserError) as raised:
-            check_row_ids(dense, ROW_IDS_USED)
+            row_ids_to_go_on_with(dense, ROW_IDS_USED)
         assert raised.value.message.endswith("it trains the whole embedding; add --active_vocabulary off.")
