@@ -63,8 +63,9 @@ def test_a_checkpoint_of_some_rows_is_refused_where_all_are_trained(
     run_under: Start, job: Path, tmp_path: Path
 ) -> None:
     run = run_under("fsdp2", 2, *ON)
-    checkpoint = ["--resume_from_checkpoint", str(run.folder / "checkpoint-7"), "--output_dir", str(tmp_path / "out")]
-    result = start([*python(), SCRIPT, "--config", str(job), *ONE_MICRO_BATCH, *OFF, *checkpoint])
+    checkpoint = ["--resume_from_checkpoint", str(run.folder / "checkpoint-7"), "--trust_checkpoint", "true"]
+    flags = [*checkpoint, "--output_dir", str(tmp_path / "out")]
+    result = start([*python(), SCRIPT, "--config", str(job), *ONE_MICRO_BATCH, *OFF, *flags])
     assert result.returncode == 2, result.stderr
     assert f"--resume_from_checkpoint {run.folder / 'checkpoint-7'}: " in result.stderr
     assert " rows of the embedding, and this run all of them. Resume with the same data" in result.stderr
