@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch.optim import Optimizer
+
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.strategy.launch import Launch
@@ -69,3 +72,17 @@ def default_optimizer(launch: Launch, method: str, has_gpu: bool) -> str | None:
     """
     fits = launch.strategy in ("single", "ddp")
     return "paged_adamw_8bit" if method == "qlora" and has_gpu and fits else None
+
+
+def forget_pages(optimizer: object) -> None:
+    """Take states that were just loaded for what they are: memory of the GPU's own.
+
+    One that bitsandbytes (0.50) has paged says so in its checkpoint too, and on several GPUs it is loaded as it is
+    (transformers 5.23, `_load_optimizer_and_scheduler`); the next step would ask CUDA to move pages that are none.
+    """
+    if not isinstance(optimizer, Optimizer):  # DeepSpeed's, which keeps its own
+        return
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                vars(value).pop("is_paged", None)

@@ -25,7 +25,7 @@ from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, in_order, lengths_of
 from indictune.models.loading import Model
 from indictune.progress import HERE
-from indictune.strategy import conversion, nodes, offload, sharding, shards
+from indictune.strategy import conversion, nodes, offload, sharding, shards, weights
 from indictune.strategy.communication import set_up_communication
 from indictune.training import pushing
 from indictune.training.bad_steps import BadSteps, drop_if_bad
@@ -260,6 +260,7 @@ class ExactTrainer(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
             if checkpoint is not None:
                 offload.complete_states(self)
+                weights.forget_pages(cast(AcceleratedOptimizer, self.optimizer).optimizer)
             return
         assert self.lr_scheduler is not None
         optimizer = cast(AcceleratedOptimizer, self.optimizer).optimizer

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.strategy.launch import Launch
-from indictune.strategy.weights import check_weights, default_optimizer
+from indictune.strategy.weights import check_weights, default_optimizer, forget_pages
 
 STRATEGIES = [
     *("single", "ddp", "fsdp2", "fsdp2_offload", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"),
@@ -110,3 +112,18 @@ def test_the_paged_optimizer_is_qloras_own_where_it_runs(strategy: str) -> None:
     assert default_optimizer(Launch(strategy), "qlora", has_gpu=False) is None
     assert default_optimizer(Launch(strategy), "lora", has_gpu=True) is None
     assert default_optimizer(Launch(strategy), "full", has_gpu=True) is None
+
+
+def test_a_state_that_was_paged_is_an_ordinary_one_when_it_is_loaded(tmp_path: Path) -> None:
+    """torch 2.13 keeps what bitsandbytes has noted of a tensor; when it no longer does, `forget_pages` can go."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    vars(optimizer.state[weight]["exp_avg"])["is_paged"] = True
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    states = optimizer.state[weight]
+    assert vars(states["exp_avg"]) == {"is_paged": True}
+    forget_pages(optimizer)
+    assert [vars(value) for value in states.values()] == [{}, {}, {}]
