@@ -109,8 +109,8 @@ class CheckpointArguments:
     trust_checkpoint: bool = field(
         default=False,
         metadata={
-            "help": "Read pickles of a checkpoint that is not in a run's folder, or that others could have written. "
-            "They can run code when they are read."
+            "help": "Read pickles of a checkpoint that is not in a run's folder, or that others could have written, "
+            "and weights that are a .bin, also those of the base that it names. They can run code when they are read."
         },
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run Python code that comes with the model."})

@@ -71,7 +71,7 @@ def main(session: Session) -> None:
 
     trainer = IndicTrainer(model, args, train_rows, validation, tokenizer, loss, padded)
     throughput = watch(trainer, splits.train.place, session)
-    result = train(trainer, session, splits.folder)
+    result = train(trainer, session, splits.folder, test)
     save(trainer, session)
     finish(trainer, session, result, throughput, test)
 

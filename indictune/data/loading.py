@@ -225,7 +225,8 @@ def _cleaned(
     if len(empty_lines):
         places = _places(bad, empty_lines)
         notes.append(f"{source.origin} {source.name}: {len(empty_lines)} rows without text were dropped: {places}.")
-        logger.debug("rows without text: %s", [bad.place(line) for line in empty_lines.to_pylist()])
+        if logger.isEnabledFor(logging.DEBUG):  # there may be millions
+            logger.debug("rows without text: %s", [bad.place(line) for line in empty_lines.to_pylist()])
     unlabelled = table["line"].filter(pc.is_null(table["label"]))
     if source.may_lack_labels and len(unlabelled) == table.num_rows:
         notes.append(f"{source.origin}: its test rows have no labels and are left out.")

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,11 +52,11 @@ class _FirstFew:
         self._listed: dict[str, list[str]] = {}
         self._more: Counter[str] = Counter()
 
-    def add(self, kind: str, message: str) -> None:
-        """One more, with `kind` as in "3 more with <kind>"."""
+    def add(self, kind: str, message: Callable[[], str]) -> None:
+        """One more, with `kind` as in "3 more with <kind>"; the message is made where it is among the first."""
         listed = self._listed.setdefault(kind, [])
         if len(listed) < _MAX_LISTED:
-            listed.append(message)
+            listed.append(message())
         else:
             self._more[kind] += 1
 
@@ -106,7 +106,7 @@ class BadRows:
     def add(self, line: int, reason: str, read: object, kind: str) -> None:
         """A row that was read and cannot be used: as `add_broken`, with `kind` as in "3 more with <kind>"."""
         self.count += 1
-        self._listed.add(kind, f"{self.place(line)}: {reason}")
+        self._listed.add(kind, lambda: f"{self.place(line)}: {reason}")
 
     def cannot_read(self, line: int, reason: str) -> None:
         """The file is broken here in a way that leaves open where the next row begins, or how much is lost.
@@ -122,7 +122,7 @@ class BadRows:
 
     def remark(self, line: int, what: str, kind: str) -> None:
         """A good row that the user should look at, with `kind` as in "3 more with <kind>"."""
-        self._remarks.add(kind, f"{self.place(line)}: {what}")
+        self._remarks.add(kind, lambda: f"{self.place(line)}: {what}")
 
     def notes(self) -> list[str]:
         """What the user should know of the rows, in a sentence each."""

@@ -165,14 +165,19 @@ class _LastTokens:
         self.pad_token_id = pad_token_id
 
     def keep(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Of the base model: remember the states of all tokens, [1, tokens, width]."""
+        """Of the base model: remember the states of all tokens, [1, tokens, width], and in what the head computes."""
         self._states = output.last_hidden_state
+        device = self._states.device.type
+        in_half, of_half = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        self._autocast = torch.autocast(device, of_half, enabled=in_half)  # which is over when `choose` is called
 
     def choose(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Of the whole model: its logits become [rows, labels]."""
         if "cu_seq_lens_q" in kwargs:
             last = _last_tokens(kwargs["input_ids"][0], kwargs["cu_seq_lens_q"], self.pad_token_id)
-            output.logits = module.score(self._states[0, last])
+            with self._autocast:
+                logits = module.score(self._states[0, last])
+            output.logits = logits.to(output.logits.dtype)
         del self._states
         return output
 

@@ -239,12 +239,15 @@ def began_with_others(checkpoint: str | Path, unused: str | None) -> bool:
     return unused is not None and path.is_file() and path.read_text(encoding="utf-8") != unused
 
 
-def row_ids_to_go_on_with(checkpoint: str | Path, row_ids: Tensor | None) -> Tensor | None:
+def row_ids_to_go_on_with(
+    checkpoint: str | Path, row_ids: Tensor | None, may_train_all: bool = False
+) -> Tensor | None:
     """The rows that a run trains which goes on from a checkpoint: the checkpoint's, whose states it has.
 
     Args:
         checkpoint: folder to go on from.
         row_ids: that this run's texts use, or None for all.
+        may_train_all: where the checkpoint does.
 
     Returns:
         int64 [rows], ascending, or None for all.
@@ -258,6 +261,8 @@ def row_ids_to_go_on_with(checkpoint: str | Path, row_ids: Tensor | None) -> Ten
     if before == now or (before is not None and now is not None and set(now) <= set(before)):
         return row_ids_before
     flag = f"--resume_from_checkpoint {checkpoint}"
+    if before is None and may_train_all:
+        return None
     if before is None:
         raise UserError(f"{flag}: it trains the whole embedding; add --active_vocabulary off.")
     if now is None:

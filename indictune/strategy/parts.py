@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -46,5 +47,8 @@ def _from_shards(folder: Path) -> dict[str, Tensor]:
         for name, about in stored.items()
         if isinstance(about, TensorStorageMetadata)
     }
-    load(weights, storage_reader=reader, no_dist=True)
+    try:
+        load(weights, storage_reader=reader, no_dist=True)
+    except CheckpointException as error:  # torch's own (2.13), around anything, a request to stop among it
+        raise next(iter(error.failures.values()))[0] from None
     return {name.removeprefix(_MODEL): weight for name, weight in weights.items()}

@@ -104,7 +104,7 @@ def use_active_vocabulary(
     """
     row_ids = _chosen(model, args, datasets, tokenizer)
     if checkpoint is not None:
-        row_ids = row_ids_to_go_on_with(checkpoint, row_ids)
+        row_ids = row_ids_to_go_on_with(checkpoint, row_ids, may_train_all=args.active_vocabulary == "auto")
     if row_ids is None:
         return
     embedding = cast(nn.Embedding, model.get_input_embeddings())

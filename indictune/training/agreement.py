@@ -7,30 +7,36 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from datasets import Dataset
+
 from indictune.errors import UserError
 from indictune.models.vocabulary import active_embedding
 from indictune.strategy import sharding
-from indictune.training.checkpoints import settings
+from indictune.training.checkpoints import flag_files, saving, settings
 from indictune.training.exact import ExactTrainer
 
 # Flags by which steps, or what all ranks do together, would not be the same. Names of files are not among them: what
 # the files hold is compared.
 FLAGS = (
-    *(name for name in settings.OF_THE_STEPS if name not in ("model_name_or_path", "class_weights")),
+    *(name for name in settings.OF_THE_STEPS if name not in ("model_name_or_path", "class_weights")),  # files, often
     *(*settings.IN_THE_STATES, *settings.OF_THE_DEALING, *settings.OF_THE_BEST, *settings.OF_THE_ADAPTER),
     *("method", "optim", "seed", "data_seed", "global_batch_size", "on_nonfinite", "active_vocabulary"),
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "logging_strategy", "logging_steps"),
 )
 
 
-def check_alike(trainer: ExactTrainer, given: Mapping[str, Any]) -> None:
+def check_alike(
+    trainer: ExactTrainer, test: Dataset | None, given: Mapping[str, Any], in_files: flag_files.Content
+) -> None:
     """Refuse to train where a rank has other rows or flags than rank 0. All ranks must call it.
 
     Each would take its micro-batches from rows of its own: some would be trained on twice and others never.
 
     Args:
         trainer: of the run, before it trains.
+        test: rows that are evaluated when it is trained, or None.
         given: the flags of this rank, by field.
+        in_files: what files of this rank say of the steps.
 
     Raises:
         UserError: on all ranks, with all that differs.
@@ -38,7 +44,12 @@ def check_alike(trainer: ExactTrainer, given: Mapping[str, Any]) -> None:
     if trainer.args.world_size == 1:
         return
     flags = {f"--{name}": given.get(name) for name in FLAGS}
-    everyone = sharding.from_all((socket.gethostname(), _digests(trainer), flags))
+    own = _digests(trainer) | {
+        "test rows": None if test is None else saving.validation_digest(test),
+        "class weights": str(in_files.get("class_weights", given.get("class_weights"))),
+        "settings in --deepspeed": str(in_files.get("deepspeed")),
+    }
+    everyone = sharding.from_all((socket.gethostname(), own, flags))
     here, digests, flags = everyone[0]
     problems: dict[str, None] = {}  # each once, though several ranks of a node have it
     for rank, (host, its_digests, its_flags) in enumerate(everyone):
@@ -64,5 +75,5 @@ def _digests(trainer: ExactTrainer) -> dict[str, str | None]:
         "training rows": trainer.data_digest,
         "validation rows": trainer.validation_digest,
         "labels": str(model.config.to_dict().get("id2label")),
-        "tokens in them and in the test rows": used,
+        "tokens that are trained": used,
     }

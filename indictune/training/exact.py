@@ -231,7 +231,11 @@ class ExactTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Load weights, also those that another strategy has saved. A callback comes when the Trainer has refused."""
+        """Load weights, also those that another strategy has saved. A callback comes when the Trainer has refused.
+
+        A signal is only noted from here on: torch (2.13) makes a failure of what is raised while shards are read.
+        """
+        self.stop_request.wait_for_the_step()
         checkpoint = Path(resume_from_checkpoint)
         if conversion.is_foreign(checkpoint, self.args):
             conversion.load_weights(sharding.bare(self), checkpoint)

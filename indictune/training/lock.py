@@ -65,9 +65,12 @@ def held_on_own_disk(output_dir: Path, launch: str) -> TextIO | None:
     Raises:
         UserError, OSError: as `held`.
     """
+    found = _holder(output_dir)
+    if found is not None and found[1] == launch:
+        return None
     try:
         return held(output_dir, launch)
-    except UserError:
+    except UserError:  # where two come at once
         if of_another_launch(output_dir, launch) is not None:
             raise
         return None
@@ -90,6 +93,12 @@ def wait_for_own_launch(output_dir: Path, launch: str) -> None:
 
 def of_another_launch(output_dir: Path, launch: str) -> str | None:
     """Who has the folder, where that is a process of another launch. To look takes no lock: rank 0 may be about to."""
+    found = _holder(output_dir)
+    return None if found is None or found[1] == launch else found[0]
+
+
+def _holder(output_dir: Path) -> tuple[str, str] | None:
+    """Who has the folder, and the launch that it is of; None where nobody has it, or nobody can tell."""
     if sys.platform != "linux":
         return None
     try:
@@ -99,7 +108,7 @@ def of_another_launch(output_dir: Path, launch: str) -> str | None:
             holder, _, its_launch = file.read().partition("\n")
     except OSError:  # there is none, it is not ours to write, or the file system has no locks
         return None
-    return None if kind == fcntl.F_UNLCK or its_launch == launch else holder
+    return None if kind == fcntl.F_UNLCK else (holder, its_launch)
 
 
 def _refusal(output_dir: Path, other: str) -> UserError:

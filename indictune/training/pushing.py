@@ -59,7 +59,9 @@ def begin_push(trainer: ExactTrainer, saved: Collection[str]) -> list[str]:
     if not trainer.is_world_process_zero():
         return []
     folder = Path(str(trainer.args.output_dir))
-    trainer.create_model_card(model_name=_name(trainer.args).rpartition("/")[2])
+    name = trainer.hub_model_id or _name(trainer.args)
+    trainer.hub_model_id = name  # type: ignore[assignment]  # the Hub may have been away when this run went on
+    trainer.create_model_card(model_name=name.rpartition("/")[2])
     names = sorted({*published(folder, saved), "metrics.json"})
     told = f"The model is whole in {folder}, and is not pushed. Try `{_by_hand(trainer, names)}`; "
     output.write_whole(folder / output.NOT_PUSHED, told + "without --push_to_hub, this run is done.")
@@ -82,12 +84,12 @@ def push(trainer: ExactTrainer, names: Collection[str]) -> None:
     if not trainer.is_world_process_zero():
         return
     args, hub = trainer.args, HfApi()
-    folder, repository = Path(str(args.output_dir)), trainer.hub_model_id
+    folder = Path(str(args.output_dir))
+    assert trainer.hub_model_id is not None
     try:
-        if repository is None:  # the Hub was away when this run went on
-            repository = hub.create_repo(_name(args), private=args.hub_private_repo, exist_ok=True).repo_id
+        made = hub.create_repo(trainer.hub_model_id, private=args.hub_private_repo, exist_ok=True)
         hub.upload_folder(
-            repo_id=repository,
+            repo_id=made.repo_id,
             folder_path=folder,
             commit_message="End of training",
             allow_patterns=list(names),
@@ -130,8 +132,7 @@ def _by_hand(trainer: ExactTrainer, names: Collection[str]) -> str:
     args = trainer.args
     revision = [] if args.hub_revision is None else ["--revision", args.hub_revision]
     includes = [word for name in names for word in ("--include", name)]
-    repository = trainer.hub_model_id or _name(args)
-    return shlex.join(["hf", "upload", repository, str(args.output_dir), *revision, *includes])
+    return shlex.join(["hf", "upload", str(trainer.hub_model_id), str(args.output_dir), *revision, *includes])
 
 
 def _said(error: Exception) -> str:

@@ -244,8 +244,7 @@ class Session:
             named = {"--resume_from_checkpoint": planned("resume_from_checkpoint")}
             deepspeed.check_folders(self.launch.strategy, {"--output_dir": str(self.output_dir), **named})
         with self.checks():
-            world_size = launch.world_size_of(os.environ)
-            check_communication(self.launch.deepspeed or {}, planned, world_size, steps)
+            check_communication(self.launch.deepspeed or {}, planned, launch.world_size_of(os.environ), steps)
         with self.checks():
             if planned("async_save"):
                 check_async_save(self.launch, self.planned(ModelArguments, "method"), os.environ)
@@ -326,14 +325,17 @@ class Session:
         """Write `recipe.yaml` on every disk, once it is known that the run may go on."""
         if args.should_save:
             output.write_recipe(self.output_dir, resolved(*self._built) | settings.in_the_states(self.checkpoint))
-            flag_files.write(self.output_dir, flag_files.read(resolved(*self._built), self.launch.deepspeed))
+            flag_files.write(self.output_dir, self.in_files())
+
+    def in_files(self) -> flag_files.Content:
+        """What the files that flags name say of the steps."""
+        return flag_files.read(resolved(*self._built), self.launch.deepspeed)
 
     def _choose_checkpoint(self, args: IndicTrainingArguments) -> None:
         """Set `checkpoint` and `best_checkpoint`, after what a killed run was writing is gone.
 
         Raises:
-            UserError: another run writes to this disk; the named checkpoint is damaged, or what is left of several
-                cannot be gone on with.
+            UserError: another run writes to this disk, or the checkpoint is damaged or cannot be gone on with.
         """
         args.save_on_each_node = not nodes.disk_is_shared(self.output_dir, args)
         if args.save_on_each_node and args.local_process_index == 0 and self.rank != 0:
@@ -352,8 +354,7 @@ class Session:
         if chosen is not None:
             configuration = resolved(*self._built)
             notes = resuming.check_fits(chosen, self.launch, configuration, self._model)
-            in_files = flag_files.read(configuration, self.launch.deepspeed)
-            self.warn([*notes, *settings.differences(chosen, configuration, in_files, args.world_size)])
+            self.warn([*notes, *settings.differences(chosen, configuration, self.in_files(), args.world_size)])
         self.checkpoint = None if chosen is None else str(chosen)
 
     def _watch(self, log: Path) -> None:

@@ -74,7 +74,8 @@ class StopRequest:
         Programs that are started from now on, such as a compiler that a step needs, leave the signals to the run.
         """
         self._wait = True
-        subprocess.Popen = _DeafProgram  # type: ignore[misc]
+        if signal.getsignal(signal.SIGTERM) == self._handle:  # it is put back where `listening` ends
+            subprocess.Popen = _DeafProgram  # type: ignore[misc]
         if self.asked:
             raise NotBegun("stopped before there was anything to save.")
 

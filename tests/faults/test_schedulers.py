@@ -138,7 +138,9 @@ def test_a_slurm_job_that_is_asked_before_its_ranks_are_there_asks_them_when_the
 
 
 def test_a_slurm_job_that_is_asked_in_vain_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
-    """Its ranks were killed before one could tell anything."""
+    """Its ranks were killed before one could tell anything; an attempt before has failed."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "status.json").write_text('{"state": "failed", "message": "x"}', encoding="utf-8")
     begun = tmp_path / "begun"
     killed = f'#!/bin/bash\n[ "$1" = --overlap ] || {{ echo > {begun}; sleep 3; exit 137; }}\n'
     (tmp_path / "bin" / "srun").write_text(killed, encoding="utf-8")

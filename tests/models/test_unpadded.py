@@ -72,6 +72,23 @@ def gradients(model: Any, logits: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: each for name, each in zip(trained, found, strict=True) if each is not None}
 
 
+@pytest.mark.parametrize("model_type", CLASSIFIERS)
+def test_a_head_computes_in_half_precision_as_with_padding(model_type: str) -> None:
+    """accelerate (1.15) wraps the model's `forward`, whose hooks come after it."""
+    model = classifier(model_type)
+    padded, joined = batches(model)
+    head = next(module for name, module in model.named_modules() if name in ("score", "classifier"))
+    found: list[bool] = []
+    head.register_forward_hook(lambda *_: found.append(torch.is_autocast_enabled("cpu")))
+    forward = model.forward
+    model.forward = lambda **inputs: torch.autocast("cpu", torch.bfloat16)(forward)(**inputs)
+    expected = model(**padded).logits
+    classify_unpadded(model)
+    logits = model(**joined).logits
+    assert set(found) == {True}
+    torch.testing.assert_close(logits, expected, rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("model_type", [*CLASSIFIERS, "modernbert-mean"])
 class TestClassifiers:

@@ -320,3 +320,4 @@ class TestRowsOfACheckpoint:
         with pytest.raises(UserError) as raised:
             row_ids_to_go_on_with(dense, ROW_IDS_USED)
         assert raised.value.message.endswith("it trains the whole embedding; add --active_vocabulary off.")
+        assert row_ids_to_go_on_with(dense, ROW_IDS_USED, may_train_all=True) is None

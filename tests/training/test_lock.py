@@ -89,9 +89,14 @@ class TestANodeWithoutRank0:
         with holding(tmp_path), pytest.raises(UserError, match="another run writes to it"):
             lock.held_on_own_disk(tmp_path, "another")
 
-    def test_and_to_another_node_of_its_own(self, tmp_path: Path) -> None:
-        with holding(tmp_path):
+    def test_and_to_another_node_of_its_own_without_waiting_for_its_end(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lock, "PATIENCE_S", 1)
+        with holding(tmp_path) as (holder, _):
+            (tmp_path / lock.LOCK).write_text(f"process {holder.pid} on node17\none")
             assert lock.held_on_own_disk(tmp_path, "one") is None
+        assert caplog.messages == []
 
 
 class TestOtherRanks:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from datasets import Dataset
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import (
     EarlyStoppingCallback,
@@ -36,18 +37,19 @@ from indictune.training.stopping import NotBegun, StopRequest
 logger = logging.getLogger(__name__)
 
 
-def train(trainer: ExactTrainer, session: Session, prepared: Path) -> TrainOutput:
+def train(trainer: ExactTrainer, session: Session, prepared: Path, test: Dataset | None) -> TrainOutput:
     """Train, from the session's checkpoint where there is one. All ranks must call it.
 
     Args:
         trainer: of the run.
         session: of the run; its folder gets what tells of the run, once nothing can refuse it any more.
         prepared: folder of the prepared rows.
+        test: rows that are evaluated when it is trained, or None.
 
     Raises:
         UserError: the checkpoint, or another rank, is of other rows.
     """
-    check_alike(trainer, session.recipe.values)
+    check_alike(trainer, test, session.recipe.values, session.in_files())
     if session.checkpoint is not None:
         check_rows(trainer, Path(session.checkpoint))
     keep_rejected(prepared, session.output_dir, session.rank)
