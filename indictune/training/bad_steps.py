@@ -110,8 +110,8 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
     """Leave a bad step out, before the optimizer takes it: all ranks look, and wait for each other.
 
     `skip` drops its gradient. `rollback` does so too, and takes weights and optimizer states back to the last
-    checkpoint that the run saved by its own plan: it would not have that of a stop if it had not been stopped. The
-    rows go on, and so does the schedule of the learning rate.
+    checkpoint that the run saved by its own plan, or began with from another folder: it would not have that of a stop
+    if it had not been stopped. The rows go on, and so does the schedule of the learning rate.
 
     Raises:
         NonFiniteLossError: there were more than `--max_nonfinite_steps`, or there is no checkpoint to go back to.

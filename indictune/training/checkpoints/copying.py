@@ -6,6 +6,7 @@ import errno
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from indictune.data.cache import write_through
@@ -15,6 +16,9 @@ from indictune.training.checkpoints.store import UNFINISHED, Manifest
 
 def copy(checkpoints: Sequence[Path], output_dir: Path, is_enough: Callable[[], bool]) -> list[Path]:
     """Copy whole checkpoints of another folder to where those of a run are written.
+
+    Whether that folder's run had been stopped there is nothing to this one: it begins with them, and has no earlier
+    ones for a bad step to roll back to.
 
     Args:
         checkpoints: none is whole there before all are.
@@ -34,7 +38,7 @@ def copy(checkpoints: Sequence[Path], output_dir: Path, is_enough: Callable[[], 
     manifests = {unfinished: _copy_files(each, unfinished, is_enough) for each, unfinished in copies.items()}
     for unfinished, manifest in manifests.items():
         if not is_enough():
-            store.seal(unfinished, manifest)
+            store.seal(unfinished, replace(manifest, planned=True))
             write_through(unfinished.parent)
     return list(manifests)
 

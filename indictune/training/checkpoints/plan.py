@@ -1,4 +1,4 @@
-"""Which checkpoints a run saves by its own plan: any other is there because the run was asked to stop."""
+"""Which checkpoints a run saves by its own plan, or begins with: any other is there because it was asked to stop."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def has_this_step(trainer: ExactTrainer) -> bool:
 
 
 def planned(output_dir: Path) -> list[Path]:
-    """The run's folders with a checkpoint's name that it saved by its plan, or that do not tell; the newest first."""
+    """The run's folders with a checkpoint's name that it saved by its plan or began with, or that do not tell; the
+    newest first."""
     manifests = {path: store.read_manifest(path) for path in store.listed(output_dir)}
     return [path for path, manifest in manifests.items() if manifest is None or manifest.planned]

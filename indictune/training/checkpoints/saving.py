@@ -252,6 +252,7 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
     args, batches, step = trainer.args, trainer.batches, trainer.state.global_step
     rows = (step % batches.steps_per_epoch) * args.global_batch_size
     recipe = Path(str(args.output_dir), RECIPE)
+    replaced = store.read_manifest(store.path_of(recipe.parent, step))  # what a run from another folder begins with
     return Manifest(
         step=step,
         rows_of_epoch=rows,
@@ -265,7 +266,7 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
         evaluation_due=trainer.stop_request.evaluation_due or _epoch_is_evaluated_next(trainer),
         files={},
         validation=trainer.validation_digest,
-        planned=plan.has_this_step(trainer),
+        planned=plan.has_this_step(trainer) or (replaced is not None and replaced.planned),
     )
 
 

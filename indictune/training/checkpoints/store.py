@@ -63,8 +63,8 @@ class Manifest:
         files: by path inside the folder, with `/` between its parts.
         validation: digest of the rows that checkpoints were compared on last; None where there were none, or the
             version that wrote it did not tell.
-        planned: False where the run saved it only because it was asked to stop (`plan`), which earlier versions did
-            not tell.
+        planned: False where the run in whose folder it is saved it only because it was asked to stop (`plan`), which
+            earlier versions did not tell.
     """
 
     step: int
