@@ -131,44 +131,51 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_max_length(config: PreTrainedConfig, max_length: int) -> None:
+def check_max_length(config: PreTrainedConfig, max_length: int, begins: bool = True) -> list[str]:
     """Refuse texts longer than the model has positions for, or than those that do not depend on other texts.
+
+    Args:
+        config: of the model.
+        max_length: of a text, in tokens.
+        begins: whether a run begins with that length. One that goes on, and an evaluation, keep what the model was
+            trained with: that texts depend on others is only told.
+
+    Returns:
+        What the user should know, in a sentence each.
 
     Raises:
         UserError: `max_length` is above the number of positions.
     """
-    _check_longrope(config, max_length)
+    alone = _longest_that_reads_alone(config)
+    told = (
+        f"--max_length {max_length}: {config.name_or_path} reads all texts of a micro-batch otherwise where one has "
+        f"more than {alone} tokens (longrope), so that the result depends on which texts share it"
+    )
+    depends = alone is not None and max_length > alone
+    if depends and begins:
+        raise UserError(f"{told}. Give --max_length {alone} or less.")
     positions = config.to_dict().get("max_position_embeddings")
-    if positions is None:
-        return
-    if config.model_type in POSITIONS_AFTER_PADDING:
+    if positions is not None and config.model_type in POSITIONS_AFTER_PADDING:
         positions -= config.pad_token_id + 1
-    if max_length > positions:
+    if positions is not None and max_length > positions:
         raise UserError(
             f"--max_length {max_length}: {config.name_or_path} has {positions} positions; "
             f"give --max_length {positions} or less."
         )
+    return [f"{told}. --per_device_eval_batch_size 1 evaluates each alone."] if depends else []
 
 
-def _check_longrope(config: PreTrainedConfig, max_length: int) -> None:
-    """Refuse texts beyond what a model with LongRoPE (Phi-3, Phi-4-mini) was first trained on.
+def _longest_that_reads_alone(config: PreTrainedConfig) -> int | None:
+    """What a model with LongRoPE (Phi-3, Phi-4-mini) was first trained on, in tokens; None for other models.
 
     transformers (5.23, `longrope_frequency_update`) turns all positions of a micro-batch by the longest text in it. Of
     `dynamic`, it does so only beyond `max_position_embeddings`.
-
-    Raises:
-        UserError: `max_length` is above that.
     """
     rope = config.to_dict().get("rope_parameters") or {}
     kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # of all layers, or of each type
     stored = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
     lengths = [length for length in stored if isinstance(length, int)]  # with another no model can be made
-    if lengths and max_length > min(lengths):
-        raise UserError(
-            f"--max_length {max_length}: {config.name_or_path} reads all texts of a micro-batch otherwise where one "
-            f"has more than {min(lengths)} tokens (longrope), so that the result would depend on which texts share "
-            f"it. Give --max_length {min(lengths)} or less."
-        )
+    return min(lengths, default=None)
 
 
 def _read_tokenizer(args: ModelArguments, **settings: bool) -> PreTrainedTokenizerBase:

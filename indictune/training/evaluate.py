@@ -130,7 +130,7 @@ def _evaluate_classes(session: Session) -> None:
                 with explained(ModelArguments(model_name_or_path=asked.model), Exception, flag="--model"):
                     config = AutoConfig.from_pretrained(asked.model, trust_remote_code=asked.trust_remote_code)
                     labels = class_names(config)
-                check_max_length(config, asked.max_length)
+                session.warn(check_max_length(config, asked.max_length, begins=False))
         if asked.test_file:  # else that has been told too
             rows, stored, notes = load_test_rows(asked.test_file, asked, labels, session.recipe.problems)
     session.recipe.problems.raise_any()

@@ -35,7 +35,7 @@ def evaluate_answers(session: Session) -> None:
                 config = AutoConfig.from_pretrained(
                     config_file(asked.model), trust_remote_code=asked.trust_remote_code
                 )
-            check_max_length(config, asked.max_length)
+            session.warn(check_max_length(config, asked.max_length, begins=False))
         with session.checks():
             tokenizer = load_tokenizer(model_args)
             if asked.chat_template is not None:

@@ -180,7 +180,9 @@ class Session:
         """
         self._model = config.to_dict() | {"_commit_hash": vars(config).get("_commit_hash")}  # of one from the Hub
         with self.checks():
-            check_max_length(config, max_length)
+            asked = self.planned(IndicTrainingArguments, "resume_from_checkpoint")
+            begins = asked in (None, output.AUTO) and resuming.candidate(self.output_dir, asked) is None
+            self.warn(check_max_length(config, max_length, begins))
         with self.checks():
             check_weights(self.launch, args, stored_quantisation(config))
         with self.checks():

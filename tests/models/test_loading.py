@@ -326,8 +326,21 @@ def test_texts_up_to_where_longrope_reads_others_otherwise_pass_and_longer_ones_
         check_max_length(config, 9)
     assert caught.value.message == (
         "--max_length 9: some/model reads all texts of a micro-batch otherwise where one has more than 8 tokens "
-        "(longrope), so that the result would depend on which texts share it. Give --max_length 8 or less."
+        "(longrope), so that the result depends on which texts share it. Give --max_length 8 or less."
     )
+
+
+def test_a_run_that_goes_on_and_an_evaluation_are_only_told_of_texts_that_longrope_reads_otherwise() -> None:
+    config = rotary(LONGROPE)
+    assert check_max_length(config, 8, begins=False) == []
+    (told,) = check_max_length(config, 64, begins=False)
+    assert told == (
+        "--max_length 64: some/model reads all texts of a micro-batch otherwise where one has more than 8 tokens "
+        "(longrope), so that the result depends on which texts share it. --per_device_eval_batch_size 1 evaluates "
+        "each alone."
+    )
+    with pytest.raises(UserError, match="has 64 positions"):
+        check_max_length(config, 65, begins=False)
 
 
 def test_longrope_is_seen_where_older_files_or_models_of_many_kinds_of_layers_name_it() -> None:

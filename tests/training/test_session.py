@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig
+from transformers import BertConfig, Phi3Config
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
@@ -294,6 +294,27 @@ class TestDecide:
         session.decide(SentimentTrainingArguments)
         with pytest.raises(UserError, match=r"--output_dir out\[1\]: DeepSpeed, which zero2 runs on, finds no"):
             session.recipe.problems.raise_any()
+
+    @pytest.mark.parametrize(
+        ("asked", "refused_for"),
+        [
+            ((), ["--max_length 9"]),
+            (("--resume_from_checkpoint", "auto"), ["--max_length 9"]),
+            (("--resume_from_checkpoint", "old/checkpoint-4"), []),
+            (("--resume_from_checkpoint", "auto", "--output_dir", "old"), []),
+        ],
+    )
+    def test_only_a_new_run_is_refused_texts_that_longrope_reads_otherwise(
+        self, asked: tuple[str, ...], refused_for: list[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """An older one may have such texts, and no others to go on with."""
+        write(Path("old"), 4)
+        session = self.session("--output_dir", "out", *asked)
+        rope = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
+        config = Phi3Config(original_max_position_embeddings=8, rope_parameters=rope)
+        session.check_model(session.build(ModelArguments), config, 9, lambda *_: None)
+        assert [problem.partition(":")[0] for problem in session.recipe.problems] == refused_for
+        assert ("has more than 8 tokens (longrope), so that the result depends on" in caplog.text) != bool(refused_for)
 
     def test_an_adapter_on_another_commit_of_the_hub_is_refused(self) -> None:
         noted = {"name": "me/base", "revision": "main", "commit_hash": "abc"}
