@@ -6,8 +6,9 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -77,7 +78,7 @@ def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str) -> Iter
         lock = _taken(unfinished, f"{flag} {folder}")
     except OSError as error:
         raise UserError(f"{flag} {folder}: cannot be made ({error.strerror}); name another.") from error
-    was_there = place.is_dir()
+    was_there = place.stat() if place.is_dir() else None
     try:
         free_bytes = shutil.disk_usage(place.parent).free
         if free_bytes < size_bytes:
@@ -85,7 +86,7 @@ def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str) -> Iter
                 f"{flag} {folder}: the model needs {size_bytes / 1e9:.1f} GB, and {place.parent} has "
                 f"{free_bytes / 1e9:.1f} GB left; {way_out}."
             )
-        if was_there:
+        if was_there is not None:
             place.rmdir()  # what does not give way is to be told now, and not when all is written
         model = unfinished / "model"
         yield model
@@ -97,8 +98,21 @@ def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str) -> Iter
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
         lock.close()
-        if was_there:
+        if was_there is not None:
             place.mkdir(exist_ok=True)
+            _share_as(place, was_there)
+
+
+def _share_as(folder: Path, there: os.stat_result) -> None:
+    """Give a folder the group and the rights of the one whose place it has taken, as far as this user may.
+
+    Where that one gave its group to what was made in it (setgid), so does this one, and its files have that group.
+    """
+    for path in (folder, *(folder.rglob("*") if there.st_mode & stat.S_ISGID else ())):
+        with suppress(OSError):
+            os.chown(path, -1, there.st_gid, follow_symlinks=False)
+    with suppress(OSError):
+        folder.chmod(stat.S_IMODE(there.st_mode))
 
 
 def _taken(unfinished: Path, named: str) -> TextIO:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,20 @@ def test_a_link_leads_to_the_model(tmp_path: Path, is_there: bool) -> None:
     assert (tmp_path / "link" / "config.json").read_text() == "new"
     assert (tmp_path / "link").is_symlink()
     assert (names(tmp_path), names(tmp_path / "disk")) == ({"disk", "link"}, {"out"})
+
+
+@pytest.mark.parametrize("error", [None, OSError(28, "No space left on device")])
+def test_an_empty_folder_keeps_its_group_and_its_rights(tmp_path: Path, error: OSError | None) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    groups = {*os.getgroups(), os.getegid()} - {folder.stat().st_gid} if os.geteuid() != 0 else {12345}
+    group = min(groups, default=folder.stat().st_gid)  # of a user with one group it is that one
+    os.chown(folder, -1, group)
+    folder.chmod(0o2770)
+    with nullcontext() if error is None else pytest.raises(UserError, match="No space left"):
+        write(folder, error)
+    assert (folder.stat().st_gid, stat.S_IMODE(folder.stat().st_mode)) == (group, 0o2770)
+    assert [path.stat().st_gid for path in folder.iterdir()] == ([group] if error is None else [])
 
 
 @pytest.fixture(params=["tmpfs", "bind"])
