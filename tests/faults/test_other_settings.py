@@ -265,7 +265,10 @@ def test_a_schedule_by_evaluations_goes_on_by_new_settings_from_the_learning_rat
     assert f"--lr_scheduler_kwargs {before}, now {now}: the steps from here on are by the new ones." in result.stderr
     rates = {entry["step"]: entry["learning_rate"] for entry in Run(job.folder).log}
     assert [rates[step] for step in (4, 5, 8)] == pytest.approx([1e-4, 5e-5, rate])
-    assert schedule_in(job.folder / "checkpoint-8")["_last_lr"][0] == pytest.approx(0.1 * rate)
+    schedule = schedule_in(job.folder / "checkpoint-8")
+    assert schedule["_last_lr"][0] == pytest.approx(0.1 * rate)
+    if kind == "greedy":
+        assert schedule["_init_lrs"][0] == 1e-4  # to which its reset returns
 
 
 def test_a_recipe_that_has_rotted_is_no_other_optimizer(job: Job) -> None:

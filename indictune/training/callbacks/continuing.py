@@ -298,4 +298,8 @@ class GoOn(TrainerCallback):
         if isinstance(schedule, ReduceLROnPlateau | GreedyLR):
             settings_of_now = args.lr_scheduler_kwargs
             anew = get_scheduler(args.lr_scheduler_type, schedule.optimizer, scheduler_specific_kwargs=settings_of_now)
-            schedule.load_state_dict(anew.state_dict())
+            state = anew.state_dict()
+            if isinstance(schedule, GreedyLR):
+                # Where its reset returns to; the new one takes the rate as it is for that (transformers 5.23).
+                state["_init_lrs"] = schedule._init_lrs
+            schedule.load_state_dict(state)
