@@ -268,17 +268,15 @@ class Session:
             UserError: a row is too long, or the DeepSpeed file has other sizes.
         """
         planned = partial(self.planned, arguments)
-        max_tokens = planned("max_tokens_per_device")
-        if max_tokens is None:
+        if (max_tokens := planned("max_tokens_per_device")) is None:
             return
         given = self.recipe.values.get("per_device_train_batch_size")
         if given is not None:
             self.warn([f"--per_device_train_batch_size {given} counts for nothing: --max_tokens_per_device is given."])
         rows, world_size = planned("global_batch_size"), launch.world_size_of(os.environ)
         seed = planned("seed") if planned("data_seed") is None else planned("data_seed")
-        epochs = planned("num_train_epochs")
-        if planned("max_steps") > 0:
-            epochs = planned("max_steps") / math.ceil(len(lengths) / rows)
+        by_steps = planned("max_steps") / math.ceil(len(lengths) / rows)
+        epochs = by_steps if by_steps > 0 else planned("num_train_epochs")
         steps = batch.accumulation_for_tokens(lengths, place, max_tokens, rows, world_size, seed, epochs, padded)
         sizes = {"per_device_train_batch_size": math.ceil(rows / (world_size * steps))}
         self._decided |= sizes
