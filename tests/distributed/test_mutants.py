@@ -8,13 +8,27 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import mutants
-from tests.distributed.launching import Run, torchrun, train
+from tests.distributed.launching import Run, accelerate, torchrun, train
 from tests.distributed.test_parity import PLAIN, differences
 
 Start = Callable[..., Run]
 
 
 FAST = ("scaled_gradients",)
+
+
+def test_what_fills_zero3s_parts_up_is_no_weight(job: Path, tmp_path: Path) -> None:
+    """DeepSpeed (0.19) leaves it as it was in the memory: NaN there ended runs whose weights were whole."""
+    run = train(
+        accelerate("zero3", 2),
+        tmp_path,
+        *("--config", str(job), "--max_steps", "2"),
+        script=mutants.__file__,
+        MUTANT=mutants.memory_of_nan.__name__,
+    )
+    assert all(bool(weight.isfinite().all()) for weight in run.weights.values())
+
+
 MUTANTS = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(mutants.MUTANTS)]
 
 

@@ -306,9 +306,14 @@ def _held(parameter: nn.Parameter) -> torch.Tensor:
     """The part of a parameter that this rank holds."""
     if isinstance(parameter, DTensor):
         return parameter.to_local()
-    # ZeRO-3 leaves an empty tensor, and keeps the rank's part beside it.
-    part: torch.Tensor = vars(parameter).get("ds_tensor", parameter)
-    return part
+    known = vars(parameter)
+    if "ds_tensor" not in known:
+        return parameter
+    # ZeRO-3 leaves an empty tensor, and keeps the rank's part beside it. Parts are of one size: the last ranks' end in
+    # whatever was in the memory (DeepSpeed 0.19, `_partition_param`), and that may be NaN.
+    part: torch.Tensor = known["ds_tensor"]
+    own = known["ds_numel"] - known["ds_zero_partition_rank"] * part.numel()
+    return part[: max(0, own)]
 
 
 def _share(trainer: ExactTrainer, unfinished: Path, group: ProcessGroup | None) -> list[str]:
