@@ -135,6 +135,7 @@ def test_prepare_tells_all_problems_at_once(tmp_path: Path, capsys: pytest.Captu
     assert "no.csv: no such file" in told[3]
 
 
+@pytest.mark.slow
 def test_what_is_closed_is_told_without_a_traceback(finished_run: FinishedRun, tmp_path: Path) -> None:
     """With code 2; to `indictune checkpoint` 1 is a damaged checkpoint."""
     run = Path(shutil.copytree(finished_run.folder, tmp_path / "run"))

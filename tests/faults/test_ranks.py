@@ -168,6 +168,7 @@ def held_up_by(rank: int, pid: int, step: int, place: str) -> str:
     return f"{name} holds up the others: since step {step} it came no further than {place}"
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_and_not_ended(
     finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,12 +119,14 @@ def launches(started: subprocess.Popen[bytes]) -> bool:
     return any(str(BIN / "accelerate") in each.cmdline() for each in steps_of(started))
 
 
-@pytest.mark.parametrize("ask", [to_the_script, pytest.param(to_tasks, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", [to_the_script, to_tasks])
 def test_a_slurm_job_that_is_asked_before_its_ranks_are_there_asks_them_when_they_are(
     finished_run: FinishedRun, slurm: dict[str, str], tmp_path: Path, ask: Callable[[subprocess.Popen[bytes]], None]
 ) -> None:
     out = tmp_path / "out"
-    flags = ["--config", str(finished_run.recipe), "--output_dir", str(out)]
+    flags = ["--config", str(finished_run.recipe), "--output_dir", str(out), "--num_train_epochs", "500"]
+    flags += ["--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
     job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/single_gpu.yaml", SCRIPT, *flags]
     with subprocess.Popen(job, cwd=ROOT, env={**slurm, "PROCESSES_PER_NODE": "1"}) as started:
         try:

@@ -142,7 +142,8 @@ def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
 def test_a_command_that_is_interrupted_leaves_no_traceback(tmp_path: Path) -> None:
     event = "SIGINT@indictune.training.checkpoints.command:read_recipe:1"
     stopped = start([*python(), FAULTY, event, "indictune/cli.py", "checkpoint", str(tmp_path)])
-    assert (stopped.returncode, stopped.stderr) == (130, "indictune: interrupted.\n")
+    said = "indictune: stopped. Nothing is left half-written; the same command begins again.\n"
+    assert (stopped.returncode, stopped.stderr) == (EXIT_RESUMABLE, said)
 
 
 def test_a_stop_in_the_last_evaluation_loses_nothing(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:

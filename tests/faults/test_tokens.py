@@ -286,6 +286,7 @@ def test_a_hub_that_is_away_ends_a_new_run_and_not_one_that_goes_on(
     assert TOKEN not in said
 
 
+@pytest.mark.slow
 def test_what_is_typed_after_a_push_that_failed_pushes_to_the_same_place(
     finished_run: FinishedRun, hostile: list[str], tmp_path: Path
 ) -> None:
