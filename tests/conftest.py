@@ -76,3 +76,9 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     result = start([*python(), SCRIPT, "--config", str(recipe), "--output_dir", str(folder / "out")])
     assert result.returncode == 0, result.stderr
     return FinishedRun(folder / "out", recipe, result.stdout, result.stderr)
+
+
+def pytest_collection_finish() -> None:
+    """What a module that was imported holds back, every program that a test starts would hold back too."""
+    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert held_back == set(), f"a test's imports hold signals back: {held_back}"

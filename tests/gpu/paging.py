@@ -13,7 +13,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from benchmarks.contenders import run_script
 from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
-from scripts import train_llama
 
 FOUND = "paged states: "
 
@@ -30,6 +29,8 @@ class TellPaged(TrainerCallback):
 
 
 if __name__ == "__main__":
+    from scripts import train_llama  # which holds signals back from then on, also in a process that only runs tests
+
     settings = {flag.removeprefix("--"): value for flag, value in zip(sys.argv[1::2], sys.argv[2::2], strict=True)}
     arguments = (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments)
     run_script(train_llama, arguments, settings, lambda *_: TellPaged())
