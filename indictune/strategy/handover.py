@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from indictune.credentials import holds_token
+from indictune.credentials import FIELD, holds_token
 from indictune.strategy.launch import Launch, family_of
 
 # Each of these goes on with the checkpoints of the others, on any number of processes (`strategy.conversion`). ZeRO's
@@ -21,7 +21,7 @@ OFFLOADING = ("fsdp2_offload", "zero2_offload", "zero3_offload")
 
 # The last follows from the number of processes.
 _FLAGS_OF_LAUNCHES = ("--deepspeed", "--local_rank", "--fsdp", "--gradient_accumulation_steps")
-_TOKEN = ("--hub_token", "--hub-token")
+_TOKEN = (f"--{FIELD}", f"--{FIELD.replace('_', '-')}")
 _MICRO_BATCH = "--per_device_train_batch_size"
 _PORT = "29500"
 

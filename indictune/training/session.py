@@ -275,8 +275,8 @@ class Session:
             self.warn([f"--per_device_train_batch_size {given} counts for nothing: --max_tokens_per_device is given."])
         rows, world_size = planned("global_batch_size"), launch.world_size_of(os.environ)
         seed = planned("seed") if planned("data_seed") is None else planned("data_seed")
-        by_steps = planned("max_steps") / math.ceil(len(lengths) / rows)
-        epochs = by_steps if by_steps > 0 else planned("num_train_epochs")
+        max_steps = planned("max_steps")
+        epochs = max_steps / math.ceil(len(lengths) / rows) if max_steps > 0 else planned("num_train_epochs")
         steps = batch.accumulation_for_tokens(lengths, place, max_tokens, rows, world_size, seed, epochs, padded)
         sizes = {"per_device_train_batch_size": math.ceil(rows / (world_size * steps))}
         self._decided |= sizes
