@@ -124,6 +124,7 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MAX)
     if not bad.item():
+        trainer.nonfinite.loss = loss_here  # `StepFlags` tells it where fp16 has found no scale
         return
     saving.finish(trainer)  # it was begun before that step
     step, action = trainer.state.global_step + 1, trainer.args.on_nonfinite
@@ -152,6 +153,10 @@ def _roll_back(trainer: ExactTrainer, step: int, loss: float) -> None:
         raise trainer.bad_steps.stop(step, loss, why)
     resuming.check_trusted(whole, output_dir, trainer.trusts_checkpoint, "--on_nonfinite rollback to")
     assert trainer.lr_scheduler is not None
+    assert trainer.optimizer is not None
     schedule = trainer.lr_scheduler.state_dict()
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
     sharding.load_in_place(trainer, str(whole))
     trainer.lr_scheduler.load_state_dict(schedule)
+    for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):  # some schedules only change it
+        group["lr"] = rate

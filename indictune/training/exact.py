@@ -231,11 +231,9 @@ class ExactTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Load weights, also those that another strategy has saved. A callback comes when the Trainer has refused.
-
-        A signal is only noted from here on: torch (2.13) makes a failure of what is raised while shards are read.
-        """
-        self.stop_request.wait_for_the_step()
+        """Load weights, also those that another strategy has saved. A callback comes when the Trainer has refused."""
+        if not self.has_begun:  # else a rollback finishes its step, and then the ranks agree
+            self.stop_request.wait_for_the_step()  # torch (2.13) makes a failure of what is raised in a read of shards
         checkpoint = Path(resume_from_checkpoint)
         if conversion.is_foreign(checkpoint, self.args):
             conversion.load_weights(sharding.bare(self), checkpoint)

@@ -237,6 +237,26 @@ def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(
     )
 
 
+def test_the_learning_rate_is_not_rolled_back(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """This schedule lowers the rate that the optimizer has; its states, of step 4, have that of before step 6."""
+    settings = {"factor": 0.5, "patience": 0, "threshold": 1}  # nothing is good enough
+    schedule = ("--lr_scheduler_type", "reduce_lr_on_plateau", "--lr_scheduler_kwargs", json.dumps(settings))
+    steps = ("--logging_steps", "1", "--save_steps", "4", "--eval_steps", "2")
+    flags = (*schedule, *steps, "--on_nonfinite", "rollback")
+    whole, job = (Job(finished_run.recipe, tmp_path / name, flags=flags) for name in ("whole", "out"))
+    assert whole.start().returncode == 0
+    result = job.start("NAN@indictune.training.loss:ExactLoss.__call__:13")  # of two micro-batches a step
+    assert result.returncode == 0, result.stderr
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(7, "rollback")]
+    rates, as_planned = (
+        [entry["learning_rate"] for entry in map(json.loads, lines) if "learning_rate" in entry]
+        for lines in ((each.folder / "train_log.jsonl").read_text().splitlines() for each in (job, whole))
+    )
+    assert len(rates) == 8
+    assert rates == as_planned
+    assert rates[-1] < rates[4]
+
+
 @pytest.mark.parametrize(
     ("launcher", "call", "saves"),
     [
@@ -287,20 +307,25 @@ def test_all_ranks_leave_a_step_out_that_one_has_seen(
 
 
 @pytest.mark.parametrize(
-    ("launcher", "micro_batches"),
-    [(tuple(python()), 2), pytest.param(tuple(accelerate("fsdp2", 2)), 1, marks=pytest.mark.slow)],
+    ("launcher", "micro_batches", "policy"),
+    [
+        (tuple(python()), 2, "skip"),
+        pytest.param(tuple(python()), 2, "stop", marks=pytest.mark.slow),
+        pytest.param(tuple(accelerate("fsdp2", 2)), 1, "stop", marks=pytest.mark.slow),
+    ],
 )
 def test_fp16_whose_every_gradient_overflows_ends_the_run(
-    finished_run: FinishedRun, tmp_path: Path, launcher: tuple[str, ...], micro_batches: int
+    finished_run: FinishedRun, tmp_path: Path, launcher: tuple[str, ...], micro_batches: int, policy: str
 ) -> None:
     """At the seventeenth step: the scale of the loss begins at 2**16."""
     flags = ("--fp16", "true", "--max_steps", "20", "--save_steps", "10", "--eval_steps", "10")
-    job = Job(finished_run.recipe, tmp_path / "out", launcher, flags)
+    job = Job(finished_run.recipe, tmp_path / "out", launcher, (*flags, "--on_nonfinite", policy))
     overflows = "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:"
     event = "+".join(f"{overflows}{step * micro_batches}" for step in range(1, 21))
     assert job.start(event, script="tests/faults/scaling.py").returncode == 1
     (entry,) = noted(job)
     assert (entry["step"], entry["action"]) == (17, "stop")
+    assert entry["loss"] > 0.5  # that it had
     assert job.status["message"] == (
         "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which it "
         "leaves out, and has come below 1 at step 17; training has stopped. Use bf16 in place of fp16, lower "
