@@ -27,6 +27,8 @@ _JSON_EXTENSIONS = (".json", ".jsonl", ".ndjson")
 _HARMLESS = {"sep", "chunksize"}
 # In the way that json files are read: each of these changes what a file says.
 _JSON_SETTINGS = ("encoding", "encoding_errors", "field")
+# Roles of columns whose numbers may stand for names that the dataset declares.
+_WITH_CLASSES = ("label", "language")
 
 
 @dataclass(frozen=True)
@@ -242,16 +244,19 @@ def _file_batches(
     rows: _Files, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all files, by lines that tell the file too."""
-    names = rows.class_names.get({**optional, **columns}["label"])
-    known = None if names is None else _by_number_or_name(rows.split, names)
+    declared = {
+        role: _by_number_or_name(rows.split, rows.class_names[name])
+        for role, name in {**optional, **columns}.items()
+        if role in _WITH_CLASSES and name in rows.class_names
+    }
     bad.files = rows.files
     for number, file in enumerate(rows.files):
         batches = read_batches(file, columns, optional, bad, _extension(file))
         while True:
             with bad.reading(number):
                 batch = next(batches, None)
-                if batch is not None and known is not None:
-                    batch = _with_class_names(batch, known, bad)
+                if batch is not None:
+                    batch = _with_class_names(batch, declared, bad)
             if batch is None:
                 break
             lines = pc.add(batch["line"], number * LINES_OF_A_FILE)
@@ -289,13 +294,15 @@ def _typed_batches(
     if not len(rows):
         raise UserError(f"{split}: the split holds no rows.")
     names = {**columns, **{role: name for role, name in optional.items() if name in rows.column_names}}
-    label = rows.features[names["label"]]
-    known = _by_number(split, label.names) if isinstance(label, datasets.ClassLabel) else None
+    kinds = {role: rows.features[name] for role, name in names.items() if role in _WITH_CLASSES}
+    declared = {
+        role: _by_number(split, kind.names) for role, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)
+    }
     first_row = 1
     for table in rows.select_columns(list(dict.fromkeys(names.values()))).with_format("arrow").iter(_CHUNK_ROWS):
         (read,) = table.combine_chunks().to_batches()
         batch = text_batch(read, names, list(optional), split, first_row, bad)
-        yield batch if known is None else _with_class_names(batch, known, bad)
+        yield _with_class_names(batch, declared, bad)
         first_row += read.num_rows
 
 
@@ -340,19 +347,28 @@ def _by_number_or_name(split: str, names: Sequence[str]) -> dict[str, str | None
     return numbers | {name: name for name in names}
 
 
-def _with_class_names(batch: pa.RecordBatch, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
-    """Classes in place of their numbers; a name stays as it is written. `bad` gets the rows with another label."""
-    written = [label or "" for label in batch["label"].to_pylist()]
+def _with_class_names(
+    batch: pa.RecordBatch, declared: Mapping[str, Mapping[str, str | None]], bad: BadRows
+) -> pa.RecordBatch:
+    """Classes in place of their numbers, by the role of a column."""
+    for role, known in declared.items():
+        batch = _named(batch, role, known, bad)
+    return batch
+
+
+def _named(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
+    """Classes in place of numbers; a name stays as it is written. `bad` gets the rows with another label."""
+    written = [label or "" for label in batch[role].to_pylist()]
     labels = [label.strip() for label in written]
     good = [label in known for label in labels]
     for index in (index for index, is_good in enumerate(good) if not is_good):
         row = batch.slice(index, 1).to_pylist()[0]
         names = dict.fromkeys(name for name in known.values() if name is not None)
         expected = ", ".join(map(shortened, list(names)[:20]))
-        reason = f"label {shortened(labels[index])} is none of those that the dataset declares ({expected})."
-        bad.add(row.pop("line"), reason, row, "an undeclared label")
+        reason = f"{role} {shortened(labels[index])} is none of those that the dataset declares ({expected})."
+        bad.add(row.pop("line"), reason, row, f"an undeclared {role}")
     named = [
         as_is if known.get(label) == label else known.get(label) for as_is, label in zip(written, labels, strict=True)
     ]
-    batch = batch.set_column(batch.schema.get_field_index("label"), "label", pa.array(named, pa.string()))
+    batch = batch.set_column(batch.schema.get_field_index(role), role, pa.array(named, pa.string()))
     return batch.filter(pa.array(good, pa.bool_()))

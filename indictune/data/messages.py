@@ -100,11 +100,17 @@ def messages_of(row: Row, form: str) -> list[Message]:
         RowError: a text or list is missing, empty or of the wrong type, a role is unknown or not in its place, the
             last message is not an answer, or the row says of an answer what training would not heed.
     """
-    if row.get("label") is False:
-        raise RowError(_REJECTED, "label is false, as of an answer that was rejected; remove the row, or the key.")
+    for key in ("label", "kto_tag"):
+        if row.get(key) is False:
+            raise RowError(
+                _REJECTED, f"{key} is false, as of an answer that was rejected; remove the row, or the key."
+            )
     for key in _TOOL_KEYS:
         if row.get(key) not in _NO_TOOLS:
             raise RowError(_CALLS, f"has {key}, which no chat template is given; remove the row, or the key.")
+    _check_weight(row, ("weight",), "the row")
+    if form not in (MESSAGES, CONVERSATIONS):  # beside lists of messages they are of no one answer
+        _check_thoughts(row, "the row")
     if form == PROMPT_TEXTS:
         messages = _turn(_filled(row, "prompt", _NO_PROMPT), _filled(row, "completion", _NO_ANSWER))
     elif form == PROMPT_LISTS:
@@ -215,14 +221,23 @@ def _check_heeded(message: Row, role: str, where: str) -> None:
     for key in ("tool_calls", "function_call"):
         if message.get(key):
             raise RowError(_CALLS, f"{where} has {key}, which is not trained; remove the row, or the key.")
+    _check_thoughts(message, where)
+    if role == "assistant":
+        _check_weight(message, _WEIGHTS, where)
+
+
+def _check_thoughts(message: Row, where: str) -> None:
     for key in _THOUGHTS:
         thoughts = message.get(key)
         if thoughts.strip() if isinstance(thoughts, str) else thoughts:
             way_out = "write them into the text, as the model writes its thoughts, or remove the row, or the key"
             raise RowError(_THINKS, f"{where} has {key}, which no chat template is given; {way_out}.")
-    for key in _WEIGHTS:
+
+
+def _check_weight(message: Row, keys: tuple[str, ...], where: str) -> None:
+    for key in keys:
         weight = message.get(key)
-        if role == "assistant" and weight not in _COUNTS:
+        if weight not in _COUNTS:
             told = f"the {key} {shortened(without_halves(str(weight)))}, but every answer counts as 1"
             raise RowError(_WEIGHTED, f"{where} has {told}; remove the row, or the key.")
 

@@ -244,6 +244,26 @@ def test_a_class_id_out_of_range_is_told_by_row_and_left_out(
     assert [(entry["line"], entry["read"]["text"]) for entry in rejects(quarantine, 3)] == [(3, "c")]
 
 
+@pytest.mark.parametrize("declared", ["in README.md", "in the file"])
+def test_languages_that_are_class_ids_get_their_names(folder: Path, declared: str) -> None:
+    table = pa.table({"text": ["a", "b", "c"], "label": ["x", "y", "y"], "language": [1, 0, -1]})
+    if declared == "in README.md":
+        names = DECLARED.replace("name: label", "name: label\n    dtype: string\n  - name: language")
+        names = names.replace("negative", "hi").replace("positive", "te")
+        (folder / "README.md").write_text(names)
+    else:
+        names = datasets.ClassLabel(names=["hi", "te"])
+        text = datasets.Value("string")
+        features = datasets.Features({"text": text, "label": text, "language": names})
+        table = table.replace_schema_metadata(features.arrow_schema.metadata)
+    pq.write_table(table, folder / "train.parquet")
+    assert load_splits(DataArguments(dataset_name="set")).train.table["language"].to_pylist() == [
+        "te",
+        "hi",
+        "romanised",
+    ]
+
+
 def test_class_ids_whose_names_are_numbers_get_these_names(folder: Path) -> None:
     (folder / "README.md").write_text(DECLARED.replace("negative", "'1'").replace("positive", "'2'"))
     pq.write_table(pa.table({"text": ["a", "b"], "label": [0, 1]}), folder / "train.parquet")

@@ -109,6 +109,7 @@ HELLO = turns("नमस्ते", "नमस्कार")
             [SYSTEM, *HELLO],
         ),
         ({"prompt": "a", "completion": "b", "label": "false", "system": ""}, PROMPT_TEXTS, turns("a", "b")),
+        ({"messages": HELLO, "weight": 1.0, "kto_tag": True, "reasoning": "on"}, "messages", HELLO),
         (
             {"messages": [{**HELLO[0], "weight": "0"}, {**HELLO[1], "weight": "1", "tool_calls": []}]},
             "messages",
@@ -394,6 +395,24 @@ WRONG_TYPE, WRONG_ORDER = "a value of the wrong type", "roles out of order"
                 ("train_on_turn", False),
                 ("loss", "0.5"),
             ]
+        ),
+        ({"messages": HELLO, "kto_tag": False}, "a rejected answer", "kto_tag is false"),
+        (
+            {"messages": HELLO, "weight": 0},
+            "an answer of another weight",
+            "the row has the weight 0, but every answer counts as 1; remove the row, or the key.",
+        ),
+        *(
+            (
+                {**row, "reasoning": "2 and 2 make 4."},
+                "thoughts beside an answer",
+                "the row has reasoning, which no chat template is given; ",
+            )
+            for row in (
+                {"prompt": "a", "completion": "b"},
+                {"prompt": HELLO[:1], "completion": HELLO[1:]},
+                {"instruction": "a", "output": "b"},
+            )
         ),
         (
             {"messages": HELLO, "tools": [{"name": "f"}]},
