@@ -15,7 +15,11 @@ from tests.distributed.launching import ROOT, SCRIPT, Run, python, start
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C: where the tests run in the background it is ignored, and by all that they start."""
+    """Ask no Hub, before its package is imported: the tests need no network.
+
+    Hear Ctrl-C: where the tests run in the background it is ignored, and by all that they start.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -190,4 +190,4 @@ def test_qlora_under_zero3_is_refused_before_anything_is_loaded(job: Job) -> Non
     assert result.returncode != 0
     assert "--method qlora under zero3: " in result.stderr
     assert "accelerate_configs/fsdp2_qlora.yaml" in result.stderr
-    assert 'Traceback (most recent call last):\n  File "/work' not in result.stderr.split("indictune:")[0]
+    assert "Traceback" not in result.stderr.split("indictune:")[0]

@@ -35,7 +35,7 @@ def content(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["fsdp2", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1", "zero2"))]
+    "strategy", ["fsdp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1", "zero2", "zero3"))]
 )
 def test_the_weights_are_those_of_the_step(run_under: Start, tmp_path: Path, strategy: str) -> None:
     run = run_under(strategy, 2, *TWO_STEPS, "--active_vocabulary", "on")

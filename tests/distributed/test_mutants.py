@@ -17,6 +17,7 @@ Start = Callable[..., Run]
 FAST = ("scaled_gradients",)
 
 
+@pytest.mark.slow
 def test_what_fills_zero3s_parts_up_is_no_weight(job: Path, tmp_path: Path) -> None:
     """DeepSpeed (0.19) leaves it as it was in the memory: NaN there ended runs whose weights were whole."""
     run = train(

@@ -124,6 +124,7 @@ def test_a_rank_is_asked_to_stop_before_its_first_step_and_all_is_as_it_was(fini
     assert not (folder / store.UNFINISHED).exists()
 
 
+@pytest.mark.slow
 def test_a_rank_that_copies_for_long_is_waited_for(finished: Job, tmp_path: Path) -> None:
     """Longer than a collective waits."""
     named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")

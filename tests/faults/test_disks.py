@@ -163,7 +163,7 @@ def model_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     "strategy",
-    ["fsdp2", pytest.param("ddp", marks=slow), pytest.param("zero2", marks=slow), pytest.param("zero3", marks=slow)],
+    [pytest.param(name, marks=slow) for name in ("ddp", "fsdp2", "zero2", "zero3")],
 )
 def test_nodes_without_a_shared_disk_end_with_the_same_adapter(
     strategy: str, finished_run: FinishedRun, tmp_path: Path

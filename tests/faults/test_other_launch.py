@@ -257,6 +257,7 @@ def test_zero_does_not_take_over_and_says_what_to_type(runs: Runs, tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 def test_the_command_that_zeros_checkpoint_asks_for_goes_on_with_it(runs: Runs, tmp_path: Path) -> None:
     """Typed in another folder, where it was refused."""
     folder = runs.stopped(runs.under("zero2", 2), tmp_path / "out")

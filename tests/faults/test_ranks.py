@@ -147,6 +147,7 @@ def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -
     assert "most recent call first" in log
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_while_it_prepares_the_rows_is_named(
     finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from indictune.training import lock
 from indictune.training.checkpoints.store import UNFINISHED
 from tests.conftest import FinishedRun
@@ -37,6 +39,7 @@ def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_pat
     assert not written.exists()
 
 
+@pytest.mark.slow
 def test_no_rank_of_it_writes_there(finished_run: FinishedRun, tmp_path: Path) -> None:
     """Rank 1, which the launcher ends, would tell that the first run was asked to stop."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)))
