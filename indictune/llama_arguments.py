@@ -110,7 +110,7 @@ class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
     # Not flags: what TRL would do to rows and models is done before it gets them.
     model_init_kwargs: None = field(init=False, default=None)
     trust_remote_code: bool = field(init=False, default=False)
-    router_aux_loss_coef: None = field(init=False, default=None)
+    router_aux_loss_coef: float = field(init=False, default=0.0)  # of a micro-batch's own means, for all of its tokens
     chat_template_path: None = field(init=False, default=None)
     dataset_text_field: str = field(init=False, default="text")
     dataset_kwargs: dict[str, Any] | None = field(init=False, default_factory=lambda: {"skip_prepare_dataset": True})

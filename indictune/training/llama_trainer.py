@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune.data.collation import JoinRows, PadToLongest, Row
@@ -22,6 +23,8 @@ from indictune.models.loading import Model, runs_own_code
 from indictune.models.unpadded import read_unpadded, reads_unpadded
 from indictune.strategy import sharding
 from indictune.training.exact import Batch, ExactTrainer
+
+logger = logging.getLogger(__name__)
 
 
 class LlamaTrainer(ExactTrainer, SFTTrainer):
@@ -51,10 +54,14 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         padded = padded and "seq_lengths" not in train_dataset.column_names
         self.padded = padded
         collator = self.collator(evaluating=False)
+        of_text = model.config.get_text_config()
+        balances = getattr(of_text, "router_aux_loss_coef", None)
         super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, data_collator=collator)
         # transformers (5.23) counts a step's tokens for models that take the count: not Gemma 3n, Gemma 4, or code of
         # its own without **kwargs. TRL (1.16) gives it to none: it divides by it itself, else by a micro-batch's own.
         self.model_accepts_loss_kwargs = True
+        if balances is not None:
+            _leave_out_balancing(of_text, balances)
         if not padded and reads_unpadded(model.config, model.config._attn_implementation):
             read_unpadded(model)
         _keep_trained_weights_in_fp32(model)
@@ -68,7 +75,13 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         """A micro-batch's share of the loss. A callback would not see that TRL takes the micro-batch's own mean."""
         if settings.get("num_items_in_batch") is None:
             raise ValueError("The Trainer did not count the tokens of the global batch (num_items_in_batch is None).")
-        return super().compute_loss(*args, **settings)
+        loss = super().compute_loss(*args, **settings)
+        means = self._metrics["train"]
+        # TRL (1.16) takes both for 0 where no rank has an answer's token: of the ragged end's empty micro-batches.
+        if means["entropy"][-1] == means["mean_token_accuracy"][-1] == 0:
+            means["entropy"].pop()
+            means["mean_token_accuracy"].pop()
+        return loss
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The summed loss, the tokens that count and the right ones."""
@@ -97,6 +110,20 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
     def reload(self, folder: Path) -> nn.Module:
         trusts = runs_own_code(sharding.bare(self))
         return load_trained_causal(folder, compute_dtype(self.args), trusts, self.trusts_checkpoint, device_map="cpu")
+
+
+def _leave_out_balancing(config: PreTrainedConfig, coefficient: float) -> None:
+    """Keep what a mixture of experts says of the loss that balances them, which TRL (1.16) sets to 0 to leave it out.
+
+    It is a product of a micro-batch's means: a sum over micro-batches depends on how a global batch is dealt.
+    """
+    config.router_aux_loss_coef = coefficient
+    if coefficient:
+        logger.warning(
+            "The loss that balances the experts (router_aux_loss_coef %g in the model's config.json) is left out: it "
+            "depends on how the run is distributed",
+            coefficient,
+        )
 
 
 def _keep_trained_weights_in_fp32(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from transformers import (
     Gemma3nForConditionalGeneration,
     Gemma4ForConditionalGeneration,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
 )
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
@@ -25,7 +28,7 @@ from indictune.models.attention import ATTENTION
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from tests.data.packs import pack
 from tests.models.tiny import words_tokenizer
-from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer, trained_weights
+from tests.training.tiny import VOCABULARY, answer_rows, tiny_llama, tiny_trainer, trained_weights
 
 ROWS = answer_rows(9, 5, 12, 7, 3)
 
@@ -47,6 +50,43 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], to
     assert one.keys() == other.keys()
     for name, moved in one.items():
         torch.testing.assert_close(other[name], moved, rtol=1e-4, atol=tolerance, msg=name)
+
+
+def test_micro_batches_without_a_row_are_in_no_mean_of_the_log(base: str, tmp_path: Path) -> None:
+    """Of the second step's two micro-batches one is empty: TRL takes its accuracy and entropy for 0."""
+    logged = []
+    for size in (2, 1):
+        settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 2 // size, "max_steps": 2}
+        trainer = tiny_trainer(base, tmp_path, ROWS.select(range(3)), global_batch_size=2, **settings)
+        trainer.train()
+        logged.append([entry["entropy"] for entry in trainer.state.log_history if "entropy" in entry])
+    assert logged[0][1] == pytest.approx(logged[1][1], rel=1e-4)
+    assert len(logged[0]) == 2
+
+
+def test_a_mixture_of_experts_is_trained_alike_in_one_micro_batch_and_in_five(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TRL adds what balances the experts: means of each micro-batch."""
+    torch.manual_seed(1)
+    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.5}
+    config = MixtralConfig(vocab_size=VOCABULARY, initializer_range=0.3, **shape, **heads, **experts)
+    base = tmp_path / "base"
+    MixtralForCausalLM(config).save_pretrained(base)
+    words_tokenizer(None).save_pretrained(base)
+    moved = []
+    for size in (5, 1):
+        settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 5 // size}
+        trainer = tiny_trainer(str(base), tmp_path / str(size), ROWS, **settings)
+        moved.append(one_step(trainer))
+    assert moved[0][0] == pytest.approx(moved[1][0], abs=1e-6)
+    assert_same(moved[0][1], moved[1][1])
+    assert "router_aux_loss_coef 0.5" in caplog.text
+    trainer.save_model(str(tmp_path / "saved"))
+    read = [json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in (base, tmp_path / "saved")]
+    assert [(each["router_aux_loss_coef"], each["output_router_logits"]) for each in read] == [(0.5, False)] * 2
 
 
 @torch.no_grad()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from indictune.config import read_recipe
 from indictune.data.conversations import Conversations
 from indictune.llama_arguments import LlamaTrainingArguments
+from indictune.models.attention import ATTENTION
 from indictune.training.callbacks.samples import greedy, write_samples
 from indictune.training.llama_trainer import LlamaTrainer
 from indictune.training.session import Session
+from tests.models.tiny import words_tokenizer
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
 
 PROMPTS = [[7, 8, 9], [3], [10, 4, 6, 5, 9, 9, 8]]
@@ -51,6 +54,25 @@ def test_it_is_what_generate_gives(base: str, tmp_path: Path, settings: dict[str
     assert answers == [generated(trainer, prompt, eos_token_id=None) for prompt in PROMPTS]
     assert {len(answer) for answer in answers} == {12}
     assert len({token for answer in answers for token in answer}) > 2
+
+
+def test_a_model_with_a_window_keeps_to_it_where_it_was_trained_without_padding(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    shape: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = MistralConfig(vocab_size=11, num_key_value_heads=2, initializer_range=0.5, sliding_window=3, **shape)
+    MistralForCausalLM(config).save_pretrained(tmp_path / "base")
+    words_tokenizer(None).save_pretrained(tmp_path / "base")
+    trainer = trained(str(tmp_path / "base"), tmp_path / "out", padded=False)
+    prompts = [[number, *PROMPTS[2], *PROMPTS[0]] for number in range(3, 11)]  # of 11 tokens
+    answers = [greedy(trainer, prompt, 12, ends=[]) for prompt in prompts]
+    assert cast(Any, trainer.model).config._attn_implementation == ATTENTION
+    cast(Any, trainer.model).set_attn_implementation("sdpa")
+    assert answers == [generated(trainer, prompt, eos_token_id=None) for prompt in prompts]
 
 
 def test_it_stops_before_a_token_that_ends_an_answer(base: str, tmp_path: Path) -> None:
