@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import resolve_revision
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from indictune.arguments import ModelArguments
@@ -27,6 +28,7 @@ from indictune.models.bases import base_of, check_base
 from indictune.models.checkpoints import check_adapter, check_indexes
 from indictune.models.links import check_links
 from indictune.models.marks import lost_marks
+from indictune.models.named_files import check_named_files
 from indictune.models.sources import BROKEN, MODEL_FLAG, explained
 
 logger = logging.getLogger(__name__)
@@ -101,8 +103,8 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     on a decoder reads the last token that is not padding; a new token would add a row to the embedding.
 
     Raises:
-        UserError: there is no such tokenizer, a link leads out of its folder, it has no words, no token to pad with,
-            or a chat template whose name leads out of a folder.
+        UserError: there is no such tokenizer, a link or its settings lead out of its folder, it has no words, no
+            token to pad with, or a chat template whose name leads out of a folder.
     """
     tokenizer = _read_tokenizer(args)
     if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
@@ -180,17 +182,20 @@ def _longest_that_reads_alone(config: PreTrainedConfig) -> int | None:
 
 def _read_tokenizer(args: ModelArguments, **settings: bool) -> PreTrainedTokenizerBase:
     path = builtin.resolve(args.model_name_or_path)
-    check_links(Path(path), f"{MODEL_FLAG} {args.model_name_or_path}")
+    flag = f"{MODEL_FLAG} {args.model_name_or_path}"
+    check_links(Path(path), flag)
     # What a file of settings can break is any error (AttributeError, TypeError); tokenizers raises bare exceptions.
     with explained(args, Exception):
+        revision = resolve_revision(path, args.model_revision)  # what is checked is what is read
+        check_named_files(path, revision, flag)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, revision=args.model_revision, trust_remote_code=args.trust_remote_code, **settings
+            path, revision=revision, trust_remote_code=args.trust_remote_code, **settings
         )
     for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
         if Path(name).name != name or "\0" in name:  # transformers 5.23 refuses to save it, after hours of training
             raise UserError(
-                f"{MODEL_FLAG} {args.model_name_or_path}: its tokenizer has a chat template called {name!r}, which "
-                "can be no name of a file; give it another in its tokenizer_config.json."
+                f"{flag}: its tokenizer has a chat template called {name!r}, which can be no name of a file; give it "
+                "another in its tokenizer_config.json."
             )
     return tokenizer
 

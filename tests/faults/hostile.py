@@ -17,7 +17,10 @@ INDEXED = "embeddings.word_embeddings.weight"
 IN_AN_INDEX: tuple[object, ...] = (
     *("../outside.safetensors", "/etc/hostname", "a/../../outside.safetensors", "..", "", ".", "a\0b", 7, None, ["x"]),
 )
-IN_A_TOKENIZER = ("vocab_file", "tokenizer_file", "fast_tokenizer_files", "chat_template_file")
+IN_A_TOKENIZER = (
+    *("vocab_file", "tokenizer_file", "fast_tokenizer_files", "chat_template_file", "vocab", "merges", "init_inputs"),
+    *("gguf_file", "sp_model_kwargs"),
+)
 IN_A_DATASET = ("../outside.jsonl", "{root}/outside.jsonl", "x/../../outside.jsonl", "../*.jsonl")
 LINKED = ("chat_template.jinja", "vocab.txt", "tokenizer.json", "config.json", "generation_config.json")
 
@@ -36,7 +39,9 @@ def model_whose_tokenizer_names(setting: str, root: Path) -> Path:
     outside = root / "outside.txt"
     outside.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nsecret\n")
     path = folder / "tokenizer_config.json"
-    named: object = [str(outside)] if setting == "fast_tokenizer_files" else str(outside)
+    named: object = [str(outside)] if setting in ("fast_tokenizer_files", "init_inputs") else str(outside)
+    if setting == "sp_model_kwargs":
+        named = {"model_file": named}
     settings = json.loads(path.read_text()) | {setting: named, "tokenizer_class": "BertTokenizer"}
     path.write_text(json.dumps(settings))
     return folder

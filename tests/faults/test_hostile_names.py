@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import TrainerState
+from transformers import AutoTokenizer, TrainerState
 
 from indictune.arguments import DataArguments, ModelArguments
 from indictune.data import hub
@@ -59,11 +59,71 @@ class TestATokenizer:
     @pytest.mark.parametrize("setting", hostile.IN_A_TOKENIZER)
     def test_reads_no_file_elsewhere(self, tmp_path: Path, setting: str) -> None:
         folder = hostile.model_whose_tokenizer_names(setting, tmp_path)
-        tokenizer = load_tokenizer(ModelArguments(str(folder)))
-        assert "secret" not in tokenizer.get_vocab()
+        for has_its_own in (True, False):
+            if not has_its_own:
+                (folder / "tokenizer.json").unlink()
+            with suppress(UserError):  # or it is read without them
+                assert "secret" not in load_tokenizer(ModelArguments(str(folder))).get_vocab()
+
+    @pytest.mark.parametrize(
+        ("file", "setting"),
+        [
+            ("tokenizer_config.json", "vocab"),
+            ("tokenizer_config.json", "init_inputs"),
+            ("special_tokens_map.json", "vocab"),
+        ],
+    )
+    def test_of_transformers_reads_one(self, tmp_path: Path, file: str, setting: str) -> None:
+        """What is refused below: where this fails, transformers or tokenizers has mended it (5.23, 0.23 have not)."""
+        folder = hostile.model_whose_tokenizer_names(setting, tmp_path)
         (folder / "tokenizer.json").unlink()
-        with suppress(UserError):  # or it is read without them
-            assert "secret" not in load_tokenizer(ModelArguments(str(folder))).get_vocab()
+        if file == "special_tokens_map.json":
+            (folder / "tokenizer_config.json").rename(folder / file)
+            (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+        assert "secret" in AutoTokenizer.from_pretrained(folder).get_vocab()
+
+    @pytest.mark.parametrize("setting", sorted({*hostile.IN_A_TOKENIZER} - {"tokenizer_file"}))
+    @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+    def test_that_names_one_is_refused(self, tmp_path: Path, file: str, setting: str) -> None:
+        folder = hostile.model_whose_tokenizer_names(setting, tmp_path)
+        (folder / "tokenizer_config.json").rename(folder / file)
+        with pytest.raises(UserError, match=rf"/model: {file} has {setting} .*outside\.txt.* take the entry out"):
+            load_tokenizer(ModelArguments(str(folder)))
+
+    def test_that_names_one_from_the_current_folder_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = hostile.model_whose_tokenizer_names("vocab", tmp_path)
+        monkeypatch.chdir(tmp_path)
+        for setting, name in (("vocab", "outside.txt"), ("gguf_file", "../outside.txt"), ("x", "./outside.txt")):
+            (folder / "tokenizer_config.json").write_text(json.dumps({setting: name}))
+            with pytest.raises(UserError, match=f"has {setting} "):
+                load_tokenizer(ModelArguments(str(folder)))
+
+    def test_that_names_one_on_the_hub_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        folder = hostile.model_whose_tokenizer_names("vocab", tmp_path)
+        snapshot = cached(tmp_path, "evil/model")
+        snapshot.parent.mkdir()
+        folder.rename(snapshot)
+        with pytest.raises(UserError, match=r"evil/model: tokenizer_config\.json has vocab '"):
+            load_tokenizer(ModelArguments("evil/model"))
+
+    def test_that_was_published_with_its_authors_paths_is_read(self, tmp_path: Path) -> None:
+        folder = hostile.model_whose_tokenizer_names("tokenizer_file", tmp_path)
+        path = folder / "tokenizer_config.json"
+        theirs = {
+            "vocab_file": "/home/author/bert/vocab.txt",
+            "special_tokens_map_file": "/root/.cache/huggingface/transformers/0f.1a",
+            "name_or_path": "/home/author/bert",
+            "init_inputs": [],
+            "additional_special_tokens": ["/", "</x>"],
+        }
+        path.write_text(json.dumps(json.loads(path.read_text()) | theirs))
+        tokenizer = load_tokenizer(ModelArguments(str(folder)))
+        assert len(tokenizer.get_vocab()) > 1000
+        assert "secret" not in tokenizer.get_vocab()
 
 
 class TestAManifest:
