@@ -7,9 +7,13 @@ import re
 import yaml
 from huggingface_hub import get_token
 
-# A token of the Hub (34 characters behind the first), whatever stands in front of it, and the user's part of a URL
-# (https://user:token@host). A file's name is seldom as long.
-_LOOKS_LIKE_ONE = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}|://[^/?#\s]*@")
+# A token of the Hub (34 characters behind the first), whatever stands in front of it. A file's name is seldom as long.
+_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
+_LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user's part of a URL (https://user:token@host)
+# What stands in a URL of the Hub's storage opens a private file to everybody, for an hour.
+_SIGNATURE = re.compile(r"(?<=[?&])([\w-]*(?:signature|credential|token|policy)=)[^&\s'\"]+", re.IGNORECASE)
+# A shorter one is no secret but a placeholder (HF_TOKEN=none), and stands in words that are no token.
+_SHORTEST = 16
 FIELD = "hub_token"
 WAY_OUT = (
     "a token in a command or a file can be read by others (process list, shell history, recipe.yaml). Leave it out, "
@@ -21,8 +25,22 @@ NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
 
 def holds_token(text: str) -> bool:
     """Whether a text holds a token: one in the form of the Hub's, the one that is set here, or a URL with a login."""
+    own = _own()
+    return any(kind.search(text) for kind in (_TOKEN, _LOGIN)) or (own is not None and own in text)
+
+
+def without_tokens(text: str) -> str:
+    """A text as logs, a status and consoles get it: libraries repeat URLs, with the logins and signatures in them."""
+    for kind, shown in ((_LOGIN, "(a login)@"), (_SIGNATURE, r"\1(hidden)"), (_TOKEN, "(a token)")):
+        text = kind.sub(shown, text)
+    own = _own()
+    return text if own is None else text.replace(own, "(a token)")
+
+
+def _own() -> str | None:
+    """The token that is set here."""
     own = get_token()
-    return _LOOKS_LIKE_ONE.search(text) is not None or (own is not None and own in text)
+    return own if own is not None and len(own) >= _SHORTEST else None
 
 
 def without_its_text(error: Exception) -> str:

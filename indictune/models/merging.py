@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from indictune.arguments import ModelArguments
 from indictune.command_arguments import MergeArguments
 from indictune.config import read_recipe
+from indictune.credentials import without_tokens
 from indictune.errors import Problems, UserError
 from indictune.layout import printable
 from indictune.models.adapters import nf4_config
@@ -35,7 +36,7 @@ def merge_command(argv: Sequence[str]) -> int:
         recipe.problems.raise_any()
         print(printable(merge(args)))
     except UserError as error:
-        print(printable(f"indictune: {error.message}"), file=sys.stderr)
+        print(printable(without_tokens(f"indictune: {error.message}")), file=sys.stderr)
         return 2
     return 0
 

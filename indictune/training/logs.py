@@ -14,13 +14,21 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from indictune.credentials import without_tokens
 from indictune.layout import in_one_line, printable
 
 PACKAGE = "indictune"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class PrintableFormatter(logging.Formatter):
+class TokenlessFormatter(logging.Formatter):
+    """A message without the tokens in it, whoever says it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_tokens(super().format(record))
+
+
+class PrintableFormatter(TokenlessFormatter):
     """A message as a terminal may get it, whatever data it tells of; ours in one line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, logging's name
@@ -49,7 +57,7 @@ class ConsoleHandler(logging.Handler):
         self.told = told
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = in_one_line(record.getMessage())
+        message = in_one_line(without_tokens(record.getMessage()))
         if record.levelno >= logging.WARNING:
             if not self._is_first(message) and self.rank != 0:
                 return
@@ -99,10 +107,11 @@ class RankLog:
         file = _text(Unfailing(self.path, "ab"), "backslashreplace")
         self.descriptors = [*([self.console.fileno()] if rank == 0 else []), file.fileno()]
         file_handler = logging.StreamHandler(file)
-        file_handler.setFormatter(logging.Formatter(FORMAT))
+        file_handler.setFormatter(TokenlessFormatter(FORMAT))
         root = logging.getLogger()
         root.setLevel(logging.INFO)
         root.addHandler(file_handler)
+        _quieten_requests()
         logging.captureWarnings(True)
         ours = logging.getLogger(PACKAGE)
         ours.setLevel(logging.DEBUG)  # for the file; the console takes what concerns the user
@@ -135,6 +144,14 @@ class Unfailing(io.FileIO):
 
 def _text(file: io.FileIO, errors: str) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(file), encoding="utf-8", errors=errors, line_buffering=True)
+
+
+def _quieten_requests() -> None:
+    """The client of huggingface_hub (2.4: httpx2; others: httpx) tells of every request with its whole URL, and
+    huggingface_hub has a handler of its own, which would write what it warns of past ours."""
+    for name in ("httpx", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub").handlers.clear()
 
 
 def _quieten_libraries() -> None:

@@ -14,6 +14,7 @@ from datasets import Dataset
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import Recipe, read_recipe
+from indictune.credentials import without_tokens
 from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
 from indictune.data.rejects import REJECTED
@@ -57,7 +58,7 @@ def prepare_command(argv: Sequence[str]) -> int:
             let_through()
             return _prepared(argv)
     except UserError as error:
-        print(printable(f"indictune: {error.message}"), file=sys.stderr)
+        print(printable(without_tokens(f"indictune: {error.message}")), file=sys.stderr)
         return 2
     except (Stopped, KeyboardInterrupt):
         print("indictune: stopped. What is kept is whole; the same command does the rest.", file=sys.stderr)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune.arguments import IndicTrainingArguments
 from indictune.config import Recipe
+from indictune.credentials import without_tokens
 from indictune.errors import UserError
 from indictune.folders import checkpoint_around
 from indictune.launchers import end_with_launcher
@@ -90,6 +91,7 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
     session.end = partial(_end, session, started)
     with session.stop_request.listening():
         end = _outcome(main, session, replaceable)
+        end = End(end.state, without_tokens(end.message), without_tokens(end.trace))  # before any file has it
         session.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
         session.ranks.ended(end.state, end.message)
         if end.state != "ok":

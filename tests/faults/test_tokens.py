@@ -10,11 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from indictune.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
+from indictune.credentials import without_tokens
 from indictune.errors import UserError
 from indictune.models.adapters import check_published_base
+from indictune.models.merging import merge_command
 from indictune.strategy.launch import read_launch
 from indictune.training import evaluate
 from indictune.training.checkpoints import store
@@ -71,6 +75,17 @@ def test_a_name_that_begins_as_a_token_is_none() -> None:
     words = [word for name, value in given.items() for word in (f"--{name}", value)]
     recipe = read_recipe(words, (ModelArguments, DataArguments, SentimentTrainingArguments))
     assert (recipe.values, recipe.problems) == (given, [])
+
+
+def test_a_command_that_is_refused_repeats_no_login(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": f"{URL}/x"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    weights = {f"base_model.model.query.lora_{part}.weight": torch.ones(1, 1) for part in "AB"}
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    assert merge_command([str(tmp_path), "--output_dir", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "https://(a login)@huggingface.co/datasets/me/tweets" in said
+    assert TOKEN not in said
 
 
 @pytest.mark.parametrize("is_text", [False, True])
@@ -131,11 +146,40 @@ def trained_with(recipe: Path) -> Path:
 
 
 def test_the_token_that_is_set_here_is_known_whatever_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "plain-words")
+    monkeypatch.setenv("HF_TOKEN", "many-plain-words")
     types = (ModelArguments, DataArguments, SentimentTrainingArguments)
-    assert read_recipe(["--output_dir", "out-plain-words"], types).values == {}
+    assert read_recipe(["--output_dir", "out-many-plain-words"], types).values == {}
+    assert without_tokens("of many-plain-words") == "of (a token)"
     monkeypatch.delenv("HF_TOKEN")
-    assert read_recipe(["--output_dir", "out-plain-words"], types).values == {"output_dir": "out-plain-words"}
+    given = {"output_dir": "out-many-plain-words"}
+    assert read_recipe(["--output_dir", "out-many-plain-words"], types).values == given
+
+
+@pytest.mark.parametrize("placeholder", ["none", "test", "hf", "x", "not-a-token"])
+def test_a_placeholder_for_a_token_is_none(placeholder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", placeholder)
+    types = (ModelArguments, DataArguments, SentimentTrainingArguments)
+    recipe = read_recipe(["--report_to", "none", "--output_dir", f"out/{placeholder}"], types)
+    assert (recipe.values, recipe.problems) == ({"report_to": ["none"], "output_dir": f"out/{placeholder}"}, [])
+    assert without_tokens(f"out/{placeholder}") == f"out/{placeholder}"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (f"401 for {URL}", "401 for https://(a login)@huggingface.co/datasets/me/tweets"),
+        ("connect to 'http://me:a:b@127.0.0.1:80' to", "connect to 'http://(a login)@127.0.0.1:80' to"),
+        (f"Bearer {TOKEN}.", "Bearer (a token)."),
+        (
+            "for url 'https://cdn/x?Expires=1&Signature=a~b__&Key-Pair-Id=K' (id 7)",
+            "for url 'https://cdn/x?Expires=1&Signature=(hidden)&Key-Pair-Id=K' (id 7)",
+        ),
+        ("https://s3/x?X-Amz-Credential=A%2F1&X-Amz-Date=2", "https://s3/x?X-Amz-Credential=(hidden)&X-Amz-Date=2"),
+        ("hf://datasets/me/tweets@0f/t.csv, me@host", "hf://datasets/me/tweets@0f/t.csv, me@host"),
+    ],
+)
+def test_what_is_said_of_a_url_has_neither_its_login_nor_its_signature(said: str, shown: str) -> None:
+    assert without_tokens(said) == shown
 
 
 def test_tokens_in_flags_and_recipe_end_the_run_and_are_written_nowhere(
@@ -240,14 +284,16 @@ def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
     out, auto = tmp_path / "out", ["--resume_from_checkpoint", "auto"]
     with hub() as kept:
         kept.refuses = True
-        code, said, _ = pushed(finished_run.recipe, hostile, kept.url)
+        endpoint = kept.url.replace("//", f"//me:{TOKEN}@")
+        code, said, _ = pushed(finished_run.recipe, hostile, endpoint)
         assert code == 1, said
         assert f"The model is whole in {out}; the push failed" in said
+        assert f"{kept.url.replace('//', '//(a login)@')}/api/" in said
         assert "--include model.safetensors" in said
         assert TOKEN not in said
         assert holding_the_token(out) == []
         # Nor is the run done when it is started again.
-        code, said, _ = pushed(finished_run.recipe, [*hostile, *auto], kept.url)
+        code, said, _ = pushed(finished_run.recipe, [*hostile, *auto], endpoint)
     assert code == 1, said
     status = json.loads((out / "status.json").read_text())
     assert status["state"] == "failed"

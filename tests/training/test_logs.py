@@ -82,6 +82,10 @@ ours.info("step of rank %d", rank)
 ours.warning("seen by both")
 ours.warning("seen by rank %d", rank)
 theirs.warning("chatter of a library")
+url = "https://me:LoginCanary@host/model?X-Amz-Signature=SignatureCanary&X-Amz-Date=1"
+logging.getLogger("httpx2").info("HTTP Request: GET %s", url)
+logging.getLogger("huggingface_hub.utils._http").warning("thrown while requesting %s", url)
+ours.warning("cannot be reached: %s", url)
 print("a print")
 for descriptor in (1, 2):
     with suppress(OSError):
@@ -95,6 +99,9 @@ for descriptor in log.descriptors:
 """
 
 
+URL = "https://(a login)@host/model?X-Amz-Signature=(hidden)&X-Amz-Date=1"  # as it is shown
+
+
 def speak(folder: Path, rank: int, verbose: str = "quiet") -> subprocess.CompletedProcess[str]:
     result = start([sys.executable, "-c", SPEAK, str(folder), str(rank), verbose])
     assert result.returncode == 0, result.stderr
@@ -106,7 +113,8 @@ def test_the_console_gets_our_words_and_the_rank_files_get_everything(tmp_path: 
     first, second = speak(tmp_path, 0), speak(tmp_path, 1)
     assert first.stdout == "a result\n"
     assert first.stderr.splitlines() == [
-        "step of rank 0", "warning: seen by both", "warning: seen by rank 0", "a progress bar", "a signal",
+        "step of rank 0", "warning: seen by both", "warning: seen by rank 0",
+        f"warning: cannot be reached: {URL}", "a progress bar", "a signal",
     ]  # fmt: skip
     assert second.stdout == "a result\n"
     assert second.stderr.splitlines() == ["[rank 1] seen by rank 1"]
@@ -117,6 +125,8 @@ def test_the_console_gets_our_words_and_the_rank_files_get_everything(tmp_path: 
             "WARNING indictune.models: seen by both\n",
             f"WARNING indictune.models: seen by rank {rank}\n",
             "WARNING DeepSpeed: chatter of a library\n",
+            f"WARNING huggingface_hub.utils._http: thrown while requesting {URL}\n",
+            f"WARNING indictune.models: cannot be reached: {URL}\n",
             "a print\n",
             "C++ to 1\n",
             "C++ to 2\n",
@@ -124,6 +134,9 @@ def test_the_console_gets_our_words_and_the_rank_files_get_everything(tmp_path: 
             "a signal\n",
         ):
             assert log.count(line) == 1, line
+        assert log.count("requesting") == 1
+        assert "HTTP Request" not in log
+        assert "Canary" not in log + first.stderr
     assert "a progress bar" in (tmp_path / "logs" / "rank-1.log").read_text(encoding="utf-8")
 
 
@@ -159,6 +172,7 @@ def test_a_new_run_tells_its_warnings_again_and_keeps_the_old_log(tmp_path: Path
 def test_verbose_leaves_the_libraries_on_the_console(tmp_path: Path) -> None:
     result = speak(tmp_path, 0, "verbose")
     assert sorted(result.stdout.splitlines()) == ["C++ to 1", "a print", "a result"]
-    for words in ("chatter of a library", "C++ to 2", "a python warning"):
+    for words in ("chatter of a library", f"thrown while requesting {URL}", "C++ to 2", "a python warning"):
         assert words in result.stderr
+    assert "Canary" not in result.stderr
     assert "chatter of a library" in (tmp_path / "logs" / "rank-0.log").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from indictune.command_arguments import CheckpointArguments
 from indictune.config import read_recipe
+from indictune.credentials import without_tokens
 from indictune.errors import UserError
 from indictune.layout import in_one_line, printable, table
 from indictune.training.checkpoints import abandoned, resuming, settings, store
@@ -64,7 +65,7 @@ def checkpoint_command(argv: Sequence[str]) -> int:
         chosen = to_convert(folder, found)
         print(printable(convert(args, chosen.path, chosen.problems)))
     except UserError as error:
-        print(printable(f"indictune: {error.message}"), file=sys.stderr)
+        print(printable(without_tokens(f"indictune: {error.message}")), file=sys.stderr)
         return 2
     return 0
 
