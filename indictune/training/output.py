@@ -61,8 +61,10 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     content = _encoded(text)
     with _naming(path, content):
+        temporary.unlink(missing_ok=True)  # what an unpacked folder brings under that name may be a link
         try:
-            temporary.write_bytes(content)
+            with temporary.open("xb") as file:
+                file.write(content)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -96,6 +96,15 @@ class TestWriting:
         assert (tmp_path / "a.txt").read_text() == "old"
         assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
+    def test_a_link_under_the_name_that_it_writes_to_first_is_not_followed(self, tmp_path: Path) -> None:
+        """A folder that was downloaded may bring one for each number that a process may have."""
+        (tmp_path / "theirs").write_text("kept")
+        for target in ("theirs", "nothing"):
+            (tmp_path / f".a.txt.{os.getpid()}").symlink_to(target)
+            write_whole(tmp_path / "a.txt", "new")
+            assert not (tmp_path / "a.txt").is_symlink()
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"theirs": "kept", "a.txt": "new"}
+
     def test_names_that_are_no_utf_8_come_back_as_they_were(self, tmp_path: Path) -> None:
         name = os.fsdecode(b"caf\xe9.csv")
         write_json(tmp_path / "m.json", {name: "\ud83dx"})
