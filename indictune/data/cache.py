@@ -125,7 +125,8 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
         (unfinished / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
         for path in (*unfinished.iterdir(), unfinished):
             write_through(path)
-        unfinished.chmod(0o755)
+        with suppress(OSError):  # a file system may refuse modes
+            unfinished.chmod(0o755)
         try:
             unfinished.rename(folder)
         except OSError:

@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def _build_atomically(model: BuiltIn, texts: Sequence[str], folder: Path) -> Non
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         model.build(texts, unfinished)
-        unfinished.chmod(0o755)
+        with suppress(OSError):  # a file system may refuse modes
+            unfinished.chmod(0o755)
         unfinished.rename(folder)
     except OSError:
         # Another process was first, with the same bytes; any other reason leaves no folder and is told.

@@ -131,10 +131,15 @@ def _taken(unfinished: Path, named: str) -> TextIO:
         UserError: another process has it, or what has its name was not made by this user.
         OSError: it cannot be made.
     """
-    unfinished.mkdir(mode=0o700, exist_ok=True)
-    if unfinished.is_symlink() or unfinished.stat().st_uid != os.geteuid():
-        raise UserError(f"{named}: {unfinished} is in its way, a link or another user's; remove it, or name another.")
-    lock = (unfinished / _LOCK).open("w", encoding="utf-8")
+    try:
+        unfinished.mkdir(mode=0o700)  # and ours then, whomever the file system names as its owner (NFS of root, CIFS)
+    except FileExistsError:
+        if unfinished.is_symlink() or unfinished.stat().st_uid != os.geteuid():
+            told = f"{named}: {unfinished} is in its way, a link or another user's; remove it, or name another."
+            raise UserError(told) from None
+    lock = os.fdopen(
+        os.open(unfinished / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+", encoding="utf-8"
+    )
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -161,6 +166,8 @@ def copy_files(source: Path, patterns: Sequence[str], folder: Path) -> None:
 
 def let_read(model: Path) -> None:
     """Let whoever may read a model's configuration read its weights: safetensors (0.8) lets their owner alone."""
-    configuration = min(model.glob("*config.json"))
+    mode = min(model.glob("*config.json")).stat().st_mode
     for path in model.glob("*.safetensors"):
-        path.chmod(configuration.stat().st_mode)
+        if path.stat().st_mode != mode:
+            with suppress(OSError):  # a file system may refuse modes: CIFS, exFAT
+                path.chmod(mode)

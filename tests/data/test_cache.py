@@ -153,6 +153,15 @@ def test_a_file_system_without_locks_keeps_what_is_made(
     made_once("others", [], "The others", writes(""))
 
 
+def test_a_file_system_that_refuses_modes_keeps_what_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refused)
+    made = made_once("things", [], "The things", writes("made"))
+    assert (made / "text").read_text() == "made"
+
+
 def test_of_two_that_make_it_without_locks_the_first_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("filelock.FileLock.acquire", refuse_locks)
     made: set[Path] = set()

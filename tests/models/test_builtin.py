@@ -39,6 +39,14 @@ def test_it_is_built_once_and_then_read(tweets: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in tweets.iterdir()] == [Path(folder).name]
 
 
+def test_a_file_system_that_refuses_modes_keeps_it(tweets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refused)
+    assert Path(builtin.resolve(BERT)).parent == tweets
+
+
 @pytest.mark.parametrize(
     "changed", [dataclasses.replace(SMALL, texts=lambda: [*TEXTS, "नया"]), dataclasses.replace(SMALL, version=2)]
 )

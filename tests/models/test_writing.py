@@ -14,7 +14,7 @@ import pytest
 from safetensors import SafetensorError
 
 from indictune.errors import UserError
-from indictune.models.writing import check_free, whole_folder
+from indictune.models.writing import check_free, let_read, whole_folder
 
 
 def write(folder: Path, error: Exception | None = None) -> None:
@@ -140,6 +140,44 @@ def test_what_only_has_the_name_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="or another user's"):
             write(tmp_path / "out")
         assert names(tmp_path / ".out.unfinished") == {"kept"}
+
+
+def test_a_folder_that_the_file_system_gives_to_another_user_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS gives root's to nobody, CIFS and exFAT all to the user that they were mounted for."""
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    write(tmp_path / "out")
+    assert (names(tmp_path), names(tmp_path / "out")) == ({"out"}, {"config.json"})
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("kept")
+    (tmp_path / ".out.unfinished").mkdir()
+    (tmp_path / ".out.unfinished" / ".lock").symlink_to(tmp_path / "theirs")
+    with pytest.raises(UserError, match="out: cannot be made"):
+        write(tmp_path / "out")
+    assert (tmp_path / "theirs").read_text() == "kept"
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_weights_are_as_readable_as_the_configuration_where_modes_can_be_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    """CIFS and exFAT refuse them, and no root can be refused here."""
+    for name, mode in (("config.json", 0o644), ("model.safetensors", 0o600), ("other.safetensors", 0o644)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    with monkeypatch.context() as patch:
+        if refuses:
+            patch.setattr(os, "chmod", refused)
+        let_read(tmp_path)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in sorted(tmp_path.iterdir())]
+    assert modes == [0o644, 0o600 if refuses else 0o644, 0o644]
+
+
+def refused(*_: object, **__: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
 
 
 @pytest.mark.parametrize(
