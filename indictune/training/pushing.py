@@ -131,8 +131,11 @@ def _by_hand(trainer: ExactTrainer, names: Collection[str]) -> str:
     """The command that pushes these files."""
     args = trainer.args
     revision = [] if args.hub_revision is None else ["--revision", args.hub_revision]
+    private = ["--private"] if args.hub_private_repo else []
     includes = [word for name in names for word in ("--include", name)]
-    return shlex.join(["hf", "upload", str(trainer.hub_model_id), str(args.output_dir), *revision, *includes])
+    return shlex.join(
+        ["hf", "upload", str(trainer.hub_model_id), str(args.output_dir), *private, *revision, *includes]
+    )
 
 
 def _said(error: Exception) -> str:

@@ -17,6 +17,7 @@ from indictune.arguments import DataArguments, Method, ModelArguments, Sentiment
 from indictune.config import read_recipe
 from indictune.credentials import without_tokens
 from indictune.errors import UserError
+from indictune.models import builtin
 from indictune.models.adapters import check_published_base
 from indictune.models.merging import merge_command
 from indictune.strategy.launch import read_launch
@@ -26,6 +27,7 @@ from indictune.training.class_weights import class_weights
 from indictune.training.pushing import published
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, python, start
+from tests.faults.canaries import model_in
 from tests.faults.hub import hub
 from tests.faults.runs import FAULTY
 
@@ -247,9 +249,16 @@ def pushed(recipe: Path, flags: list[str], endpoint: str, *before: str) -> tuple
 
 
 def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else(
-    finished_run: FinishedRun, hostile: list[str], tmp_path: Path
+    finished_run: FinishedRun,
+    hostile: list[str],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, out = sorted(tmp_path.iterdir()), tmp_path / "out"
+    cache = tmp_path_factory.mktemp("cache")  # rows are prepared there
+    model_in(cache / Path(builtin.resolve("builtin:tiny-indic-bert")).name)
+    monkeypatch.setenv("INDICTUNE_CACHE", str(cache))
     out.mkdir()
     for name in OF_THE_USER:
         (out / name).write_text("secret")
@@ -262,11 +271,13 @@ def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else
     }
     assert (out / "training_args.bin").exists()
     assert not any(TOKEN.encode() in body for body in kept.sent)
-    assert not any(str(tmp_path).encode() in content for content in kept.files.values())
+    assert not any(str(folder).encode() in content for content in kept.files.values() for folder in (tmp_path, cache))
     assert len(arguments) > 1
     assert not any(TOKEN in word for words in arguments for word in words)
     assert TOKEN not in said
     assert holding_the_token(out) == []
+    assert (cache / "prepared").exists()
+    assert holding_the_token(cache) == []
     assert not (out / ".not_pushed").exists()
     # Labels and languages are data. (A progress bar moves the cursor by itself.)
     assert "\x1b[2J" not in said
@@ -339,10 +350,10 @@ def test_what_is_typed_after_a_push_that_failed_pushes_to_the_same_place(
     out = tmp_path / "my run"
     with hub() as kept:
         kept.refuses = True
-        flags = [*hostile, "--output_dir", str(out), "--hub_revision", "draft"]
+        flags = [*hostile, "--output_dir", str(out), "--hub_revision", "draft", "--hub_private_repo", "true"]
         code, said, _ = pushed(finished_run.recipe, flags, kept.url)
     assert code == 1, said
-    assert f"Try `hf upload me/out '{out}' --revision draft --include README.md" in said
+    assert f"Try `hf upload me/out '{out}' --private --revision draft --include README.md" in said
 
 
 def test_a_run_that_is_killed_while_it_pushes_is_not_told_as_done(
