@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from indictune.training.checkpoints import store
+from indictune.training.results import written
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate
 from tests.faults.faulty import spoil
@@ -36,6 +37,30 @@ def test_a_run_that_is_killed_at_random_times_ends_as_if_it_was_not(finished_run
     assert result.returncode == 0, result.stderr
     assert f"Going on from {job.folder / store.PREFIX}" in said + result.stderr
     assert job.outcome() == unbroken.outcome()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_its_model_moves_to_its_place_moves_all_of_it(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    unbroken, job = (Job(finished_run.recipe, tmp_path / name) for name in ("unbroken", "out"))
+    assert unbroken.start().returncode == 0
+    model = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training_args.bin"}
+    for count in (0, 2):
+        # Each file is written through just before it moves, weights last.
+        assert job.start(f"SIGKILL@indictune.training.results:write_through:{count + 1}").returncode == -9
+        moved = {name for name in model if (job.folder / name).exists()}
+        assert len(moved) == count
+        assert {path.name for path in (job.folder / store.UNFINISHED_MODEL).iterdir()} == model - moved
+    for name in moved:  # what is in its place comes again, with the rest
+        (job.folder / name).write_text("{")
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert job.outcome() == unbroken.outcome()
+    assert written(job.folder) == written(unbroken.folder)
+    for name in model - {"training_args.bin"}:  # which names the folder
+        assert (job.folder / name).read_bytes() == (unbroken.folder / name).read_bytes()
+    assert not (job.folder / store.UNFINISHED_MODEL).exists()
 
 
 # Of the weights and the optimizer's states of one rank.
