@@ -85,8 +85,9 @@ def lost_by_a_kill(folder: Path) -> Counter[str]:
 
 
 WRITES = (
-    *("os:fsync", "os:makedirs", "os:chmod", "shutil:rmtree", "pathlib:Path.rename", "pathlib:Path.write_text"),
-    *("torch:save", "transformers.modeling_utils:safe_save_file"),
+    *("os:fsync", "os:makedirs", "os:chmod", "shutil:rmtree", "shutil:copyfile"),
+    *("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.write_text"),
+    *("torch:save", "transformers.modeling_utils:safe_save_file", "indictune.models.vocabulary:save_file"),
     *("transformers.configuration_utils:PreTrainedConfig.to_json_file",),
     *("transformers.tokenization_utils_base:PreTrainedTokenizerBase.save_pretrained",),
     "transformers.trainer_callback:TrainerState.save_to_json",
