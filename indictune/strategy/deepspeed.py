@@ -21,11 +21,17 @@ OVERLAP = {
     "fp16.enabled": "fp16",
 }
 
-# What else decides the steps. The rest is of memory and speed, is in the states of a checkpoint, or is refused.
+# What else decides the steps. The rest is of memory and speed, is in the states of a checkpoint, or is refused. Of the
+# optimizer's parameters these are not among its states, as the others are (0.19.8, `get_optimizer_configuration`).
 _OF_THE_STEPS = (
-    *("scheduler", "optimizer.type"),
+    *("scheduler", "optimizer.type", "optimizer.params.adam_w_mode"),
+    *("optimizer.params.torch_adam", "optimizer.params.fp32_optimizer_states"),
     *("prescale_gradients", "gradient_predivide_factor", "communication_data_type"),
 )
+
+# They count steps, and take each other's state over (0.19.8, `runtime/lr_schedules.py`). A file may name torch's too.
+_OWN_SCHEDULES = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+_NONE = "(none)"
 
 
 def check_deepspeed(
@@ -73,6 +79,25 @@ def _values(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         return {name: value}
     return {key: inner for part, each in value.items() for key, inner in _values(f"{name}.{part}", each).items()}
+
+
+def other_states(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What has a state of another kind in another file: its key and both values.
+
+    Where the file names no schedule, or no optimizer, the Trainer makes one, whose state has another place and another
+    shape: seen are "FileNotFoundError", "NoneType" and a layout that "does not match" (0.19.8).
+
+    Args:
+        before: what `settings_of_steps` gave of the one.
+        now: of the other.
+    """
+    names = ("optimizer.type", "scheduler.type")
+    pairs = [(name, str(before.get(name, _NONE)), str(now.get(name, _NONE))) for name in names]
+    return [
+        (name, was, is_now)
+        for name, was, is_now in pairs
+        if was != is_now and not {was, is_now} <= set(_OWN_SCHEDULES)
+    ]
 
 
 def check_offloaded_optimizer(strategy: str, optim: str) -> None:

@@ -107,13 +107,13 @@ def test_how_rows_are_dealt_is_named_where_the_number_of_ranks_is_not_told_alrea
 def test_what_files_that_flags_name_say_is_compared_value_by_value(tmp_path: Path) -> None:
     before: flag_files.Content = {
         "class_weights": {"no": 1.0, "yes": 2.0},
-        "deepspeed": {"scheduler.type": "WarmupLR"},
+        "deepspeed": {"scheduler.params.warmup_num_steps": 5},
     }
     flag_files.write(tmp_path, before)
     assert flag_files.differences(tmp_path, before) == []
     assert flag_files.differences(tmp_path, {"class_weights": {"no": 1.0, "yes": 3.0}, "deepspeed": {}}) == [
         "--class_weights: yes 2.0, now 3.0",
-        "--deepspeed: scheduler.type WarmupLR, now (none)",
+        "--deepspeed: scheduler.params.warmup_num_steps 5, now (none)",
     ]
     assert flag_files.differences(tmp_path, {}) == []
     flag_files.write(tmp_path, {})
@@ -159,6 +159,42 @@ def test_a_schedule_of_a_deepspeed_file_that_was_edited_between_two_starts_is_na
     assert result.returncode == 0, result.stderr
     told = "--deepspeed: scheduler.params.warmup_min_lr 1e-05, now 2e-05: the steps from here on are by the new ones."
     assert f"checkpoint-2 was written with other settings: {told}" in result.stderr
+
+
+OWN_SCHEDULE = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}}}
+OWN_OPTIMIZER = {
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}}
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("began_with", [{**OWN_SCHEDULE, **OWN_OPTIMIZER}, {}])
+def test_a_deepspeed_file_that_gains_or_loses_a_schedule_or_an_optimizer_is_refused(
+    finished_run: FinishedRun, tmp_path: Path, began_with: Mapping[str, Any]
+) -> None:
+    """Seen are four tracebacks, after a warning that "the steps from here on are by the new ones"."""
+    config = json.loads(Path("ds_configs/zero2.json").read_text(encoding="utf-8"))
+    file = tmp_path / "deepspeed.json"
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(1)), ("--deepspeed", str(file)))
+    file.write_text(json.dumps({**config, **began_with}))
+    assert "is saved" in job.start(f"SIGTERM@{STEP}:1").stderr
+    assert job.status["state"] == "resumable"
+    for name, value, other in (
+        ("scheduler", "WarmupLR", OWN_SCHEDULE),
+        ("optimizer", "AdamW", OWN_OPTIMIZER),
+    ):
+        now = {key: inner for key, inner in began_with.items() if key != name} if began_with else other
+        file.write_text(json.dumps({**config, **now}))
+        result = job.start()
+        was, is_now = (value, "(none)") if began_with else ("(none)", value)
+        assert (
+            f"--deepspeed: {name}.type {was}, now {is_now}: checkpoint-2 holds a state of the first" in result.stderr
+        )
+        assert "Traceback" not in result.stderr.partition("indictune: ")[0]
+        assert job.status["state"] == "user_error"
+    file.write_text(json.dumps({**config, **began_with}))
+    result = job.start()
+    assert (result.returncode, job.status["state"]) == (0, "ok"), result.stderr
 
 
 @pytest.mark.slow

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from indictune.errors import UserError
-from indictune.strategy.deepspeed import check_deepspeed, check_folders, check_offloaded_optimizer, settings_of_steps
+from indictune.strategy.deepspeed import (
+    check_deepspeed,
+    check_folders,
+    check_offloaded_optimizer,
+    other_states,
+    settings_of_steps,
+)
 
 FLAGS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -100,7 +106,7 @@ def test_what_decides_the_steps_and_follows_from_no_flag_is_told_by_its_place_in
     params = {"warmup_num_steps": 5, "total_num_steps": "auto", "warmup_max_lr": 1e-4}
     config = {
         "scheduler": {"type": "WarmupDecayLR", "params": params},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "adam_w_mode": False, "torch_adam": True}},
         "gradient_predivide_factor": None,
         "train_batch_size": 8,
         "wandb": {"enabled": True},
@@ -108,9 +114,30 @@ def test_what_decides_the_steps_and_follows_from_no_flag_is_told_by_its_place_in
     assert settings_of_steps(config) == {
         "scheduler.type": "WarmupDecayLR",
         "scheduler.params.warmup_num_steps": 5,
-        "optimizer.type": "AdamW",
+        "optimizer.type": "Adam",
+        "optimizer.params.adam_w_mode": False,
+        "optimizer.params.torch_adam": True,
     }
     assert settings_of_steps({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "others"),
+    [
+        ({"scheduler.type": "WarmupLR"}, {"scheduler.type": "WarmupDecayLR"}, []),
+        ({"scheduler.type": "WarmupLR"}, {}, [("scheduler.type", "WarmupLR", "(none)")]),
+        ({}, {"scheduler.type": "OneCycle"}, [("scheduler.type", "(none)", "OneCycle")]),
+        ({"scheduler.type": "WarmupLR"}, {"scheduler.type": "StepLR"}, [("scheduler.type", "WarmupLR", "StepLR")]),
+        ({"optimizer.type": "AdamW"}, {"optimizer.type": "AdamW", "scheduler.params.warmup_num_steps": 5}, []),
+        ({"optimizer.type": "AdamW"}, {"optimizer.type": "Lion"}, [("optimizer.type", "AdamW", "Lion")]),
+        ({"optimizer.type": "AdamW"}, {}, [("optimizer.type", "AdamW", "(none)")]),
+        ({}, {}, []),
+    ],
+)
+def test_a_schedule_or_an_optimizer_with_states_of_another_kind_is_told(
+    before: dict[str, Any], now: dict[str, Any], others: list[tuple[str, str, str]]
+) -> None:
+    assert other_states(before, now) == others
 
 
 def test_accumulation_is_compared_only_where_it_is_known() -> None:

@@ -54,10 +54,7 @@ def differences(checkpoint: Path, now: Content) -> list[str]:
         checkpoint: to go on from.
         now: what they say.
     """
-    try:
-        before = dict(json.loads((checkpoint / NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # an earlier version wrote none; see `settings.settings_of`
-        return []
+    before = _content(checkpoint)
     pairs = [(flag, before[flag], now[flag]) for flag in sorted(before.keys() & now.keys())]
     return [
         f"--{flag}: {name} {was.get(name, '(none)')}, now {is_now.get(name, '(none)')}"
@@ -65,3 +62,29 @@ def differences(checkpoint: Path, now: Content) -> list[str]:
         for name in sorted(was.keys() | is_now.keys())
         if was.get(name) != is_now.get(name)
     ]
+
+
+def other_states(checkpoint: Path, in_deepspeed: Mapping[str, Any]) -> list[str]:
+    """Why the optimizer, or the schedule, of a run's DeepSpeed file cannot take over a checkpoint's state, in a
+    sentence each.
+
+    Args:
+        checkpoint: to go on from, of such a run.
+        in_deepspeed: content of the file.
+    """
+    before = _content(checkpoint).get("deepspeed")
+    if before is None:  # an earlier version wrote it, or there was no such file
+        return []
+    return [
+        f"--deepspeed: {name} {was}, now {is_now}: {checkpoint.name} holds a state of the first, which the other "
+        "cannot take over; make the file what it was, or start afresh in another --output_dir."
+        for name, was, is_now in deepspeed.other_states(before, deepspeed.settings_of_steps(in_deepspeed))
+    ]
+
+
+def _content(checkpoint: Path) -> Content:
+    """What files said when a checkpoint was written; empty where it does not tell (`settings.settings_of`)."""
+    try:
+        return dict(json.loads((checkpoint / NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}

@@ -16,7 +16,7 @@ from indictune.errors import UserError
 from indictune.strategy import batch, handover, nodes, parts, sharding
 from indictune.strategy.launch import Launch, local_world_size_of, world_size_of
 from indictune.training import output
-from indictune.training.checkpoints import abandoned, settings, store
+from indictune.training.checkpoints import abandoned, flag_files, settings, store
 from indictune.training.output import AUTO
 
 logger = logging.getLogger(__name__)
@@ -236,8 +236,8 @@ def check_fits(
 
     Raises:
         UserError: it was written by another strategy and one of the two is ZeRO, by another number of ZeRO's
-            processes, with other global batches, by another optimizer or another kind of schedule, with weights of
-            other shapes, or is an adapter on other weights.
+            processes, with other global batches, by another optimizer or another kind of schedule, be it a DeepSpeed
+            file's, with weights of other shapes, or is an adapter on other weights.
     """
     manifest = store.read_manifest(checkpoint)
     assert manifest is not None  # `candidate` has read it
@@ -275,6 +275,8 @@ def check_fits(
             f"`{_command(manifest, configuration, launch)}`."
             f"{handover.doubt(manifest.strategy, manifest.world_size, launch)}"
         )
+    else:
+        problems += flag_files.other_states(checkpoint, launch.deepspeed or {})
     if problems:
         raise UserError(problems)
     return _as_another_launch(checkpoint.name, manifest, launch)

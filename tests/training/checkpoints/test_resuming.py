@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 from indictune.errors import UserError
 from indictune.strategy.batch import accumulation_steps
 from indictune.strategy.launch import Launch
-from indictune.training.checkpoints import resuming, settings, store
+from indictune.training.checkpoints import flag_files, resuming, settings, store
 from tests.training.checkpoints import test_store
 from tests.training.checkpoints.test_store import flip_a_bit, truncate, write
 
@@ -313,6 +313,19 @@ class TestFits:
         now["max_tokens_per_device"] = 100  # which the micro-batch follows from
         with pytest.raises(UserError, match=f"{flag} {given}`"):
             resuming.check_fits(tmp_path / "checkpoint-4", Launch("zero3", 1), now, {})
+
+    def test_a_deepspeed_file_with_another_schedule_is_refused(self, tmp_path: Path) -> None:
+        folder, now = write(tmp_path, 4), {"scheduler": {"type": "WarmupLR"}}
+        launch = Launch("ddp", 2, deepspeed=now)
+        assert resuming.check_fits(folder, launch, OF_THIS_RUN, {}) == []  # an earlier version noted nothing
+        flag_files.write(folder, {"deepspeed": {"scheduler.type": "WarmupLR"}})
+        assert resuming.check_fits(folder, launch, OF_THIS_RUN, {}) == []
+        with pytest.raises(UserError) as raised:
+            resuming.check_fits(folder, Launch("ddp", 2, deepspeed={}), OF_THIS_RUN, {})
+        assert raised.value.problems == [
+            "--deepspeed: scheduler.type WarmupLR, now (none): checkpoint-4 holds a state of the first, which the "
+            "other cannot take over; make the file what it was, or start afresh in another --output_dir."
+        ]
 
     def test_another_global_batch_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="--global_batch_size 16: checkpoint-4 was trained with 8"):
