@@ -20,30 +20,52 @@ from indictune.errors import UserError
 from indictune.strategy.conversion import STATE_SHARDS, WEIGHT_SHARDS
 from indictune.strategy.launch import Launch
 
+SHARDED = "SHARDED_STATE_DICT"
+
 Copies = dict[str, dict[str, Any]]
 
 
-def check_async_save(launch: Launch, method: str, environ: Mapping[str, str]) -> None:
+def check_kept_in_shards(launch: Launch, environ: Mapping[str, str], args: TrainingArguments | None = None) -> None:
+    """Refuse to train where FSDP's checkpoints are no shards: another launch, or the same with shards, would look for
+    files of other names (accelerate 1.15 writes `optimizer.bin`, and the Trainer 5.23 reads `optimizer.pt`).
+
+    Args:
+        launch: what the launcher asked for.
+        environ: of the process, in which accelerate tells how FSDP saves.
+        args: of the run, where they are known yet: `--fsdp` and `--fsdp_config` come before that.
+
+    Raises:
+        UserError: they are kept otherwise.
+    """
+    by_flags = None if args is None else args.fsdp_plugin_args
+    told = environ.get("FSDP_STATE_DICT_TYPE") if by_flags is None else by_flags["state_dict_type"]
+    kind = told or SHARDED
+    if launch.family == "fsdp2" and kind != SHARDED:
+        name, place = "fsdp_state_dict_type", "in the accelerate config"
+        if by_flags is not None:
+            name, place = "--fsdp", f"""by --fsdp_config '{{"state_dict_type": "{SHARDED}"}}'"""
+        raise UserError(
+            f"{name}: FSDP would save a {kind}, from which no other launch could go on. Ask for {SHARDED} {place}; "
+            "the final model is one file all the same."
+        )
+
+
+def check_async_save(launch: Launch, method: str) -> None:
     """Refuse `--async_save true` where no rank writes shards of all weights.
 
     Args:
         launch: what the launcher asked for.
         method: `--method`.
-        environ: of the process, in which accelerate tells how FSDP saves.
 
     Raises:
         UserError: why not, with the way out.
     """
-    kind = environ.get("FSDP_STATE_DICT_TYPE") or "SHARDED_STATE_DICT"
     if launch.family != "fsdp2" or launch.world_size == 1:
         reason = f"this run is {launch.strategy} on {launch.world_size} process(es), whose checkpoints are no shards"
         way_out = "start it with accelerate_configs/fsdp2.yaml on several"
     elif method != "full":
         reason = f"--method {method} saves an adapter, which is too small to gain by it"
         way_out = "train with --method full"
-    elif kind != "SHARDED_STATE_DICT":
-        reason = f"fsdp_state_dict_type is {kind}, and only shards are written beside the training"
-        way_out = "set it to SHARDED_STATE_DICT"
     else:
         return
     raise UserError(f"--async_save true: {reason}. Leave it out, or {way_out}.")

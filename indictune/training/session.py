@@ -24,7 +24,7 @@ from indictune.models.adapters import check_published_base, without_effect
 from indictune.models.loading import check_max_length, stored_quantisation
 from indictune.strategy import batch, check, deepspeed, extensions, launch, nodes, restart, sharding, standin
 from indictune.strategy.communication import check_communication
-from indictune.strategy.shards import check_async_save
+from indictune.strategy.shards import check_async_save, check_kept_in_shards
 from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import lock, output
 from indictune.training.checkpoints import abandoned, copying, flag_files, resuming, settings, store
@@ -207,7 +207,9 @@ class Session:
         """Work out what follows from the launch and the recipe together; what cannot be goes to the problems."""
         planned = partial(self.planned, arguments)
         with self.checks():
-            self._choose_optimizer()
+            optim = default_optimizer(self.launch, self.planned(ModelArguments, "method"), torch.cuda.is_available())
+            if optim is not None and "optim" not in self.recipe.values:
+                self._decided["optim"] = optim
         with self.checks():
             resuming.check_restarts(planned("resume_from_checkpoint"), restart.limit(os.environ))
         with self.checks():
@@ -248,8 +250,9 @@ class Session:
         with self.checks():
             check_communication(self.launch.deepspeed or {}, planned, launch.world_size_of(os.environ), steps)
         with self.checks():
+            check_kept_in_shards(self.launch, os.environ)
             if planned("async_save"):
-                check_async_save(self.launch, self.planned(ModelArguments, "method"), os.environ)
+                check_async_save(self.launch, self.planned(ModelArguments, "method"))
         with self.checks():
             deepspeed.check_bad_steps(self.launch.strategy, planned("on_nonfinite"))
 
@@ -307,6 +310,7 @@ class Session:
             self._decided |= {"eval_strategy": "no", "load_best_model_at_end": False}
             self.warn(["No validation rows: nothing is evaluated during training, and the last weights are kept."])
         args = self._bring_up(arguments)
+        check_kept_in_shards(self.launch, os.environ, args)
         self._choose_checkpoint(args)
         self.warn(resuming.doubts_to_come(self.output_dir, self.trusts_checkpoint))
         if self.checkpoint is not None:
@@ -378,12 +382,6 @@ class Session:
         """
         self._decided |= {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
         return self._bring_up(arguments)
-
-    def _choose_optimizer(self) -> None:
-        """The one that suits the method, where none was named."""
-        optim = default_optimizer(self.launch, self.planned(ModelArguments, "method"), torch.cuda.is_available())
-        if optim is not None and "optim" not in self.recipe.values:
-            self._decided["optim"] = optim
 
     def _bring_up(self, arguments: type[Training]) -> Training:
         """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""
