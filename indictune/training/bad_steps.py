@@ -144,7 +144,7 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
 def _roll_back(trainer: ExactTrainer, step: int, loss: float) -> None:
     output_dir = Path(str(trainer.args.output_dir))
     found = [path for path in plan.planned(output_dir) if store.step_of(path) < step]
-    whole, _ = resuming.newest_whole(found, output.AUTO, trainer.args, trainer.trusts_checkpoint)
+    whole = resuming.to_roll_back_to(found, trainer.args, trainer.trusts_checkpoint)
     if whole is None:
         why = (
             "--on_nonfinite rollback finds no whole checkpoint before it that the run saved by its own plan, and not "

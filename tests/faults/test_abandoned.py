@@ -12,6 +12,7 @@ import pytest
 from indictune.cli import main
 from indictune.errors import UserError
 from indictune.training.checkpoints import abandoned, resuming, store
+from indictune.training.checkpoints.best import best_of
 from tests.conftest import FinishedRun
 from tests.distributed.launching import Run, accelerate
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
@@ -160,21 +161,21 @@ class TestTheBest:
     def test_stands_beside_it_first(self, tmp_path: Path) -> None:
         self.saved(tmp_path, 2, 0.9)
         beside = self.saved(tmp_path / "abandoned-1", 2, 0.9)
-        assert resuming.best_of(self.saved(tmp_path / "abandoned-1", 4, 0.9)) == beside
+        assert best_of(self.saved(tmp_path / "abandoned-1", 4, 0.9)) == beside
 
     def test_may_stand_where_the_run_went_on(self, tmp_path: Path) -> None:
         best = self.saved(tmp_path, 2, 0.9)
-        assert resuming.best_of(self.saved(tmp_path / "abandoned-1", 4, 0.9)) == best
+        assert best_of(self.saved(tmp_path / "abandoned-1", 4, 0.9)) == best
 
     def test_may_be_left_behind(self, tmp_path: Path) -> None:
         self.saved(tmp_path / "abandoned-2", 2, 0.5)
         best = self.saved(tmp_path / "abandoned-1", 2, 0.9)
-        assert resuming.best_of(self.saved(tmp_path, 4, 0.9)) == best
-        assert resuming.best_of(self.saved(tmp_path / "abandoned-3", 4, 0.9)) == best
+        assert best_of(self.saved(tmp_path, 4, 0.9)) == best
+        assert best_of(self.saved(tmp_path / "abandoned-3", 4, 0.9)) == best
 
     def test_has_the_score_that_is_named(self, tmp_path: Path) -> None:
         self.saved(tmp_path / "abandoned-1", 2, 0.5)
-        lost = resuming.best_of(self.saved(tmp_path, 4, 0.9))
+        lost = best_of(self.saved(tmp_path, 4, 0.9))
         assert lost == tmp_path / "checkpoint-2"
         assert not lost.exists()
 

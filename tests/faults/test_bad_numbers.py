@@ -148,6 +148,18 @@ def test_a_damaged_checkpoint_is_not_rolled_back_to(saved_run: Job, tmp_path: Pa
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
 
 
+@pytest.mark.slow
+def test_the_newest_is_rolled_back_to_where_the_best_is_damaged(finished_run: FinishedRun, tmp_path: Path) -> None:
+    first_is_best = ("--eval_delay", "3", "--metric_for_best_model", "loss", "--learning_rate", "0.001")
+    flags = (*STEP_BY_STEP, "--on_nonfinite", "rollback", *first_is_best)
+    job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
+    at_step_5 = "FLIPPED_BEST@indictune.training.exact:ExactTrainer.training_step:9"
+    job.start(f"{at_step_5}+NAN@indictune.training.loss:ExactLoss.__call__:9")
+    assert [store.best_step(job.folder / f"checkpoint-{step}") for step in (2, 4)] == [None, 3]
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
+    assert weights(job, 5) == weights(job, 4)
+
+
 def test_the_checkpoint_of_another_folder_that_it_went_on_from_is_rolled_back_to(
     saved_run: Job, tmp_path: Path
 ) -> None:

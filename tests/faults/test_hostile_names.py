@@ -32,6 +32,7 @@ from indictune.models.loading import load_tokenizer
 from indictune.models.writing import TOKENIZER_FILES, copy_files
 from indictune.training.callbacks.continuing import GoOn
 from indictune.training.checkpoints import resuming, store
+from indictune.training.checkpoints.best import best_of
 from indictune.training.checkpoints.store import MANIFEST, FileDigest
 from indictune.training.pushing import published
 from tests.distributed.launching import SCRIPT, python, start
@@ -153,7 +154,7 @@ class TestAManifest:
 
 class TestAState:
     def best(self, out: Path, named: object) -> Path | None:
-        return resuming.best_of(write(out, 8, state={"best_model_checkpoint": named}))
+        return best_of(write(out, 8, state={"best_model_checkpoint": named}))
 
     def test_has_the_best_checkpoint_that_it_names(self, tmp_path: Path) -> None:
         assert self.best(tmp_path, "checkpoint-4") == tmp_path / "checkpoint-4"
@@ -171,7 +172,7 @@ class TestAState:
 
     def test_that_is_no_object_has_none(self, tmp_path: Path) -> None:
         (write(tmp_path, 8) / "trainer_state.json").write_text("[]", encoding="utf-8")
-        assert resuming.best_of(tmp_path / "checkpoint-8") is None
+        assert best_of(tmp_path / "checkpoint-8") is None
 
     @pytest.mark.parametrize("step", ["x/../../outside/checkpoint-4", 4.5, True, ["4"]])
     def test_whose_best_step_is_no_number_has_none(self, tmp_path: Path, step: Any) -> None:

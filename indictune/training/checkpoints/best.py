@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from transformers.trainer_utils import SaveStrategy
 
-from indictune.training.checkpoints import plan, store
+from indictune.training.checkpoints import abandoned, plan, store
 
 if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
@@ -33,3 +33,18 @@ def name(trainer: ExactTrainer) -> None:
         path = store.path_of(Path(str(trainer.args.output_dir)), state.best_global_step)
         if state.best_global_step == state.global_step or path.is_dir():
             state.best_model_checkpoint = str(path)
+
+
+def best_of(checkpoint: Path) -> Path | None:
+    """The folder of the best checkpoint that a whole one names; None where it names none.
+
+    It is beside it, or in what the run has left behind (`abandoned`), or in what it has left that behind for.
+    """
+    step = store.best_step(checkpoint)
+    if step is None:
+        return None
+    beside = store.path_of(checkpoint.parent, step)
+    of_the_run = abandoned.run_of(checkpoint)
+    others = [store.path_of(folder, step) for folder in (of_the_run, *abandoned.folders(of_the_run))]
+    found = [each for each in others if each.is_dir() and store.is_best_of(each, checkpoint)]
+    return found[0] if found and not beside.is_dir() else beside

@@ -14,6 +14,7 @@ from indictune.credentials import without_tokens
 from indictune.errors import UserError
 from indictune.layout import in_one_line, printable, table
 from indictune.training.checkpoints import abandoned, resuming, settings, store
+from indictune.training.checkpoints.best import best_of
 from indictune.training.checkpoints.store import MANIFEST, PREFIX, UNFINISHED, Manifest
 from indictune.training.output import is_finished
 
@@ -113,7 +114,7 @@ def resumed_step(folder: Path, found: Sequence[Found]) -> int | None:
 
 def _has_best(checkpoint: Found, found: Sequence[Found]) -> bool:
     """Whether its best is whole, where the run is to end with that."""
-    best = resuming.best_of(checkpoint.path)
+    best = best_of(checkpoint.path)
     if best is None or not settings.settings_of(checkpoint.path).get("load_best_model_at_end", True):
         return True
     known = next((each.problems for each in found if each.path == best), None)
@@ -168,7 +169,7 @@ def _notes(folder: Path) -> list[str]:
 def _told_of_auto(folder: Path, step: int) -> str:
     """Whether `--resume_from_checkpoint auto` may go on from a checkpoint."""
     checkpoint = store.path_of(folder, step)
-    best = resuming.best_of(checkpoint)
+    best = best_of(checkpoint)
     refused = "--resume_from_checkpoint auto would be refused:"
     try:
         for each in (checkpoint, *([best] if best is not None and best.is_dir() else [])):

@@ -17,6 +17,7 @@ from indictune.strategy import batch, handover, nodes, parts, sharding
 from indictune.strategy.launch import Launch, local_world_size_of, world_size_of
 from indictune.training import output
 from indictune.training.checkpoints import abandoned, flag_files, settings, store
+from indictune.training.checkpoints.best import best_of
 from indictune.training.output import AUTO
 
 logger = logging.getLogger(__name__)
@@ -323,7 +324,10 @@ def newest_whole(
     Raises:
         UserError: the named one is damaged, or on no disk.
     """
-    chosen = store.first_choice(_whole(found, asked, args, trust_checkpoint), lambda each: each[2])
+    disks_group = nodes.group_of_disks(args)
+    whole = _whole(found, asked, args, trust_checkpoint, disks_group)
+    with_best = ((each, *_best_on_every_disk(each, args, trust_checkpoint, disks_group)) for each in whole)
+    chosen = store.first_choice(with_best, lambda each: each[2])
     if chosen is None:
         return None, None
     checkpoint, best, has_best = chosen
@@ -332,36 +336,47 @@ def newest_whole(
     return checkpoint, best
 
 
+def to_roll_back_to(found: list[Path], args: TrainingArguments, trust_checkpoint: bool) -> Path | None:
+    """The newest checkpoint that is whole on every disk, whatever its best is: a run that rolls back keeps its own.
+    All ranks must call it; arguments as in `newest_whole`."""
+    return next(_whole(found, AUTO, args, trust_checkpoint, nodes.group_of_disks(args)), None)
+
+
 def _whole(
-    found: list[Path], asked: str | None, args: TrainingArguments, trust_checkpoint: bool
-) -> Iterator[tuple[Path, Path | None, bool]]:
-    """Those that are whole on every disk, the newest first; the best of each, and whether that is as it must be."""
+    found: list[Path], asked: str | None, args: TrainingArguments, trust_checkpoint: bool, group: ProcessGroup | None
+) -> Iterator[Path]:
+    """Those that are whole on every disk, the newest first."""
     mine = {store.step_of(path): path for path in found}
-    disks_group = nodes.group_of_disks(args)
     for step in sorted(set.union(*map(set, sharding.from_all(list(mine)))), reverse=True):
         checkpoint = mine.get(step, store.path_of(Path(str(args.output_dir)), step))
-        problems = _damage_read_by_all(checkpoint, args, trust_checkpoint, disks_group)
+        problems = _damage_read_by_all(checkpoint, args, trust_checkpoint, group)
         if problems and asked != AUTO:
             whys = sharding.from_all(_why_none(checkpoint))
             raise UserError(_refused(checkpoint, None if None in whys else whys[0], problems))
         if problems:
             for problem in problems[:3]:
                 logger.warning("checkpoint-%d cannot be gone on from: %s", step, problem)
-            continue
-        is_the_same = len(set(sharding.from_all(store.best_step(checkpoint)))) == 1
-        best = best_of(checkpoint) if is_the_same else None
-        if best is not None and best != checkpoint:
-            if args.load_best_model_at_end:
-                problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
-            else:
-                _give_to_all_disks(best, args, trust_checkpoint, disks_group)
-        if best is None or not problems:
-            is_everywhere = all(sharding.from_all(best is not None and best.is_dir()))
-            yield checkpoint, best if is_everywhere else None, True
-            continue
-        told = "checkpoint-%d is not the first to go on from, because its best checkpoint, %s, is damaged: %s"
-        logger.warning(told, step, best.name, "; ".join(problems[:3]))
-        yield checkpoint, None, False
+        else:
+            yield checkpoint
+
+
+def _best_on_every_disk(
+    checkpoint: Path, args: TrainingArguments, trust_checkpoint: bool, disks_group: ProcessGroup | None
+) -> tuple[Path | None, bool]:
+    """The best of a whole one; None where it lacks on a disk, or is damaged. And whether that is as it must be."""
+    is_the_same = len(set(sharding.from_all(store.best_step(checkpoint)))) == 1
+    best, problems = best_of(checkpoint) if is_the_same else None, []
+    if best is not None and best != checkpoint:
+        if args.load_best_model_at_end:
+            problems = _damage_read_by_all(best, args, trust_checkpoint, disks_group)
+        else:
+            _give_to_all_disks(best, args, trust_checkpoint, disks_group)
+    if best is None or not problems:
+        is_everywhere = all(sharding.from_all(best is not None and best.is_dir()))
+        return best if is_everywhere else None, True
+    told = "%s is not the first to go on from, because its best checkpoint, %s, is damaged: %s"
+    logger.warning(told, checkpoint.name, best.name, "; ".join(problems[:3]))
+    return None, False
 
 
 def can_load_best(
@@ -382,18 +397,3 @@ def can_load_best(
         flag = "--load_best_model_at_end from"
         check_trusted(best, Path(str(args.output_dir)), trust_checkpoint, flag)
     return not problems
-
-
-def best_of(checkpoint: Path) -> Path | None:
-    """The folder of the best checkpoint that a whole one names; None where it names none.
-
-    It is beside it, or in what the run has left behind (`abandoned`), or in what it has left that behind for.
-    """
-    step = store.best_step(checkpoint)
-    if step is None:
-        return None
-    beside = store.path_of(checkpoint.parent, step)
-    of_the_run = abandoned.run_of(checkpoint)
-    others = [store.path_of(folder, step) for folder in (of_the_run, *abandoned.folders(of_the_run))]
-    found = [each for each in others if each.is_dir() and store.is_best_of(each, checkpoint)]
-    return found[0] if found and not beside.is_dir() else beside
