@@ -25,10 +25,11 @@ from indictune.training.pushing import published
 from indictune.training.stopping import StopRequest
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start, torchrun
-from tests.faults.runs import AS_A_USER, FAULTY, STEP, Job, environment
+from tests.faults.runs import AS_A_USER, EVALUATION, FAULTY, STEP, Job, environment
 from tests.training.checkpoints.test_store import write
 
 slow = pytest.mark.slow
+STORE = "indictune.training.checkpoints.store"
 
 
 def on_two_nodes(
@@ -102,6 +103,22 @@ def test_nodes_with_other_rows_or_flags_do_not_train(finished_run: FinishedRun, 
     assert "--learning_rate 0.01 on rank 1 and " in said[0]
     assert json.loads((folders[0] / "status.json").read_text(encoding="utf-8"))["state"] == "user_error"
     assert not any((folder / "train_log.jsonl").exists() for folder in folders)
+
+
+@slow
+def test_no_disk_replaces_a_step_that_another_does_not_take(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """A stop in an evaluation has saved the step, which is saved again when it is evaluated. Of two saves of a step,
+    one a disk, neither would be gone on from."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    on_two_nodes("ddp", finished_run.recipe, folders, f"SIGTERM@{EVALUATION}:1")
+    before = [(folder / "checkpoint-2" / store.MANIFEST).read_text(encoding="utf-8") for folder in folders]
+    flags = ("--ddp_timeout", "20")
+    said = on_two_nodes("ddp", finished_run.recipe, folders, f"EROFS@{STORE}:seal:1@1", flags)
+    assert "Read-only file system" in said[1]
+    assert [(folder / "checkpoint-2" / store.MANIFEST).read_text(encoding="utf-8") for folder in folders] == before
+    said = on_two_nodes("ddp", finished_run.recipe, folders)
+    assert f"Going on from {folders[0] / 'checkpoint-2'}" in said[0]
+    assert model_in(folders[0]) == model_in(folders[1]) != {}
 
 
 @slow

@@ -152,7 +152,10 @@ def finish(trainer: ExactTrainer) -> None:
         if args.should_save:
             files = {name: found for where, part, *_ in parts if where == disk for name, found in part.items()}
             save = parts[0][-1]
-            store.commit(unfinished.folder, last, replace(unfinished.manifest, files=files, save=save))
+            store.seal(unfinished.folder, replace(unfinished.manifest, files=files, save=save))
+        sharding.barrier()  # no disk of several gives the name before all hold what it is given to
+        if args.should_save:
+            store.give_name(unfinished.folder, last)
             shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
     sharding.barrier()
     if args.should_save:

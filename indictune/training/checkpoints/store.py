@@ -179,17 +179,6 @@ def _close(path: Path) -> None:
             path.chmod(mode & ~0o022)
 
 
-def commit(unfinished: Path, final: Path, manifest: Manifest) -> None:
-    """Make a checkpoint of a folder whose files are settled. An older one of that name is replaced.
-
-    Raises:
-        OSError: the disk does not take it; then no `final` is there, or the one that was. Where only its name may not
-            have reached the disk, it is there, whole.
-    """
-    seal(unfinished, manifest)
-    give_name(unfinished, final)
-
-
 def seal(unfinished: Path, manifest: Manifest) -> None:
     """Let all of a checkpoint reach the disk whose files are settled, but for its name.
 
@@ -207,7 +196,8 @@ def give_name(unfinished: Path, final: Path) -> None:
     """Give a sealed checkpoint its name, which takes no room. An older one of that name is replaced.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the disk does not take it; then no `final` is there, or the one that was. Where only its name may not
+            have reached the disk, it is there, whole.
     """
     replaced = final.with_name(_REPLACED)
     _delete(replaced)

@@ -55,7 +55,8 @@ def write(
         (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     digests = store.settle(folder, store.files_in(folder))
     final = store.path_of(output_dir, step)
-    store.commit(folder, final, manifest(step, files=digests))
+    store.seal(folder, manifest(step, files=digests))
+    store.give_name(folder, final)
     return final
 
 
