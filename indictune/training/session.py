@@ -181,7 +181,9 @@ class Session:
         self._model = config.to_dict() | {"_commit_hash": vars(config).get("_commit_hash")}  # of one from the Hub
         with self.checks():
             asked = self.planned(IndicTrainingArguments, "resume_from_checkpoint")
-            begins = asked in (None, output.AUTO) and resuming.candidate(self.output_dir, asked) is None
+            is_one_node = self.launch.local_world_size == self.launch.world_size  # else another's disk may tell
+            holds_none = asked == output.AUTO and resuming.candidate(self.output_dir, asked) is None
+            begins = asked is None or (holds_none and is_one_node)
             self.warn(check_max_length(config, max_length, begins))
         with self.checks():
             check_weights(self.launch, args, stored_quantisation(config))

@@ -51,6 +51,12 @@ def decide(session: Session) -> None:
     session.recipe.problems.raise_any()
 
 
+def longrope() -> Phi3Config:
+    """Of a model that reads texts of up to 8 tokens alone."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
+    return Phi3Config(original_max_position_embeddings=8, rope_parameters=rope)
+
+
 def status(folder: str = "out") -> dict[str, str]:
     return dict(json.loads(Path(folder, "status.json").read_text(encoding="utf-8")))
 
@@ -310,11 +316,23 @@ class TestDecide:
         """An older one may have such texts, and no others to go on with."""
         write(Path("old"), 4)
         session = self.session("--output_dir", "out", *asked)
-        rope = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
-        config = Phi3Config(original_max_position_embeddings=8, rope_parameters=rope)
-        session.check_model(session.build(ModelArguments), config, 9, lambda *_: None)
+        session.check_model(session.build(ModelArguments), longrope(), 9, lambda *_: None)
         assert [problem.partition(":")[0] for problem in session.recipe.problems] == refused_for
         assert ("has more than 8 tokens (longrope), so that the result depends on" in caplog.text) != bool(refused_for)
+
+    def test_where_nodes_have_disks_of_their_own_a_new_one_does_not_refuse_such_texts(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The run may have begun on the others; without auto it has not."""
+        for name, value in {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        told = "has more than 8 tokens (longrope), so that the result depends on"
+        for asked, is_refused in ((("--resume_from_checkpoint", "auto"), False), ((), True)):
+            caplog.clear()
+            session = self.session("--output_dir", "out", *asked)
+            session.check_model(session.build(ModelArguments), longrope(), 9, lambda *_: None)
+            problems = list(session.recipe.problems)
+            assert [told in caplog.text, bool(problems)] == [not is_refused, is_refused]
 
     def test_an_adapter_on_another_commit_of_the_hub_is_refused(self) -> None:
         noted = {"name": "me/base", "revision": "main", "commit_hash": "abc"}
