@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import SkipBatchSampler
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,6 +149,21 @@ class TestTrainingBatches:
         ranks = training(lengths, batch, accumulation, world, padded, epoch)
         for step in range(-(-len(lengths) // batch)):
             assert rows_of_step(ranks, step, accumulation) == set(shuffle[step * batch : (step + 1) * batch])
+
+    @given(*cut, st.integers(0, 59))
+    def test_a_pass_that_goes_on_after_any_step_holds_the_rest_of_the_shuffle_each_row_once(
+        self, lengths: list[int], batch: int, accumulation: int, world: int, padded: bool, step: int
+    ) -> None:
+        """At any split, as the run goes on: by what accelerate (1.15) puts around the batches."""
+        step %= -(-len(lengths) // batch)
+        shuffle = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(7)).tolist()
+        left = Counter[int]()
+        for rank in range(world):
+            batches = TrainingBatches(lengths, batch, accumulation, rank, world, 7, padded)
+            for micro_batch in SkipBatchSampler(batches, skip_batches=step * batches.accumulation_steps):
+                left.update(micro_batch)
+        del left[NO_ROW]
+        assert left == dict.fromkeys(shuffle[step * batch :], 1)
 
     @given(*cut)
     def test_a_micro_batch_without_a_row_holds_nothing_else(

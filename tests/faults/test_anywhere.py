@@ -53,6 +53,9 @@ def test_one_process(
         unbroken[batches] = ended(whole)
     job = Job(finished_run.recipe, tmp_path / "out", flags=BATCHES[batches])
     assert job.start(f"SIGTERM@{STEP}:{step}").returncode == EXIT_RESUMABLE
+    saved = store.read_manifest(store.listed(job.folder)[0])
+    assert saved is not None
+    assert saved.rows_of_epoch == saved.step % 4 * 8  # 30 rows an epoch
     go_on(job, step)
     assert ended(job) == unbroken[batches]
 
