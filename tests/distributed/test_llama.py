@@ -129,6 +129,20 @@ def test_a_run_that_pads_its_rows_says_why(run_under: Start) -> None:
     assert log.count("Rows are padded, rows of like length together: --attn_implementation eager needs it.") == 1
 
 
+@slow
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_a_limit_of_tokens_does_not_change_the_run(run_under: Start, packing: str) -> None:
+    """The limit is a little more than the longest chat, or pack."""
+    flags = (*METHODS["full"], "--packing", packing, "--max_steps", "3")
+    one = run_under("single", 1, *MICRO_BATCH_OF_12, *flags)
+    two = run_under("fsdp2", 2, *flags, "--max_tokens_per_device", "140")
+    log = (two.folder / "logs/rank-0.log").read_text(encoding="utf-8")
+    assert "per_device_train_batch_size 3 counts for nothing: --max_tokens_per_device is given." in log
+    assert "x 1 accumulation step" not in log
+    assert two.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
+    assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-4)
+
+
 def tied(folder: Path) -> str:
     """The built-in LLaMA with one weight for embedding and output layer, as LLaMA 3.2 has it."""
     source = builtin.resolve("builtin:tiny-indic-llama")
