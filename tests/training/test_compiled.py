@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import FinishedRun
-from tests.distributed.launching import Run, accelerate, python, train
+from tests.distributed import test_llama
+from tests.distributed.launching import Run, accelerate, python, start, train
 from tests.faults.runs import STEP, Job
 
 pytestmark = pytest.mark.slow  # it compiles for minutes
+COMPILING = "tests/training/compiling.py"
 FLAGS = ("--dropout", "0", "--logging_steps", "1")
 
 
@@ -26,7 +29,11 @@ def test_its_losses_are_those_of_the_plain_one(
 ) -> None:
     launcher = python() if strategy == "single" else accelerate(strategy, 2)
     flags = ("--config", str(finished_run.recipe), *FLAGS, "--torch_compile", "true")
-    compiled = train(launcher, tmp_path / "compiled", *flags)
+    note = tmp_path / "compiled.json"
+    compiled = train([*launcher, COMPILING], tmp_path / "compiled", *flags, COMPILED=str(note))
+    noted = json.loads(note.read_text(encoding="utf-8"))
+    assert noted["frames"] > 0
+    assert ("BertLayer" in noted["modules"]) == (strategy == "fsdp2")
     assert len(plain.log) == 8
     assert compiled.series("loss") == pytest.approx(plain.series("loss"), abs=1e-4)
     # Other kernels round otherwise; those of single blocks, which is what FSDP2 leaves to compile, do not.
@@ -50,3 +57,16 @@ def test_it_is_stopped_and_goes_on(finished_run: FinishedRun, tmp_path: Path, st
     for found, expected in zip(Run(job.folder).log, Run(whole.folder).log, strict=True):
         assert found["step"] == expected["step"]
         assert found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp2"])
+def test_a_llama_too(tmp_path: Path, strategy: str) -> None:
+    launcher = python() if strategy == "single" else accelerate(strategy, 2)
+    flags = ("--config", str(test_llama.write_job(tmp_path)), "--max_steps", "3", "--save_strategy", "no")
+    plain = train(launcher, tmp_path / "plain", *flags, script=test_llama.SCRIPT)
+    note = tmp_path / "compiled.json"
+    words = [*launcher, COMPILING, test_llama.SCRIPT, "--torch_compile", "true"]
+    result = start([*words, *flags, "--output_dir", str(tmp_path / "out")], {"COMPILED": str(note)})
+    assert result.returncode == 0, result.stderr
+    assert json.loads(note.read_text(encoding="utf-8"))["frames"] > 0
+    assert Run(tmp_path / "out").series("loss") == pytest.approx(plain.series("loss"), abs=1e-4)
