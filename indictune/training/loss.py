@@ -41,9 +41,10 @@ class ExactLoss:
         if num_items_in_batch is None:
             raise ValueError("The Trainer did not count the rows of the global batch (num_items_in_batch is None).")
         logits = outputs.logits.float()
-        weights = None if self.class_weights is None else self.class_weights.to(logits.device)
+        if self.class_weights is not None:
+            self.class_weights = self.class_weights.to(logits.device)  # once: each copy makes the host wait for a GPU
         summed = functional.cross_entropy(
-            logits, labels, weight=weights, label_smoothing=self.label_smoothing, reduction="none"
+            logits, labels, weight=self.class_weights, label_smoothing=self.label_smoothing, reduction="none"
         ).sum()
         return summed / num_items_in_batch
 

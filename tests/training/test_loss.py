@@ -73,6 +73,17 @@ def test_class_weights_multiply_rows_and_leave_the_divisor_alone(parts: int, smo
     )
 
 
+def test_class_weights_are_moved_to_the_device_once() -> None:
+    """Else the host would wait for a GPU at each micro-batch."""
+    loss, moved = ExactLoss(WEIGHTS), []
+    outputs = SimpleNamespace(logits=torch.zeros(2, 3, device="meta"))
+    for _ in range(2):
+        loss(outputs, torch.zeros(2, dtype=torch.int64, device="meta"), torch.tensor(2, device="meta"))
+        moved.append(loss.class_weights)
+    assert moved[0] is moved[1]
+    assert [each is not None and each.device.type for each in moved] == ["meta", "meta"]
+
+
 def test_gradients_do_not_depend_on_the_cut() -> None:
     loss = ExactLoss(WEIGHTS, 0.1)
     gradients = []
