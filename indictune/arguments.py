@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import torch
 from transformers import TrainingArguments
 
 from indictune.errors import Problems, UserError
@@ -286,6 +287,13 @@ class IndicTrainingArguments(TrainingArguments):
     verbose: bool = field(
         default=False, metadata={"help": "Show the messages of DeepSpeed, torch and the other libraries too."}
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        if torch.backends.cuda.matmul.fp32_precision == "tf32":
+            # transformers (5.23, `enable_tf32`) sets this alone. A compiler that tries several kernels (torch 2.13,
+            # `--torch_compile_mode max-autotune`) asks for the older setting, which is refused until it says the same.
+            torch.set_float32_matmul_precision("high")
 
 
 @dataclass

@@ -141,4 +141,4 @@ class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
                 "--use_liger_kernel true: its package is not installed, or there is no GPU for it: type "
                 "`pip install liger-kernel`, or leave it out."
             )
-        super().__post_init__()  # type: ignore[no-untyped-call]
+        super().__post_init__()

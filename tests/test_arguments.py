@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._inductor.select_algorithm import create_precompile_key
+from transformers.utils.import_utils import enable_tf32
 
 from indictune.arguments import (
     FIXED,
@@ -381,3 +385,32 @@ class TestOptimizer:
             check_values(SentimentTrainingArguments, moments(**given))
         with pytest.raises(ValueError, match=f"lr_scheduler_type {name} requires an eval strategy"):
             SentimentTrainingArguments(output_dir="out", use_cpu=True, load_best_model_at_end=False, **given)
+
+
+@pytest.fixture
+def _tf32_as_before() -> Iterator[None]:
+    yield
+    enable_tf32.cache_clear()
+    torch.set_float32_matmul_precision("highest")
+    backends: Any = torch.backends
+    for each in (backends.cuda.matmul, backends.mkldnn.matmul, backends):
+        each.fp32_precision = "none"
+
+
+@pytest.mark.usefixtures("_tf32_as_before")
+def test_torch_does_not_compile_for_tf32_as_transformers_sets_it() -> None:
+    """torch 2.13, transformers 5.23. When this fails, `IndicTrainingArguments.__post_init__` can go."""
+    enable_tf32(True)
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        create_precompile_key("mm", "", [])  # of a matrix product that several kernels can compute
+
+
+@pytest.mark.usefixtures("_tf32_as_before")
+@pytest.mark.parametrize("arguments", [SentimentTrainingArguments, LlamaTrainingArguments])
+def test_torch_compiles_for_tf32(
+    arguments: type[IndicTrainingArguments], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)  # which is asked of a GPU
+    arguments(str(tmp_path), use_cpu=True, bf16=True, tf32=True)
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert "high" in create_precompile_key("mm", "", [])
