@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +36,15 @@ PLAIN_BATCH_SIZE = 64
 BASELINES = ("trainer_defaults", "trainer_best", "ours")
 WITHOUT_DROPOUT = {"dropout": 0.0}  # torch's attention for joined rows is taken then, which has none
 RECIPE = Path(__file__).parents[1] / "recipes/sentiment/indicbert_v2.yaml"
+# What both sides import. Who starts first would compile it, and read it and the GPU's libraries from the disk.
+WARM_UP = """
+import deepspeed, torch  # accelerate imports the first where it is installed
+from datasets import load_dataset
+from transformers import BertForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerFast, Trainer
+from benchmarks import contenders
+from scripts import train_sentiment
+torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
+"""
 
 
 @dataclass(frozen=True)
@@ -98,12 +109,13 @@ SIZES = {
 
 
 def prepare(plan: Plan, note: Note) -> None:
-    """A part: the device's speed; the model and the rows for the parts that follow."""
+    """A part: the device's speed; the model, the rows and warm files for the parts that follow."""
     size = SIZES[plan.size]
     flops = matmul_flops_per_second(size.matmul_width)
     note({"bf16_matmul_tflops": round(flops / 1e12, 3), "matmul_width": size.matmul_width})
     (plan.folder / "flops.json").write_text(json.dumps(flops), encoding="utf-8")
     write_model(plan.folder / "model", size.model)
+    subprocess.run([sys.executable, "-c", WARM_UP], check=True)
     lengths = write_rows(plan.folder / "train.jsonl", size)
     note({"rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 2), "model": size.model})
     print(f"bf16 product of {size.matmul_width} x {size.matmul_width}: {flops / 1e12:.1f} TFLOP/s", flush=True)
@@ -167,6 +179,7 @@ def contenders(size: Size, grouped: tuple[int, ...]) -> list[Contender]:
         "optim": "adamw_torch_fused",
         "dataloader_num_workers": 2,  # as many as the recipe has
         "logging_nan_inf_filter": False,  # which would wait for every loss
+        "accelerator_config": {"non_blocking": True},  # else each batch's copy is waited for
         "tf32": is_torch_tf32_available(),
     }
     return [

@@ -250,7 +250,8 @@ def train_by_transformers(
     changes = {} if dropout is None else {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     model = AutoModelForSequenceClassification.from_pretrained(job.model, **changes)
     tokenizer = AutoTokenizer.from_pretrained(job.model)
-    rows = load_dataset("json", data_files=str(job.train_file), split="train", cache_dir=str(job.folder / "cache"))
+    cache = job.folder / f"cache-{contender.title}"  # its own: what another has read there would count for its start
+    rows = load_dataset("json", data_files=str(job.train_file), split="train", cache_dir=str(cache))
 
     class_id = {label: number for number, label in model.config.id2label.items()}
 

@@ -2,11 +2,13 @@
 
     python -m benchmarks.gpu [--minutes 9] [--parts device classifier losses stages ...]
     python -m benchmarks.gpu --parts compiled
+    python -m benchmarks.gpu --parts llama_lora
 
 A BERT of IndicBERT-v2's shape with a vocabulary of 250,000 and random weights, on rows as long as tweets, by the
-recipe for IndicBERT v2 and beside transformers' Trainer; then adapters on a LLaMA of 8B, beside TRL. Each part is a
+recipe for IndicBERT v2 and beside transformers' Trainer; then QLoRA on a LLaMA of 8B, beside TRL. Each part is a
 process of its own with a limit of time: one that fails is told, and the others go on, but for `device`, which all
-need. The classifier compiled, beside itself, has a go of its own: compiling takes longer than a share of nine minutes.
+need. The classifier compiled, beside itself, and LoRA each have a go of their own: they take longer than a share of
+nine minutes.
 There is one result file a go, written whenever there is something new, so that one that is stopped keeps what it
 found; the profiler's traces lie beside it. One GPU is used, the first of several. Models lie in TMPDIR, 17 GB of them:
 /dev/shm is quick where there is the memory. `--size tiny` tries the program on a CPU, in some minutes.
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +34,17 @@ from benchmarks.parts import Part, Plan, run_part
 PARTS: dict[str, tuple[Part, int]] = {
     "device": (classifier_gpu.prepare, 0),  # it may have all
     "classifier": (classifier_gpu.compare, 17),
-    "losses": (classifier_gpu.compare_losses, 7),
+    "losses": (classifier_gpu.compare_losses, 9),  # twice the start of two, and the slow steps of fp32
     "stages": (stages.measure, 10),
-    "llama": (llama.compare, 14),
+    "llama": (partial(llama.compare, "qlora"), 14),
     "llama_stages": (stages.measure_llama, 7),
     "llama_losses": (llama_losses.compare, 6),
     "compiled": (classifier_gpu.compare_compiled, 7),
+    "llama_lora": (partial(llama.compare, "lora"), 14),
 }
 NEEDED = "device"  # by all others
-IN_ONE_GO = [title for title in PARTS if title != "compiled"]
+IN_GOES_OF_THEIR_OWN = ("compiled", "llama_lora")
+IN_ONE_GO = [title for title in PARTS if title not in IN_GOES_OF_THEIR_OWN]
 # Of all that runs. A contender gives its memory back after each lap and takes it again. Where every step has another
 # number of tokens, as ours do, it would still ask the GPU for pieces of new sizes in the steps that are timed, and one
 # whose steps are all alike would not: pieces that can grow are all found in the first steps, which are not timed.
@@ -61,10 +66,12 @@ def deadline_of(title: str, chosen: Sequence[str], start: float, end: float) -> 
 
 
 def left_out(chosen: Sequence[str]) -> str:
-    """Which parts a go does not measure, and by which command they are; empty where there are none."""
+    """Which parts a go does not measure, and by which commands they are; empty where there are none."""
     titles = [title for title in PARTS if title not in chosen]
-    command = " ".join(["python -m benchmarks.gpu --parts", *titles])
-    return f"Not measured: {', '.join(titles)}. It takes `{command}`." if titles else ""
+    goes = [" ".join(title for title in titles if title in IN_ONE_GO)]
+    goes += [title for title in titles if title in IN_GOES_OF_THEIR_OWN]
+    commands = " and ".join(f"`python -m benchmarks.gpu --parts {go}`" for go in goes if go)
+    return f"Not measured: {', '.join(titles)}. It takes {commands}." if titles else ""
 
 
 def name_of(chosen: Sequence[str], size: str, full_length: bool) -> str:

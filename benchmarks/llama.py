@@ -31,7 +31,6 @@ from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps
 from indictune.data.batching import TrainingBatches
 from indictune.models import builtin
 
-METHODS = ("qlora", "lora")  # the second one where the first leaves time
 TRL_BATCH_SIZE = 8  # its default
 # Packs in a batch of ours: about as many places as TRL's padded rows have.
 PACKS = 4
@@ -93,8 +92,8 @@ SIZES = {
 }
 
 
-def compare(plan: Plan, note: Note) -> None:
-    """A part: one method after the other, each with all the time that is left."""
+def compare(method: str, plan: Plan, note: Note) -> None:
+    """A part: one method."""
     size = SIZES[plan.size]
     since = time.time()
     model, rows, lengths = write_inputs(plan)
@@ -102,12 +101,11 @@ def compare(plan: Plan, note: Note) -> None:
     flops_per_token = adapter_flops(LlamaConfig.from_pretrained(model), lengths) / float(lengths.sum())
     device = json.loads((plan.folder / "flops.json").read_text(encoding="utf-8"))
     note({"flops_per_token": flops_per_token, "rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 1)})
-    for method in METHODS:
-        folder = plan.folder / method
-        folder.mkdir()
-        job = Job(model, rows, size.steps, size.steps_per_lap, folder, size.warm_up_steps)
-        runs = contenders(method, size, lengths)
-        compare_method(method, runs, plan, job, flops_per_token / device, note)
+    folder = plan.folder / method
+    folder.mkdir()
+    job = Job(model, rows, size.steps, size.steps_per_lap, folder, size.warm_up_steps)
+    runs = contenders(method, size, lengths)
+    run_race(runs, plan, job, flops_per_token / device, note)
 
 
 def write_inputs(plan: Plan) -> tuple[Path, Path, np.ndarray]:
@@ -122,25 +120,21 @@ def write_inputs(plan: Plan) -> tuple[Path, Path, np.ndarray]:
     return model, rows, write_rows(rows, 3 * size.steps * TRL_BATCH_SIZE, size.max_length, plan.full_length)
 
 
-def compare_method(
-    method: str, runs: Sequence[Contender], plan: Plan, job: Job, mfu_per_token: float, note: Note
-) -> None:
+def run_race(runs: Sequence[Contender], plan: Plan, job: Job, mfu_per_token: float, note: Note) -> None:
     """Run the contenders by turns, and tell the table after each round and at the end.
 
     Args:
-        method: of the adapter.
         runs: TRL last.
-        plan: of the part. Its first two thirds are for starting, of the second method too.
+        plan: of the part. Its first two thirds are for starting.
         job: of all.
         mfu_per_token: utilisation of the device's bf16 products at one token a second.
         note: gets the table.
     """
-    size = SIZES[plan.size]
     race = Race(compete, plan.start, plan.deadline)
     race.enter_all([(contender, job) for contender in (runs[-1], *runs[:-1])], at_once=len(runs))  # TRL first
-    race.run(size.laps, lambda: note({method: lines(runs, job, race, mfu_per_token)}))
+    race.run(SIZES[plan.size].laps, lambda: note({"contenders": lines(runs, job, race, mfu_per_token)}))
     found = lines(runs, job, race, mfu_per_token)
-    note({method: found})
+    note({"contenders": found})
     show(found)
 
 
