@@ -26,8 +26,12 @@ test-all: lint  ## the long tests too
 test-faults: $(STAMP)  ## everything that can happen to a run, under every strategy and launcher: half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/faults
 
-test-gpu: $(STAMP)  ## the tests that need a GPU
-	$(BIN)/python -m pytest -m gpu
+# `make test-gpu GPU_PYTHON=python3` installs nothing: that interpreter has all, and `accelerate` beside it. As many
+# processes as one GPU of 80 GB has memory for. Which tests have failed, and why, is told when they do.
+GPU_PYTHON ?= $(BIN)/python
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## the tests that need a GPU: it fails without one
+	REQUIRE_GPU=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest \
+		--numprocesses 8 --dist worksteal --verbose -m gpu tests/gpu
 
 bench: $(STAMP)  ## measure on a CPU what the documents claim, within 10 minutes on 2 cores that do nothing else
 	$(BIN)/python -m benchmarks.bench

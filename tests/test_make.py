@@ -1,0 +1,40 @@
+"""What `make` would do: of the tests that need a GPU, which most machines have not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def commands_of(folder: Path, *words: str) -> str:
+    """What a target runs where nothing is installed yet."""
+    make = ["make", "--dry-run", f"VENV={folder}", *words]
+    return subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_tests_of_a_gpu_install_nothing_for_another_python(tmp_path: Path) -> None:
+    """A GPU machine may have no network, and another build of torch."""
+    assert " -m pip install " in commands_of(tmp_path, "test-gpu")
+    others = commands_of(tmp_path, "test-gpu", "GPU_PYTHON=python3")
+    assert " python3 -m pytest " in others
+    assert "REQUIRE_GPU=1 " in others
+    assert " tests/gpu\n" in others
+    assert "pip" not in others
+    assert str(tmp_path) not in others
+
+
+@pytest.mark.slow
+def test_the_tests_of_a_gpu_fail_without_one_and_say_so_at_once() -> None:
+    words = ["-m", "pytest", "--numprocesses", "1", "-k", "drops_as_much", "tests/gpu"]
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "REQUIRE_GPU": "1"}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=hidden, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    before_the_end = done.stdout.partition("= ERRORS =")[0]
+    assert before_the_end.count("torch finds no GPU, so nothing here is tested.") == 2
+    assert "skipped" not in done.stdout
