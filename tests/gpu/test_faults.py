@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +16,63 @@ from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, STEP, Job
 pytestmark = pytest.mark.gpu
 
 # Some kernels add in an order of their own, else.
-FLAGS = ("--full_determinism", "true")
+FP32 = ("--full_determinism", "true")
+BF16 = (*FP32, "--bf16", "true")  # another attention, which draws its random numbers itself
+
+Unbroken = Callable[[tuple[str, ...]], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def unbroken(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What comes out where nothing happens."""
-    job = Job(finished_run.recipe, tmp_path_factory.mktemp("unbroken") / "out", flags=FLAGS)
-    result = job.start()
-    assert result.returncode == 0, result.stderr
-    return job.outcome()
+def unbroken(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+    """What comes out where nothing happens, by the flags."""
+
+    @cache
+    def outcome(flags: tuple[str, ...]) -> dict[str, Any]:
+        job = Job(finished_run.recipe, tmp_path_factory.mktemp("unbroken") / "out", flags=flags)
+        result = job.start()
+        assert result.returncode == 0, result.stderr
+        return job.outcome()
+
+    return outcome
 
 
-@pytest.mark.parametrize("place", ["os:fsync:9", "pathlib:Path.rename:2", f"{STEP}:3", f"{STEP}:8"])
+def test_bf16_is_another_run(unbroken: Unbroken) -> None:
+    assert unbroken(BF16)["weights"] != unbroken(FP32)["weights"]
+
+
+@pytest.mark.parametrize(
+    ("place", "flags"),
+    [(place, FP32) for place in ("os:fsync:9", "pathlib:Path.rename:2", f"{STEP}:3", f"{STEP}:8")]
+    + [(f"{STEP}:3", BF16)],
+)
 def test_a_run_that_is_killed_goes_on(
-    finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path, place: str
+    finished_run: FinishedRun, unbroken: Unbroken, tmp_path: Path, place: str, flags: tuple[str, ...]
 ) -> None:
-    job = Job(finished_run.recipe, tmp_path / "out", flags=FLAGS)
+    job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start(f"SIGKILL@{place}").returncode == -9
     assert job.start().returncode == 0
-    assert job.outcome() == unbroken
+    assert job.outcome() == unbroken(flags)
 
 
-@pytest.mark.parametrize("place", [f"{STEP}:{step}" for step in range(1, 8)] + [f"{EVALUATION}:3"])
+@pytest.mark.parametrize(
+    ("place", "flags"),
+    [(place, FP32) for place in (*(f"{STEP}:{step}" for step in range(1, 8)), f"{EVALUATION}:3")]
+    + [(place, BF16) for place in (f"{STEP}:3", f"{EVALUATION}:3")],
+)
 def test_a_run_that_is_asked_to_stop_goes_on(
-    finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path, place: str
+    finished_run: FinishedRun, unbroken: Unbroken, tmp_path: Path, place: str, flags: tuple[str, ...]
 ) -> None:
-    job = Job(finished_run.recipe, tmp_path / "out", flags=FLAGS)
+    job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start(f"SIGTERM@{place}").returncode == EXIT_RESUMABLE
     assert job.start().returncode == 0
-    assert job.outcome() == unbroken
+    assert job.outcome() == unbroken(flags)
 
 
-@pytest.mark.parametrize("action", ["stop", "skip", "rollback"])
-def test_a_bad_number_does_what_was_chosen(finished_run: FinishedRun, tmp_path: Path, action: str) -> None:
-    job = Job(finished_run.recipe, tmp_path / "out", flags=("--on_nonfinite", action))
+@pytest.mark.parametrize(("action", "flags"), [("stop", FP32), ("skip", FP32), ("rollback", FP32), ("rollback", BF16)])
+def test_a_bad_number_does_what_was_chosen(
+    finished_run: FinishedRun, tmp_path: Path, action: str, flags: tuple[str, ...]
+) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", flags=(*flags, "--on_nonfinite", action))
     result = job.start("NAN@indictune.training.loss:ExactLoss.__call__:5")
     assert result.returncode == (1 if action == "stop" else 0), result.stderr
     (line,) = (job.folder / "nonfinite.jsonl").read_text(encoding="utf-8").splitlines()

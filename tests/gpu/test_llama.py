@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.distributed.launching import Run, python, start
-from tests.distributed.test_llama import METHODS, job, run_under
+from tests.distributed.test_llama import METHODS, MICRO_BATCH_OF_12, job, run_under
 from tests.gpu.paging import FOUND
 
 __all__ = ["job", "run_under"]
@@ -38,6 +38,7 @@ def test_one_rank_under_a_strategy_is_one_process(run_under: Start, strategy: st
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_bf16_is_near_fp32(run_under: Start, method: str) -> None:
     one, other = run_under("single", 1, *METHODS[method]), run_under("single", 1, *METHODS[method], *BF16)
+    assert other.series("loss") != one.series("loss")
     assert other.series("loss") == pytest.approx(one.series("loss"), rel=2e-2)
 
 
@@ -64,13 +65,21 @@ def test_qlora_pages_the_states_of_large_matrices_until_it_goes_on(job: Path, tm
     assert not any(paged(job, tmp_path / "on", "--max_steps", "2", *checkpoint))
 
 
-def test_offloaded_activations_change_nothing(run_under: Start) -> None:
-    flags = (*METHODS["full"], "--tf32", "false")
-    kept, offloaded = run_under("single", 1, *flags), run_under("single", 1, *flags, "--activation_offloading", "true")
-    assert offloaded.series("loss") == pytest.approx(kept.series("loss"), rel=1e-5)
+def peak(run: Run) -> int:
+    return int(run.metrics["train"]["peak_memory_bytes"])
 
 
-def test_checkpointed_activations_change_nothing(run_under: Start) -> None:
-    flags = (*METHODS["lora"], "--tf32", "false")
-    kept = run_under("ddp", 1, *flags, "--gradient_checkpointing", "false")
-    assert run_under("ddp", 1, *flags).series("grad_norm") == pytest.approx(kept.series("grad_norm"), rel=1e-4)
+def test_offloaded_activations_change_nothing_but_the_memory(run_under: Start) -> None:
+    flags, offloads = (*METHODS["full"], *MICRO_BATCH_OF_12, "--tf32", "false"), ("--activation_offloading", "true")
+    all_of_them = (*flags, "--gradient_checkpointing", "false")
+    kept, offloaded = run_under("single", 1, *all_of_them), run_under("single", 1, *all_of_them, *offloads)
+    for run in (offloaded, run_under("single", 1, *flags, *offloads)):
+        assert run.series("loss") == pytest.approx(kept.series("loss"), rel=1e-5)
+    assert peak(offloaded) < peak(kept)
+
+
+def test_activations_that_are_computed_again_change_nothing_but_the_memory(run_under: Start) -> None:
+    flags = (*METHODS["lora"], *MICRO_BATCH_OF_12, "--tf32", "false")
+    kept, again = run_under("ddp", 1, *flags, "--gradient_checkpointing", "false"), run_under("ddp", 1, *flags)
+    assert again.series("grad_norm") == pytest.approx(kept.series("grad_norm"), rel=1e-4)
+    assert peak(again) < peak(kept)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +22,26 @@ def on_gpu(batch: dict[str, object]) -> dict[str, object]:
     return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Which ways of attention have been taken."""
+    taken: set[str] = set()
+
+    def note(way: str, compute: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+        taken.add(way)
+        return compute(*args)
+
+    for way in ("_varlen_attention", "_flash_attention", "_nested_attention", "_attention_by_length"):
+        monkeypatch.setattr(attention, way, partial(note, way, getattr(attention, way)))
+    return taken
+
+
 @pytest.mark.parametrize("model_type", [*CLASSIFIERS, "modernbert-mean"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
-def test_logits_and_gradients_are_those_of_the_padded_model(model_type: str, dtype: torch.dtype, bound: float) -> None:
-    """fp32 takes the nested kernel, bf16 the one for sequences of many lengths."""
+def test_logits_and_gradients_are_those_of_the_padded_model(
+    computed: set[str], model_type: str, dtype: torch.dtype, bound: float
+) -> None:
+    """fp32 takes the nested kernel, and rows by length where there is a window; bf16 the one for many lengths."""
     model = classifier(model_type).cuda()
     padded, joined = map(on_gpu, batches(model))
     with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
@@ -35,10 +53,12 @@ def test_logits_and_gradients_are_those_of_the_padded_model(model_type: str, dty
     assert (logits - expected).abs().max() <= bound * expected.abs().max()
     for name, gradient in expected_gradients.items():
         assert (found[name] - gradient).norm() <= 2 * bound * gradient.norm() + bound, name
+    windowed = {"_attention_by_length"} if model_type.startswith("modernbert") else set()
+    assert computed == ({"_nested_attention"} | windowed if dtype is torch.float32 else {"_varlen_attention"})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_drops_as_much_as_it_is_told(dtype: torch.dtype) -> None:
+def test_attention_drops_as_much_as_it_is_told(computed: set[str], dtype: torch.dtype) -> None:
     """Over many passes the mean of the logits with dropout in the attention alone nears that without."""
     model = classifier("bert").cuda()
     classify_unpadded(model)
@@ -52,6 +72,8 @@ def test_attention_drops_as_much_as_it_is_told(dtype: torch.dtype) -> None:
             layer.attention.self.dropout.p = 0.1
         model.train()
         passes = torch.stack([model(**joined).logits.float() for _ in range(400)])
+    without_and_with = {"_varlen_attention", "_flash_attention"}
+    assert computed == ({"_nested_attention"} if dtype is torch.float32 else without_and_with)
     assert passes.std(0).min() > 0
     assert ((passes.mean(0) - expected).abs() <= 6 * passes.std(0) / 20 + 0.02 * expected.abs().max()).all()
 
@@ -100,27 +122,28 @@ def test_attention_that_drops_sees_its_window_of_its_document_alone(window: tupl
 
 
 @pytest.mark.parametrize("model_type", CAUSAL)
-def test_a_causal_model_reads_documents_as_if_alone(model_type: str) -> None:
+def test_a_causal_model_reads_documents_as_if_alone(computed: set[str], model_type: str) -> None:
     model = causal(model_type).cuda()
     alone, joined = joined_documents()
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         expected = torch.cat([model(input_ids=each.cuda(), use_cache=False).logits for each in alone], 1).float()
         read_unpadded(model)
         together = model(**on_gpu(joined), use_cache=False).logits.float()
+    assert computed == {"_varlen_attention"}
     assert (together - expected).abs().max() <= 5e-2 * expected.abs().max()
 
 
-def waits(folder: Path, steps: int, dropout: str) -> int:
+def waits(folder: Path, steps: int, *more: str) -> int:
     """How often the host waited for the GPU in a run of so many steps of one epoch, in bf16, without logs between."""
     flags = ["--config", "recipes/sentiment/demo.yaml", "--output_dir", str(folder), "--bf16", "true"]
-    flags += ["--global_batch_size", "16", "--dropout", dropout, "--max_steps", str(steps), "--logging_steps", "1000"]
+    flags += ["--global_batch_size", "16", "--max_steps", str(steps), "--logging_steps", "1000", *more]
     flags += ["--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
     done = start([*python(), "tests/gpu/waiting.py", SCRIPT, *flags])
     assert done.returncode == 0, done.stderr
     return (folder / "logs/rank-0.log").read_text(encoding="utf-8").count("called a synchronizing CUDA operation")
 
 
-@pytest.mark.parametrize("dropout", ["0", "0.1"])
-def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, dropout: str) -> None:
+@pytest.mark.parametrize("flags", [("--dropout", "0"), ("--dropout", "0.1"), ("--class_weights", "balanced")])
+def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, flags: tuple[str, str]) -> None:
     """Attention with dropout takes another kernel."""
-    assert waits(tmp_path / "long", 60, dropout) == waits(tmp_path / "short", 20, dropout) > 0
+    assert waits(tmp_path / "long", 60, *flags) == waits(tmp_path / "short", 20, *flags) > 0
