@@ -3,7 +3,8 @@
     python -m benchmarks.cpu_stages [--data ../shared/data/sentiment]
 
 Models, rows and settings are those of benchmarks/speed.py, in bf16. Each contender runs alone, by turns, and who goes
-first changes from round to round: some steps to warm up, some that are timed, and some under torch's profiler. Of the
+first changes from round to round, and so do the rows: some steps to warm up, some that are timed, and some under
+torch's profiler, of which the places that all layers compute are told: who has more of them takes longer. Of the
 profiled steps everything is counted: each operation's own time, without what it calls, goes to one kind, and what is
 left of the clock's time to `between operations` (Python, autograd's engine). So the kinds of a contender sum to its
 step, and their differences to the difference of the steps. Shown are means over the rounds, which sum too, and of each
@@ -19,13 +20,22 @@ import re
 import statistics
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from torch.autograd.profiler_util import FunctionEventAvg
 
-from benchmarks.contenders import BATCH_SIZE, Contender, Job, run_sentiment, train_by_transformers, write_to_log
+from benchmarks.contenders import (
+    BATCH_SIZE,
+    Contender,
+    Job,
+    order_of,
+    run_sentiment,
+    train_by_transformers,
+    write_to_log,
+)
 from benchmarks.environment import environment, write_results
 from benchmarks.speed import (
     VOCABULARIES,
@@ -33,11 +43,13 @@ from benchmarks.speed import (
     Runner,
     contenders,
     grouped_by_length,
+    lengths_of,
     read_tweets,
     write_model,
     write_rows,
 )
 from benchmarks.stages import StageProfiler, Steps
+from indictune.data.batching import TrainingBatches
 from indictune.layout import table
 
 STEPS = 6
@@ -95,16 +107,31 @@ def compare(rows: Sequence[Row], vocab_size: int, folder: Path, steps: int, roun
     """What the profiler found in each round, with one vocabulary."""
     model, train_file = folder / "model", write_rows(rows, folder / "train.jsonl")
     write_model(model, rows, vocab_size)
-    grouped = grouped_by_length(model, rows, 3, steps)
-    chosen = [each for each in contenders(grouped) if each.title in TITLES]
+    lengths = lengths_of(model, rows)
     found = []
     for number in range(rounds):
         own = folder / f"round-{number}"
         own.mkdir()
         job = Job(model, train_file, 3 * steps, 3 * steps, own)
-        found.append({each.title: _profiled(Runner(each, job, profile)) for each in chosen})
-        chosen.reverse()
+        grouped = grouped_by_length(model, rows, 3, steps, seed=number)
+        shuffled = tuple(order_of(TrainingBatches(lengths, BATCH_SIZE, 1, 0, 1, number, padded=False), 3 * steps))
+        chosen = [each for each in contenders(grouped) if each.title in TITLES]
+        of_round = {}
+        for each in chosen if number % 2 else reversed(chosen):
+            seeded = replace(each, settings={**each.settings, "seed": number})
+            of_round[each.title] = _profiled(Runner(seeded, job, profile))
+            profiled = (grouped if each.title == BEST else shuffled)[-steps * BATCH_SIZE :]
+            of_round[each.title]["places"] = places_of([lengths[row] for row in profiled], each.title == BEST) / steps
+        found.append(of_round)
     return found
+
+
+def places_of(lengths: Sequence[int], is_padded: bool) -> int:
+    """That all layers compute of some batches: padded to a batch's longest, or the tokens alone."""
+    if not is_padded:
+        return sum(lengths)
+    starts = range(0, len(lengths), BATCH_SIZE)
+    return sum(BATCH_SIZE * max(lengths[start : start + BATCH_SIZE]) for start in starts)
 
 
 def _profiled(runner: Runner) -> dict[str, Any]:
@@ -122,6 +149,7 @@ def differences(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
     plain = [{title: of["step_ms_without_profiler"] for title, of in each.items()} for each in rounds]
     columns = {name: [{title: each[title][name] for title in TITLES} for each in spent] for name in spent[0][OURS]}
     columns["step without the profiler"] = plain
+    columns["places"] = [{title: of["places"] for title, of in each.items()} for each in rounds]
     found = {}
     for name, pairs in columns.items():
         less = [pair[OURS] - pair[BEST] for pair in pairs]
@@ -135,7 +163,7 @@ def show(vocab_size: int, found: dict[str, dict[str, float]]) -> None:
     """Print a table, the kinds that differ the most first."""
     kinds = sorted([*KINDS, OTHER], key=lambda kind: -abs(found[kind]["difference"]))
     body = []
-    for name in [*kinds, "step", "step without the profiler"]:
+    for name in [*kinds, "step", "step without the profiler", "places"]:
         of = found[name]
         spread = f"{of['difference']:+.1f} ({of['least']:+.1f} to {of['largest']:+.1f})"
         body.append([name, *(f"{of[title]:.1f}" for title in TITLES), spread])

@@ -8,7 +8,8 @@ The runs are like those of `make demo-llama`, a small LLaMA from random weights 
 has the demo's packs, the plain one as many rows as these hold on average, in as many steps. Held-out rows are never
 packed. `optimizer`: AdamW with states of 8 bits, which QLoRA takes on a GPU by default (there in pages), beside
 torch's. The adapter's matrices are so large that bitsandbytes keeps their states in 8 bits (from 4,096 numbers on),
-and the output layer is trained too, without which random weights learn little.
+and the output layer is trained too, without which random weights learn little. `precision`: computed in bf16, which is
+the default, beside fp32; on a CPU attention stays in fp32.
 
 Each is inside where its mean over the seeds is no farther from the other's than one standard deviation of that one's.
 """
@@ -39,7 +40,8 @@ LEARNED = 0.95  # of the first steps' loss
 # What is compared, and with what.
 PLAIN, PACKED = "plain", "packing"
 FULL, EIGHT_BITS = "adamw_torch_fused", "adamw_bnb_8bit"
-PAIRS = {PACKED: (PLAIN, PACKED), "optimizer": (FULL, EIGHT_BITS)}
+FP32, BF16 = "fp32", "bf16"
+PAIRS = {PACKED: (PLAIN, PACKED), "optimizer": (FULL, EIGHT_BITS), "precision": (FP32, BF16)}
 
 Losses = dict[str, float]
 
@@ -70,6 +72,15 @@ def with_optimizers(folder: Path, seed: int, epochs: float) -> dict[str, Losses]
     return {
         name: losses_of(train(python(), folder / name, *job, "--optim", name, script=SCRIPT))
         for name in (FULL, EIGHT_BITS)
+    }
+
+
+def with_precisions(folder: Path, seed: int, epochs: float) -> dict[str, Losses]:
+    """Train in fp32 and in bf16, without packs; arguments and losses as above."""
+    job = (*JOB, "--packing", "false", "--seed", str(seed), "--num_train_epochs", str(epochs))
+    return {
+        name: losses_of(train(python(), folder / name, *job, "--bf16", str(name == BF16).lower(), script=SCRIPT))
+        for name in (FP32, BF16)
     }
 
 
@@ -113,6 +124,9 @@ def compare(found: list[dict[str, Losses]], exact: str, other: str) -> dict[str,
     return {"held_out": means, "difference": difference, "spread": spread, "inside": abs(difference) <= spread}
 
 
+RUNS = {PACKED: with_packing, "optimizer": with_optimizers, "precision": with_precisions}
+
+
 def main() -> None:
     """Train, print the table and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,7 +134,7 @@ def main() -> None:
     options = parser.parse_args()
     results: dict[str, Any] = {"environment": environment(), "seeds": len(SEEDS), "epochs": options.epochs}
     with tempfile.TemporaryDirectory() as work:
-        for name, runs in {PACKED: with_packing, "optimizer": with_optimizers}.items():
+        for name, runs in RUNS.items():
             found = [runs(Path(work) / f"{name}-{seed}", seed, options.epochs) for seed in SEEDS]
             results[name] = {**compare(found, *PAIRS[name]), "runs": found}
     body = []

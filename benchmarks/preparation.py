@@ -238,7 +238,7 @@ def lines_through(by_rows: dict[int, Stages]) -> Stages:
         if not all(stage in measured for measured in by_rows.values()):
             continue
         rows, seconds = list(by_rows), [measured[stage]["seconds"] for measured in by_rows.values()]
-        slope, start = np.polyfit(rows, seconds, 1)
+        slope, start = np.polyfit(rows, seconds, 1, w=1 / np.array(seconds))  # each size counts as much
         off = [abs(start + slope * number - took) / took for number, took in zip(rows, seconds, strict=True)]
         found[stage] = {
             "seconds_at_0_rows": round(start, 3),
@@ -297,6 +297,8 @@ def main() -> None:
             results["vocabularies"][size]["straight_line"] = lines_through(by_rows)
             print(json.dumps(lines_through(by_rows), indent=2), flush=True)
         name = f"preparation-{max(options.rows)}" + ("" if options.plain_rows is None else "-ours")
+        if len(options.vocabularies) == 1:
+            name += f"-vocabulary-{size}"
         print(write_results(name, results), flush=True)
 
 

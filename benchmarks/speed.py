@@ -49,9 +49,11 @@ SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)
 BASELINES = ("trainer_defaults", "trainer_best", "ours_fp32")
 LAPS = 5
-STEPS_OF_CURVE = 12
+STEPS_OF_CURVE = 36
+LEARNED = 0.9  # of the first steps' loss
 DRAWS = 1000  # of batches for a lap
 FP32 = {"dropout": 0.0, "logging_steps": 1}
+LEARNS = {**FP32, "learning_rate": 1e-3}  # from random weights, within a curve
 
 Row = dict[str, str]
 
@@ -93,6 +95,7 @@ def grouped_by_length(
     steps_per_lap: int,
     batch_size: int = BATCH_SIZE,
     warm_up_steps: int = 0,
+    seed: int = 0,
 ) -> tuple[int, ...]:
     """Rows in batches as `train_sampling_strategy: group_by_length` makes them, for laps that are like a whole epoch.
 
@@ -100,23 +103,28 @@ def grouped_by_length(
     each band of lengths instead, so that it has as many places a row as all batches have: of many draws, the nearest.
     Its longest come first, as the sampler's do; they warm it up, and are then timed with the others.
     """
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    texts = [row["text"] for row in rows]
-    lengths = [len(ids) for ids in tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]]
-    seeded = torch.Generator().manual_seed(0)
+    lengths = lengths_of(model, rows)
+    seeded = torch.Generator().manual_seed(seed)
     order = get_length_grouped_indices(lengths, batch_size, generator=seeded)  # type: ignore[no-untyped-call]
     whole = len(order) // batch_size * batch_size
     batches = [order[start : start + batch_size] for start in range(0, whole, batch_size)]
     batches.sort(key=lambda batch: max(lengths[row] for row in batch), reverse=True)
     places = np.array([max(lengths[row] for row in batch) for batch in batches])
     bands = np.array_split(np.arange(len(batches)), steps_per_lap)
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     chosen: list[int] = []
     for _ in range(laps):
         draws = np.stack([generator.choice(band, DRAWS) for band in bands], axis=1)
         lap = draws[np.abs(places[draws].mean(axis=1) - places.mean()).argmin()].tolist()
         chosen += [*lap[:warm_up_steps], *lap]
     return tuple(row for number in chosen for row in batches[number])
+
+
+def lengths_of(model: Path, rows: Sequence[Row]) -> list[int]:
+    """Tokens of each row, cut as all contenders cut it."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = [row["text"] for row in rows]
+    return [len(ids) for ids in tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]]
 
 
 def contenders(grouped: tuple[int, ...], compiled: bool = False) -> list[Contender]:
@@ -277,15 +285,21 @@ def compare_losses(rows: Sequence[Row], folder: Path, compiled: bool) -> dict[in
     """The loss of each step of ours, and of the plain Trainer on the same batches, in fp32 without dropout.
 
     By vocabulary: of the larger, ours trains the rows that are used. With `compiled`, ours is a compiled model.
+
+    Raises:
+        RuntimeError: the model has not learned.
     """
-    ours = FP32 | ({"torch_compile": "true"} if compiled else {})
+    ours = LEARNS | ({"torch_compile": "true"} if compiled else {})
     train_file = write_rows(rows, folder / "train.jsonl")
     found = {}
     for vocab_size in VOCABULARIES:
         own = folder / str(vocab_size)
         own.mkdir()
         write_model(own / "model", rows, vocab_size)
-        found[vocab_size] = curves(Job(own / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, own), ours, FP32)
+        found[vocab_size] = curves(Job(own / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, own), ours, LEARNS)
+        first, last = (statistics.mean(found[vocab_size]["ours"][part]) for part in (slice(3), slice(-3, None)))
+        if last > LEARNED * first:
+            raise RuntimeError(f"The loss fell from {first:.3f} to {last:.3f} only: such a curve compares little.")
     return found
 
 

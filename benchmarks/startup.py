@@ -1,48 +1,74 @@
-"""Seconds before anything happens: imports and help.
+"""Seconds before anything happens: imports and help, and what is prepared already.
 
     python -m benchmarks.startup
 
-Every command runs in fresh processes, by turns; medians of the seconds of the whole process are shown.
+Every command runs in fresh processes, by turns; medians of the seconds of the whole process are shown. The last three
+are of 100,000 rows that have been prepared before; of a run, from its start to its first optimizer step's end.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from benchmarks.environment import environment, write_results
+from benchmarks.preparation import write_rows
 from indictune.layout import table
 
 LAPS = 5
+ROWS = 100_000
+RUN = "a second run, to its first step"
 
 COMMANDS = {
     "python": ["-c", "pass"],
     "import indictune": ["-c", "import indictune"],
     "indictune --help": ["-m", "indictune", "--help"],
     "import torch": ["-c", "import torch"],
+    "imports of a run": ["-c", "import scripts.train_sentiment"],
 }
+JOB = ("--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "128")
+ONE_STEP = ("--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false")
 
 
 def seconds_of(command: list[str]) -> float:
     """Of a whole process."""
     since = time.perf_counter()
-    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - since
+
+
+def seconds_to_first_step(command: list[str], output_dir: Path) -> float:
+    """As a run tells of itself."""
+    seconds_of([*command, "--output_dir", str(output_dir)])
+    return float(
+        json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]["time_to_first_step_s"]
+    )
 
 
 def main() -> None:
     """Measure, print the tables and write the result file."""
     os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
-    commands: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for _ in range(LAPS):
-        for name, command in COMMANDS.items():
-            commands[name].append(seconds_of(command))
-    started = {name: round(statistics.median(laps), 3) for name, laps in commands.items()}
-    print(table(["command", "seconds"], [[name, f"{seconds:.2f}"] for name, seconds in started.items()]), end="\n\n")
-    results = {"environment": environment(), "laps": LAPS, "seconds_of_commands": started}
+    with tempfile.TemporaryDirectory() as work:
+        os.environ["INDICTUNE_CACHE"] = str(Path(work) / "cache")
+        write_rows(rows := Path(work) / "rows.csv", ROWS)
+        job = [*JOB, "--train_file", str(rows)]
+        prepare, run = ["-m", "indictune", "prepare", *job], ["scripts/train_sentiment.py", *job, *ONE_STEP]
+        seconds_of(prepare)
+        commands = {**COMMANDS, "indictune prepare, again": prepare}
+        seconds: dict[str, list[float]] = {name: [] for name in (*commands, RUN)}
+        for lap in range(LAPS):
+            for name, command in commands.items():
+                seconds[name].append(seconds_of(command))
+            seconds[RUN].append(seconds_to_first_step(run, Path(work) / str(lap)))
+    started = {name: round(statistics.median(laps), 3) for name, laps in seconds.items()}
+    print(table(["command", "seconds"], [[name, f"{spent:.2f}"] for name, spent in started.items()]), end="\n\n")
+    results = {"environment": environment(), "laps": LAPS, "rows": ROWS, "seconds_of_commands": started}
     print(f"written to {write_results('startup', results)}")
 
 

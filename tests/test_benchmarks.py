@@ -370,6 +370,24 @@ def test_the_benchmark_sees_the_padding(name: str) -> None:
         assert all(padded < 0.9 * ours for padded, ours in zip(laps["ours_padded"], laps["ours_fp32"], strict=True))
 
 
+@pytest.mark.slow
+def test_padding_is_put_back_in_the_contender_that_says_so_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it costs is seen in the results alone: tests assert no times."""
+    from benchmarks import speed
+
+    monkeypatch.setattr(speed, "LAPS", 1)
+    lines = speed.compare(speed.read_tweets(tmp_path), 30_000, tmp_path, steps_per_lap=2, compiled=False)
+    padding = {line["contender"]: line["padding_fraction"] for line in lines}
+    assert padding["ours_padded"] > 0.2
+    assert padding["trainer_defaults"] > padding["ours_padded"]
+    ours = [name for name in padding if name.startswith("ours")]
+    assert [name for name in ours if padding[name] > 0] == ["ours_padded"]
+    tokens = {line["tokens_per_row"] for line in lines if line["contender"] in ours}
+    assert len(tokens) == 1  # the same rows
+
+
 def test_every_batch_of_tweets_is_whole(tmp_path: Path) -> None:
     from benchmarks.contenders import BATCH_SIZE
     from benchmarks.speed import read_tweets
