@@ -60,6 +60,12 @@ def local_world_size_of(environ: Mapping[str, str]) -> int:
     return int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or world_size_of(environ))
 
 
+def starts_all_here(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher has started all ranks on this node, and so at once: by hand, one may come minutes later."""
+    is_launched = environ.keys() & {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}  # torchrun's and accelerate's, deepspeed's
+    return bool(is_launched) and local_world_size_of(environ) == world_size_of(environ)
+
+
 def deepspeed_file(environ: Mapping[str, str], flag: str | None) -> str | None:
     """The DeepSpeed file: `--deepspeed`, or the one that an accelerate config names. Both end in the same place.
 

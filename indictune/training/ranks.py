@@ -9,13 +9,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from indictune.progress import HERE, Progress
+from indictune.strategy import launch, restart
 from indictune.training.output import write_whole
 
 logger = logging.getLogger(__name__)
@@ -42,12 +43,14 @@ class Ranks:
         rank: of this process.
         world_size: of the run.
         attempt: its name, as far as its ranks share one (`restart.attempt`).
+        all_here: whether a launcher has started all of them on this machine (`launch.starts_all_here`).
     """
 
-    def __init__(self, logs: Path, rank: int, world_size: int, attempt: str) -> None:
+    def __init__(self, logs: Path, rank: int, world_size: int, attempt: str, all_here: bool = False) -> None:
         self.folder = logs / ".ranks"
         self.rank = rank
         self.world_size = world_size
+        self.all_here = all_here
         self._telling = threading.Lock()
         self._may_tell = False
         self._mine: dict[str, Any] = {
@@ -63,6 +66,12 @@ class Ranks:
             "end": None,
         }
         self._before = self._read()
+
+    @classmethod
+    def of_launch(cls, logs: Path, environ: Mapping[str, str]) -> Ranks:
+        """Those that a launcher tells of in the environment of each."""
+        rank, world_size = launch.rank_of(environ), launch.world_size_of(environ)
+        return cls(logs, rank, world_size, restart.attempt(environ), launch.starts_all_here(environ))
 
     def begin(self) -> None:
         """Tell that this rank is there. Before, it tells nothing: the folder may be another run's."""
@@ -109,7 +118,7 @@ class Ranks:
                 state = _state_of(each["pid"])
                 if state != "running":
                     found.append(f"{_name(rank, each)} {state}")
-        return found
+        return found + [f"{name} {state}" for name, state in self._unheard().values() if state != "running"]
 
     def late(self) -> dict[int, str]:
         """A sentence for each rank, this one too, that has not come as far as another and has not ended.
@@ -123,6 +132,10 @@ class Ranks:
             f"{each['place']}"
             for rank, each in ranks.items()
             if each["count"] < furthest and not each["end"]
+        } | {
+            rank: f"{name} holds up the others: it has not begun"
+            for rank, (name, state) in self._unheard().items()
+            if state == "running"
         }
 
     def moves(self) -> int:
@@ -130,14 +143,37 @@ class Ranks:
         return sum(each["moves"] for each in self._others().values())
 
     def gone(self) -> list[str]:
-        """A sentence for each rank of the same launcher that is gone and has not told how it ended."""
+        """A sentence for each rank of the same launcher that is gone and has not told how it ended.
+
+        Those that were asked to stop before they had begun, or were refused, have told it in `status.json` alone.
+        """
         found = []
         for rank, each in self._others().items():
             # Processes of another container may have this host's name; their numbers say nothing here.
             is_beside_this = (each["host"], each["launcher"]) == (self._mine["host"], self._mine["launcher"])
             if is_beside_this and not each["end"] and _state_of(each["pid"]) == _GONE:
                 found.append(f"{_name(rank, each)} {_GONE}")
-        return found
+        return found + [f"{name} {state}" for name, state in self._unheard().values() if state.startswith(_GONE)]
+
+    def _unheard(self) -> dict[int, tuple[str, str]]:
+        """Name and state of each other rank that has not begun, where all were started here."""
+        unheard = set(range(self.world_size)) - {self.rank} - self._others().keys() if self.all_here else set()
+        processes = self._processes() if unheard else {}
+        host, gone = self._mine["host"], f"{_GONE}, before it had begun"
+        return {
+            rank: (_name(rank, {"pid": processes[rank], "host": host}), _state_of(processes[rank]))
+            if rank in processes
+            else (f"rank {rank}", gone)
+            for rank in unheard
+        }
+
+    def _processes(self) -> dict[int, int]:
+        """The process of each rank of this attempt that is there, begun or not, by what its launcher gave it."""
+        all_processes = psutil.process_iter(["environ", "create_time"])
+        there = {each: each.info["environ"] or {} for each in all_processes}  # nothing of another user's
+        ours = [each for each in there if restart.attempt(there[each]) == self._mine["attempt"]]
+        ours.sort(key=lambda each: -each.info["create_time"])  # the first comes last: it starts others of its rank
+        return {launch.rank_of(there[each]): each.pid for each in ours}
 
     def _others(self) -> dict[int, dict[str, Any]]:
         """What the other ranks of this attempt tell; those that have told nothing are left out."""

@@ -153,7 +153,7 @@ def _first_cause(session: Session, end: End, started: float) -> End:
     """How the run ended, where it ended because of another rank: what this one saw may be no more than a broken
     connection, or the SIGTERM that a launcher sends to those that are left."""
     ranks = session.ranks
-    if ranks.world_size == 1 or end.state == "user_error":
+    if ranks.world_size == 1 or end.state == "user_error" or not session.is_named:
         return end
     spoken = _spoken(session, started)  # by a rank that was tired of waiting, or was refused and has no log
     if spoken.get("state") in ("user_error", "failed"):
@@ -164,6 +164,9 @@ def _first_cause(session: Session, end: End, started: float) -> End:
         return told
     late = [] if session.watchdog is None else session.watchdog.waits_for()
     others = ranks.gone() if end.state == "resumable" else [*ranks.dead(), *late]
+    spoken = _spoken(session, started)  # after a look at who is gone: who had not begun has told it there before
+    if others and spoken.get("state", "ok") != "ok":
+        return End(cast(output.State, spoken["state"]), spoken["message"])
     if others:
         errors = [each.message for each in (told or end,) if each.state == "failed"]
         return End("failed", "; ".join([*others, *errors]))
@@ -174,9 +177,10 @@ def _first_cause(session: Session, end: End, started: float) -> End:
 
 
 def _end(session: Session, started: float, message: str) -> NoReturn:
-    """Tell why the run has failed and end the process, whatever its main thread does."""
+    """Tell why the run has failed, if no rank has told, and end the process, whatever its main thread does."""
     try:
-        _tell(session, End("failed", message), started)
+        if _spoken(session, started).get("state", "ok") == "ok":
+            _tell(session, End("failed", message), started)
     finally:
         os._exit(EXIT_FAILED)
 

@@ -74,8 +74,7 @@ class Session:
         self.best_checkpoint: Path | None = None
         self.stop_request = StopRequest()
         self._launch_name = restart.launch_name(os.environ)  # now: accelerate writes to the environment (1.15)
-        world_size, attempt = launch.world_size_of(os.environ), restart.attempt(os.environ)
-        self.ranks = Ranks(self.output_dir / "logs", rank, world_size, attempt)
+        self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
 
     def open_log(self, replaceable: Collection[str]) -> None:
         """Start writing to this rank's log file, unless the run is refused already (`output.check_free`).

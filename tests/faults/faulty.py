@@ -2,15 +2,17 @@
 
     faulty.py SIGTERM@indictune.training.callbacks.step_flags:StepFlags.on_step_end:3 SCRIPT FLAGS...
     ... SIGKILL@os:fsync:7@1 ...
+    ... SIGKILL@os:fsync:7@1@0 ...
     ... SIGKILL@after:2.5 ...
 
 A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
-in the third after so many seconds, wherever the run is. `NAN`, `INFINITE` and `LARGE` spoil what the call gives,
-`NAN_GRADIENT` and so on what a trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the
-newest checkpoint of the trainer whose method it is, `OPENED` lets other users write to them; `FLIPPED_BEST` and
-`OPENED_BEST` do so to the weights of the best one, or to the index of its shards. `SLOW` holds the call up,
-`STUCK` for ever and deaf to signals; `REFUSED` is a `UserError`. From `FULL` on no file grows large; from `EROFS` on,
-or any other name of an error, each call fails with it. Two events are joined by `+`.
+in the third so too, but not when torchrun has started it again; in the last after so many seconds, wherever the run
+is. `NAN`, `INFINITE` and `LARGE` spoil what the call gives, `NAN_GRADIENT` and so on what a trainer's method leaves
+in the model. `FLIPPED` changes the optimizer's states in the newest checkpoint of the trainer whose method it is,
+`OPENED` lets other users write to them; `FLIPPED_BEST` and `OPENED_BEST` do so to the weights of the best one, or to
+the index of its shards. `SLOW` holds the call up, `STUCK` for ever and deaf to signals; `REFUSED` is a `UserError`.
+From `FULL` on no file grows large; from `EROFS` on, or any other name of an error, each call fails with it. Two
+events are joined by `+`.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ def spoilt(trainer: Any, how: str) -> Path:
 
 def hit(event: str) -> None:
     """Arrange for it."""
-    name, place, *ranks = event.split("@")
-    if ranks and os.environ.get("RANK", "0") != ranks[0]:
+    name, place, *where = event.split("@")
+    if where != [os.environ.get(each, "0") for each in ("RANK", "TORCHELASTIC_RESTART_COUNT")][: len(where)]:
         return
     if place.startswith("after:"):
         seconds = float(place.removeprefix("after:"))

@@ -252,3 +252,61 @@ def test_torchrun_starts_a_run_that_was_asked_to_stop_in_vain(finished_run: Fini
     assert [path.name for path in store.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
     assert "Going on from" not in (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert processes_of(job.folder) == []
+
+
+LISTENING = "indictune.training.stopping:let_through"
+
+
+# The other rank is held up for longer; or it waits for this one in C++, where it hears no signal.
+@pytest.mark.slow
+@pytest.mark.parametrize("held_up", [2, 0])
+def test_torchrun_restarts_a_run_whose_rank_was_killed_before_it_told_anything(
+    finished_run: FinishedRun, tmp_path: Path, held_up: int
+) -> None:
+    """Its launcher asks the other one to stop, which has nobody's word that this is no request."""
+    job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "1"), ("--max_steps", "2"))
+    events = [f"SIGKILL@{LISTENING}:1@1@0", f"SLOW@{LISTENING}:1@1@0", *held_up * [f"SLOW@{LISTENING}:1@0@0"]]
+    result = job.start("+".join(events))
+    assert result.returncode == 0, result.stderr
+    assert "indictune: rank 1 is gone: it was killed, or died without a word, before it had begun\n" in result.stderr
+    assert job.status["state"] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("asked", "held_up"), [(0, 3), (1, 3), (1, 0)])
+def test_a_request_before_a_rank_tells_anything_is_no_death(
+    finished_run: FinishedRun, tmp_path: Path, asked: int, held_up: int
+) -> None:
+    """It has left when the other one, held up or in C++, looks around."""
+    job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "1"))
+    result = job.start("+".join([f"SIGTERM@{LISTENING}:1@{asked}", *held_up * [f"SLOW@{LISTENING}:1@{1 - asked}"]]))
+    assert result.returncode != 0
+    assert job.status["state"] == "resumable", result.stderr
+    assert "stopped by SIGTERM before there was anything to save." in job.status["message"]
+    assert "is gone" not in result.stderr
+
+
+# Each rank holds signals back, and goes on to import what is slow.
+IMPORTS = """
+import os, runpy, signal, sys, time
+import indictune.held_signals
+if sys.argv.pop(1) == os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"]:
+    time.sleep(3)
+    os.kill(os.getpid(), signal.SIGKILL)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_run_whose_rank_was_killed_while_it_imported(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    (tmp_path / "imports.py").write_text(IMPORTS, encoding="utf-8")
+    flags = ["--config", str(finished_run.recipe), "--output_dir", str(tmp_path / "out"), "--max_steps", "2"]
+    flags += ["--resume_from_checkpoint", "auto"]
+    command = [*torchrun(2), "--max-restarts", "1", str(tmp_path / "imports.py"), "10", SCRIPT, *flags]
+    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "indictune: rank 1 is gone" in result.stderr
+    assert (tmp_path / "out" / "metrics.json").exists()

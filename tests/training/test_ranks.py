@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import socket
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from indictune.progress import HERE, Progress
@@ -141,3 +147,44 @@ def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path
     count = HERE.count
     Watchdog(Ranks(tmp_path, 0, 2, "attempt"), 1.0, tmp_path / "rank-0.log", pytest.fail)
     assert (HERE.count, HERE.place) == (count + 1, "the start")
+
+
+# As torchrun tells rank 0 of two.
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"test-{os.getpid()}"}
+
+
+class TestARankThatHasNotBegun:
+    @pytest.fixture
+    def process(self) -> Iterator[subprocess.Popen[bytes]]:
+        """That of rank 1."""
+        with subprocess.Popen(["sleep", "600"], env={**os.environ, **LAUNCHED, "RANK": "1"}) as process:
+            yield process
+            process.kill()
+
+    def test_holds_up_the_others(self, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+        ranks = Ranks.of_launch(tmp_path, LAUNCHED)
+        name = f"rank 1 (process {process.pid} on {socket.gethostname()})"
+        assert (ranks.gone(), ranks.dead()) == ([], [])
+        assert ranks.late() == {1: f"{name} holds up the others: it has not begun"}
+        process.send_signal(signal.SIGSTOP)
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        assert (ranks.gone(), ranks.dead(), ranks.late()) == ([], [f"{name} is stopped (SIGSTOP)"], {})
+
+    def test_is_gone_when_its_process_is(self, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+        ranks = Ranks.of_launch(tmp_path, LAUNCHED)
+        process.kill()
+        process.wait()
+        said = ["rank 1 is gone: it was killed, or died without a word, before it had begun"]
+        assert (ranks.gone(), ranks.dead(), ranks.late()) == (said, said, {})
+
+    def test_is_no_process_of_another_attempt(self, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+        ranks = Ranks.of_launch(tmp_path, LAUNCHED | {"TORCHELASTIC_RESTART_COUNT": "1"})
+        assert (len(ranks.gone()), ranks.late()) == (1, {})
+
+    def test_is_not_known_of_where_it_may_be_on_another_machine(self, tmp_path: Path) -> None:
+        assert Ranks.of_launch(tmp_path, LAUNCHED | {"LOCAL_WORLD_SIZE": "1"}).gone() == []
+
+    def test_may_come_yet_where_ranks_are_started_by_hand(self, tmp_path: Path) -> None:
+        by_hand = {name: value for name, value in LAUNCHED.items() if not name.startswith("TORCHELASTIC")}
+        assert Ranks.of_launch(tmp_path, by_hand).gone() == []
