@@ -170,6 +170,27 @@ def test_a_slurm_job_that_is_not_to_be_queued_again_ends_as_its_ranks_do(
     assert (tmp_path / "calls").exists() == may_be_queued_again
 
 
+@pytest.mark.parametrize("command", ["show job", "requeue 7"])
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_slurm_job_whose_controller_is_away_waits_for_it_and_then_says_what_to_type(
+    slurm: dict[str, str], tmp_path: Path, command: str, times: int
+) -> None:
+    out, commands = tmp_path / "out", tmp_path / "bin"
+    out.mkdir()
+    stopped = f'#!/bin/bash\necho \'{{"state": "resumable"}}\' > {out}/status.json\nexit 75\n'
+    (commands / "srun").write_text(stopped, encoding="utf-8")
+    fails = f"""case "$1 $2" in "{command}") echo >> {tmp_path}/tried
+    [ "$(wc -l < {tmp_path}/tried)" -le {times} ] && exit 1 ;; esac\n"""
+    (commands / "scontrol").write_text(SCONTROL.replace("case", fails + "case", 1), encoding="utf-8")
+    (commands / "sleep").write_text("#!/bin/bash\n", encoding="utf-8")
+    (commands / "sleep").chmod(0o755)
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT, "--output_dir", str(out)]
+    ended = subprocess.run(job, cwd=ROOT, env=slurm, capture_output=True, text=True, check=False)
+    assert ended.returncode == (75 if times == 9 else 0)
+    assert (tmp_path / "calls").exists() == (times == 1)
+    assert ("type: scontrol requeue 7\n" in ended.stderr) == (times == 9)
+
+
 @pytest.mark.parametrize("written", ["--output_dir {}", "--output_dir={}", "--output-dir {}", "--output-dir={}"])
 def test_a_slurm_job_that_dies_before_it_begins_is_not_queued_again_for_what_the_last_one_told(
     slurm: dict[str, str], tmp_path: Path, written: str
