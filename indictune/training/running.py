@@ -127,6 +127,7 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
         begins_again = replaceable or (names_one and isinstance(error, NotBegun))
         return End("resumable", f"{error} {AGAIN if begins_again else GO_ON}")
     except KeyboardInterrupt:
+        stopping.kill_programs()
         return End("resumable", f"interrupted. {AGAIN}" if replaceable else INTERRUPTED)
     except (Exception, CheckpointException) as error:  # torch's own is none of the first
         told = disks.message_of(error, session.output_dir) if isinstance(error, OSError) else None

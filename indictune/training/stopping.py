@@ -93,7 +93,7 @@ class StopRequest:
         self.asked = True
         name = signal.Signals(number).name
         if not self._wait:
-            _end_programs()
+            _end_programs(signal.SIGTERM)
             raise NotBegun(f"stopped by {name} before there was anything to save.")
         self._tell(f"{name}: the run ends as soon as nothing is lost by it; Ctrl-C ends it at once\n")
 
@@ -114,12 +114,19 @@ def let_through() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _end_programs() -> None:
-    """Ask what this process has started to end. Python kills a program that it waits for (`subprocess.run`), and what
-    that has started would live on: the compilers of `ninja`, for minutes."""
+def kill_programs() -> None:
+    """End at once what this process has started, and what that has. Compilers are deaf, and torch (2.13) would wait
+    for them when the process ends, up to 5 minutes (`SubprocPool.shutdown`)."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's (2.13) raises where a process dies that reads rows ahead
+    _end_programs(signal.SIGKILL)
+
+
+def _end_programs(number: signal.Signals) -> None:
+    """Send it to all that this process has started. Python kills a program that it waits for (`subprocess.run`), and
+    what that has started would live on: the compilers of `ninja`, for minutes."""
     for program in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            program.terminate()
+            program.send_signal(number)
 
 
 @contextmanager

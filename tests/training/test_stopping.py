@@ -198,3 +198,42 @@ def test_a_run_that_is_stopped_before_its_first_step_leaves_no_program_behind(tm
             with suppress(psutil.NoSuchProcess):
                 for each in (*built.children(), built):
                     each.kill()
+
+
+# As the compilers of torch: its own wait for them when the process ends.
+WAIT = """
+import atexit, subprocess, sys
+from indictune.arguments import IndicTrainingArguments, ModelArguments
+from indictune.config import read_recipe
+from indictune.training.running import run
+
+def main(session):
+    session.stop_request.wait_for_the_step()
+    program = subprocess.Popen(["sh", "-c", "sleep 600; true"])
+    session.show(str(program.pid))
+    atexit.register(program.wait, 300)
+    program.wait()
+
+sys.exit(run(main, read_recipe(["--output_dir", sys.argv[1]], (ModelArguments, IndicTrainingArguments))))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_a_run_at_once_and_what_it_has_started(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WAIT, str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        program = psutil.Process(int(run.stdout.readline()))
+        try:
+            run.send_signal(signal.SIGINT)
+            while "Ctrl-C ends it at once" not in run.stderr.readline():
+                pass
+            run.send_signal(signal.SIGINT)
+            said = run.communicate(timeout=20)[1]
+            program.wait(5)
+        finally:
+            for each in [*program.children(), program] if program.is_running() else []:
+                each.kill()
+    assert run.returncode == 75
+    assert "indictune: interrupted before it could save." in said
