@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.data.chat_tokens import answer_ends, prompt_ids
 from indictune.data.conversations import Conversations
+from indictune.progress import HERE
 from indictune.training.exact import ExactTrainer
 from indictune.training.output import write_whole
 from indictune.training.session import Session
@@ -69,6 +70,7 @@ def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: 
             # Without a mask, attention over joined rows takes a window that a layer has for none.
             mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
             output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
+            HERE.passed("writing samples")
             tokens = broadcast(output.logits[:, -1:].argmax(-1))
             cache = output.past_key_values
             if int(tokens) in ends:

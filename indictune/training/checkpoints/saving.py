@@ -27,6 +27,7 @@ from indictune.data.batching import TrainingBatches
 from indictune.models.adapters import save_adapter_extras
 from indictune.models.description import save_description
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
+from indictune.progress import HERE
 from indictune.strategy import nodes, sharding, shards
 from indictune.training.checkpoints import disks, flag_files, plan, store
 from indictune.training.checkpoints.store import UNFINISHED, FileDigest, Manifest
@@ -80,7 +81,10 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
     output_dir = Path(str(trainer.args.output_dir))
     folder = store.path_of(output_dir / UNFINISHED, step)
     with disks.telling(output_dir, step, _bytes_in_memory(trainer)):
-        write()
+        HERE.passed("writing a checkpoint")
+        with shards.telling():
+            write()
+        HERE.passed("having written its part of a checkpoint")
         if trainer.args.async_save:
             trainer.unfinished = Unfinished(folder, _manifest(trainer), _written_beside(trainer, folder))
         else:
