@@ -183,6 +183,23 @@ def test_a_stop_while_the_model_is_saved_loses_nothing(
 
 
 @pytest.mark.slow
+def test_a_stop_of_one_rank_while_rows_are_prepared_or_a_checkpoint_is_saved_stops_all(
+    recipe: Path, tmp_path: Path
+) -> None:
+    whole, job = (Job(recipe, tmp_path / name, tuple(accelerate("ddp", 2))) for name in ("whole", "out"))
+    assert whole.start().returncode == 0
+    cache = {"INDICTUNE_CACHE": str(tmp_path / "cache")}
+    said = job.start("SIGTERM@indictune.data.cache:kept_in:1@1", **cache).stderr
+    assert job.status["state"] == "resumable", said
+    assert "stopped by SIGTERM before there was anything to save." in job.status["message"]
+    said = job.start(f"SIGTERM@{SAVE}:2@1", **cache).stderr
+    assert job.status["state"] == "resumable", said
+    assert job.status["message"].startswith("stopped after step 4, which is saved.")
+    assert job.start(**cache).returncode == 0
+    assert job.outcome() == whole.outcome()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("place", list(SAVED))
 def test_a_stop_of_one_rank_while_a_split_model_is_saved_stops_all(recipe: Path, tmp_path: Path, place: str) -> None:
     whole = Job(recipe, tmp_path / "whole", tuple(accelerate("fsdp2", 2)))
