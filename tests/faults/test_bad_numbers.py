@@ -395,6 +395,35 @@ def test_steps_since_the_checkpoint_are_taken_back(
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
+@pytest.mark.parametrize(
+    ("launcher", "call", "rank"),
+    [
+        (tuple(python()), 8, ""),  # of two micro-batches a step
+        pytest.param(tuple(accelerate("ddp", 2)), 4, "@1", marks=pytest.mark.slow),
+        pytest.param(tuple(accelerate("fsdp2", 2)), 4, "@1", marks=pytest.mark.slow),
+    ],
+    ids=["one process", "ddp", "fsdp2"],
+)
+def test_a_request_to_stop_in_a_step_that_is_rolled_back_stops_the_run_after_it(
+    finished_run: FinishedRun, tmp_path: Path, launcher: tuple[str, ...], call: int, rank: str
+) -> None:
+    whole, job = (
+        Job(finished_run.recipe, tmp_path / name, launcher, ("--on_nonfinite", "rollback"))
+        for name in ("whole", "out")
+    )
+    place = f"indictune.training.loss:ExactLoss.__call__:{call}"
+    assert whole.start(f"NAN@{place}").returncode == 0
+    result = job.start(f"NAN@{place}+SIGTERM@{place}{rank}")
+    assert result.returncode == (1 if rank else EXIT_RESUMABLE), result.stderr
+    assert job.status["state"] == "resumable"
+    assert job.status["message"].startswith("stopped after step 4, which is saved.")
+    assert store.damage(job.folder / "checkpoint-4") == []
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(4, "rollback")]
+    assert job.start().returncode == 0
+    assert noted(job) == noted(whole)
+    assert job.outcome() == whole.outcome()
+
+
 def test_a_checkpoint_that_is_still_being_written_is_rolled_back_to(finished_run: FinishedRun, tmp_path: Path) -> None:
     """That of step 4, when step 6 is bad."""
     unevaluated = ("--eval_strategy", "no", "--load_best_model_at_end", "false")
