@@ -242,12 +242,23 @@ def test_a_rank_that_hangs_while_it_writes_its_shards_is_named(finished_run: Fin
 
 
 @pytest.mark.slow
+def test_rank_0_is_named_where_it_hangs_while_it_alone_writes_the_weights(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    event = "STUCK@indictune.training.checkpoints.saving:write_model:1@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as (first, second):
+        second.communicate(timeout=120)
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status["message"].startswith(f"[rank 1] {held_up_by(0, first.pid, 2, 'writing a checkpoint')}")
+
+
+@pytest.mark.slow
 def test_a_rank_that_hangs_while_it_writes_samples_is_named(tmp_path: Path) -> None:
     sizes = ("--num_sample_generations", "2", "--max_new_tokens", "9", "--max_steps", "2", "--ddp_timeout", "10")
     flags = (*test_llama.METHODS["full"], *sizes)
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", tuple(accelerate("ddp", 2)), flags)
     said = job.start("STUCK@indictune.training.callbacks.samples:prompt_ids:2@1", test_llama.SCRIPT).stderr
-    assert_holds_up(job, said, 2, "writing samples")
+    assert_holds_up(job, said, 2, "computing a token of a sample")
 
 
 FETCHING = "indictune.data.collation:IndexedRows.__getitem__:14"

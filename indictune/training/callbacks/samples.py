@@ -66,11 +66,12 @@ def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: 
     tokens, cache = torch.tensor([prompt], device=device), None
     with torch.no_grad(), trainer.compute_loss_context_manager():
         while len(answer) < max_new_tokens:
+            HERE.passed("writing samples")
             trainer.look_for_stop("the trained model wrote samples; going on writes them")
             # Without a mask, attention over joined rows takes a window that a layer has for none.
             mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
             output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
-            HERE.passed("writing samples")
+            HERE.passed("computing a token of a sample")
             tokens = broadcast(output.logits[:, -1:].argmax(-1))
             cache = output.past_key_values
             if int(tokens) in ends:

@@ -84,7 +84,6 @@ def save_checkpoint(trainer: ExactTrainer, write: Callable[[], None]) -> None:
         HERE.passed("writing a checkpoint")
         with shards.telling():
             write()
-        HERE.passed("having written its part of a checkpoint")
         if trainer.args.async_save:
             trainer.unfinished = Unfinished(folder, _manifest(trainer), _written_beside(trainer, folder))
         else:
