@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.fault_rows import Counts, Found
 from benchmarks.fault_runs import (
     DDP,
+    EPOCHS,
     FSDP2,
     ONE,
     STEPS,
@@ -24,8 +25,10 @@ from benchmarks.fault_runs import (
     Contender,
     Job,
     ended,
+    epochs,
     gone_on_from,
     kill_processes_of,
+    logged,
     losses,
     status_of,
     tells_of_going_on,
@@ -132,11 +135,19 @@ def resumes(contender: Contender, counts: Counts, work: Path) -> Found:
 
 
 def _gone_on(job: Job, every: int) -> Counter[str]:
+    """As `until_it_ends`.
+
+    Raises:
+        RuntimeError: the run that nothing happens to has not so many steps, or is not over when the second epoch is.
+    """
+    whole = job.unbroken[0]
+    if (len(logged(whole)), epochs(whole)) != (STEPS, EPOCHS):
+        raise RuntimeError(f"{len(logged(whole))} steps in {epochs(whole)} epochs, not {STEPS} in {EPOCHS}")
     found = Counter[str]()
     for step in range(1, STEPS, every):
         folder = job.stopped_at(step, job.work / f"resumed-{step}")
         found.update(job.until_it_ends(folder))
-    shutil.rmtree(job.unbroken[0])
+    shutil.rmtree(whole)
     return found
 
 

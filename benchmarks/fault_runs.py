@@ -23,8 +23,10 @@ from tests.faults.runs import EVALUATION, FAULTY, FOLDER, SAVE, STEP, processes_
 
 SAMPLES = ROOT / "indictune/data/samples/train.jsonl"
 STEPS, MANY_STEPS = 8, 20  # in two epochs and in five
+EPOCHS = 2
 GLOBAL_BATCH = 8
 TRAIN_ROWS, HELD_OUT_ROWS = 32, 16
+CHATS = 50  # in packs of 128 places: four global batches
 TRIES = 3
 TIMEOUT_S = 180
 EXIT_RESUMABLE = 75
@@ -215,6 +217,12 @@ def logged(folder: Path) -> list[tuple[int, float, float]]:
     return [(entry["step"], entry["loss"], entry["learning_rate"]) for entry in entries if "loss" in entry]
 
 
+def epochs(folder: Path) -> float:
+    """How many a run has done, by its newest checkpoint."""
+    state = store.listed(folder)[0] / "trainer_state.json"
+    return float(json.loads(state.read_text(encoding="utf-8"))["epoch"])
+
+
 def losses(folder: Path) -> list[float]:
     """Of each step."""
     return [loss for _, loss, _ in logged(folder)]
@@ -253,7 +261,7 @@ def contenders(work: Path) -> list[Contender]:
     # The stock Trainer saves 3 seconds after a SIGTERM, and a run of 8 steps has ended by then.
     long = ("--num_train_epochs", "75", "--save_steps", "20", "--eval_strategy", "steps", "--eval_steps", "20")
     quiet = ("--save_steps", "1", "--eval_strategy", "no")
-    plain, many = (("--num_train_epochs", str(epochs), *quiet) for epochs in (2, 5))
+    plain, many = (("--num_train_epochs", str(number), *quiet) for number in (EPOCHS, 5))
     both = {
         "plain": plain,
         "plain, workers 2": (*plain, *WORKERS),
@@ -262,7 +270,7 @@ def contenders(work: Path) -> list[Contender]:
         "many steps, no dropout": (*many, "--dropout", "0"),
         "many rows": ("--num_train_epochs", "1", *quiet),
     }
-    return [_ours(shared, both), _stock(shared, both)]
+    return [_ours(shared, both, _packed(work)), _stock(shared, both)]
 
 
 def _of_two(kinds: dict[str, tuple[str, ...]], name: str, *flags: str) -> dict[str, tuple[str, ...]]:
@@ -270,7 +278,7 @@ def _of_two(kinds: dict[str, tuple[str, ...]], name: str, *flags: str) -> dict[s
     return {name + kind.removeprefix("plain"): (*kinds[kind], *flags) for kind in ("plain", "plain, workers 2")}
 
 
-def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contender:
+def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]], packed: tuple[str, ...]) -> Contender:
     return Contender(
         "ours",
         (
@@ -303,18 +311,21 @@ def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contend
             "loss": "indictune.training.loss:ExactLoss.__call__",
             "gradients": "indictune.training.exact:ExactTrainer.training_step",
         },
-        _packed(),
+        packed,
         ("stop", "skip", "rollback"),
     )
 
 
-def _packed() -> tuple[str, ...]:
+def _packed(work: Path) -> tuple[str, ...]:
+    """Few chats, which are written into a folder: the packs of all make more steps than two epochs may have."""
     chats = ROOT / "indictune/data/samples/chats"
+    lines = (chats / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (work / "chats.jsonl").write_text("".join(lines[:CHATS]), encoding="utf-8")
     return (
         *("scripts/train_llama.py", "--model_name_or_path", "builtin:tiny-indic-llama", "--method", "full"),
-        *("--train_file", str(chats / "train.jsonl"), "--validation_file", str(chats / "validation.jsonl")),
-        *("--packing", "true", "--max_length", "128", "--bf16", "false", "--max_steps", str(STEPS)),
-        *(*EACH_STEP, *OURS),
+        *("--train_file", str(work / "chats.jsonl"), "--validation_file", str(chats / "validation.jsonl")),
+        *("--packing", "true", "--max_length", "128", "--bf16", "false", "--num_train_epochs", str(EPOCHS)),
+        *(*EACH_STEP, *OURS, "--save_steps", "1", "--eval_strategy", "no"),
     )
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks import fault_suites
 from benchmarks.fault_cases import SUITES, case_of
+from benchmarks.fault_launches import _gone_on
 from benchmarks.fault_numbers import done_about, is_told, largest_divisor
 from benchmarks.fault_rows import (
     CORRUPTIONS,
@@ -240,6 +241,18 @@ def test_a_run_is_started_until_a_start_gives_0_and_goes_on_from_what_it_had(
     (copy / "metrics.json").unlink()
     assert Restarted(contenders(copy)[0], run, starts=starts).until_it_ends(copy) == found
     assert starts == []
+
+
+def test_a_run_of_other_steps_or_epochs_than_are_told_is_not_counted(copy: Path) -> None:
+    job = Unbroken(contenders(copy)[0], copy)
+    with pytest.raises(RuntimeError, match=r"^4 steps in 2\.0 epochs, not 8 in 2$"):
+        _gone_on(job, 1)
+    log, state = copy / "train_log.jsonl", copy / "checkpoint-4" / "trainer_state.json"
+    log.write_text(2 * log.read_text(encoding="utf-8"), encoding="utf-8")
+    told = json.loads(state.read_text(encoding="utf-8"))
+    state.write_text(json.dumps(told | {"epoch": 0.8}), encoding="utf-8")
+    with pytest.raises(RuntimeError, match=r"^8 steps in 0\.8 epochs, not 8 in 2$"):
+        _gone_on(job, 1)
 
 
 def test_a_run_that_had_ended_has_nothing_to_go_on_with(run: Path, copy: Path) -> None:
