@@ -18,8 +18,17 @@ _HALF = re.compile("[\ud800-\udfff]")
 _LONE_CR = re.compile("\r(?!\n)")
 
 
+class Unreadable:
+    """Stands for a row that is no value."""
+
+
 def plain_records(path: Path) -> list[Any]:
-    """The values of a file, those left out that are no values: of csv and tsv dictionaries of texts.
+    """The values of a file, those left out that are no values: of csv and tsv dictionaries of texts."""
+    return [row for row in plain_rows(path) if row is not Unreadable]
+
+
+def plain_rows(path: Path) -> list[Any]:
+    """As above, with `Unreadable` for each row that is no value.
 
     Raises:
         ValueError: as a whole it is none of its kind; a RecursionError or an Arrow exception tells the same.
@@ -35,7 +44,7 @@ def plain_records(path: Path) -> list[Any]:
     return list(found["data"] if isinstance(found, dict) else found)
 
 
-def _delimited(text: str, delimiter: str) -> Iterator[dict[str, str]]:
+def _delimited(text: str, delimiter: str) -> Iterator[Any]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
@@ -46,27 +55,33 @@ def _delimited(text: str, delimiter: str) -> Iterator[dict[str, str]]:
         except csv.Error:
             if _LONE_CR.search(text):
                 raise ValueError("behind a broken row a line may end there, or not") from None
+            yield Unreadable
             continue
         if not header:
             header = [name.strip() for name in cells]
-        elif len(cells) == len(header):
-            yield dict(zip(header, cells, strict=True))
+        elif cells:
+            yield dict(zip(header, cells, strict=True)) if len(cells) == len(header) else Unreadable
 
 
 def _of_lines(text: str) -> Iterator[Any]:
-    for line in text.split("\n"):
+    for line in filter(str.strip, text.split("\n")):
         try:
             yield json.loads(line)
         except (ValueError, RecursionError):
-            continue
+            yield Unreadable
 
 
-def _of_parquet(table: pa.Table) -> Iterator[dict[str, Any]]:
+def _of_parquet(table: pa.Table) -> Iterator[Any]:
     for number in range(table.num_rows):
         try:
             yield {name: table.column(name)[number].as_py() for name in table.schema.names}
         except (ValueError, OverflowError):
-            continue
+            yield Unreadable
+
+
+def may_end_elsewhere(path: Path) -> bool:
+    """Whether a carriage return alone ends a row of a file for the standard library, but for ours spoils it."""
+    return path.suffix in (".csv", ".tsv") and re.search(rb"\r(?!\n)", path.read_bytes()) is not None
 
 
 def cells_of(record: Any) -> tuple[Any, ...] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -39,7 +39,7 @@ from indictune.training.checkpoints.store import UNFINISHED
 from tests import fuzz_readers
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT
-from tests.plain_readers import are_same, cells_of, plain_records
+from tests.plain_readers import are_same, cells_of, plain_records, plain_rows
 
 
 class Unbroken(Job):
@@ -398,6 +398,7 @@ def test_the_fuzzer_tells_how_many_files_were_read_and_the_one_that_broke_a_read
     assert files["count"] == as_datasets["count"] > 0
     for each in (files, as_datasets):
         assert sum(sum(counts.values()) for counts in each["by kind"].values()) == each["count"]
+        assert sum(each["by outcome"].values()) == each["count"]
     monkeypatch.setattr(fuzz_readers, "stands_in", lambda *_: False)
     broken = fuzz_readers.fuzz(tmp_path, 1, 0, 0.0, outcomes)
     assert broken is not None
@@ -427,19 +428,38 @@ def test_the_fuzzer_finds_what_stands_in_the_file_and_not_there(
     assert "AssertionError: [(" in broken
 
 
+@pytest.mark.parametrize("reader", ["read_batches", "read_records"])
+def test_the_fuzzer_finds_a_row_that_is_dropped_in_silence_beside_one_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    read: Callable[..., Iterator[Any]] = getattr(fuzz_readers, reader)
+
+    def dropping(*given: Any) -> list[Any]:
+        found, is_bad = list(read(*given)), given[-1].count > 0
+        if reader == "read_batches":
+            return [*map(without_first, found)] if is_bad else found
+        return found[is_bad:]
+
+    monkeypatch.setattr(fuzz_readers, reader, dropping)
+    broken = fuzz_readers.fuzz(tmp_path, 1, 0, 0.0, fuzz_readers.Outcomes())
+    assert broken is not None
+    assert " are bad, [" in broken
+
+
 @pytest.mark.parametrize(
-    ("name", "content", "rows"),
+    ("name", "content", "rows", "number"),
     [
-        ("a.csv", 'text,label\n"a\nb",x\n\nNA,y\n"c"d,z\ne\n', [("a\nb", "x", None), ("NA", "y", None)]),
-        ("a.jsonl", '{"label": "x", "text": "a\\\\"}\n{"text": 1\n\n[]\n', [("a\\", "x", None)]),
-        ("a.json", '{"data": [{"text": 1e5, "language": "hi"}, 3]}', [(1e5, None, "hi")]),
+        ("a.csv", 'text,label\n"a\nb",x\n\nNA,y\n"c"d,z\ne\n', [("a\nb", "x", None), ("NA", "y", None)], 4),
+        ("a.jsonl", '{"label": "x", "text": "a\\\\"}\n{"text": 1\n\n[]\n', [("a\\", "x", None)], 3),
+        ("a.json", '{"data": [{"text": 1e5, "language": "hi"}, 3]}', [(1e5, None, "hi")], 2),
     ],
 )
 def test_what_the_readers_are_compared_with(
-    tmp_path: Path, name: str, content: str, rows: list[tuple[object, ...]]
+    tmp_path: Path, name: str, content: str, rows: list[tuple[object, ...]], number: int
 ) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     assert [cells for cells in map(cells_of, plain_records(tmp_path / name)) if cells] == rows
+    assert len(plain_rows(tmp_path / name)) == number
     assert are_same([tuple("1e5" if cell == 1e5 else cell for cell in row) for row in rows], rows, is_all=True)
     assert not are_same(rows[1:], rows, is_all=True)
     assert are_same(rows[1:], rows, is_all=False)
