@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A file's tests share the runs that they compare, so a file stays with one process.
 PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
+WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix strategy/test_,check.py launch.py deepspeed.py))
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo demo-llama test test-all test-faults test-gpu bench lint clean
@@ -24,7 +25,7 @@ test-all: lint  ## the long tests too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
 test-faults: $(STAMP)  ## everything that can happen to a run, under every strategy and launcher: half an hour
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/faults
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/faults $(WRONG_CONFIGURATIONS)
 
 # `make test-gpu GPU_PYTHON=python3` installs nothing: that interpreter has all, and `accelerate` beside it. As many
 # processes as one GPU of 80 GB has memory for. Which tests have failed, and why, is told when they do.
