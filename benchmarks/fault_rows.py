@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,12 +32,16 @@ from benchmarks.fault_runs import (
 from indictune.training.checkpoints import store
 from indictune.training.checkpoints.store import UNFINISHED
 from tests.distributed.launching import ROOT
+from tests.faults.faulty import SIGNALLED
 from tests.faults.runs import environment
 
 Counts = dict[str, int]
 Found = dict[str, Any]  # by case: words and how often, or how much
 
 SMALL_DISK = "a small disk"
+# After a SIGTERM; by default both SLURM (KillWait) and torchrun kill what has not ended by then.
+GRACE_S = 30
+HUNG_S = GRACE_S  # more than the run that nothing happens to takes
 WRONG_WITH_A_DISK = re.compile("No space left|File too large|Read-only file system|Permission denied")
 BYTES_NEEDED = re.compile(r"needs? [\d,]+ bytes")
 
@@ -214,29 +219,54 @@ def stops(contender: Contender, counts: Counts, work: Path) -> Found:
         calls = range(1, STEPS, counts["every stop"])
         events[place] = [f"{contender.places[place]}:{call}" for call in calls]
     events["in data preparation"] = [f"{contender.places['in data preparation']}:1"]
-    found: Found = {case: dict(_stopped(job, each)) for case, each in events.items()}
+    found: Found = {case: _stopped(job, each) for case, each in events.items()}
     on_two = Job(contender, work, DDP, "long")
-    calls = range(1, STEPS, counts["every stop of one rank"])
-    found["to one of two ranks"] = dict(_stopped(on_two, [f"{contender.places['in a step']}:{n}@1" for n in calls]))
+    places = ("in a step", "in saving", "in evaluation", "in data preparation", "after a step")
+    for place in places[: counts["places to stop one rank"]]:
+        calls = range(1, STEPS, counts["every stop of one rank"]) if place == "in a step" else range(1, 2)
+        rank = 0 if place == "in data preparation" else 1  # ours prepares on rank 0 alone
+        each = [f"{contender.places[place]}:{call}@{rank}" for call in calls]
+        found[f"to one of two ranks, {place}"] = _stopped(on_two, each)
     return found
 
 
-def _stopped(job: Job, places: list[str]) -> Counter[str]:
-    found = Counter[str]()
+def _stopped(job: Job, places: list[str]) -> Found:
+    """What becomes of runs that are stopped, and how long the longest took from the signal to the end of all.
+
+    Raises:
+        RuntimeError: a run failed before it was to be stopped.
+    """
+    found, most = Counter[str](), 0.0
     for number, place in enumerate(places):
-        folder = job.work / f"stopped-{number}"
+        folder, signalled = job.work / f"stopped-{number}", job.work / f"signalled-{number}"
         # Rows that were prepared before would not be prepared again.
-        code, _ = job.run(folder, f"SIGTERM@{place}", INDICTUNE_CACHE=str(folder / "cache"))
+        variables = {"INDICTUNE_CACHE": str(folder / "cache"), SIGNALLED: str(signalled)}
+        code, said = job.run(folder, f"SIGTERM@{place}", timeout_s=int(job.unbroken[1]) + HUNG_S, **variables)
+        seconds = seconds_since(signalled)
+        if seconds is None and code != 0:
+            raise RuntimeError(f"the run failed before its signal: {said[-2000:]}")
         found["hung"] += code is None
-        if ended(folder):
-            found["ended all the same"] += 1
+        if seconds is None or ended(folder):
+            found["ended before it" if seconds is None else "ended all the same"] += 1
             shutil.rmtree(folder)
             continue
+        found[f"within {GRACE_S} s"] += seconds <= GRACE_S
+        most = max(most, seconds)
         found["told"] += tells_of_going_on(folder, code, job.launch == ONE)
         if job.launch != ONE:
             found["one whole checkpoint of the step that is told"] += saved_what_is_told(folder)
         found.update(job.until_it_ends(folder))
-    return +found
+    return {**+found, "seconds at most": round(most, 1)}
+
+
+def seconds_since(signalled: Path) -> float | None:
+    """Those since the signal of which `tests/faults/faulty.py` has noted the time in a file, which goes; None where it
+    has not been sent."""
+    if not signalled.exists():
+        return None
+    then = float(signalled.read_text(encoding="ascii"))
+    signalled.unlink()
+    return time.monotonic() - then
 
 
 def saved_what_is_told(folder: Path) -> bool:

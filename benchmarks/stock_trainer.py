@@ -62,7 +62,8 @@ def main() -> None:
     parser: Any = HfArgumentParser((Job, TrainingArguments))  # type: ignore[arg-type]
     job, args = parser.parse_args_into_dataclasses()
     set_seed(42)
-    folder = builtin.resolve("builtin:tiny-indic-bert")
+    with args.main_process_first():  # it is made where there is none
+        folder = builtin.resolve("builtin:tiny-indic-bert")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     labels = sorted(set(read(job.validation_file)["label"]))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,11 +24,14 @@ from benchmarks.fault_launches import _gone_on
 from benchmarks.fault_numbers import done_about, is_told, largest_divisor
 from benchmarks.fault_rows import (
     CORRUPTIONS,
+    GRACE_S,
     _cases,
     _not_written,
+    _stopped,
     lost_by_a_kill,
     names_the_file,
     saved_what_is_told,
+    seconds_since,
     told_of_the_disk,
 )
 from benchmarks.fault_runs import LATER, Job, contenders, ended, gone_on_from, logged, newest_whole, tells_of_going_on
@@ -112,6 +117,23 @@ def test_a_stop_is_told_by_75_or_by_the_status(copy: Path) -> None:
     assert saved_what_is_told(copy)
     output.write_status(copy, "resumable", "stopped after step 3, which is saved.")
     assert not saved_what_is_told(copy)
+
+
+@pytest.mark.slow
+def test_the_time_from_a_signal_to_the_end_of_a_run_is_told(tmp_path: Path) -> None:
+    ours = contenders(tmp_path)[0]
+    job = Job(ours, tmp_path)
+    after, never = (f"{ours.places['after a step']}:{step}" for step in (3, 99))
+    found = _stopped(job, [after, never])
+    assert 0 < found.pop("seconds at most") < GRACE_S
+    assert found == {"within 30 s": 1, "ended before it": 1, "told": 1, "exact": 1}
+
+
+def test_a_signal_is_noted_once(tmp_path: Path) -> None:
+    assert seconds_since(tmp_path / "signalled") is None
+    (tmp_path / "signalled").write_text(str(time.monotonic() - 40), encoding="ascii")
+    assert GRACE_S < 40 <= (seconds_since(tmp_path / "signalled") or 0) < 41
+    assert seconds_since(tmp_path / "signalled") is None
 
 
 def test_exact_is_the_log_too(run: Path, copy: Path) -> None:
@@ -349,6 +371,13 @@ def counted(row: str, collected: list[str]) -> Counter[str]:
         with suppress(ValueError):  # another row's
             found[case_of(row, f"{file.removesuffix('.py').replace('/', '.')}.{name.replace('::', '.')}")] += 1
     return Counter({title: found[title] for title in SUITES[row]})
+
+
+def test_the_tests_of_all_rows_run_by_the_target_of_faults() -> None:
+    words = ["make", "--dry-run", "test-faults"]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    files = {test.partition("::")[0] for tests in SUITES["11"].values() for test in tests}
+    assert {"tests/faults", *files} <= set(said)
 
 
 def test_a_test_counts_for_the_case_that_names_it_and_for_no_other() -> None:

@@ -12,7 +12,8 @@ in the model. `FLIPPED` changes the optimizer's states in the newest checkpoint 
 `OPENED` lets other users write to them; `FLIPPED_BEST` and `OPENED_BEST` do so to the weights of the best one, or to
 the index of its shards. `SLOW` holds the call up, `STUCK` for ever and deaf to signals; `REFUSED` is a `UserError`.
 From `FULL` on no file grows large; from `EROFS` on, or any other name of an error, each call fails with it. Two
-events are joined by `+`.
+events are joined by `+`. A file that `SIGNALLED` in the environment names gets the time of the signal, by the
+clock that all processes have (`time.monotonic`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from indictune.errors import UserError
 from indictune.training.checkpoints import store
 
 SLOW_S = 5
+SIGNALLED = "SIGNALLED"
 FULL_BYTES = 200_000
 WEIGHTS = ("model.safetensors", "pytorch_model_fsdp_0/.metadata")
 BAD_NUMBERS = {"NAN": float("nan"), "INFINITE": float("inf"), "LARGE": 1e5}
@@ -65,14 +67,20 @@ def spoilt(trainer: Any, how: str) -> Path:
     return next(path for path in map(best.joinpath, WEIGHTS) if path.is_file())
 
 
+def send(name: str) -> None:
+    """A signal to this process, and the time of it to the file that gets it."""
+    if SIGNALLED in os.environ:
+        Path(os.environ[SIGNALLED]).write_text(str(time.monotonic()), encoding="ascii")
+    os.kill(os.getpid(), signal.Signals[name])
+
+
 def hit(event: str) -> None:
     """Arrange for it."""
     name, place, *where = event.split("@")
     if where != [os.environ.get(each, "0") for each in ("RANK", "TORCHELASTIC_RESTART_COUNT")][: len(where)]:
         return
     if place.startswith("after:"):
-        seconds = float(place.removeprefix("after:"))
-        timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.Signals[name]))
+        timer = threading.Timer(float(place.removeprefix("after:")), send, [name])
         timer.daemon = True  # a run that has ended before is not waited for
         timer.start()
         return
@@ -87,7 +95,7 @@ def hit(event: str) -> None:
         calls += 1
         now = calls == int(count)
         if now and name in signal.Signals.__members__:
-            os.kill(os.getpid(), signal.Signals[name])
+            send(name)
         if now and name == "SLOW":
             time.sleep(SLOW_S)
         if now and name == "STUCK":
