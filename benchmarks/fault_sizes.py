@@ -86,8 +86,8 @@ def say_step(checkpoint: Path, step: int) -> None:
 
 def _memory(many: Contender, work: Path, steps: int) -> Found:
     """What a run of so many steps holds that prepares its rows first, and in the end saves and reads its model back:
-    the peak of its own process, and of any other that it starts; and the growth of its own after the first thousand
-    steps, while it saves every five hundredth."""
+    the peak of its own process, of any other that it starts, and of all at one moment; and the growth of its own after
+    the first thousand steps, while it saves every five hundredth."""
     rows = work / "anew.jsonl"  # the stock Trainer's tokens stand beside them
     (work / "many.jsonl").rename(rows)
     command = tuple(str(rows) if word.endswith("many.jsonl") else word for word in many.command)
@@ -105,5 +105,7 @@ def _memory(many: Contender, work: Path, steps: int) -> Found:
     return {
         "peak bytes": end["peak"],
         "peak bytes of a child": end["child"],
+        "peak bytes of all at one moment": end["tree"],
+        "bytes of the rows": rows.stat().st_size,
         "bytes more in a thousand steps": growth,
     }

@@ -4,7 +4,8 @@
 
 FILE gets a line of JSON for every 500th step, and one without a step when the script has ended: the step, the resident
 bytes of the process, those of them that are of no file ("own": pages of a file of rows are the disk's cache), the most
-bytes that it ever held ("peak"); the last tells the most of any process that it has started ("child") too.
+bytes that it ever held ("peak"); the last tells the most of any process that it has started ("child") too, and
+the most of all of them with it at one moment ("tree"), where a page that several share counts once.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ import json
 import os
 import runpy
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import DefaultFlowCallback
 
 EVERY = 500
+LOOK_EVERY_S = 0.1
 
 
 def note(about: dict[str, int]) -> None:
@@ -50,6 +56,33 @@ def held() -> dict[str, int]:
     return {name: 1024 * int(found[word].split()[0]) for name, word in names.items()}
 
 
+@contextmanager
+def watched_tree() -> Iterator[dict[str, int]]:
+    """The most bytes of this process and all that it has started, looked at again and again while the block lasts."""
+    most, over = {"tree": tree_bytes()}, threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_EVERY_S):
+            most["tree"] = max(most["tree"], tree_bytes())
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        watcher.join()
+
+
+def tree_bytes() -> int:
+    """Those of this process and all that it has started, now; of a page that others share too its part."""
+    own, found = psutil.Process(), 0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended
+            found += process.memory_full_info().pss
+    return found
+
+
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[2]))  # a script has its own folder alone
     from benchmarks.preparation import watched_children
@@ -57,7 +90,7 @@ if __name__ == "__main__":
     note_steps()
     sys.argv = sys.argv[1:]
     try:
-        with watched_children() as peaks:
+        with watched_children() as peaks, watched_tree() as most:
             runpy.run_path(sys.argv[0], run_name="__main__")
     finally:
-        note({"child": max(peaks.values(), default=0)})
+        note({"child": max(peaks.values(), default=0), **most})

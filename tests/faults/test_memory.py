@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT, SCRIPT, python, start
+from tests.faults import growing
 from tests.faults.runs import environment
 
 BYTES_PER_STEP = 1000
@@ -49,7 +50,20 @@ def test_a_long_run_holds_no_more_memory_than_a_short_one(finished_run: Finished
     held = {line.get("step"): line["bytes"] for line in lines}
     print(held)
     assert max(line["peak"] for line in lines) == lines[-1]["peak"] > lines[-1]["child"]
+    assert lines[-1]["tree"] > max(line["own"] for line in lines)
     assert held[2500] - held[500] < 2000 * BYTES_PER_STEP, held
+
+
+def test_the_memory_of_all_processes_is_that_of_one_moment() -> None:
+    """Each of them holds 50 MB of its own; the second has ended when the third begins."""
+    holding = [sys.executable, "-c", "import time; held = b'x' * 50_000_000; time.sleep(0.4)"]
+    held = b"x" * 50_000_000
+    with growing.watched_tree() as most:
+        for _ in range(2):
+            subprocess.run(holding, check=True)
+    alone = growing.tree_bytes()
+    assert alone > len(held)
+    assert alone + 50_000_000 < most["tree"] < alone + 80_000_000
 
 
 def test_a_run_that_goes_on_amid_two_million_rows_reads_none_of_those_before() -> None:
