@@ -100,14 +100,24 @@ WRITES = (
 
 
 def writes(contender: Contender, counts: Counts, work: Path) -> Found:
-    """2: SIGKILL just before every call that writes, in a run of two steps that saves both."""
-    job = Job(replace(contender, command=(*contender.command, "--max_steps", "2")), work)
+    """2: SIGKILL just before every call that writes, in a run of two steps that saves both; of either of two ranks."""
+    twice = replace(contender, command=(*contender.command, "--max_steps", "2"))
+    found = _cut(Job(twice, work), "", counts["every write"])
+    if FSDP2 in contender.launches and counts["every write of a rank"]:
+        for rank in ("0", "1"):
+            cases = _cut(Job(twice, work, FSDP2), f"@{rank}", counts["every write of a rank"])
+            found |= {f"{write}, rank {rank} of {FSDP2}": counted for write, counted in cases.items()}
+    return found
+
+
+def _cut(job: Job, rank: str, every: int) -> Found:
+    """By write; the rank as in an event of `tests/faults/faulty.py`."""
     found: Found = {}
     for write in WRITES:
         cases = Counter[str]()
-        for call in range(1, 1000, counts["every write"]):
-            folder = work / f"{write.replace(':', '-')}-{call}"
-            code, _ = job.run(folder, f"SIGKILL@{write}:{call}")
+        for call in range(1, 1000, every):
+            folder = job.work / f"{write.replace(':', '-')}-{call}{rank}"
+            code, _ = job.run(folder, f"SIGKILL@{write}:{call}{rank}")
             if code == 0:  # it has no more such calls
                 shutil.rmtree(folder)
                 break
@@ -290,18 +300,26 @@ def full_disks(contender: Contender, counts: Counts, work: Path) -> Found:
         done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
         limited.update(_not_written(job, folder, done.returncode, done.stderr))
     found: Found = {"a limit on the size of files": dict(+limited), SMALL_DISK: _on_a_small_disk(job)}
+    once = Job(replace(contender, command=(*contender.command, "--max_steps", "3")), work / "refused")
     for error in ("EROFS", "EACCES"):
-        refused = Counter[str]()
-        for write in ("torch:save", "transformers.modeling_utils:safe_save_file"):
-            for call in range(1, 1000, counts["every refused write"]):
-                folder = job.stopped_at(2, work / f"{error}-{write.replace(':', '-')}-{call}")
-                code, said = job.run(folder, f"{error}@{write}:{call}")
-                if code == 0:  # it has no more such calls
-                    shutil.rmtree(folder)
-                    break
-                refused.update(_not_written(job, folder, code, said))
-        found[f"{error} from a write on"] = dict(+refused)
+        for write in WRITES[:: counts["every kind of write"]]:
+            refused = _refused(once, error, write, counts["every refused write"])
+            if refused:
+                found[f"{error} from a {write.partition(':')[2]} on"] = dict(refused)
     return found
+
+
+def _refused(job: Job, error: str, write: str, every: int) -> Counter[str]:
+    """A run that goes on from its second step, and saves the third, cannot write from one of its calls on."""
+    refused = Counter[str]()
+    for call in range(1, 1000, every):
+        folder = job.stopped_at(2, job.work / f"{error}-{write.replace(':', '-')}-{call}")
+        code, said = job.run(folder, f"{error}@{write}:{call}")
+        if code == 0:  # it has no more such calls
+            shutil.rmtree(folder)
+            break
+        refused.update(_not_written(job, folder, code, said))
+    return +refused
 
 
 def _not_written(job: Job, folder: Path, code: int | None, said: str) -> Counter[str]:

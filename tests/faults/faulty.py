@@ -104,7 +104,8 @@ def hit(event: str) -> None:
             raise UserError("refused by this rank alone")
         if calls >= int(count) and name in errno.errorcode.values():
             number = getattr(errno, name)
-            raise OSError(number, os.strerror(number))
+            named = args[:1] if args and isinstance(args[0], str | Path) else ()  # as the system tells the path
+            raise OSError(number, os.strerror(number), *map(str, named))
         if now and name == "FULL":
             resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.RLIM_INFINITY))
         if now and name.removesuffix("_BEST") in ("FLIPPED", "OPENED"):
