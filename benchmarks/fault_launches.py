@@ -131,6 +131,8 @@ def resumes(contender: Contender, counts: Counts, work: Path) -> Found:
             on_packed = replace(contender, command=contender.packed) if kind.startswith("packed") else contender
             if on_packed.command:
                 found[f"{launch}, {kind}"] = dict(_gone_on(Job(on_packed, work, launch, kind), counts["every step"]))
+            else:
+                found[f"{launch}, {kind}"] = "not run: it packs no rows"
     return found
 
 
@@ -155,7 +157,7 @@ def other_launches(contender: Contender, counts: Counts, work: Path) -> Found:
     """10: checkpoint-6 of 20 steps is gone on with under another launch, with the same rows in each step."""
     launches = [each for each in (ONE, DDP, FSDP2, ZERO3) if each in contender.launches]
     jobs = {launch: Job(contender, work, launch, "many steps, no dropout") for launch in launches}
-    found: Found = {}
+    found: Found = dict(contender.cannot)
     for before, after in list(permutations(launches, 2))[:: counts["every change of launch"]]:
         folder = jobs[before].stopped_at(AMID, work / f"{before}-{after}".replace(" ", "-"))
         code, said = jobs[after].run(folder)

@@ -54,11 +54,13 @@ def kills(contender: Contender, counts: Counts, work: Path) -> Found:
 
 def _under_each(contender: Contender, work: Path, wanted: Counts, put: Callable[[Job, int], Counter[str]]) -> Found:
     """What `put` counts under each launch of the contender for which a number is given."""
-    return {
-        launch: dict(put(Job(contender, work, launch), number))
-        for launch, number in wanted.items()
-        if launch in contender.launches and number
-    }
+    found: Found = {}
+    for launch, number in wanted.items():
+        if number and launch in contender.launches:
+            found[launch] = dict(put(Job(contender, work, launch), number))
+        elif number:
+            found[launch] = contender.cannot[launch]
+    return found
 
 
 def _killed(job: Job, count: int) -> Counter[str]:
@@ -107,6 +109,8 @@ def writes(contender: Contender, counts: Counts, work: Path) -> Found:
         for rank in ("0", "1"):
             cases = _cut(Job(twice, work, FSDP2), f"@{rank}", counts["every write of a rank"])
             found |= {f"{write}, rank {rank} of {FSDP2}": counted for write, counted in cases.items()}
+    elif counts["every write of a rank"]:
+        found[FSDP2] = contender.cannot[FSDP2]
     return found
 
 

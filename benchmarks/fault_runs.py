@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Contender:
         packed: script and flags of a run of a language model on packed rows, where it has one.
         policies: what it can be told to do about a bad number, the first if it is told nothing; none where it has no
             such flag, and notes nothing.
+        cannot: why it has not a launch that others have, by name.
     """
 
     title: str
@@ -68,6 +69,7 @@ class Contender:
     places: Mapping[str, str]
     packed: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()
+    cannot: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -334,7 +336,13 @@ def _stock(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Conten
     return Contender(
         "stock Trainer",
         (script, *shared, "--enable_jit_checkpoint", "true", "--use_cpu", "true", "--report_to", "none"),
-        {ONE: python, DDP: partial(torchrun, 2)},
+        {
+            ONE: python,
+            DDP: partial(torchrun, 2),
+            ZERO2: partial(accelerate, "zero2", 2),
+            ZERO3_OFFLOAD: partial(accelerate, "zero3_offload", 2),
+            ZERO3: partial(accelerate, "zero3", 2),
+        },
         {
             **kinds,
             "many rows": (*kinds["many rows"], "--keep_tokens", "true"),
@@ -350,4 +358,5 @@ def _stock(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Conten
             "loss": "transformers.trainer:Trainer.compute_loss",
             "gradients": "transformers.trainer:Trainer.training_step",
         },
+        cannot={FSDP2: "not run: on a CPU it ends by a NotImplementedError, as row 11 has it"},
     )

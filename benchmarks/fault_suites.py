@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.fault_cases import SUITES, case_of
@@ -95,6 +96,54 @@ def stock_data(work: Path) -> Found:
     return found
 
 
+# Rows after those of labels 0, 1 and 2, which validation has: the training rows, or those that are evaluated.
+STRANGE_LABELS: dict[str, tuple[str, object]] = {
+    "3 in training": ("train", 3),
+    "-1 in training": ("train", -1),
+    "-100 in training": ("train", -100),
+    "-1 in validation": ("validation", -1),
+    "a name in training": ("train", "none"),
+}
+NEW_TOKEN = "क्रिकेटर"
+
+
+def stock_strangers(contender: Contender, work: Path) -> Found:
+    """12: labels that are none of the run's, as ids where they are numbers, and a token that the model has not."""
+    found: dict[str, Counter[str]] = {"labels that are none of the run's": Counter()}
+    for title, (split, label) in STRANGE_LABELS.items():
+        known = ["a", "b", "c"] if isinstance(label, str) else [0, 1, 2]
+        outcome = _strange(contender, work / title.replace(" ", "-"), split, {"text": "x", "label": label}, known)
+        found["labels that are none of the run's"][outcome] += 1
+    row, flags = {"text": NEW_TOKEN, "label": 0}, ("--new_token", NEW_TOKEN)
+    outcome = _strange(contender, work / "token", "train", row, [0, 1, 2], *flags)
+    return {**{title: dict(counts) for title, counts in found.items()}, "token ids beyond the embedding": {outcome: 1}}
+
+
+def _strange(
+    contender: Contender, work: Path, split: str, row: dict[str, object], labels: list[Any], *flags: str
+) -> str:
+    """How a run ends that has such a row at the end of a split, and whether it names the line."""
+    work.mkdir()
+    rows = [{"text": "x", "label": label} for label in labels * 4]
+    for name in ("train", "validation"):
+        lines = [*rows, row] if name == split else rows
+        (work / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    words = [str(work / Path(word).name) if word.endswith(".jsonl") else word for word in contender.command]
+    job = Job(replace(contender, command=tuple(words)), work)
+    evaluated = ("--eval_strategy", "steps", "--eval_steps", "1")
+    code, said = job.run(work / "out", None, *evaluated, *flags)
+    return judged_stranger(code, said, len(rows) + 1)
+
+
+def judged_stranger(code: int | None, said: str, line: int) -> str:
+    """In words: whether a run ended in silence, or with an error, and by which."""
+    if code == 0:
+        return "trained in silence"
+    error = re.findall(r"^(\w*Error)\b", said, re.MULTILINE)
+    named = "names the row" if re.search(rf"jsonl:{line}\b", said) else "names no row"
+    return f"ended by {error[-1] if error else code}, which {named}"
+
+
 def canaries(contender: Contender, work: Path) -> Found:
     """14: a payload in place of each file of the checkpoint that is gone on from."""
     zero = replace(contender, launches={ZERO2: partial(accelerate, "zero2", 2)})
@@ -131,6 +180,11 @@ def stock_metadata(work: Path) -> Found:
     return {"metadata of FSDP2's shards": {"ran" if metadata.ran.exists() else "did not run": 1}}
 
 
+def tokens(contender: Contender, work: Path) -> Found:
+    """15: a token by flag and by environment."""
+    return {**token_by_flag(contender, work), **token_by_environment(contender, work)}
+
+
 def token_by_flag(contender: Contender, work: Path) -> Found:
     """15: a run that is given a token by flag; the files that hold it."""
     job, folder = Job(contender, work), work / "token"
@@ -141,6 +195,18 @@ def token_by_flag(contender: Contender, work: Path) -> Found:
     holding = [path for path in files if TOKEN.encode() in path.read_bytes()]
     ended_so = "trained" if code == 0 else "refused"
     return {"a run with --hub_token": {ended_so: 1, "files that hold it": len(holding), "files": len(files)}}
+
+
+def token_by_environment(contender: Contender, work: Path) -> Found:
+    """15: a run that finds a token in its environment; the files that hold it."""
+    job, folder = Job(contender, work), work / "token-by-environment"
+    code, said = job.run(folder, None, HF_TOKEN=TOKEN)
+    if code != 0:
+        raise RuntimeError(said[-1000:])
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    holding = [path for path in files if TOKEN.encode() in path.read_bytes()]
+    said_it = {"files that hold it": len(holding), "files": len(files), "told": int(TOKEN in said)}
+    return {"a run with HF_TOKEN": {"trained": 1, **said_it}}
 
 
 def stock_names(work: Path) -> Found:

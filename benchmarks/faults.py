@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks import fault_launches, fault_numbers, fault_rows, fault_sizes, fault_suites
 from benchmarks.environment import environment, write_results
 from benchmarks.fault_rows import Counts, Found
-from benchmarks.fault_runs import Contender, contenders
+from benchmarks.fault_runs import DDP, FSDP2, ONE, ZERO2, ZERO3_OFFLOAD, Contender, contenders
 from indictune.layout import table
 from tests.distributed.launching import python, start
 
@@ -108,7 +108,7 @@ RUN_ROWS: dict[str, tuple[str, Callable[[Contender, Counts, Path], Found]]] = {
     "5": ("launcher stopped", fault_launches.orphans),
     "7": ("full disk", fault_rows.full_disks),
     "8": ("bad numbers", fault_numbers.bad_numbers),
-    "9": ("resume after any step", fault_launches.resumes),
+    "9": ("resume after any step", fault_launches.resumes),  # in parts: see below
     "10": ("another launch", fault_launches.other_launches),
     "13": ("millions of rows", fault_sizes.many_rows),
 }
@@ -128,12 +128,14 @@ def parts(ours: Contender, stock: Contender, counts: Counts) -> dict[tuple[str, 
     found: dict[tuple[str, str], list[Callable[[Path], Found]]] = {}
     for row, (_, run) in RUN_ROWS.items():
         for contender in (ours, stock):
-            each = under_each_launch(contender, counts) if row == "9" else [contender]
-            found[row, contender.title] = [partial(run, one, counts) for one in each]
+            if row == "9":
+                found[row, contender.title] = under_each_launch(contender, counts)
+            else:
+                found[row, contender.title] = [partial(run, contender, counts)]
     both = {
         "11": fault_suites.wrong_launches,
         "14": fault_suites.canaries,
-        "15": fault_suites.token_by_flag,
+        "15": fault_suites.tokens,
         "16": fault_suites.best_outside,
     }
     alone = {"12": fault_suites.stock_data, "14": fault_suites.stock_metadata, "16": fault_suites.stock_names}
@@ -143,13 +145,25 @@ def parts(ours: Contender, stock: Contender, counts: Counts) -> dict[tuple[str, 
             found[row, ours.title] += [partial(both[row], ours)] if row in both else []
         found[row, stock.title] = [partial(both[row], stock)] if row in both else []
         found[row, stock.title] += [alone[row]] if row in alone else []
+    found["12", stock.title].append(partial(fault_suites.stock_strangers, stock))
     return found
 
 
-def under_each_launch(contender: Contender, counts: Counts) -> list[Contender]:
-    """The contender under one launch after the other, as far as they are gone on under."""
-    launches = list(contender.launches.items())[: counts["launches gone on under"]]
-    return [replace(contender, launches={name: launch}) for name, launch in launches]
+def under_each_launch(contender: Contender, counts: Counts) -> list[Callable[[Path], Found]]:
+    """The parts of row 9: one launch after the other, as far as they are gone on under."""
+    found: list[Callable[[Path], Found]] = []
+    for name in (ONE, DDP, FSDP2, ZERO2, ZERO3_OFFLOAD)[: counts["launches gone on under"]]:
+        if name in contender.launches:
+            one = replace(contender, launches={name: contender.launches[name]})
+            found.append(partial(fault_launches.resumes, one, counts))
+        else:
+            found.append(partial(told, {name: contender.cannot[name]}))
+    return found
+
+
+def told(found: Found, _: Path) -> Found:
+    """What is known without a run."""
+    return found
 
 
 def fill(cell: tuple[str, str], part: Callable[[Path], Found]) -> Found:

@@ -34,11 +34,12 @@ class Job:
     train_file: str = field(metadata={"help": "json lines of texts and labels"})
     validation_file: str = field(metadata={"help": "likewise"})
     dropout: float = field(default=0.1, metadata={"help": "all of the model's"})
+    new_token: str = field(default="", metadata={"help": "that the tokenizer gets and the model does not"})
     keep_tokens: bool = field(default=False, metadata={"help": "on disk, beside --train_file, for the next start"})
 
 
-def read(name: str) -> dict[str, list[str]]:
-    """Texts and labels of a file of json lines."""
+def read(name: str) -> dict[str, list[Any]]:
+    """Texts and labels, names or ids, of a file of json lines."""
     rows = [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
     return {column: [row[column] for row in rows] for column in ("text", "label")}
 
@@ -65,11 +66,13 @@ def main() -> None:
     with args.main_process_first():  # it is made where there is none
         folder = builtin.resolve("builtin:tiny-indic-bert")
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    if job.new_token:
+        tokenizer.add_tokens([job.new_token])
     labels = sorted(set(read(job.validation_file)["label"]))
 
     def encoded(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
         ids = tokenizer(rows["text"], truncation=True, max_length=32)
-        return {**ids, "label": [labels.index(label) for label in rows["label"]]}
+        return {**ids, "label": [each if isinstance(each, int) else labels.index(each) for each in rows["label"]]}
 
     held_out = as_rows(encoded(read(job.validation_file)))
     train: Any = kept_tokens(job.train_file, encoded) if job.keep_tokens else as_rows(encoded(read(job.train_file)))

@@ -34,7 +34,20 @@ from benchmarks.fault_rows import (
     seconds_since,
     told_of_the_disk,
 )
-from benchmarks.fault_runs import LATER, Job, contenders, ended, gone_on_from, logged, newest_whole, tells_of_going_on
+from benchmarks.fault_runs import (
+    DDP,
+    LATER,
+    ONE,
+    ZERO2,
+    ZERO3_OFFLOAD,
+    Job,
+    contenders,
+    ended,
+    gone_on_from,
+    logged,
+    newest_whole,
+    tells_of_going_on,
+)
 from benchmarks.fault_sizes import say_step
 from benchmarks.faults import COUNTS, TITLES, parts
 from indictune.data.reading import read_batches
@@ -335,11 +348,33 @@ def test_what_is_put_to_both_is_the_same(tmp_path: Path) -> None:
     for row, run in {
         "11": fault_suites.wrong_launches,
         "14": fault_suites.canaries,
-        "15": fault_suites.token_by_flag,
+        "15": fault_suites.tokens,
         "16": fault_suites.best_outside,
     }.items():
         for each in (ours, stock):
             assert [part.args for part in filled[row, each.title] if getattr(part, "func", None) == run] == [(each,)]
+
+
+def test_a_launch_that_the_trainer_cannot_run_is_told_with_the_reason(tmp_path: Path) -> None:
+    ours, stock = contenders(tmp_path)
+    assert ours.launches.keys() - stock.launches.keys() == set(stock.cannot)
+    assert not ours.cannot
+    (reason,) = stock.cannot.values()
+    assert reason.startswith("not run: ")
+    every: Any = parts(ours, stock, COUNTS["full"])
+    mine, theirs = every["9", ours.title], every["9", stock.title]
+    assert [list(part.args[0].launches) for part in mine] == [[name] for name in list(ours.launches)[:5]]
+    assert theirs[2](tmp_path) == stock.cannot
+    assert [next(iter(part.args[0].launches)) for part in theirs[:2] + theirs[3:]] == [ONE, DDP, ZERO2, ZERO3_OFFLOAD]
+
+
+def test_a_stranger_is_told_with_its_row_or_not() -> None:
+    judged = partial(fault_suites.judged_stranger, line=13)
+    assert judged(0, "train.jsonl:13") == "trained in silence"
+    said = "ValueError: no\n  File a\nIndexError: Target 3 is out of bounds"
+    assert judged(1, said) == "ended by IndexError, which names no row"
+    assert judged(1, f"{said}: train.jsonl:13") == "ended by IndexError, which names the row"
+    assert judged(1, f"{said}: train.jsonl:130").endswith("names no row")
 
 
 class Collected:
