@@ -12,6 +12,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from indictune.progress import HERE
 
+JOINING = "joining the other ranks"
+
 
 def count(environ: Mapping[str, str]) -> int:
     """How often torchrun has started this run again (`--max-restarts`)."""
@@ -51,7 +53,7 @@ def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> Non
         backend: as for `init_process_group`.
         timeout_s: of a collective, in seconds.
     """
-    HERE.passed("joining the other ranks")
+    HERE.passed(JOINING)
     restarts = count(environ)
     if restarts == 0 or environ.get("LOCAL_WORLD_SIZE") != environ.get("WORLD_SIZE"):
         return

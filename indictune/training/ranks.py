@@ -155,6 +155,11 @@ class Ranks:
                 found.append(f"{_name(rank, each)} {_GONE}")
         return found + [f"{name} {state}" for name, state in self._unheard().values() if state.startswith(_GONE)]
 
+    def left(self) -> list[str]:
+        """A sentence for each other rank that has told how it ended, and not well."""
+        ends = {rank: each for rank, each in self._others().items() if each["end"] and each["end"]["state"] != "ok"}
+        return [f"{_name(rank, each)} has ended: {each['end']['message']}" for rank, each in ends.items()]
+
     def _unheard(self) -> dict[int, tuple[str, str]]:
         """Name and state of each other rank that has not begun, where all were started here."""
         unheard = set(range(self.world_size)) - {self.rank} - self._others().keys() if self.all_here else set()
@@ -223,9 +228,10 @@ class Watchdog(threading.Thread):
     """Says who is missing when nothing has moved for long, and writes the stacks of this rank to its log.
 
     Where a rank has died and the main thread does not find out by itself, it ends the process: NCCL waits in C++,
-    where no signal handler runs and no exception comes, until the launcher kills it. So it does where a rank stays
-    stopped that prepares the rows, for which the others wait without a collective. One that runs is named again and
-    again, and not ended: it may be fetching rows, or wait for a disk that comes back.
+    where no signal handler runs and no exception comes, until the launcher kills it. So it does where a rank has ended
+    that this one would meet first, and where one stays stopped that prepares the rows, for which the others wait
+    without a collective. One that runs is named again and again, and not ended: it may be fetching rows, or wait for a
+    disk that comes back.
 
     Args:
         ranks: of the run.
@@ -284,6 +290,9 @@ class Watchdog(threading.Thread):
             gone = self.ranks.gone()  # but for those that were just about to tell their end
             if gone and not self.ranks.has_ended:
                 self.end("; ".join(gone))
+        is_joining = self.progress.place == restart.JOINING and self.progress.still_s > _GRACE_S
+        if is_joining and (left := self.ranks.left()):
+            self.end("; ".join(left))
 
     def _speak(self, still_s: float) -> None:
         none = f"no rank that this machine hears of lags behind this one ({self.progress.place})"

@@ -16,7 +16,7 @@ import pytest
 from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed import test_llama
-from tests.distributed.launching import ROOT, SCRIPT, Run, accelerate, python, start
+from tests.distributed.launching import ROOT, SCRIPT, Run, accelerate, python, start, torchrun
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, FAULTY, SAVE, STEP, Job, wait_for
 
 
@@ -90,6 +90,18 @@ def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
     assert [path for path in (cache / "prepared").iterdir() if path.is_dir()] == []
     assert job.start(INDICTUNE_CACHE=str(cache)).returncode == 0
     assert job.outcome() == unbroken
+
+
+@pytest.mark.slow
+def test_a_stop_of_the_rank_that_prepares_rows_ends_those_that_wait_for_it(recipe: Path, tmp_path: Path) -> None:
+    """They wait in C++ by then, where no signal is heard, and the launcher would kill them after 30 s."""
+    job = Job(recipe, tmp_path / "out", tuple(torchrun(2)))
+    stop = "SIGTERM@indictune.data.cache:write_through:1@0"
+    result = job.start(stop, INDICTUNE_CACHE=str(tmp_path / "cache"))
+    assert result.returncode != 0
+    assert "SIGKILL" not in result.stderr
+    assert job.status["state"] == "resumable"
+    assert job.status["message"].startswith("stopped by SIGTERM before there was anything to save.")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from indictune.progress import HERE, Progress
+from indictune.strategy.restart import JOINING
 from indictune.training.ranks import Ranks, Watchdog
 
 
@@ -147,6 +148,27 @@ def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path
     count = HERE.count
     Watchdog(Ranks(tmp_path, 0, 2, "attempt"), 1.0, tmp_path / "rank-0.log", pytest.fail)
     assert (HERE.count, HERE.place) == (count + 1, "the start")
+
+
+def test_a_rank_does_not_wait_to_join_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indictune.training.ranks._GRACE_S", 0.1)
+    told: list[str] = []
+    stopped, waits = Ranks(tmp_path, 0, 2, "attempt"), Ranks(tmp_path, 1, 2, "attempt")
+    waits.begin()
+    stopped.begin()
+    watchdog = Watchdog(waits, 900.0, tmp_path / "rank-1.log", told.append)
+    for place in (JOINING, "evaluating"):
+        watchdog.progress = Progress()
+        watchdog.progress.passed(place)
+        time.sleep(0.2)
+        watchdog.look()
+        assert told == []
+        stopped.ended("resumable", "stopped by SIGTERM.")
+        watchdog.look()
+        rank_0 = f"rank 0 (process {os.getpid()} on {socket.gethostname()})"
+        assert told == ([f"{rank_0} has ended: stopped by SIGTERM."] if place == JOINING else [])
+        told.clear()
+        stopped.ended("ok", "")
 
 
 # As torchrun tells rank 0 of two.
