@@ -184,6 +184,7 @@ def test_every_problem_is_told_at_once(job: Job) -> None:
         assert part in message
 
 
+@pytest.mark.slow
 def test_qlora_under_zero3_is_refused_before_anything_is_loaded(job: Job) -> None:
     job.flags["method"] = "qlora"
     result = start([*accelerate("zero3", 2), str(SCRIPT), *job.words()])

@@ -207,7 +207,7 @@ def test_the_differences_of_all_kinds_sum_to_that_of_the_step() -> None:
                 for _ in range(products):
                     torch.randn(200, 200) @ torch.randn(200, 200)
             seconds = time.perf_counter() - since + (extra_s if title == OURS else 0)
-            found[title] = by_kind(profiler.key_averages(), 2, plain_s, seconds)
+            found[title] = {**by_kind(profiler.key_averages(), 2, plain_s, seconds), "places": 1000 * products}
         assert found[OURS]["kinds"]["matmul"] > 0
         rounds.append(found)
     of = differences(rounds)
@@ -216,6 +216,7 @@ def test_the_differences_of_all_kinds_sum_to_that_of_the_step() -> None:
     assert of["step"]["least"] < of["step"]["difference"] < of["step"]["largest"]
     assert of["between operations"]["difference"] > 80  # ms of a step: 200 ms more in two
     assert of["step without the profiler"]["difference"] == 150
+    assert of["places"]["difference"] == 3000
 
 
 @pytest.mark.slow

@@ -196,6 +196,7 @@ def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_a
     assert times("in acquire")[1 - holder] >= 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_before_the_first_step_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
     event = "STUCK@indictune.models.classifier:load_classifier:1@1"
     with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "6") as (first, second):

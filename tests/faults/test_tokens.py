@@ -320,6 +320,7 @@ def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
     assert json.loads((out / "status.json").read_text())["state"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_away_ends_a_new_run_and_not_one_that_goes_on(
     finished_run: FinishedRun, hostile: list[str], tmp_path: Path
 ) -> None:
@@ -356,6 +357,7 @@ def test_what_is_typed_after_a_push_that_failed_pushes_to_the_same_place(
     assert f"Try `hf upload me/out '{out}' --private --revision draft --include README.md" in said
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_pushes_is_not_told_as_done(
     finished_run: FinishedRun, hostile: list[str], tmp_path: Path
 ) -> None:
