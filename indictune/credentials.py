@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from functools import cache
 
 import yaml
 from huggingface_hub import get_token
@@ -39,8 +41,18 @@ def without_tokens(text: str) -> str:
 
 def _own() -> str | None:
     """The token that is set here."""
-    own = get_token()
-    return own if own is not None and len(own) >= _SHORTEST else None
+    own = (os.environ.get("HF_TOKEN") or _logged_in() or "").strip()
+    return own if len(own) >= _SHORTEST else None
+
+
+@cache
+def _logged_in() -> str | None:
+    """The token of `hf auth login`, looked up once: huggingface_hub (2.4) reads files for it and may ask the network,
+    under a lock under which it logs too, and no log line may wait for that, or fail by it."""
+    try:
+        return get_token()
+    except Exception:  # whoever cannot tell the token does not send it either
+        return None
 
 
 def without_its_text(error: Exception) -> str:

@@ -27,8 +27,6 @@ _JSON_EXTENSIONS = (".json", ".jsonl", ".ndjson")
 _HARMLESS = {"sep", "chunksize"}
 # In the way that json files are read: each of these changes what a file says.
 _JSON_SETTINGS = ("encoding", "encoding_errors", "field")
-# Roles of columns whose numbers may stand for names that the dataset declares.
-_WITH_CLASSES = ("label", "language")
 
 
 @dataclass(frozen=True)
@@ -244,11 +242,12 @@ def _file_batches(
     rows: _Files, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all files, by lines that tell the file too."""
-    declared = {
-        role: _by_number_or_name(rows.split, rows.class_names[name])
-        for role, name in {**optional, **columns}.items()
-        if role in _WITH_CLASSES and name in rows.class_names
-    }
+    names = {role: rows.class_names.get(name) for role, name in {**optional, **columns}.items()}
+    declared: dict[str, Mapping[str, str | None]] = {}
+    if of_labels := names["label"]:
+        declared["label"] = _by_number_or_name(rows.split, of_labels)
+    if of_languages := names.get("language"):
+        declared["language"] = _languages(of_languages)
     bad.files = rows.files
     for number, file in enumerate(rows.files):
         batches = read_batches(file, columns, optional, bad, _extension(file))
@@ -294,9 +293,11 @@ def _typed_batches(
     if not len(rows):
         raise UserError(f"{split}: the split holds no rows.")
     names = {**columns, **{role: name for role, name in optional.items() if name in rows.column_names}}
-    kinds = {role: rows.features[name] for role, name in names.items() if role in _WITH_CLASSES}
+    kinds = {role: rows.features[name] for role, name in names.items()}
     declared = {
-        role: _by_number(split, kind.names) for role, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)
+        role: _by_number(split, kind.names) if role == "label" else _languages(kind.names)
+        for role, kind in kinds.items()
+        if role in ("label", "language") and isinstance(kind, datasets.ClassLabel)
     }
     first_row = 1
     for table in rows.select_columns(list(dict.fromkeys(names.values()))).with_format("arrow").iter(_CHUNK_ROWS):
@@ -347,28 +348,35 @@ def _by_number_or_name(split: str, names: Sequence[str]) -> dict[str, str | None
     return numbers | {name: name for name in names}
 
 
+def _languages(names: Sequence[str]) -> dict[str, str | None]:
+    """A language's number, as it is written -> its name. What has none stays: nobody may have asked for the column."""
+    return {"-1": None} | {str(number): name for number, name in enumerate(names) if isinstance(name, str)}
+
+
 def _with_class_names(
     batch: pa.RecordBatch, declared: Mapping[str, Mapping[str, str | None]], bad: BadRows
 ) -> pa.RecordBatch:
-    """Classes in place of their numbers, by the role of a column."""
-    for role, known in declared.items():
-        batch = _named(batch, role, known, bad)
-    return batch
+    """Classes in place of their numbers, in the columns of labels and languages."""
+    if known := declared.get("language"):
+        named = [known.get(language, language) for language in batch["language"].to_pylist()]
+        place = batch.schema.get_field_index("language")
+        batch = batch.set_column(place, "language", pa.array(named, pa.string()))
+    return _with_labels(batch, declared["label"], bad) if "label" in declared else batch
 
 
-def _named(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
+def _with_labels(batch: pa.RecordBatch, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
     """Classes in place of numbers; a name stays as it is written. `bad` gets the rows with another label."""
-    written = [label or "" for label in batch[role].to_pylist()]
+    written = [label or "" for label in batch["label"].to_pylist()]
     labels = [label.strip() for label in written]
     good = [label in known for label in labels]
     for index in (index for index, is_good in enumerate(good) if not is_good):
         row = batch.slice(index, 1).to_pylist()[0]
         names = dict.fromkeys(name for name in known.values() if name is not None)
         expected = ", ".join(map(shortened, list(names)[:20]))
-        reason = f"{role} {shortened(labels[index])} is none of those that the dataset declares ({expected})."
-        bad.add(row.pop("line"), reason, row, f"an undeclared {role}")
+        reason = f"label {shortened(labels[index])} is none of those that the dataset declares ({expected})."
+        bad.add(row.pop("line"), reason, row, "an undeclared label")
     named = [
         as_is if known.get(label) == label else known.get(label) for as_is, label in zip(written, labels, strict=True)
     ]
-    batch = batch.set_column(batch.schema.get_field_index(role), role, pa.array(named, pa.string()))
+    batch = batch.set_column(batch.schema.get_field_index("label"), "label", pa.array(named, pa.string()))
     return batch.filter(pa.array(good, pa.bool_()))

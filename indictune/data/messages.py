@@ -32,7 +32,7 @@ _NEXT: dict[str | None, tuple[str, ...]] = {
     "assistant": ("user",),
 }
 _TEXT_KEYS = ("text", "value", "content")
-_TOOL_KEYS = ("tools", "functions")
+_TOOL_KEYS = ("tools", "functions", "tool_calls", "function_call")
 _NO_TOOLS: tuple[object, ...] = (None, [], "", "[]")
 # What stands beside an answer's text in others' data: its thoughts, as servers of models give them, and how much it
 # counts, as OpenAI, axolotl, ms-swift, tinker and home-llm write it.

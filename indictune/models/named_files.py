@@ -13,12 +13,15 @@ from transformers.utils.hub import cached_files
 from indictune.errors import UserError
 from indictune.models.links import leads_out
 
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+# Each with what stands there without being read: files that transformers looks for beside it, and where the tokenizer
+# was. Published ones hold their authors' paths. What the second file says goes over that.
+_SETTINGS = {
+    "tokenizer_config.json": ("tokenizer_file", "special_tokens_map_file", "name_or_path"),
+    "special_tokens_map.json": (),
+}
 # A text there is the name of a file to `tokenizers` (0.23), wherever that is, and transformers (5.23) hands it on.
 _OPENED = ("vocab", "merges")
 _BY_ORDER = "init_inputs"  # arguments of the tokenizer's class, of which the first is mostly `vocab`
-# transformers looks for these beside the settings, whatever stands there. Published ones hold their authors' paths.
-_NOT_OPENED = ("tokenizer_file", "special_tokens_map_file")
 
 
 def check_named_files(name: str, revision: str | None, flag: str) -> None:
@@ -36,7 +39,9 @@ def check_named_files(name: str, revision: str | None, flag: str) -> None:
     """
     files = cached_files(name, list(_SETTINGS), revision=revision, _raise_exceptions_for_missing_entries=False)
     for path in map(Path, files or ()):
-        found = sorted(_named(json.loads(path.read_text(encoding="utf-8")), path.parent))
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        read = {key: value for key, value in settings.items() if key not in _SETTINGS[path.name]}
+        found = sorted(_named(read, path.parent))
         if found:
             raise UserError(
                 f"{flag}: {path.name} has {', '.join(found[:3])}, which names a file for its tokenizer that would be "
@@ -50,7 +55,7 @@ def _named(settings: dict[str, Any], folder: Path) -> Iterator[str]:
     for key, value in settings.items():
         if (key == _BY_ORDER and value) or (key in _OPENED and isinstance(value, str)):
             yield f"{key} {value!r}"
-        elif key not in _NOT_OPENED:
+        else:
             yield from (f"{key} {text!r}" for text in _texts(value) if _is_elsewhere(text, folder))
 
 

@@ -96,8 +96,13 @@ def other_states(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tupl
     return [
         (name, was, is_now)
         for name, was, is_now in pairs
-        if was != is_now and not {was, is_now} <= set(_OWN_SCHEDULES)
+        if _kind_of_optimizer(was) != _kind_of_optimizer(is_now) and not {was, is_now} <= set(_OWN_SCHEDULES)
     ]
+
+
+def _kind_of_optimizer(name: str) -> str:
+    """As DeepSpeed (0.19.8) reads its name: it makes one optimizer of Adam and AdamW, by `adam_w_mode`."""
+    return "adam" if name.lower() == "adamw" else name.lower()
 
 
 def check_offloaded_optimizer(strategy: str, optim: str) -> None:

@@ -23,6 +23,7 @@ from indictune.strategy.conversion import STATE_SHARDS, WEIGHT_SHARDS
 from indictune.strategy.launch import Launch
 
 SHARDED = "SHARDED_STATE_DICT"
+_ITS_NUMBER = "3"  # which accelerate takes too
 
 Copies = dict[str, dict[str, Any]]
 
@@ -41,8 +42,8 @@ def check_kept_in_shards(launch: Launch, environ: Mapping[str, str], args: Train
     """
     by_flags = None if args is None else args.fsdp_plugin_args
     told = environ.get("FSDP_STATE_DICT_TYPE") if by_flags is None else by_flags["state_dict_type"]
-    kind = told or SHARDED
-    if launch.family == "fsdp2" and kind != SHARDED:
+    kind = str(told or SHARDED)
+    if launch.family == "fsdp2" and kind.upper() not in (SHARDED, _ITS_NUMBER):
         name, place = "fsdp_state_dict_type", "in the accelerate config"
         if by_flags is not None:
             name, place = "--fsdp", f"""by --fsdp_config '{{"state_dict_type": "{SHARDED}"}}'"""

@@ -79,8 +79,10 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         means = self._metrics["train"]
         # TRL (1.16) takes both for 0 where no rank has an answer's token: of the ragged end's empty micro-batches.
         if means["entropy"][-1] == means["mean_token_accuracy"][-1] == 0:
-            means["entropy"].pop()
-            means["mean_token_accuracy"].pop()
+            for name in ("entropy", "mean_token_accuracy"):
+                means[name].pop()
+                if not means[name]:  # TRL divides by how many there are
+                    del means[name]
         return loss
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:

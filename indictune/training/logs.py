@@ -95,6 +95,7 @@ class RankLog:
     """
 
     def __init__(self, output_dir: Path, rank: int, verbose: bool) -> None:
+        without_tokens("")  # looks for the user's token, which no log line may do first
         folder = output_dir / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         told = folder / ".told"
@@ -111,7 +112,7 @@ class RankLog:
         root = logging.getLogger()
         root.setLevel(logging.INFO)
         root.addHandler(file_handler)
-        _quieten_requests()
+        quieten_requests()
         logging.captureWarnings(True)
         ours = logging.getLogger(PACKAGE)
         ours.setLevel(logging.DEBUG)  # for the file; the console takes what concerns the user
@@ -146,7 +147,7 @@ def _text(file: io.FileIO, errors: str) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(file), encoding="utf-8", errors=errors, line_buffering=True)
 
 
-def _quieten_requests() -> None:
+def quieten_requests() -> None:
     """The client of huggingface_hub (2.4: httpx2; others: httpx) tells of every request with its whole URL, and
     huggingface_hub has a handler of its own, which would write what it warns of past ours."""
     for name in ("httpx", "httpx2"):

@@ -24,7 +24,7 @@ from indictune.folders import cache_folder
 from indictune.layout import in_one_line, printable, table
 from indictune.models.classifier import label_order, load_classifier_config
 from indictune.models.loading import check_max_length, load_tokenizer
-from indictune.training.logs import PrintableFormatter
+from indictune.training.logs import PrintableFormatter, quieten_requests
 from indictune.training.stopping import EXIT_RESUMABLE, Stopped, StopRequest, let_through
 
 CLASSIFIER = (ModelArguments, DataArguments, SentimentTrainingArguments)
@@ -69,6 +69,7 @@ def _prepared(argv: Sequence[str]) -> int:
     console = logging.StreamHandler()
     console.setFormatter(PrintableFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[console])
+    quieten_requests()
     logging.getLogger("indictune").setLevel(logging.INFO)
     recipe = read_recipe(argv, CLASSIFIER)
     prepare: Callable[[Recipe], Prepared] = _prepare_classes

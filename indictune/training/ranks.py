@@ -99,16 +99,10 @@ class Ranks:
         """Rank, state and message of the rank that ended first, and not well, after a moment for it to tell."""
         deadline = time.time() + _END_WAIT_S
         while True:
-            ends = {rank: each["end"] for rank, each in self._others().items() if each["end"]}
-            ends = {rank: end for rank, end in ends.items() if end["state"] != "ok"}
-            if ends or time.time() > deadline:
-                break
+            first = _first(self._others())
+            if first is not None or time.time() > deadline:
+                return first
             time.sleep(0.1)
-        if not ends:
-            return None
-        # What the user gave is wrong of itself, whatever a clock of another machine says of the others' ends.
-        rank = min(ends, key=lambda rank: (ends[rank]["state"] != "user_error", float(ends[rank]["time"])))
-        return rank, str(ends[rank]["state"]), str(ends[rank]["message"])
 
     def dead(self) -> list[str]:
         """A sentence for each other rank of this machine that is stopped, or gone without telling how it ended."""
@@ -155,15 +149,22 @@ class Ranks:
                 found.append(f"{_name(rank, each)} {_GONE}")
         return found + [f"{name} {state}" for name, state in self._unheard().values() if state.startswith(_GONE)]
 
-    def left(self) -> list[str]:
-        """A sentence for each other rank that has told how it ended, and not well."""
-        ends = {rank: each for rank, each in self._others().items() if each["end"] and each["end"]["state"] != "ok"}
-        return [f"{_name(rank, each)} has ended: {each['end']['message']}" for rank, each in ends.items()]
+    def left(self) -> tuple[int, str, str] | None:
+        """As `first_end`, now. Of a rank that was there before this one began an end tells nothing of this launch."""
+        before = {rank: told["pid"] for rank, told in self._before.items()}
+        there = {
+            rank: told
+            for rank, told in self._others().items()
+            if told["pid"] != before.get(rank) or abs(told["born"] - self._mine["born"]) < _TOGETHER_S
+        }
+        return _first(there)
 
     def _unheard(self) -> dict[int, tuple[str, str]]:
         """Name and state of each other rank that has not begun, where all were started here."""
         unheard = set(range(self.world_size)) - {self.rank} - self._others().keys() if self.all_here else set()
         processes = self._processes() if unheard else {}
+        if self.rank not in processes:  # what processes have been given is not to be seen here
+            return {}
         host, gone = self._mine["host"], f"{_GONE}, before it had begun"
         return {
             rank: (_name(rank, {"pid": processes[rank], "host": host}), _state_of(processes[rank]))
@@ -210,6 +211,16 @@ class Ranks:
             logger.debug("%s: %s", self.folder, error)
 
 
+def _first(told: Mapping[int, dict[str, Any]]) -> tuple[int, str, str] | None:
+    """Rank, state and message of the one that ended first, and not well."""
+    ends = {rank: each["end"] for rank, each in told.items() if each["end"] and each["end"]["state"] != "ok"}
+    if not ends:
+        return None
+    # What the user gave is wrong of itself, whatever a clock of another machine says of the others' ends.
+    rank = min(ends, key=lambda rank: (ends[rank]["state"] != "user_error", float(ends[rank]["time"])))
+    return rank, str(ends[rank]["state"]), str(ends[rank]["message"])
+
+
 def _name(rank: int, told: dict[str, Any]) -> str:
     return f"rank {rank} (process {told['pid']} on {told['host']})"
 
@@ -237,13 +248,13 @@ class Watchdog(threading.Thread):
         ranks: of the run.
         patience_s: without any progress.
         log: file of this rank.
-        end: tells why the run has failed, and ends the process.
+        end: tells why the run has ended, and how, failed where it is not said; and ends the process.
 
     Attributes:
         progress: of this rank.
     """
 
-    def __init__(self, ranks: Ranks, patience_s: float, log: Path, end: Callable[[str], None]) -> None:
+    def __init__(self, ranks: Ranks, patience_s: float, log: Path, end: Callable[..., None]) -> None:
         super().__init__(daemon=True, name="watchdog")
         self.ranks = ranks
         self.patience_s = patience_s
@@ -291,8 +302,9 @@ class Watchdog(threading.Thread):
             if gone and not self.ranks.has_ended:
                 self.end("; ".join(gone))
         is_joining = self.progress.place == restart.JOINING and self.progress.still_s > _GRACE_S
-        if is_joining and (left := self.ranks.left()):
-            self.end("; ".join(left))
+        if is_joining and (left := self.ranks.left()) and not self.ranks.has_ended:
+            rank, state, message = left
+            self.end(f"[rank {rank}] {message}", state)
 
     def _speak(self, still_s: float) -> None:
         none = f"no rank that this machine hears of lags behind this one ({self.progress.place})"

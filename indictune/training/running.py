@@ -177,13 +177,13 @@ def _first_cause(session: Session, end: End, started: float) -> End:
     return told
 
 
-def _end(session: Session, started: float, message: str) -> NoReturn:
-    """Tell why the run has failed, if no rank has told, and end the process, whatever its main thread does."""
+def _end(session: Session, started: float, message: str, state: output.State = "failed") -> NoReturn:
+    """Tell why the run has ended, if no rank has told, and end the process, whatever its main thread does."""
     try:
         if _spoken(session, started).get("state", "ok") == "ok":
-            _tell(session, End("failed", message), started)
+            _tell(session, End(state, message), started)
     finally:
-        os._exit(EXIT_FAILED)
+        os._exit(_CODES[state])
 
 
 def _tell(session: Session, end: End, started: float) -> None:

@@ -59,7 +59,7 @@ class Session:
     checkpoint: str | None = None
     saved_files: Collection[str] = ()
     watchdog: Watchdog | None = None
-    end: Callable[[str], None]
+    end: Callable[..., None]
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
         self.recipe = recipe

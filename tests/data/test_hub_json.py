@@ -264,6 +264,17 @@ def test_languages_that_are_class_ids_get_their_names(folder: Path, declared: st
     ]
 
 
+def test_languages_that_are_not_declared_stay_as_they_are_written(folder: Path) -> None:
+    """Nobody may have asked for them. Without quotes, YAML makes False of Norwegian."""
+    names = DECLARED.replace("name: label", "name: label\n    dtype: string\n  - name: language")
+    (folder / "README.md").write_text(names.replace("negative", "en").replace("positive", "no"))
+    rows = [("en", "0"), ("no", "1"), ("te", "te"), ("romanised", "-1")]
+    lines = (json.dumps({"text": name, "label": name[0], "language": written}) for name, written in rows)
+    (folder / "train.jsonl").write_text("\n".join(lines))
+    languages = load_splits(DataArguments(dataset_name="set")).train.table["language"].to_pylist()
+    assert languages == ["en", "1", "te", "romanised"]
+
+
 def test_class_ids_whose_names_are_numbers_get_these_names(folder: Path) -> None:
     (folder / "README.md").write_text(DECLARED.replace("negative", "'1'").replace("positive", "'2'"))
     pq.write_table(pa.table({"text": ["a", "b"], "label": [0, 1]}), folder / "train.parquet")

@@ -396,6 +396,11 @@ WRONG_TYPE, WRONG_ORDER = "a value of the wrong type", "roles out of order"
                 ("loss", "0.5"),
             ]
         ),
+        (
+            {"prompt": "a", "completion": "b", "tool_calls": [{"id": "7"}]},
+            "a call of tools",
+            "has tool_calls, which no chat template is given; remove the row, or the key.",
+        ),
         ({"messages": HELLO, "kto_tag": False}, "a rejected answer", "kto_tag is false"),
         (
             {"messages": HELLO, "weight": 0},

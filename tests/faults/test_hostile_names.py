@@ -74,6 +74,15 @@ class TestATokenizer:
         with pytest.raises(UserError, match=rf"/model: {file} has {setting} .*outside\.txt.* take the entry out"):
             load_tokenizer(ModelArguments(str(folder)))
 
+    def test_whose_special_tokens_name_one_is_refused_where_the_settings_would_not_be_read(
+        self, tmp_path: Path
+    ) -> None:
+        """What that file says goes over the files that transformers has found."""
+        folder = hostile.model_whose_tokenizer_names("tokenizer_file", tmp_path)
+        (folder / "tokenizer_config.json").rename(folder / "special_tokens_map.json")
+        with pytest.raises(UserError, match=r"/model: special_tokens_map\.json has tokenizer_file "):
+            load_tokenizer(ModelArguments(str(folder)))
+
     def test_that_names_one_from_the_current_folder_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -100,7 +109,7 @@ class TestATokenizer:
         theirs = {
             "vocab_file": "/home/author/bert/vocab.txt",
             "special_tokens_map_file": "/root/.cache/huggingface/transformers/0f.1a",
-            "name_or_path": "/home/author/bert",
+            "name_or_path": __file__,
             "init_inputs": [],
             "additional_special_tokens": ["/", "</x>"],
         }

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from indictune.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
-from indictune.credentials import without_tokens
+from indictune.credentials import _logged_in, without_tokens
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapters import check_published_base
@@ -155,6 +155,18 @@ def test_the_token_that_is_set_here_is_known_whatever_its_form(monkeypatch: pyte
     monkeypatch.delenv("HF_TOKEN")
     given = {"output_dir": "out-many-plain-words"}
     assert read_recipe(["--output_dir", "out-many-plain-words"], types).values == given
+
+
+def test_the_token_of_a_login_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never by a log line: that reads files, and may ask the network under a lock under which it logs."""
+    tokens = iter(["many-plain-words"])
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("indictune.credentials.get_token", lambda: next(tokens))
+    _logged_in.cache_clear()
+    assert [without_tokens("many-plain-words") for _ in range(2)] == 2 * ["(a token)"]
+    _logged_in.cache_clear()
+    assert without_tokens("many-plain-words") == "many-plain-words"  # which cannot be told any more: no error either
+    _logged_in.cache_clear()
 
 
 @pytest.mark.parametrize("placeholder", ["none", "test", "hf", "x", "not-a-token"])

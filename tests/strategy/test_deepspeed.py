@@ -130,6 +130,7 @@ def test_what_decides_the_steps_and_follows_from_no_flag_is_told_by_its_place_in
         ({"scheduler.type": "WarmupLR"}, {"scheduler.type": "StepLR"}, [("scheduler.type", "WarmupLR", "StepLR")]),
         ({"optimizer.type": "AdamW"}, {"optimizer.type": "AdamW", "scheduler.params.warmup_num_steps": 5}, []),
         ({"optimizer.type": "AdamW"}, {"optimizer.type": "Lion"}, [("optimizer.type", "AdamW", "Lion")]),
+        ({"optimizer.type": "Adam"}, {"optimizer.type": "adamw"}, []),
         ({"optimizer.type": "AdamW"}, {}, [("optimizer.type", "AdamW", "(none)")]),
         ({}, {}, []),
     ],

@@ -51,6 +51,8 @@ AFTER = "; the final model is one file all the same."
         (None, {"fsdp": "full_shard"}, f"--fsdp: {REFUSED} {BY_FLAG}{AFTER}"),  # the default (transformers 5.23)
         (FULL, {"fsdp": "full_shard", "fsdp_config": {"state_dict_type": SHARDED}}, None),
         (SHARDED, {}, None),
+        ("sharded_state_dict", {}, None),
+        ("3", None, None),
         (None, None, None),
     ],
 )

@@ -62,6 +62,12 @@ def test_micro_batches_without_a_row_are_in_no_mean_of_the_log(base: str, tmp_pa
         logged.append([entry["entropy"] for entry in trainer.state.log_history if "entropy" in entry])
     assert logged[0][1] == pytest.approx(logged[1][1], rel=1e-4)
     assert len(logged[0]) == 2
+    trainer._metrics["train"].clear()
+    no_answer = {name: torch.full((1, 4), value) for name, value in (("input_ids", 5), ("labels", -100))}
+    no_answer["attention_mask"] = torch.ones(1, 4, dtype=torch.long)
+    trainer.compute_loss(trainer.model, no_answer, num_items_in_batch=torch.tensor(1))
+    trainer.log({"loss": 0.0})
+    assert "entropy" not in trainer.state.log_history[-1]
 
 
 def test_a_mixture_of_experts_is_trained_alike_in_one_micro_batch_and_in_five(

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -152,11 +153,11 @@ def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path
 
 def test_a_rank_does_not_wait_to_join_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indictune.training.ranks._GRACE_S", 0.1)
-    told: list[str] = []
+    told: list[tuple[str, str]] = []
     stopped, waits = Ranks(tmp_path, 0, 2, "attempt"), Ranks(tmp_path, 1, 2, "attempt")
     waits.begin()
     stopped.begin()
-    watchdog = Watchdog(waits, 900.0, tmp_path / "rank-1.log", told.append)
+    watchdog = Watchdog(waits, 900.0, tmp_path / "rank-1.log", lambda *end: told.append(end))
     for place in (JOINING, "evaluating"):
         watchdog.progress = Progress()
         watchdog.progress.passed(place)
@@ -165,10 +166,24 @@ def test_a_rank_does_not_wait_to_join_one_that_has_ended(tmp_path: Path, monkeyp
         assert told == []
         stopped.ended("resumable", "stopped by SIGTERM.")
         watchdog.look()
-        rank_0 = f"rank 0 (process {os.getpid()} on {socket.gethostname()})"
-        assert told == ([f"{rank_0} has ended: stopped by SIGTERM."] if place == JOINING else [])
+        assert told == ([("[rank 0] stopped by SIGTERM.", "resumable")] if place == JOINING else [])
         told.clear()
         stopped.ended("ok", "")
+
+
+def test_a_rank_does_not_take_the_end_of_an_earlier_launchs_rank_for_one_of_its_own(tmp_path: Path) -> None:
+    earlier = Ranks(tmp_path, 0, 2, "attempt")
+    earlier._mine["born"] -= 60.0
+    earlier.begin()
+    begun = Ranks(tmp_path, 1, 2, "attempt")
+    earlier.ended("resumable", "interrupted.")
+    assert begun.left() is None
+    (tmp_path / ".ranks" / "0.json").unlink()
+    assert Ranks(tmp_path, 1, 2, "attempt").left() is None
+    started_again = Ranks(tmp_path, 0, 2, "attempt")
+    started_again.begin()
+    started_again.ended("user_error", "no such file.")
+    assert begun.left() == (0, "user_error", "no such file.")
 
 
 # As torchrun tells rank 0 of two.
@@ -177,11 +192,23 @@ LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELAST
 
 class TestARankThatHasNotBegun:
     @pytest.fixture
-    def process(self) -> Iterator[subprocess.Popen[bytes]]:
-        """That of rank 1."""
-        with subprocess.Popen(["sleep", "600"], env={**os.environ, **LAUNCHED, "RANK": "1"}) as process:
-            yield process
-            process.kill()
+    def started(self) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+        """Starts a process of this launch."""
+        with ExitStack() as running:
+
+            def start(**given: str) -> subprocess.Popen[bytes]:
+                process = subprocess.Popen(["sleep", "600"], env={**os.environ, **LAUNCHED, **given})
+                running.callback(process.wait)
+                running.callback(process.kill)
+                return process
+
+            yield start
+
+    @pytest.fixture
+    def process(self, started: Callable[..., subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """That of rank 1, beside one in place of this one, whose environment has been changed since it began."""
+        started()
+        return started(RANK="1")
 
     def test_holds_up_the_others(self, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
         ranks = Ranks.of_launch(tmp_path, LAUNCHED)
@@ -200,8 +227,13 @@ class TestARankThatHasNotBegun:
         said = ["rank 1 is gone: it was killed, or died without a word, before it had begun"]
         assert (ranks.gone(), ranks.dead(), ranks.late()) == (said, said, {})
 
-    def test_is_no_process_of_another_attempt(self, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
-        ranks = Ranks.of_launch(tmp_path, LAUNCHED | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    def test_is_no_process_of_another_attempt(
+        self, process: subprocess.Popen[bytes], started: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+    ) -> None:
+        again = {"TORCHELASTIC_RESTART_COUNT": "1"}
+        ranks = Ranks.of_launch(tmp_path, LAUNCHED | again)
+        assert (ranks.gone(), ranks.late()) == ([], {})  # nor can be told where this one's own is not seen
+        started(**again)
         assert (len(ranks.gone()), ranks.late()) == (1, {})
 
     def test_is_not_known_of_where_it_may_be_on_another_machine(self, tmp_path: Path) -> None:
