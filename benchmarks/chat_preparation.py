@@ -30,7 +30,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from benchmarks.contenders import peak_memory_bytes
 from benchmarks.environment import environment, write_results
-from benchmarks.preparation import words
+from benchmarks.preparation import watched_children, words
 from indictune.data.chats import set_template, tokenise_splits
 from indictune.data.conversations import load_conversations
 from indictune.layout import table
@@ -40,7 +40,7 @@ from indictune.models import builtin
 MODEL = builtin.resolve("builtin:tiny-indic-llama")
 MAX_LENGTH = 2048
 STAGES = {"ours": "ours", "again": "ours, from the cache", "trl": "TRL", "trl_two": "TRL, 2 processes"}
-FEW = {"trl_few": "TRL, 10 conversations", "trl_two_few": "TRL, 2 processes, 10 conversations"}
+FEW = "trl_few"
 
 
 def write_rows(path: Path, number: int) -> None:
@@ -85,22 +85,24 @@ def measure(stage: str, rows: Path, cache: Path) -> dict[str, float]:
     datasets.disable_progress_bars()
     before, start = peak_memory_bytes(), time.perf_counter()
     is_trls, processes = stage.startswith("trl"), 2 if stage.startswith("trl_two") else None
-    packs = trls(rows, cache / stage, processes) if is_trls else ours(rows, cache)
-    return {"seconds": time.perf_counter() - start, "peak_bytes": peak_memory_bytes() - before, "packs": packs}
+    with watched_children() as peaks:
+        packs = trls(rows, cache / stage, processes) if is_trls else ours(rows, cache)
+    found = {"seconds": time.perf_counter() - start, "peak_bytes": peak_memory_bytes() - before, "packs": packs}
+    return {**found, "largest_child_bytes": max(peaks.values(), default=0)}
 
 
 def compare(number: int, repeats: int) -> dict[str, Any]:
     """All stages by turns, each turn with an empty cache."""
-    laps: dict[str, list[dict[str, float]]] = {stage: [] for stage in (*STAGES, *FEW)}
+    laps: dict[str, list[dict[str, float]]] = {stage: [] for stage in (*STAGES, FEW)}
     with tempfile.TemporaryDirectory() as work, get_context("fork").Pool(1, maxtasksperchild=1) as alone:
         write_rows(rows := Path(work) / "rows.jsonl", number)
         write_rows(few := Path(work) / "few.jsonl", 10)
         for _ in range(repeats):
             with tempfile.TemporaryDirectory(dir=work) as cache:
                 for stage, done in laps.items():
-                    done.append(alone.apply(measure, (stage, few if stage in FEW else rows, Path(cache))))
+                    done.append(alone.apply(measure, (stage, few if stage == FEW else rows, Path(cache))))
     return {
-        stage: {key: statistics.median(each[key] for each in done) for key in ("seconds", "peak_bytes", "packs")}
+        stage: {key: statistics.median(each[key] for each in done) for key in done[0]}
         | {"seconds_of_each_run": [each["seconds"] for each in done]}
         for stage, done in laps.items()
     }
@@ -114,8 +116,7 @@ def main() -> None:
     arguments = parser.parse_args()
     results = compare(arguments.rows, arguments.repeats)
     for stage, found in results.items():
-        made = results.get(f"{stage}_few", {"seconds": 0.0})
-        found["seconds_of_rows"] = found["seconds"] - made["seconds"]
+        found["seconds_of_rows"] = found["seconds"] - (results[FEW]["seconds"] if stage.startswith("trl") else 0.0)
     body = [
         [
             name,
@@ -124,6 +125,7 @@ def main() -> None:
             f"{arguments.rows / results[stage]['seconds_of_rows']:,.0f}",
             f"{results['trl']['seconds_of_rows'] / results[stage]['seconds_of_rows']:.2f}x",
             f"{results[stage]['peak_bytes'] / 1e6:,.0f}",
+            f"{results[stage]['largest_child_bytes'] / 1e6:,.0f}",
             f"{results[stage]['packs']:,.0f}",
         ]
         for stage, name in STAGES.items()
@@ -135,6 +137,7 @@ def main() -> None:
         "rows/s",
         "as fast as TRL",
         "memory MB",
+        "child MB",
         "packs",
     ]
     print(table(header, body))

@@ -166,7 +166,9 @@ def show(vocab_size: int, found: dict[str, dict[str, float]]) -> None:
     for name in [*kinds, "step", "step without the profiler", "places"]:
         of = found[name]
         spread = f"{of['difference']:+.1f} ({of['least']:+.1f} to {of['largest']:+.1f})"
-        body.append([name, *(f"{of[title]:.1f}" for title in TITLES), spread])
+        body.append(
+            [f"(number of {name})" if name == "places" else name, *(f"{of[title]:.1f}" for title in TITLES), spread]
+        )
     header = [f"vocabulary {vocab_size:,}: ms of a step of {BATCH_SIZE} rows", *TITLES, "difference"]
     print(table(header, body), end="\n\n", flush=True)
 

@@ -318,11 +318,16 @@ def _refused(job: Job, error: str, write: str, every: int) -> Counter[str]:
     refused = Counter[str]()
     for call in range(1, 1000, every):
         folder = job.stopped_at(2, job.work / f"{error}-{write.replace(':', '-')}-{call}")
-        code, said = job.run(folder, f"{error}@{write}:{call}")
-        if code == 0:  # it has no more such calls
+        hit = job.work / "hit"
+        hit.unlink(missing_ok=True)
+        code, said = job.run(folder, f"{error}@{write}:{call}", SIGNALLED=str(hit))
+        if not hit.exists():  # it has no more such calls
             shutil.rmtree(folder)
             break
-        refused.update(_not_written(job, folder, code, said))
+        if code == 0:
+            refused[f"ended all the same, {job.judged(folder, code, said, 0)}"] += 1
+        else:
+            refused.update(_not_written(job, folder, code, said))
     return +refused
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.startup
 
-Every command runs in fresh processes, by turns; medians of the seconds of the whole process are shown. The last three
+Every command runs in fresh processes, by turns; medians of the seconds of the whole process are shown. The last two
 are of 100,000 rows that have been prepared before; of a run, from its start to its first optimizer step's end.
 """
 
@@ -37,9 +37,15 @@ ONE_STEP = ("--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"
 
 
 def seconds_of(command: list[str]) -> float:
-    """Of a whole process."""
+    """Of a whole process.
+
+    Raises:
+        RuntimeError: it failed.
+    """
     since = time.perf_counter()
-    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command} failed:\n{done.stderr}")
     return time.perf_counter() - since
 
 

@@ -12,8 +12,8 @@ in the model. `FLIPPED` changes the optimizer's states in the newest checkpoint 
 `OPENED` lets other users write to them; `FLIPPED_BEST` and `OPENED_BEST` do so to the weights of the best one, or to
 the index of its shards. `SLOW` holds the call up, `STUCK` for ever and deaf to signals; `REFUSED` is a `UserError`.
 From `FULL` on no file grows large; from `EROFS` on, or any other name of an error, each call fails with it. Two
-events are joined by `+`. A file that `SIGNALLED` in the environment names gets the time of the signal, by the
-clock that all processes have (`time.monotonic`).
+events are joined by `+`. A file that `SIGNALLED` in the environment names gets the time of the signal or of the error,
+by the clock that all processes have (`time.monotonic`).
 """
 
 from __future__ import annotations
@@ -68,10 +68,16 @@ def spoilt(trainer: Any, how: str) -> Path:
 
 
 def send(name: str) -> None:
-    """A signal to this process, and the time of it to the file that gets it."""
-    if SIGNALLED in os.environ:
-        Path(os.environ[SIGNALLED]).write_text(str(time.monotonic()), encoding="ascii")
+    """A signal to this process."""
+    note_time()
     os.kill(os.getpid(), signal.Signals[name])
+
+
+def note_time() -> None:
+    """The time of what hits it, to the file that gets it."""
+    if SIGNALLED in os.environ:
+        with open(os.environ[SIGNALLED], "w", encoding="ascii") as file:
+            file.write(str(time.monotonic()))
 
 
 def hit(event: str) -> None:
@@ -103,6 +109,9 @@ def hit(event: str) -> None:
         if now and name == "REFUSED":
             raise UserError("refused by this rank alone")
         if calls >= int(count) and name in errno.errorcode.values():
+            if settings.get("ignore_errors") or (settings.get("exist_ok") and os.path.isdir(args[0])):
+                return None  # as of a real disk: it would not be heard, or asked for nothing
+            note_time()
             number = getattr(errno, name)
             named = args[:1] if args and isinstance(args[0], str | Path) else ()  # as the system tells the path
             raise OSError(number, os.strerror(number), *map(str, named))

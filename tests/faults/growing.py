@@ -75,11 +75,15 @@ def watched_tree() -> Iterator[dict[str, int]]:
 
 
 def tree_bytes() -> int:
-    """Those of this process and all that it has started, now; of a page that others share too its part."""
-    own, found = psutil.Process(), 0
-    for process in (own, *own.children(recursive=True)):
+    """Those of this process, and of all that it has started what they share with none, now.
+
+    The part of each in what it shares (PSS) would depend on processes that have nothing to do with this one.
+    """
+    own = psutil.Process()
+    found = int(own.memory_info().rss)
+    for process in own.children(recursive=True):
         with suppress(psutil.Error):  # it has ended
-            found += process.memory_full_info().pss
+            found += process.memory_full_info().uss
     return found
 
 
