@@ -315,7 +315,7 @@ def test_a_disk_that_fills_up_before_a_run_has_come_from_another_folder_leaves_a
     assert (out / "abandoned-1" / "train_log.jsonl").read_text() == "{}\n"
 
 
-PLACES = ["os:fsync:1", "os:fsync:9", "pathlib:Path.rename:2", "torch:save:2"]
+PLACES = ["os:fsync:2", "os:fsync:9", "pathlib:Path.rename:2", "torch:save:2"]  # the first call is for the lock
 FAST = [("EROFS", "os:fsync:9"), ("EACCES", "pathlib:Path.rename:2")]
 
 
