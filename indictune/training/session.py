@@ -53,7 +53,7 @@ class Session:
         stop_request: whether a signal asks this process to stop.
         ranks: of the run.
         watchdog: of this rank; None where there is one process, or nothing is trained.
-        end: tells why the run has failed and ends the process, whatever its main thread does; set by `run`.
+        end: tells why and how the run has ended and ends the process, whatever its main thread does; set by `run`.
     """
 
     checkpoint: str | None = None

@@ -5,7 +5,7 @@
 FILE gets a line of JSON for every 500th step, and one without a step when the script has ended: the step, the resident
 bytes of the process, those of them that are of no file ("own": pages of a file of rows are the disk's cache), the most
 bytes that it ever held ("peak"); the last tells the most of any process that it has started ("child") too, and
-the most of all of them with it at one moment ("tree"), where a page that several share counts once.
+the most of all of them with it at one moment ("tree"; see `tree_bytes`).
 """
 
 from __future__ import annotations
