@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -159,18 +159,29 @@ def watched_children() -> Iterator[dict[str, int]]:
     `getrusage` would not do: what it tells of a child that was started is never less than the parent's own memory.
     """
     peaks: dict[str, int] = {}
-    over = threading.Event()
 
     def look() -> None:
-        while not over.wait(LOOK_EVERY_S):
-            for child in _children():
-                with suppress(*ENDED, StopIteration):
-                    peaks[child] = _peak_bytes(child)  # the last counts: before its own program began, it was us
+        for child in _children():
+            with suppress(*ENDED, StopIteration):
+                peaks[child] = _peak_bytes(child)  # the last counts: before its own program began, it was us
 
-    watcher = threading.Thread(target=look)
+    with looking(look, LOOK_EVERY_S):
+        yield peaks
+
+
+@contextmanager
+def looking(look: Callable[[], None], every_s: float) -> Iterator[None]:
+    """A block beside which a thread looks again and again."""
+    over = threading.Event()
+
+    def look_on() -> None:
+        while not over.wait(every_s):
+            look()
+
+    watcher = threading.Thread(target=look_on)
     watcher.start()
     try:
-        yield peaks
+        yield
     finally:
         over.set()
         watcher.join()

@@ -14,7 +14,6 @@ import json
 import os
 import runpy
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,19 +58,15 @@ def held() -> dict[str, int]:
 @contextmanager
 def watched_tree() -> Iterator[dict[str, int]]:
     """The most bytes of this process and all that it has started, looked at again and again while the block lasts."""
-    most, over = {"tree": tree_bytes()}, threading.Event()
+    from benchmarks.preparation import looking
+
+    most = {"tree": tree_bytes()}
 
     def look() -> None:
-        while not over.wait(LOOK_EVERY_S):
-            most["tree"] = max(most["tree"], tree_bytes())
+        most["tree"] = max(most["tree"], tree_bytes())
 
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
+    with looking(look, LOOK_EVERY_S):
         yield most
-    finally:
-        over.set()
-        watcher.join()
 
 
 def tree_bytes() -> int:
