@@ -21,6 +21,7 @@ _SETTINGS = {
 }
 # A text there is the name of a file to `tokenizers` (0.23), wherever that is, and transformers (5.23) hands it on.
 _OPENED = ("vocab", "merges")
+_FILE = "_file"  # how transformers' own names for files end
 _BY_ORDER = "init_inputs"  # arguments of the tokenizer's class, of which the first is mostly `vocab`
 
 
@@ -56,7 +57,8 @@ def _named(settings: dict[str, Any], folder: Path) -> Iterator[str]:
         if (key == _BY_ORDER and value) or (key in _OPENED and isinstance(value, str)):
             yield f"{key} {value!r}"
         else:
-            yield from (f"{key} {text!r}" for text in _texts(value) if _is_elsewhere(text, folder))
+            is_file = key.endswith(_FILE)
+            yield from (f"{key} {text!r}" for text in _texts(value) if _is_elsewhere(text, folder, is_file))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -67,8 +69,9 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _is_elsewhere(text: str, folder: Path) -> bool:
+def _is_elsewhere(text: str, folder: Path, is_file: bool) -> bool:
     """Whether a text is the path of a file, from here or from the folder, that is not in the folder. A name alone is
-    none: tokens are short, and what the current folder holds has nothing to do with them."""
+    none where its entry is of no file: tokens are short, and what the current folder holds has nothing to do with
+    them."""
     paths = [path for path in (text, os.path.join(folder, text)) if os.path.exists(path) and not os.path.isdir(path)]
-    return os.sep in text and any(leads_out(Path(path), folder) for path in paths)
+    return (is_file or os.sep in text) and any(leads_out(Path(path), folder) for path in paths)

@@ -93,6 +93,18 @@ class TestATokenizer:
             with pytest.raises(UserError, match=f"has {setting} "):
                 load_tokenizer(ModelArguments(str(folder)))
 
+    def test_whose_special_tokens_name_one_of_the_current_folder_alone_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = hostile.model_whose_tokenizer_names("vocab", tmp_path)
+        (folder / "tokenizer.json").unlink()
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+        (folder / "special_tokens_map.json").write_text('{"vocab_file": "outside.txt"}')
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError, match=r"special_tokens_map\.json has vocab_file 'outside\.txt'"):
+            load_tokenizer(ModelArguments(str(folder)))
+        assert "secret" in AutoTokenizer.from_pretrained(folder).get_vocab()  # or transformers has mended it
+
     def test_that_names_one_on_the_hub_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
