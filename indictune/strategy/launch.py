@@ -22,7 +22,7 @@ class Launch:
         world_size: processes over all nodes.
         local_world_size: processes on this node.
         rank: of this process among `world_size`.
-        deepspeed: content of the DeepSpeed configuration, or None.
+        deepspeed: content of the DeepSpeed file; empty where an accelerate config has none, None without DeepSpeed.
         deepspeed_source: path of the file that it is from, or its text.
     """
 
@@ -142,7 +142,7 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
         world_size,
         local_world_size=local_world_size_of(environ),
         rank=rank_of(environ),
-        deepspeed=config,
+        deepspeed={} if config is None and strategy.startswith("zero") else config,
         deepspeed_source=deepspeed,
     )
 

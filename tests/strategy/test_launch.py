@@ -173,6 +173,7 @@ class TestDeepSpeedFile:
         assert read_launch(TORCHRUN, '{"zero_optimization": {"stage": 1}}').deepspeed == {
             "zero_optimization": {"stage": 1}
         }
+        assert read_launch(ACCELERATE_DEEPSPEED).deepspeed == {}
         assert read_launch(TORCHRUN).deepspeed is None
 
     def test_a_missing_file_is_told(self) -> None:

@@ -20,7 +20,7 @@ def read(configuration: Mapping[str, Any], in_deepspeed: Mapping[str, Any] | Non
 
     Args:
         configuration: of the run, as for `recipe.yaml`.
-        in_deepspeed: content of its DeepSpeed file; None where there is none.
+        in_deepspeed: content of its DeepSpeed file, empty where it has none; None without DeepSpeed.
 
     Raises:
         UserError: a file cannot be read any more.
@@ -73,7 +73,7 @@ def other_states(checkpoint: Path, in_deepspeed: Mapping[str, Any]) -> list[str]
         in_deepspeed: content of the file.
     """
     before = _content(checkpoint).get("deepspeed")
-    if before is None:  # an earlier version wrote it, or there was no such file
+    if before is None:  # an earlier version wrote it
         return []
     return [
         f"--deepspeed: {name} {was}, now {is_now}: {checkpoint.name} holds a state of the first, which the other "

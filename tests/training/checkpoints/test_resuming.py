@@ -327,6 +327,14 @@ class TestFits:
             "other cannot take over; make the file what it was, or start afresh in another --output_dir."
         ]
 
+    def test_a_deepspeed_file_with_a_schedule_is_refused_where_there_was_none(self, tmp_path: Path) -> None:
+        folder = write(tmp_path, 4)
+        flag_files.write(folder, flag_files.read({}, {}))
+        with pytest.raises(UserError, match=r"scheduler\.type \(none\), now WarmupLR: "):
+            resuming.check_fits(
+                folder, Launch("ddp", 2, deepspeed={"scheduler": {"type": "WarmupLR"}}), OF_THIS_RUN, {}
+            )
+
     def test_another_global_batch_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="--global_batch_size 16: checkpoint-4 was trained with 8"):
             resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN | {"global_batch_size": 16}, {})
