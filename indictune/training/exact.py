@@ -27,14 +27,13 @@ from indictune.models.loading import Model
 from indictune.progress import HERE
 from indictune.strategy import conversion, nodes, offload, sharding, shards, weights
 from indictune.strategy.communication import set_up_communication
-from indictune.training import pushing
+from indictune.training import pushing, randomness
 from indictune.training.bad_steps import BadSteps, drop_if_bad
 from indictune.training.callbacks.epochs import EpochShuffle
 from indictune.training.checkpoints import best, resuming, saving, store
 from indictune.training.copies import sent_to_device
 from indictune.training.flags import FlagsOnTheirWay
 from indictune.training.nonfinite import NonFinite
-from indictune.training.randomness import RandomStates
 from indictune.training.rehearsal import rehearse
 from indictune.training.stopping import DeafWorkers, Stopped, StopRequest
 
@@ -240,9 +239,12 @@ class ExactTrainer(Trainer):
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        randomness.save(Path(output_dir), self.args)
+
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Load the random states to go on with. A callback would come before they are loaded."""
-        super()._load_rng_state(checkpoint if self.made_up is None else str(self.made_up))
+        randomness.load(self.made_up or Path(str(checkpoint)), self.args)
 
     def _load_best_model(self) -> None:
         """Load the best weights, which may be from before another strategy took over. Where they are damaged, the last
@@ -310,7 +312,7 @@ class ExactTrainer(Trainer):
 
     def _evaluate(self, trial: Any, *args: Any, **settings: Any) -> dict[str, float]:
         """Evaluate in training. Where that is stopped, the step is saved, and evaluated when the run goes on."""
-        before = RandomStates()  # an evaluation draws one when it begins
+        before = randomness.RandomStates()  # an evaluation draws one when it begins
         try:
             metrics: dict[str, float] = super()._evaluate(trial, *args, **settings)
         except Stopped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import FinishedRun
+from tests.distributed.launching import accelerate, python
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, STEP, Job
 
 pytestmark = pytest.mark.gpu
@@ -66,6 +68,21 @@ def test_a_run_that_is_asked_to_stop_goes_on(
     assert job.start(f"SIGTERM@{place}").returncode == EXIT_RESUMABLE
     assert job.start().returncode == 0
     assert job.outcome() == unbroken(flags)
+
+
+@pytest.mark.parametrize("began", ["python", "accelerate"])
+def test_a_run_goes_on_with_its_random_numbers_under_another_launcher(
+    finished_run: FinishedRun, unbroken: Unbroken, tmp_path: Path, began: str
+) -> None:
+    """The Trainer (5.23) keeps those of a GPU in another form under each."""
+    launchers = [tuple(python()), tuple(accelerate("ddp", 1))]
+    first, second = launchers if began == "python" else reversed(launchers)
+    job = Job(finished_run.recipe, tmp_path / "out", first, FP32)
+    job.start(f"SIGTERM@{STEP}:3")
+    assert job.status["state"] == "resumable"
+    job = replace(job, launcher=second)
+    assert job.start().returncode == 0
+    assert job.outcome()["weights"] == unbroken(FP32)["weights"]
 
 
 @pytest.mark.parametrize(("action", "flags"), [("stop", FP32), ("skip", FP32), ("rollback", FP32), ("rollback", BF16)])
