@@ -74,10 +74,20 @@ def test_one_left_behind_is_removed_when_it_is_older_than_a_build(lock: Path) ->
     assert not lock.exists()
 
 
+def test_a_young_one_is_removed_where_no_other_machine_has_the_disk(lock: Path, tmp_path: Path) -> None:
+    if extensions._kind_of_disk(tmp_path) not in extensions._OF_ONE_MACHINE:
+        pytest.skip("the temporary folder may be another machine's too")
+    waiting = threading.Thread(target=extensions.remove_dead_locks, args=(ZERO, 0), daemon=True)
+    waiting.start()
+    waiting.join(timeout=60)
+    assert not lock.exists()
+
+
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_a_young_one_may_be_held_elsewhere_and_is_waited_for_by_name(
-    lock: Path, local_rank: int, caplog: pytest.LogCaptureFixture
+    lock: Path, local_rank: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(extensions, "_OF_ONE_MACHINE", frozenset())
     waiting = threading.Thread(target=extensions.remove_dead_locks, args=(ZERO, local_rank))
     waiting.start()
     waiting.join(timeout=1)
