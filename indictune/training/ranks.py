@@ -27,6 +27,7 @@ _GRACE_S = 3.0
 _TOGETHER_S = 3.0
 # Times the patience: later than a collective gives up, which tells more. While rows are prepared there is none.
 _ENDS_AFTER = 2.5
+_MEETINGS = (restart.JOINING,)  # where no rank goes on before all are there
 _GONE = "is gone: it was killed, or died without a word"
 
 
@@ -240,25 +241,29 @@ class Watchdog(threading.Thread):
 
     Where a rank has died and the main thread does not find out by itself, it ends the process: NCCL waits in C++,
     where no signal handler runs and no exception comes, until the launcher kills it. So it does where a rank has ended
-    that this one would meet first, and where one stays stopped that prepares the rows, for which the others wait
-    without a collective. One that runs is named again and again, and not ended: it may be fetching rows, or wait for a
-    disk that comes back.
+    that this one would meet first, once it has asked the main thread in vain, and where one stays stopped that
+    prepares the rows, for which the others wait without a collective. One that runs is named again and again, and not
+    ended: it may be fetching rows, or wait for a disk that comes back.
 
     Args:
         ranks: of the run.
         patience_s: without any progress.
         log: file of this rank.
+        ask: ends the run where its main thread hears it, and has nothing to save.
         end: tells why the run has ended, and how, failed where it is not said; and ends the process.
 
     Attributes:
         progress: of this rank.
     """
 
-    def __init__(self, ranks: Ranks, patience_s: float, log: Path, end: Callable[..., None]) -> None:
+    def __init__(
+        self, ranks: Ranks, patience_s: float, log: Path, ask: Callable[[], None], end: Callable[..., None]
+    ) -> None:
         super().__init__(daemon=True, name="watchdog")
         self.ranks = ranks
         self.patience_s = patience_s
         self.log = log
+        self.ask = ask
         self.end = end
         self.progress = HERE
         self.progress.passed("the start")  # its clock has run while this rank imported what it needs
@@ -301,10 +306,13 @@ class Watchdog(threading.Thread):
             gone = self.ranks.gone()  # but for those that were just about to tell their end
             if gone and not self.ranks.has_ended:
                 self.end("; ".join(gone))
-        is_joining = self.progress.place == restart.JOINING and self.progress.still_s > _GRACE_S
-        if is_joining and (left := self.ranks.left()) and not self.ranks.has_ended:
-            rank, state, message = left
-            self.end(f"[rank {rank}] {message}", state)
+        is_meeting = self.progress.place in _MEETINGS and self.progress.still_s > _GRACE_S
+        if is_meeting and (left := self.ranks.left()) and not self.ranks.has_ended:
+            self.ask()
+            time.sleep(_GRACE_S)  # a main thread that hears it clears away what it has begun: compilers, their lock
+            if not self.ranks.has_ended:
+                rank, state, message = left
+                self.end(f"[rank {rank}] {message}", state)
 
     def _speak(self, still_s: float) -> None:
         none = f"no rank that this machine hears of lags behind this one ({self.progress.place})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
@@ -178,10 +179,12 @@ def _first_cause(session: Session, end: End, started: float) -> End:
 
 
 def _end(session: Session, started: float, message: str, state: output.State = "failed") -> NoReturn:
-    """Tell why the run has ended, if no rank has told, and end the process, whatever its main thread does."""
+    """Tell why the run has ended, if no rank has told, and end the process and what it has started, whatever its main
+    thread does."""
     try:
         if _spoken(session, started).get("state", "ok") == "ok":
             _tell(session, End(state, message), started)
+        stopping.end_programs(signal.SIGKILL)
     finally:
         os._exit(_CODES[state])
 

@@ -365,7 +365,7 @@ class Session:
     def _watch(self, log: Path) -> None:
         """Start the watchdog. A collective gives up after `--ddp_timeout`; half of that is long for anything."""
         patience_s = max(1, self.planned(IndicTrainingArguments, "ddp_timeout")) / 2
-        self.watchdog = Watchdog(self.ranks, patience_s, log, self.end)
+        self.watchdog = Watchdog(self.ranks, patience_s, log, self.stop_request.ask, self.end)
         self.watchdog.start()
 
     def decide_evaluation(self) -> None:

@@ -79,6 +79,11 @@ class StopRequest:
         if self.asked:
             raise NotBegun("stopped before there was anything to save.")
 
+    def ask(self) -> None:
+        """Ask this process to stop, from any thread, where that ends the run at once."""
+        if not self._wait:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def ignore(self) -> None:
         """From now on a signal changes nothing: the run is over, and tells how."""
         self._over = True
@@ -93,7 +98,7 @@ class StopRequest:
         self.asked = True
         name = signal.Signals(number).name
         if not self._wait:
-            _end_programs(signal.SIGTERM)
+            end_programs(signal.SIGTERM)
             raise NotBegun(f"stopped by {name} before there was anything to save.")
         self._tell(f"{name}: the run ends as soon as nothing is lost by it; Ctrl-C ends it at once\n")
 
@@ -118,10 +123,10 @@ def kill_programs() -> None:
     """End at once what this process has started, and what that has. Compilers are deaf, and torch (2.13) would wait
     for them when the process ends, up to 5 minutes (`SubprocPool.shutdown`)."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's (2.13) raises where a process dies that reads rows ahead
-    _end_programs(signal.SIGKILL)
+    end_programs(signal.SIGKILL)
 
 
-def _end_programs(number: signal.Signals) -> None:
+def end_programs(number: signal.Signals) -> None:
     """Send it to all that this process has started. Python kills a program that it waits for (`subprocess.run`), and
     what that has started would live on: the compilers of `ninja`, for minutes."""
     for program in psutil.Process().children(recursive=True):

@@ -108,6 +108,28 @@ def test_a_rank_that_waits_in_c_for_a_killed_one_ends_soon_and_names_it(
     assert said.endswith(f"indictune: {expected}\n")
 
 
+def test_a_rank_that_builds_an_operator_when_another_is_stopped_leaves_no_compiler_and_no_lock(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """The next run would wait for the lock, up to 10 minutes."""
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/bash\n[[ " $* " == *" -c "* ]] && sleep 100\nexec g++ "$@"\n', encoding="utf-8")
+    compiler.chmod(0o755)
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero2", 2)))
+    event = "SLOW@indictune.strategy.standin:start:1@1+SIGTERM@torch.utils.file_baton:FileBaton.wait:1"
+    built = tmp_path / "operators"
+    try:
+        said = job.start(event, CXX=str(compiler), TORCH_EXTENSIONS_DIR=str(built)).stderr
+        assert job.status["state"] == "resumable", said
+        assert job.status["message"].startswith("stopped by SIGTERM before ")  # heard by rank 0, which builds
+        assert [path.name for path in built.iterdir()] == ["deepspeed_shm_comm"]
+        assert list(built.glob("*/lock")) == []
+        assert processes_of(job.folder) == []
+    finally:
+        for pid in processes_of(job.folder):
+            psutil.Process(pid).kill()
+
+
 @pytest.mark.slow
 def test_a_rank_that_has_ended_well_ends_no_other(finished_run: FinishedRun, tmp_path: Path) -> None:
     event = "STUCK@indictune.training.results:write_metrics:1@0"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -123,7 +124,8 @@ def test_a_rank_that_prepares_rows_is_not_warned_of_as_long_as_it_moves(
     prepares.begin()
     patience_s = 0.8
     its_own, watchdog = (
-        Watchdog(ranks, patience_s, tmp_path / f"rank-{ranks.rank}.log", pytest.fail) for ranks in (prepares, waits)
+        Watchdog(ranks, patience_s, tmp_path / f"rank-{ranks.rank}.log", pytest.fail, pytest.fail)
+        for ranks in (prepares, waits)
     )
     its_own.progress, watchdog.progress = having_passed(3), having_passed(4)
 
@@ -147,28 +149,44 @@ def test_a_rank_that_prepares_rows_is_not_warned_of_as_long_as_it_moves(
 
 def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path) -> None:
     count = HERE.count
-    Watchdog(Ranks(tmp_path, 0, 2, "attempt"), 1.0, tmp_path / "rank-0.log", pytest.fail)
+    Watchdog(Ranks(tmp_path, 0, 2, "attempt"), 1.0, tmp_path / "rank-0.log", pytest.fail, pytest.fail)
     assert (HERE.count, HERE.place) == (count + 1, "the start")
 
 
-def test_a_rank_does_not_wait_to_join_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+ENDED = ("[rank 0] stopped by SIGTERM.", "resumable")
+
+
+@pytest.mark.parametrize(
+    ("place", "hears", "expected"),
+    [
+        (JOINING, False, ["asked", ENDED]),
+        (JOINING, True, ["asked"]),
+        ("evaluating", False, []),
+    ],
+)
+def test_a_rank_does_not_wait_to_meet_one_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, hears: bool, expected: list[Any]
+) -> None:
     monkeypatch.setattr("indictune.training.ranks._GRACE_S", 0.1)
-    told: list[tuple[str, str]] = []
+    happened: list[Any] = []
     stopped, waits = Ranks(tmp_path, 0, 2, "attempt"), Ranks(tmp_path, 1, 2, "attempt")
     waits.begin()
     stopped.begin()
-    watchdog = Watchdog(waits, 900.0, tmp_path / "rank-1.log", lambda *end: told.append(end))
-    for place in (JOINING, "evaluating"):
-        watchdog.progress = Progress()
-        watchdog.progress.passed(place)
-        time.sleep(0.2)
-        watchdog.look()
-        assert told == []
-        stopped.ended("resumable", "stopped by SIGTERM.")
-        watchdog.look()
-        assert told == ([("[rank 0] stopped by SIGTERM.", "resumable")] if place == JOINING else [])
-        told.clear()
-        stopped.ended("ok", "")
+
+    def ask() -> None:
+        happened.append("asked")
+        if hears:
+            waits.ended("resumable", "stopped by SIGTERM.")
+
+    watchdog = Watchdog(waits, 900.0, tmp_path / "rank-1.log", ask, lambda *end: happened.append(end))
+    watchdog.progress = Progress()
+    watchdog.progress.passed(place)
+    time.sleep(0.2)
+    watchdog.look()
+    assert happened == []
+    stopped.ended("resumable", "stopped by SIGTERM.")
+    watchdog.look()
+    assert happened == expected
 
 
 def test_a_rank_does_not_take_the_end_of_an_earlier_launchs_rank_for_one_of_its_own(tmp_path: Path) -> None:

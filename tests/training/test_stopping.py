@@ -114,6 +114,29 @@ def test_a_scheduler_that_asks_again_disturbs_nothing() -> None:
     assert "During handling" not in asked.stderr
 
 
+ASK = """
+import sys, threading, time
+from indictune.training.stopping import StopRequest
+request = StopRequest()
+with request.listening():
+    if sys.argv[1] == "later":
+        request.wait_for_the_step()
+    threading.Thread(target=request.ask).start()
+    time.sleep(1)
+    print("asked:", request.asked)
+"""
+
+
+def test_a_thread_ends_the_run_before_its_first_step_and_not_later() -> None:
+    at_once, later = (
+        subprocess.run([sys.executable, "-c", ASK, word], cwd=ROOT, capture_output=True, text=True, check=False)
+        for word in ("at once", "later")
+    )
+    assert at_once.stdout == ""
+    assert "NotBegun: stopped by SIGTERM" in at_once.stderr
+    assert later.stdout == "asked: False\n", later.stderr
+
+
 START = """
 import signal, subprocess, sys
 from indictune.training.stopping import StopRequest
@@ -237,3 +260,30 @@ def test_a_second_interrupt_ends_a_run_at_once_and_what_it_has_started(tmp_path:
                 each.kill()
     assert run.returncode == 75
     assert "indictune: interrupted before it could save." in said
+
+
+AT_ONCE = """
+import subprocess, sys
+from indictune.arguments import IndicTrainingArguments, ModelArguments
+from indictune.config import read_recipe
+from indictune.training.running import run
+
+def main(session):
+    program = subprocess.Popen(["sh", "-c", "sleep 600; true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    session.show(str(program.pid))
+    session.end("a rank is gone")
+
+sys.exit(run(main, read_recipe(["--output_dir", sys.argv[1]], (ModelArguments, IndicTrainingArguments))))
+"""
+
+
+def test_a_run_that_its_watchdog_ends_leaves_no_program_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AT_ONCE, str(tmp_path / "out")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    program = int(run.stdout)
+    is_left = psutil.pid_exists(program) and psutil.Process(program).status() != psutil.STATUS_ZOMBIE
+    if is_left:
+        for each in (*psutil.Process(program).children(), psutil.Process(program)):
+            each.kill()
+    assert (run.returncode, is_left) == (1, False)
+    assert run.stderr.endswith("indictune: a rank is gone\n")
