@@ -64,8 +64,7 @@ def group_of_disks(args: TrainingArguments) -> ProcessGroup | None:
     if not args.save_on_each_node:
         return None
     firsts = sorted(set(sharding.from_all(disk_of(args))))
-    group: ProcessGroup | None = torch.distributed.new_group(firsts, backend="gloo", timeout=args.ddp_timeout_delta)
-    return group
+    return sharding.group_on_cpu(args.ddp_timeout_delta, firsts)
 
 
 def give_files(folder: Path, gives: bool, args: TrainingArguments, group: ProcessGroup | None) -> None:

@@ -30,6 +30,7 @@ from indictune.strategy import offload
 T = TypeVar("T")
 
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+GROUPING = "making a group of ranks"
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
@@ -191,8 +192,19 @@ def wait_for_all(args: TrainingArguments) -> None:
 
 def _patient_group() -> ProcessGroup:
     """All ranks, in which one may be waited for."""
+    return group_on_cpu(timedelta(hours=12))
+
+
+def group_on_cpu(timeout: timedelta, ranks: list[int] | None = None) -> ProcessGroup:
+    """A group that talks beside the training's own. All ranks must call it, and those in it wait for each other.
+
+    Args:
+        timeout: of its making and of its collectives.
+        ranks: in it; None for all.
+    """
+    HERE.passed(GROUPING)
+    group: ProcessGroup = torch.distributed.new_group(ranks, backend="gloo", timeout=timeout)
     _meet(None)
-    group: ProcessGroup = torch.distributed.new_group(backend="gloo", timeout=timedelta(hours=12))
     return group
 
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -19,6 +18,7 @@ from transformers import TrainingArguments
 
 from indictune.errors import UserError
 from indictune.progress import HERE
+from indictune.strategy import sharding
 from indictune.strategy.conversion import STATE_SHARDS, WEIGHT_SHARDS
 from indictune.strategy.launch import Launch
 
@@ -79,8 +79,7 @@ def group_of_writers(args: TrainingArguments) -> ProcessGroup | None:
 
     Without one of their own, the two would take each other's messages.
     """
-    group: ProcessGroup | None = torch.distributed.new_group(backend="gloo", timeout=args.ddp_timeout_delta)
-    return group
+    return sharding.group_on_cpu(args.ddp_timeout_delta)
 
 
 def copied(model: nn.Module, optimizer: Optimizer) -> Copies:

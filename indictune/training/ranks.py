@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from indictune.progress import HERE, Progress
-from indictune.strategy import launch, restart
+from indictune.strategy import launch, restart, sharding
 from indictune.training.output import write_whole
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _GRACE_S = 3.0
 _TOGETHER_S = 3.0
 # Times the patience: later than a collective gives up, which tells more. While rows are prepared there is none.
 _ENDS_AFTER = 2.5
-_MEETINGS = (restart.JOINING,)  # where no rank goes on before all are there
+_MEETINGS = (restart.JOINING, sharding.GROUPING)  # where no rank goes on before all are there
 _GONE = "is gone: it was killed, or died without a word"
 
 

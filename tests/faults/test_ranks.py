@@ -130,6 +130,15 @@ def test_a_rank_that_builds_an_operator_when_another_is_stopped_leaves_no_compil
             psutil.Process(pid).kill()
 
 
+def test_a_rank_does_not_wait_for_a_group_with_one_that_has_ended(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """It waits in C++, where no signal is heard, and the launcher would kill it after 30 s."""
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)))
+    said = job.start("SIGTERM@torch.distributed:new_group:1@1").stderr
+    assert "SIGKILL" not in said
+    assert job.status["state"] == "resumable", said
+    assert job.status["message"].startswith("[rank 1] stopped by SIGTERM before there was anything to save.")
+
+
 @pytest.mark.slow
 def test_a_rank_that_has_ended_well_ends_no_other(finished_run: FinishedRun, tmp_path: Path) -> None:
     event = "STUCK@indictune.training.results:write_metrics:1@0"

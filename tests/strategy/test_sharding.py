@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from accelerate.utils import TorchDynamoPlugin
 from peft import LoraConfig, TaskType, get_peft_model
@@ -11,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from indictune.progress import HERE
 from indictune.strategy.restart import join
-from indictune.strategy.sharding import barrier, fit_to_model, from_all, repeated_blocks
+from indictune.strategy.sharding import barrier, fit_to_model, from_all, group_on_cpu, repeated_blocks
 from tests.models.tiny import CONFIGS
 
 BLOCKS = {
@@ -97,5 +99,7 @@ def test_what_all_ranks_wait_for_is_a_place_and_what_some_wait_for_is_none() -> 
         barrier()
         from_all("mine")
         assert (HERE.count, HERE.place) == (count + 2, "meeting the other ranks")
+        group_on_cpu(timedelta(seconds=1))
+        assert (HERE.count, HERE.place) == (count + 4, "meeting the other ranks")
     finally:
         distributed.destroy_process_group()

@@ -20,6 +20,7 @@ import pytest
 
 from indictune.progress import HERE, Progress
 from indictune.strategy.restart import JOINING
+from indictune.strategy.sharding import GROUPING
 from indictune.training.ranks import Ranks, Watchdog
 
 
@@ -160,6 +161,7 @@ ENDED = ("[rank 0] stopped by SIGTERM.", "resumable")
     ("place", "hears", "expected"),
     [
         (JOINING, False, ["asked", ENDED]),
+        (GROUPING, False, ["asked", ENDED]),
         (JOINING, True, ["asked"]),
         ("evaluating", False, []),
     ],
