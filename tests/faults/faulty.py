@@ -7,13 +7,13 @@
 
 A signal comes just before the third call of the function; in the second example before the 7th call on rank 1 alone;
 in the third so too, but not when torchrun has started it again; in the last after so many seconds, wherever the run
-is. `NAN`, `INFINITE` and `LARGE` spoil what the call gives, `NAN_GRADIENT` and so on what a trainer's method leaves
-in the model. `FLIPPED` changes the optimizer's states in the newest checkpoint of the trainer whose method it is,
-`OPENED` lets other users write to them; `FLIPPED_BEST` and `OPENED_BEST` do so to the weights of the best one, or to
-the index of its shards. `SLOW` holds the call up, `STUCK` for ever and deaf to signals; `REFUSED` is a `UserError`.
-From `FULL` on no file grows large; from `EROFS` on, or any other name of an error, each call fails with it. Two
-events are joined by `+`. A file that `SIGNALLED` in the environment names gets the time of the signal or of the error,
-by the clock that all processes have (`time.monotonic`).
+is. `NAN`, `INFINITE` and `LARGE` spoil what the call gives, `NAN_GRADIENT` and so on what goes back from the loss
+that it gives, or else what a trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the
+newest checkpoint of the trainer whose method it is, `OPENED` lets other users write to them; `FLIPPED_BEST` and
+`OPENED_BEST` do so to the weights of the best one, or to the index of its shards. `SLOW` holds the call up, `STUCK`
+for ever and deaf to signals; `REFUSED` is a `UserError`. From `FULL` on no file grows large; from `EROFS` on, or any
+other name of an error, each call fails with it. Two events are joined by `+`. A file that `SIGNALLED` in the
+environment names gets the time of the signal or of the error, by the clock that all processes have (`time.monotonic`).
 """
 
 from __future__ import annotations
@@ -65,6 +65,14 @@ def spoilt(trainer: Any, how: str) -> Path:
         return store.listed(Path(trainer.args.output_dir))[0] / "optimizer.pt"
     best = Path(trainer.state.best_model_checkpoint)
     return next(path for path in map(best.joinpath, WEIGHTS) if path.is_file())
+
+
+def spoil_gradient(trainer: Any, loss: Any, number: float) -> None:
+    """Of all weights, where the loss has yet to go back; else, of the first that has one, what is there."""
+    if loss.requires_grad:
+        loss.register_hook(lambda gradient: gradient * number)
+    else:
+        next(each.grad for each in trainer.model.parameters() if each.grad is not None).fill_(number)
 
 
 def send(name: str) -> None:
@@ -123,8 +131,7 @@ def hit(event: str) -> None:
         if now and name in BAD_NUMBERS:
             return result * BAD_NUMBERS[name]
         if now and name.removesuffix("_GRADIENT") in BAD_NUMBERS:
-            gradient = next(each.grad for each in args[0].model.parameters() if each.grad is not None)
-            gradient.fill_(BAD_NUMBERS[name.removesuffix("_GRADIENT")])
+            spoil_gradient(args[0], result, BAD_NUMBERS[name.removesuffix("_GRADIENT")])
         return result
 
     setattr(owner, function, counted)

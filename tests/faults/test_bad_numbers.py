@@ -33,6 +33,17 @@ def noted(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def stopped_at_step_3(job: Job) -> dict[str, Any]:
+    """What a run has noted that was stopped by that step, and has saved no later one."""
+    message = job.status["message"]
+    assert message.startswith("The loss or the gradient of step 3 is NaN or infinite; training has stopped")
+    assert [store.step_of(path) for path in store.listed(job.folder)] == [2]
+    assert store.damage(job.folder / "checkpoint-2") == []
+    (entry,) = noted(job)
+    assert (entry["step"], entry["action"], len(entry["rows"])) == (3, "stop", 8)
+    return entry
+
+
 def weights(job: Job, step: int, file: str = "model.safetensors") -> str:
     return hashlib.sha256((job.folder / f"checkpoint-{step}" / file).read_bytes()).hexdigest()
 
@@ -44,14 +55,28 @@ def test_it_stops_the_run_and_names_the_rows(finished_run: FinishedRun, tmp_path
     assert result.returncode == 1
     assert job.status["state"] == "failed"
     message = job.status["message"]
-    assert message.startswith("The loss or the gradient of step 3 is NaN or infinite; training has stopped")
-    assert [store.step_of(path) for path in store.listed(job.folder)] == [2]
-    assert store.damage(job.folder / "checkpoint-2") == []
-    (entry,) = noted(job)
-    assert (entry["step"], entry["action"], len(entry["rows"])) == (3, "stop", 8)
+    entry = stopped_at_step_3(job)
     assert message.endswith(f"{', '.join(entry['places'][:5])} and 3 more (nonfinite.jsonl lists them).")
     assert "--on_nonfinite skip or rollback leaves such steps out." in message
     assert all(place.rpartition(":")[0].endswith("train.jsonl") for place in entry["places"])
+
+
+# A gradient's norm is a tensor under DDP, one that is spread over the ranks under FSDP2, and a float under DeepSpeed.
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "fsdp2",
+        "zero3",
+        pytest.param("ddp", marks=pytest.mark.slow),
+        pytest.param("zero2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_gradient_that_one_rank_spoils_stops_all(finished_run: FinishedRun, tmp_path: Path, strategy: str) -> None:
+    """Its loss is finite."""
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)))
+    result = job.start("INFINITE_GRADIENT@indictune.training.loss:ExactLoss.__call__:3@1")
+    assert result.returncode == 1, result.stderr
+    assert 0.5 < stopped_at_step_3(job)["loss"] < 2
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import distributed
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, distribute_tensor
 from transformers import TrainerControl, TrainerState
 
 from indictune.arguments import IndicTrainingArguments
@@ -184,6 +188,28 @@ class TestNonFinite:
         flag = nonfinite.take()
         assert flag is not None
         assert flag.item()
+
+    @pytest.mark.parametrize(("norm", "is_bad"), [(1.5, False), (float("nan"), True), (float("inf"), True)])
+    def test_a_norm_is_a_number_under_deepspeed(self, norm: float, is_bad: bool) -> None:
+        nonfinite = self.noted(1.0)
+        nonfinite.note(norm)
+        flag = nonfinite.take()
+        assert flag is not None
+        assert flag.item() == is_bad
+
+    @pytest.mark.parametrize("norm", [1.5, float("nan"), float("inf")])
+    def test_a_norm_is_spread_over_the_ranks_under_fsdp2(self, norm: float) -> None:
+        distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        try:
+            mesh = init_device_mesh("cpu", (1,))
+            spread = distribute_tensor(torch.tensor(norm), mesh, [Partial()])
+            nonfinite = NonFinite()
+            nonfinite.note(spread)
+            flag = nonfinite.take()
+        finally:
+            distributed.destroy_process_group()
+        assert type(flag) is torch.Tensor  # of this rank alone
+        assert flag.item() == (norm != 1.5)
 
     def test_a_flag_is_taken_once(self) -> None:
         nonfinite = self.noted(float("nan"))
