@@ -148,13 +148,17 @@ def check_folders(strategy: str, folders: Mapping[str, str | None]) -> None:
 def check_bad_steps(strategy: str, on_nonfinite: str) -> None:
     """Refuse to leave bad steps out where it cannot be done.
 
+    DeepSpeed takes a step within the backward pass, and leaves it out where the norm of the gradients is NaN or
+    infinite (0.19.8, `step` in `zero/stage_1_and_2.py` and `zero/stage3.py`), but not under bf16 where ZeRO-1 or
+    ZeRO-2 has `check_grad_overflow` off. It looks at no loss, which may be infinite where its gradient is finite.
+
     Raises:
-        UserError: DeepSpeed changes the weights, and they were to be left as they are.
+        UserError: DeepSpeed decides which step is left out, and all bad ones were to be.
     """
     if strategy.startswith("zero") and on_nonfinite == "skip":
         raise UserError(
-            "--on_nonfinite skip: DeepSpeed has changed the weights before a gradient can be seen; give rollback or "
-            "stop."
+            "--on_nonfinite skip: DeepSpeed decides itself, by the gradients alone, whether a step is left out, and "
+            "has taken one whose loss alone is NaN or infinite before that is seen; give rollback or stop."
         )
 
 

@@ -481,5 +481,6 @@ def test_deepspeed_cannot_skip(finished_run: FinishedRun, tmp_path: Path) -> Non
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero2", 1)), flags)
     assert job.start().returncode != 0
     assert job.status["message"] == (
-        "--on_nonfinite skip: DeepSpeed has changed the weights before a gradient can be seen; give rollback or stop."
+        "--on_nonfinite skip: DeepSpeed decides itself, by the gradients alone, whether a step is left out, and has "
+        "taken one whose loss alone is NaN or infinite before that is seen; give rollback or stop."
     )
