@@ -102,8 +102,9 @@ WRITES = (
 
 
 def writes(contender: Contender, counts: Counts, work: Path) -> Found:
-    """2: SIGKILL just before every call that writes, in a run of two steps that saves both; of either of two ranks."""
-    twice = replace(contender, command=(*contender.command, "--max_steps", "2"))
+    """2: SIGKILL just before every call that writes, or deletes, in a run of two steps that saves both and keeps one;
+    of either of two ranks."""
+    twice = replace(contender, command=(*contender.command, "--max_steps", "2", "--save_total_limit", "1"))
     found = _cut(Job(twice, work), "", counts["every write"])
     if FSDP2 in contender.launches and counts["every write of a rank"]:
         for rank in ("0", "1"):

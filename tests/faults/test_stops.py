@@ -75,6 +75,31 @@ def test_a_run_that_is_killed_while_it_saves_goes_on(
     assert not [path for path in job.folder.iterdir() if path.name.startswith((".unfinished", ".replaced"))]
 
 
+@pytest.fixture(scope="module")
+def unbroken_with_room_for_one(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """What comes out where nothing happens, and each checkpoint makes room for the next."""
+    alone = ("--save_total_limit", "1", "--eval_strategy", "no", "--load_best_model_at_end", "false")
+    job = Job(recipe, tmp_path_factory.mktemp("unbroken_with_room_for_one") / "out", flags=alone)
+    assert job.start().returncode == 0
+    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-8"]
+    return job
+
+
+@pytest.mark.parametrize(("place", "left"), [("give_name:2", [2]), ("remove:1", [4, 2])])
+def test_a_checkpoint_goes_after_the_next_has_its_name(
+    unbroken_with_room_for_one: Job, tmp_path: Path, place: str, left: list[int]
+) -> None:
+    job = replace(unbroken_with_room_for_one, folder=tmp_path / "out")
+    assert job.start(f"SIGKILL@indictune.training.checkpoints.store:{place}").returncode == -9
+    found = store.listed(job.folder)
+    assert [store.step_of(path) for path in found] == left
+    assert [store.damage(path) for path in found] == [[] for _ in found]
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert f"Going on from {found[0]}" in result.stderr
+    assert job.outcome() == unbroken_with_room_for_one.outcome()
+
+
 def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
