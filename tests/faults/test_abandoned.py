@@ -100,6 +100,23 @@ def test_a_checkpoint_comes_along_from_another_folder_with_its_best(finished: Jo
     assert {**job.outcome(), "log": None} == {**finished.outcome(), "log": None}  # of the steps that were done there
 
 
+def test_a_run_none_of_whose_checkpoints_is_whole_starts_afresh(finished: Job, tmp_path: Path) -> None:
+    of_later = shutil.ignore_patterns("metrics.json", "model.safetensors", "checkpoint-[68]")  # killed after step 4
+    job = replace(finished, folder=shutil.copytree(finished.folder, tmp_path / "out", ignore=of_later))
+    damaged = [path / "optimizer.pt" for path in store.listed(job.folder)]
+    for path in damaged:
+        flip_a_bit(path)
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    for path in damaged:
+        assert f"{path.parent.name} cannot be gone on from: {path} is not as it was written" in result.stderr
+    assert f"{job.folder} holds no whole checkpoint: starting afresh" in result.stderr
+    left = job.folder / "abandoned-1"
+    assert f"Moved to {left}, because this run does not go on from it: checkpoint-4, checkpoint-2.\n" in result.stderr
+    assert steps(left) == [4, 2]
+    assert job.outcome() == finished.outcome()
+
+
 def test_a_disk_without_room_for_them_leaves_all_as_it_was(finished: Job, tmp_path: Path) -> None:
     job = replace(finished, folder=shutil.copytree(finished.folder, tmp_path / "out"))
     named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
