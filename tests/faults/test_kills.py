@@ -13,7 +13,7 @@ from indictune.training.results import written
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate
 from tests.faults.faulty import spoil
-from tests.faults.runs import STEP, Job
+from tests.faults.runs import SAVE, STEP, Job
 
 KILLS = 3
 LONG = ("--num_train_epochs", "4", "--save_total_limit", "9")
@@ -63,14 +63,38 @@ def test_a_run_that_is_killed_while_its_model_moves_to_its_place_moves_all_of_it
     assert not (job.folder / store.UNFINISHED_MODEL).exists()
 
 
-# Of the weights and the optimizer's states of one rank.
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", ["*_rank_1_*model_states.pt", "*_rank_1_*optim_states.pt"])
+@pytest.mark.parametrize(("place", "newest"), [(f"{STEP}:5", 4), (f"{SAVE}:2", 2)])
+def test_a_run_of_zero3_whose_rank_is_killed_ends_as_if_it_was_not(
+    finished_run: FinishedRun, tmp_path: Path, place: str, newest: int
+) -> None:
+    unbroken, job = (Job(finished_run.recipe, tmp_path / name, tuple(accelerate("zero3", 2))) for name in ("u", "out"))
+    assert unbroken.start().returncode == 0
+    assert job.start(f"SIGKILL@{place}@1").returncode != 0
+    found = store.listed(job.folder)
+    assert store.step_of(found[0]) == newest
+    assert [store.damage(path) for path in found] == [[] for _ in found]
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert f"Going on from {found[0]}" in result.stderr
+    assert job.outcome() == unbroken.outcome()
+
+
+# Of the weights and the optimizer's states of one rank.
+@pytest.mark.parametrize(
+    ("strategy", "shard"),
+    [
+        pytest.param("fsdp2", "pytorch_model_fsdp_0/__1_0.distcp", marks=pytest.mark.slow),
+        ("fsdp2", "optimizer_0/__1_0.distcp"),
+        pytest.param("zero3", "*_rank_1_*model_states.pt", marks=pytest.mark.slow),
+        pytest.param("zero3", "*_rank_1_*optim_states.pt", marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_shard_is_named_and_the_checkpoint_before_gone_on_from(
-    finished_run: FinishedRun, tmp_path: Path, shard: str
+    finished_run: FinishedRun, tmp_path: Path, strategy: str, shard: str
 ) -> None:
     kept = ("--save_total_limit", "9")
-    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero3", 2)), kept)
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)), kept)
     result = job.start()
     assert result.returncode == 0, result.stderr
     unbroken = job.outcome()
