@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from indictune.training.checkpoints import store
+from indictune.training.output import RECIPE
 from tests.conftest import FinishedRun
 from tests.distributed import test_llama
 from tests.distributed.launching import SCRIPT, Run, accelerate, python
@@ -56,6 +57,7 @@ def test_one_process(
     saved = store.read_manifest(store.listed(job.folder)[0])
     assert saved is not None
     assert saved.rows_of_epoch == saved.step % 4 * 8  # 30 rows an epoch
+    assert saved.recipe == store.digest(store.listed(job.folder)[0] / RECIPE).sha256
     go_on(job, step)
     assert ended(job) == unbroken[batches]
 
