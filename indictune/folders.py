@@ -14,7 +14,8 @@ MANIFEST = "manifest.json"  # of a checkpoint: what it holds, and nothing else m
 _OF_A_CHECKPOINT = (MANIFEST, "trainer_state.json")  # both: other programs have a manifest.json too
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST})
+REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_CLOSED = REFUSED | {errno.ENOTDIR, errno.EEXIST}
 
 
 def cache_folder() -> Path:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from indictune.errors import UserError
-from indictune.folders import NO_ROOM, check_outside_checkpoints
+from indictune.folders import NO_ROOM, REFUSED, check_outside_checkpoints
 from indictune.models.writing import TOKENIZER_FILES
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,8 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file that is either the old one or the new one, never a part.
 
     Raises:
-        OSError: it names the file, and of a full disk what the file needs and what is free.
+        OSError: it names the file, what the file needs where the disk does not take it, and of a full one what is
+            free.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -79,13 +80,15 @@ def _encoded(text: str) -> bytes:
 
 @contextmanager
 def _naming(path: Path, content: bytes) -> Iterator[None]:
-    """A block that writes a file; the error of a full disk names none."""
+    """A block that writes a file; the error of a full disk names none, and no error tells the bytes."""
     try:
         yield
     except OSError as error:
         told = str(error.strerror)
+        if error.errno in NO_ROOM | REFUSED:
+            told += f". It needs {len(content):,} bytes"
         if error.errno in NO_ROOM:
-            told += f". It needs {len(content):,} bytes, and {shutil.disk_usage(path.parent).free:,} are free"
+            told += f", and {shutil.disk_usage(path.parent).free:,} are free"
         raise OSError(error.errno, told, str(path)) from error
 
 

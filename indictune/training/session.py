@@ -27,7 +27,7 @@ from indictune.strategy.communication import check_communication
 from indictune.strategy.shards import check_async_save, check_kept_in_shards
 from indictune.strategy.weights import check_weights, default_optimizer
 from indictune.training import lock, output
-from indictune.training.checkpoints import abandoned, copying, flag_files, resuming, settings, store
+from indictune.training.checkpoints import abandoned, copying, disks, flag_files, resuming, settings, store
 from indictune.training.logs import RankLog
 from indictune.training.ranks import Ranks, Watchdog
 from indictune.training.services import check_services
@@ -110,9 +110,7 @@ class Session:
             if not replaceable and self.ranks.world_size > 1:
                 self._watch(self._log.path)
         except OSError as error:
-            raise UserError(
-                f"--output_dir {self.output_dir}: cannot be written to ({error.strerror}); name another folder."
-            ) from error
+            raise disks.refused(self.output_dir, error) from error
 
     def _check_free(self, asked: str | None, replaceable: Collection[str]) -> None:
         """`output.check_free`; to go on with a run is no way out while another process does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -315,7 +316,7 @@ def test_a_disk_that_fills_up_before_a_run_has_come_from_another_folder_leaves_a
     assert (out / "abandoned-1" / "train_log.jsonl").read_text() == "{}\n"
 
 
-PLACES = ["os:fsync:2", "os:fsync:9", "pathlib:Path.rename:2", "torch:save:2"]  # the first call is for the lock
+PLACES = ["os:fsync:2", "os:fsync:9", "pathlib:Path.rename:2", "torch:save:2"]  # the first call is for the lock: below
 FAST = [("EROFS", "os:fsync:9"), ("EACCES", "pathlib:Path.rename:2")]
 
 
@@ -379,16 +380,17 @@ def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_
     assert job.outcome() == unbroken
 
 
-@pytest.mark.parametrize(("error", "said"), [("ENOSPC", "No space left on device. It needs "), ("EACCES", "")])
+@pytest.mark.parametrize(("error", "free"), [("ENOSPC", r", and [\d,]+ are free"), ("EACCES", "")])
 def test_a_recipe_that_the_disk_does_not_take_is_told(
-    finished_run: FinishedRun, tmp_path: Path, error: str, said: str
+    finished_run: FinishedRun, tmp_path: Path, error: str, free: str
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
     result = job.start(f"{error}@pathlib:Path.replace:1")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    said = said or "Permission denied. There is no earlier checkpoint; when it can be written, "
-    assert f"indictune: {job.folder / 'recipe.yaml'} could not be written: {said}" in result.stderr
+    why = f"{os.strerror(getattr(errno, error))}. It needs "
+    told = re.escape(f"indictune: {job.folder / 'recipe.yaml'} could not be written: {why}")
+    assert re.search(rf"{told}\d[\d,]+ bytes{free}\. There is no earlier checkpoint; when ", result.stderr)
 
 
 def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
@@ -396,14 +398,20 @@ def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
     assert job.start(f"SIGTERM@{STEP}:3").returncode == 75
+    needed = store.read_manifest(job.folder / "checkpoint-4")
+    assert needed is not None
     (job.folder / "status.json").unlink()  # all that a run writes first is there, and open for writing
     job.folder.chmod(0o555)
     result = replace(job, launcher=AS_A_USER).start()
     job.folder.chmod(0o755)
     assert result.returncode == 2, result.stderr
+    told = result.stderr.partition(": ")[2].partition("\n")[0]
+    status = json.dumps({"state": "user_error", "message": told}, indent=2) + "\n"
     assert result.stderr.splitlines() == [
-        f"indictune: --output_dir {job.folder}: cannot be written to (Permission denied); name another folder.",
-        f"indictune: status.json could not be written: [Errno 13] Permission denied: '{job.folder / 'status.json'}'",
+        f"indictune: --output_dir {job.folder}: cannot be written to (Permission denied), and a checkpoint needs "
+        f"{needed.bytes:,} bytes; name another folder.",
+        "indictune: status.json could not be written: [Errno 13] Permission denied. It needs "
+        f"{len(status):,} bytes: '{job.folder / 'status.json'}'",
     ]
     assert store.damage(job.folder / "checkpoint-4") == []
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from indictune.errors import UserError
 from indictune.folders import NO_ROOM
 from indictune.training.checkpoints import store
 
@@ -85,6 +86,18 @@ def _telling(
             shutil.rmtree(output_dir / unfinished, ignore_errors=True)
         _tell(error, what, output_dir, needed(), goes_on)
         raise
+
+
+def refused(output_dir: Path, error: OSError) -> UserError:
+    """What to tell of a folder that takes no file before a run begins, and what its checkpoints need elsewhere.
+
+    Args:
+        output_dir: of the run.
+        error: of the first file.
+    """
+    needed = _bytes_of_last(output_dir)
+    told = "" if needed is None else f", and a checkpoint needs {needed:,} bytes"
+    return UserError(f"--output_dir {output_dir}: cannot be written to ({error.strerror}){told}; name another folder.")
 
 
 def message_of(error: OSError, output_dir: Path) -> str | None:
