@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ _TOGETHER_S = 3.0
 _ENDS_AFTER = 2.5
 _MEETINGS = (restart.JOINING, sharding.GROUPING)  # where no rank goes on before all are there
 _GONE = "is gone: it was killed, or died without a word"
+_STOPPED = "is stopped (SIGSTOP)"
 
 
 class Ranks:
@@ -144,11 +146,21 @@ class Ranks:
         """
         found = []
         for rank, each in self._others().items():
-            # Processes of another container may have this host's name; their numbers say nothing here.
-            is_beside_this = (each["host"], each["launcher"]) == (self._mine["host"], self._mine["launcher"])
-            if is_beside_this and not each["end"] and _state_of(each["pid"]) == _GONE:
+            if self._is_beside(each) and not each["end"] and _state_of(each["pid"]) == _GONE:
                 found.append(f"{_name(rank, each)} {_GONE}")
         return found + [f"{name} {state}" for name, state in self._unheard().values() if state.startswith(_GONE)]
+
+    def kill_stopped(self) -> None:
+        """End the ranks of the same launcher that are stopped: they hear no SIGTERM, so that it would wait for them,
+        torch's for 30 s, before it does so itself."""
+        for each in self._others().values():
+            if self._is_beside(each) and not each["end"] and _state_of(each["pid"]) == _STOPPED:
+                with suppress(psutil.Error):  # it has gone on, and ended
+                    psutil.Process(each["pid"]).kill()
+
+    def _is_beside(self, told: Mapping[str, Any]) -> bool:
+        """Processes of another container may have this host's name; their numbers say nothing here."""
+        return (told["host"], told["launcher"]) == (self._mine["host"], self._mine["launcher"])
 
     def left(self) -> tuple[int, str, str] | None:
         """As `first_end`, now. Of a rank that was there before this one began an end tells nothing of this launch."""
@@ -233,7 +245,7 @@ def _state_of(pid: int) -> str:
         return _GONE
     if state == psutil.STATUS_ZOMBIE:
         return _GONE
-    return "is stopped (SIGSTOP)" if state == psutil.STATUS_STOPPED else "running"
+    return _STOPPED if state == psutil.STATUS_STOPPED else "running"
 
 
 class Watchdog(threading.Thread):

@@ -98,6 +98,8 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
         if end.state != "ok":
             end = _first_cause(session, end, started)
         _tell(session, end, started)
+        if end.state == "failed":
+            session.ranks.kill_stopped()
     if torch.distributed.is_initialized() and end.state == "ok":
         torch.distributed.destroy_process_group()
     return _CODES[end.state]
@@ -184,6 +186,8 @@ def _end(session: Session, started: float, message: str, state: output.State = "
     try:
         if _spoken(session, started).get("state", "ok") == "ok":
             _tell(session, End(state, message), started)
+        if state == "failed":
+            session.ranks.kill_stopped()
         stopping.end_programs(signal.SIGKILL)
     finally:
         os._exit(_CODES[state])

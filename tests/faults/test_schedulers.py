@@ -240,13 +240,16 @@ def test_torchrun_still_keeps_what_dead_processes_told(tmp_path: Path) -> None:
     assert "found True" in result.stdout
 
 
-def test_torchrun_restarts_a_run_whose_rank_was_killed(finished_run: FinishedRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
+def test_torchrun_restarts_a_run_whose_rank_was_killed_or_stopped(
+    finished_run: FinishedRun, tmp_path: Path, name: str
+) -> None:
     unbroken = Job(finished_run.recipe, tmp_path / "unbroken", tuple(torchrun(2)))
     assert unbroken.start().returncode == 0
     launcher = (*torchrun(2), "--max-restarts", "1")
-    job = Job(finished_run.recipe, tmp_path / "out", launcher)
+    job = Job(finished_run.recipe, tmp_path / "out", launcher, ("--ddp_timeout", "20"))
     # The restarted rank has three steps to go, and none of them is a sixth.
-    result = job.start(f"SIGKILL@{STEP}:6@1")
+    result = job.start(f"{name}@{STEP}:6@1")
     assert result.returncode == 0, result.stderr
     log = (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert f"Going on from {job.folder / 'checkpoint-4'}\n" in log

@@ -90,6 +90,27 @@ def test_what_the_user_gave_is_the_cause_whatever_other_ranks_told_before(tmp_pa
     assert Ranks(tmp_path, 0, 4, "attempt").first_end() == (2, "user_error", "user_error")
 
 
+@pytest.mark.parametrize(("launcher", "code"), [(os.getppid(), -signal.SIGKILL), (1, None)])
+def test_a_rank_of_the_same_launcher_is_killed_where_it_is_stopped(
+    tmp_path: Path, launcher: int, code: int | None
+) -> None:
+    mine, other = (Ranks(tmp_path, rank, 2, "attempt") for rank in range(2))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        other._mine |= {"pid": process.pid, "launcher": launcher}
+        other.begin()
+        mine.kill_stopped()
+        assert psutil.Process(process.pid).is_running()
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        mine.kill_stopped()
+        try:
+            assert process.wait(1) == code
+        except subprocess.TimeoutExpired:
+            assert code is None
+        finally:
+            process.kill()
+
+
 def having_passed(count: int) -> Progress:
     progress = Progress()
     progress.step = 3
