@@ -111,6 +111,7 @@ def test_a_zero_file_names_the_deepspeed_file_of_its_name(name: str) -> None:
     settings = config(name)["deepspeed_config"]
     assert settings["deepspeed_config_file"] == f"ds_configs/{name}.json"
     assert settings["zero3_init_flag"] is name.startswith("zero3")
+    assert settings["deepspeed_multinode_launcher"] == "standard"  # accelerate's own, as SECURITY.md says
 
 
 @pytest.mark.parametrize("name", DS_NAMES)
