@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +16,7 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
-from benchmarks.fault_rows import Counts, Found
+from benchmarks.fault_rows import Counts, Found, seconds_since
 from benchmarks.fault_runs import (
     DDP,
     EPOCHS,
@@ -33,12 +35,15 @@ from benchmarks.fault_runs import (
     status_of,
     tells_of_going_on,
 )
-from tests.distributed.launching import BIN, ROOT, accelerate, deepspeed, python, torchrun
+from tests.distributed.launching import BIN, ROOT, accelerate, deepspeed, free_port, python, torchrun
 from tests.faults.runs import environment, processes_of
 
-RANK_TIMEOUT_S = 20
+PATIENCE = ("--ddp_timeout", "20")
 GIVE_UP_S = 60
+START_S = 30  # in which a run has come to its third step
 DEAD_AFTER_S = 10
+ENDS_WITHIN_S = {"SIGKILL": DEAD_AFTER_S, "SIGSTOP": 55}  # of which the others wait 20 for a stopped rank
+GO_ON_BY = re.compile(r"Go on with it by `([^`]+)`")
 AMID = 6  # steps, of which an epoch has four
 
 
@@ -92,31 +97,38 @@ def _left(job: Job, folder: Path, number: signal.Signals, *flags: str) -> tuple[
 
 
 def lost_ranks(contender: Contender, counts: Counts, work: Path) -> Found:
-    """6: one of two ranks is killed or stopped: how long until the run ended, and whether it named the rank."""
+    """6: one of two ranks is killed or stopped: how long from then until the run ended, and whether it named the rank.
+
+    Raises:
+        RuntimeError: a run failed before its rank was hit.
+    """
     job = Job(contender, work, DDP)
     found: Found = {}
     for name in ("SIGKILL", "SIGSTOP")[: counts["ways to lose a rank"]]:
-        folder = work / name
+        folder, hit = work / name, work / f"{name}-hit"
         event = f"{name}@{contender.places['in a step']}:3@1"
-        since = time.monotonic()
-        code, said = job.run(folder, event, "--ddp_timeout", str(RANK_TIMEOUT_S), timeout_s=GIVE_UP_S)
-        message = status_of(folder)[1]
+        code, said = job.run(folder, event, *PATIENCE, timeout_s=START_S + GIVE_UP_S, SIGNALLED=str(hit))
+        seconds, message = seconds_since(hit), status_of(folder)[1]
+        if seconds is None:
+            raise RuntimeError(f"the run failed before its rank was hit: {said[-2000:]}")
         found[name] = {
-            "seconds": round(time.monotonic() - since, 1),
+            "seconds": round(seconds, 1),
+            f"within {ENDS_WITHIN_S[name]} s": int(code is not None and seconds <= ENDS_WITHIN_S[name]),
             "still running when given up": int(code is None),
             "told by the run": int("rank 1 (process" in message or "rank 1 (process" in said),
             "told by the launcher": int("rank      : 1" in said),
         }
-    if counts["restarts"]:
-        found["SIGKILL, torchrun --max-restarts 1"] = _restarted(contender, work)
+    launcher = {DDP: lambda: [*torchrun(2), "--max-restarts", "1"]}
+    restarting = Job(replace(contender, launches=launcher), work / "restarted", DDP)
+    for name in ("SIGKILL", "SIGSTOP")[: counts["restarts"]]:
+        found[f"{name}, torchrun --max-restarts 1"] = _restarted(restarting, name)
     return found
 
 
-def _restarted(contender: Contender, work: Path) -> Found:
-    """A rank is killed in its sixth step; started again by its launcher it has fewer to go: it is not hit again."""
-    launcher = {DDP: lambda: [*torchrun(2), "--max-restarts", "1"]}
-    job, folder = Job(replace(contender, launches=launcher), work, DDP), work / "restarted"
-    code, said = job.run(folder, f"SIGKILL@{contender.places['in a step']}:6@1")
+def _restarted(job: Job, name: str) -> Found:
+    """A rank is lost in its sixth step; started again by its launcher it has fewer to go: it is not hit again."""
+    folder, event = job.work / name, f"{name}@{job.contender.places['in a step']}:6@1"
+    code, said = job.run(folder, event, *PATIENCE)
     # The other rank may be saving the fifth step.
     return {"ended by itself": int(code == 0), job.judged(folder, code, said, newest=4): 1}
 
@@ -162,8 +174,8 @@ def other_launches(contender: Contender, counts: Counts, work: Path) -> Found:
         folder = jobs[before].stopped_at(AMID, work / f"{before}-{after}".replace(" ", "-"))
         code, said = jobs[after].run(folder)
         if code != 0 or not ended(folder):
-            way_out = "Go on with it by" in said
-            found[f"{before}, then {after}"] = {"refused": int(code is not None), "told the way out": int(way_out)}
+            way_out = told_way_out(jobs[before], folder, said, AMID)
+            found[f"{before}, then {after}"] = {"refused": int(code is not None), **way_out}
             continue
         if gone_on_from(said, folder) != AMID:
             found[f"{before}, then {after}"] = {"did steps again": 1}
@@ -172,3 +184,20 @@ def other_launches(contender: Contender, counts: Counts, work: Path) -> Found:
         largest = max(abs(one - other) for one, other in both)
         found[f"{before}, then {after}"] = {"largest difference of losses": float(f"{largest:.2g}")}
     return found
+
+
+def told_way_out(job: Job, folder: Path, said: str, newest: int) -> Found:
+    """Whether a run that is refused has told a command, and how that ends.
+
+    Args:
+        job: under whose launch the command is to go on.
+        folder: of the run.
+        said: by the run that is refused.
+        newest: as `Job.judged` takes it.
+    """
+    told = GO_ON_BY.search(said)
+    if told is None:
+        return {"told the way out": 0}
+    # As torchrun's --master_port.
+    code, said = job.typed(shlex.split(told[1]), folder, PET_MASTER_PORT=str(free_port()))
+    return {"told the way out": 1, f"the command that is told: {job.judged(folder, code, said, newest)}": 1}

@@ -101,11 +101,15 @@ class Job:
     def run(
         self, folder: Path, event: str | None = None, *flags: str, timeout_s: int = TIMEOUT_S, **variables: str
     ) -> tuple[int | None, str]:
-        """Exit code, and what it said; None where it hung and was killed."""
+        """As `typed`, with an event or flags beside its own."""
+        return self.typed(self.words(folder, *flags, event=event), folder, timeout_s, **variables)
+
+    def typed(
+        self, words: list[str], folder: Path, timeout_s: int = TIMEOUT_S, **variables: str
+    ) -> tuple[int | None, str]:
+        """Exit code of a command for a folder, and what it said; None where it hung and was killed."""
         try:
-            done = start(
-                self.words(folder, *flags, event=event), {FOLDER: str(folder), **variables}, timeout_s=timeout_s
-            )
+            done = start(words, {FOLDER: str(folder), **variables}, timeout_s=timeout_s)
         except subprocess.TimeoutExpired:
             kill_processes_of(folder)
             return None, ""

@@ -84,7 +84,7 @@ COUNTS: dict[str, Counts] = {
         "every launcher": 1,
         "signals to launchers": 2,
         "ways to lose a rank": 2,
-        "restarts": 1,
+        "restarts": 2,
         "limits": 3,
         "every kind of write": 1,
         "every refused write": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import time
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks import fault_suites
 from benchmarks.fault_cases import SUITES, case_of
-from benchmarks.fault_launches import _gone_on
+from benchmarks.fault_launches import _gone_on, told_way_out
 from benchmarks.fault_numbers import done_about, is_told, largest_divisor
 from benchmarks.fault_rows import (
     CORRUPTIONS,
@@ -375,6 +376,17 @@ def test_a_stranger_is_told_with_its_row_or_not() -> None:
     assert judged(1, said) == "ended by IndexError, which names no row"
     assert judged(1, f"{said}: train.jsonl:13") == "ended by IndexError, which names the row"
     assert judged(1, f"{said}: train.jsonl:130").endswith("names no row")
+
+
+@pytest.mark.parametrize(("step", "code", "ends"), [(4, 0, "exact"), (2, 0, "did steps again"), (4, 1, "stuck")])
+def test_a_command_that_is_told_is_typed_and_judged(run: Path, copy: Path, step: int, code: int, ends: str) -> None:
+    job = Unbroken(contenders(copy)[0], run)
+    says = f"on from {copy}/checkpoint-{step}"
+    command = shlex.join(["python", "-c", f"print('Going', {says!r}); raise SystemExit({code})"])
+    said = f"ZeRO's states cannot be carried over. Go on with it by `{command}`. If it was trained otherwise, so."
+    expected = {"told the way out": 1, f"the command that is told: {ends}": 1}
+    assert told_way_out(job, copy, said, newest=4) == expected
+    assert told_way_out(job, copy, "Go on with it.", newest=4) == {"told the way out": 0}
 
 
 class Collected:

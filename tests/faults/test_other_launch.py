@@ -16,7 +16,19 @@ from safetensors.torch import load_file
 
 from indictune.training.checkpoints import store
 from tests.distributed import conftest, test_llama
-from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, distance, free_port, python, start, train
+from tests.distributed.launching import (
+    BIN,
+    ROOT,
+    SCRIPT,
+    Run,
+    accelerate,
+    distance,
+    free_port,
+    python,
+    start,
+    torchrun,
+    train,
+)
 from tests.faults.runs import environment
 
 NOTING = "tests/faults/noting.py"
@@ -257,32 +269,43 @@ def test_zero_does_not_take_over_and_says_what_to_type(runs: Runs, tmp_path: Pat
     )
 
 
-@pytest.mark.slow
-def test_the_command_that_zeros_checkpoint_asks_for_goes_on_with_it(runs: Runs, tmp_path: Path) -> None:
+@slow
+@pytest.mark.parametrize(("before", "after", "ranks"), [("zero2", "single", 1), ("zero3", "ddp", 2)])
+def test_the_command_that_zeros_checkpoint_asks_for_goes_on_with_it(
+    runs: Runs, tmp_path: Path, before: str, after: str, ranks: int
+) -> None:
     """Typed in another folder, where it was refused."""
-    folder = runs.stopped(runs.under("zero2", 2), tmp_path / "out")
+    unbroken = runs.under(before, 2)
+    folder = runs.stopped(unbroken, tmp_path / "out")
     typed = [str(ROOT / SCRIPT), *runs.command[1:], "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
     variables = {**environment(), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    launcher = python() if after == "single" else torchrun(ranks)
     told = subprocess.run(
-        [*python(), *typed], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        [*launcher, *typed], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
     )
-    assert told.returncode == 2, told.stderr
-    before, command, after = told.stderr.split("`")
-    assert before.endswith(
-        "was written by zero2 on 2 process(es), and this run is single on 1; ZeRO's states cannot be carried over. "
-        "Go on with it by "
+    assert told.returncode != 0, told.stderr
+    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "user_error", told.stderr
+    refused, command, doubt = status["message"].split("`")
+    assert refused.endswith(
+        f"was written by {before} on 2 process(es), and this run is {after} on {ranks}; ZeRO's states cannot be "
+        "carried over. Go on with it by "
     )
     assert command == " ".join(
-        ["torchrun", "--nproc_per_node", "2", *typed, "--deepspeed", str(ROOT / "ds_configs/zero2.json")]
+        ["torchrun", "--nproc_per_node", "2", *typed, "--deepspeed", str(ROOT / f"ds_configs/{before}.json")]
     )
-    assert after == ". If it was trained with a DeepSpeed file of your own, give that one.\n"
+    assert doubt == ". If it was trained with a DeepSpeed file of your own, give that one."
+    assert f"`{command}`{doubt}\n" in told.stderr
     variables["PET_MASTER_PORT"] = str(free_port())  # torchrun's --master_port
     again = subprocess.run(
         shlex.split(command), cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
     )
     assert again.returncode == 0, again.stderr
     assert f"Going on from {folder / 'checkpoint-4'}" in again.stderr
-    assert Run(folder).metrics["strategy"] == "zero2"
+    gone_on = Run(folder)
+    assert gone_on.metrics["strategy"] == before
+    assert largest_difference(unbroken, gone_on) == 0
+    assert distance(gone_on.weights, unbroken.weights) == 0
 
 
 @pytest.mark.parametrize(
