@@ -149,8 +149,12 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection, t
     def callback(trainer: Any, throughput: Any) -> Turns:
         def counted() -> dict[str, Any]:
             order = order_of(trainer.batches, trainer.state.global_step)
-            tokens_per_row = throughput.tokens / throughput.rows
-            return {"padding_fraction": throughput.padding_fraction, "tokens_per_row": tokens_per_row, "order": order}
+            return {
+                "padding_fraction": throughput.padding_fraction,
+                "tokens_per_row": throughput.tokens / throughput.rows,
+                "trained_vocabulary": trainer.model.get_input_embeddings().num_embeddings,
+                "order": order,
+            }
 
         return turns(connection, job, counted)
 
@@ -229,7 +233,12 @@ class CountingTrainer(Trainer):
 
     def counted(self) -> dict[str, Any]:
         """Of all steps so far."""
-        return {"padding_fraction": 1 - int(self.tokens) / self.places, "tokens_per_row": int(self.tokens) / self.rows}
+        model: Any = self.model
+        return {
+            "padding_fraction": 1 - int(self.tokens) / self.places,
+            "tokens_per_row": int(self.tokens) / self.rows,
+            "trained_vocabulary": model.get_input_embeddings().num_embeddings,
+        }
 
 
 def train_by_transformers(

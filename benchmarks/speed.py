@@ -6,9 +6,9 @@
 rows, as all others' are, where the script's default is 8. Every contender lives in its own process; they take turns,
 lap by lap, and the first lap of each is left out. BERT of 4 layers x 256 from random weights, batches of 64 rows,
 texts cut to 128 tokens, all cores. A vocabulary of 250,000 is one of 30,000 learned from the tweets and rows that no
-tweet uses, as in a model of many languages. `ours_padded` is ours with the padding put back: a benchmark that does not
-see the loss would be blind. Padding is that of what all layers compute; on a CPU, attention alone pads rows of like
-length (`LIKE_LENGTH` in indictune/models/unpadded.py).
+tweet uses, as in a model of many languages; `trained_vocabulary` is how many of them a contender trains. `ours_padded`
+is ours with the padding put back: where it is not slower, this ends with an error. Padding is that of what all layers
+compute; on a CPU, attention alone pads rows of like length (`LIKE_LENGTH` in indictune/models/attention.py).
 
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step, while
 the model learns a few of the rows by heart.
@@ -50,6 +50,7 @@ SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"
 VOCABULARIES = (30_000, 250_000)
 BASELINES = ("trainer_defaults", "trainer_best", "ours_fp32")
 LAPS = 5
+PADDED = 0.9  # of the speed of ours, at most
 STEPS_OF_CURVE, ROWS_OF_CURVE = 36, 4 * BATCH_SIZE  # that are seen again and again
 LEARNED = 0.9  # of the first steps' loss
 DRAWS = 1000  # of batches for a lap
@@ -251,6 +252,7 @@ def compare(
                 "padding_fraction": round(counted["padding_fraction"], 4),
                 "tokens_per_row": round(counted["tokens_per_row"], 1),
                 "peak_memory_bytes": counted["peak_memory_bytes"],
+                "trained_vocabulary": counted["trained_vocabulary"],
             }
         )
     return with_ratios(lines)
@@ -265,6 +267,13 @@ def with_ratios(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ratios = [round(one / other, 2) for one, other in zip(line[name], baseline[name], strict=True)]
             line[f"times_{baseline['contender']}"] = ratios
     return lines
+
+
+def check_padding_is_seen(lines: Sequence[dict[str, Any]]) -> None:
+    """Raise a `RuntimeError` where ours with the padding put back is not slower."""
+    (ratios,) = (line["times_ours_fp32"] for line in lines if line["contender"] == "ours_padded")
+    if statistics.median(ratios) > PADDED:
+        raise RuntimeError(f"ours_padded is {middle_and_ends(ratios)} times as fast as ours_fp32, which may pad, too.")
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> Path:
@@ -320,16 +329,7 @@ def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -
 
 def show(vocab_size: int, lines: Sequence[dict[str, Any]]) -> None:
     """Print a table."""
-    header = [
-        f"vocabulary {vocab_size:,}",
-        "rows/s",
-        "padding",
-        "tokens/row",
-        "peak MB",
-        "x defaults",
-        "x best",
-        "x ours fp32",
-    ]
+    columns = ["rows/s", "padding", "tokens/row", "peak MB", "x defaults", "x best", "x ours fp32"]
     body = [
         [
             line["contender"],
@@ -341,7 +341,7 @@ def show(vocab_size: int, lines: Sequence[dict[str, Any]]) -> None:
         ]
         for line in lines
     ]
-    print(table(header, body), end="\n\n", flush=True)
+    print(table([f"vocabulary {vocab_size:,}", *columns], body), end="\n\n", flush=True)
 
 
 def middle_and_ends(ratios: Sequence[float]) -> str:
@@ -375,6 +375,7 @@ def compare_speeds(rows: Sequence[Row], work: Path, steps: int, compiled: bool) 
         folder.mkdir()
         speeds[vocab_size] = compare(rows, vocab_size, folder, steps, compiled)
         show(vocab_size, speeds[vocab_size])
+        check_padding_is_seen(speeds[vocab_size])
     folder = work / "losses"
     folder.mkdir()
     losses = compare_losses(rows, folder, compiled)

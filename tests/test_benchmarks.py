@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,15 @@ def test_what_the_padding_costs_is_told_beside_ours(capsys: pytest.CaptureFixtur
     assert (header.split()[-3:], padded.split()[-2:]) == (["x", "ours", "fp32"], ["0.60", "(0.50-0.70)"])
 
 
+@pytest.mark.parametrize(("ratios", "told"), [([0.5, 0.8, 1.1], ""), ([0.98, 0.93, 0.7], r"ours_padded is 0\.93 \(")])
+def test_a_benchmark_that_does_not_see_the_padding_fails(ratios: list[float], told: str) -> None:
+    from benchmarks.speed import check_padding_is_seen
+
+    laps = {"ours_fp32": [1.0] * 3, "ours_padded": ratios}
+    with pytest.raises(RuntimeError, match=told) if told else nullcontext():
+        check_padding_is_seen([{"contender": name, "times_ours_fp32": each} for name, each in laps.items()])
+
+
 @pytest.mark.parametrize("name", ["speed", "speed-laps-of-6"])
 def test_the_benchmark_sees_the_padding(name: str) -> None:
     """In what it has found last, each lap."""
@@ -385,6 +395,10 @@ def test_padding_is_put_back_in_the_contender_that_says_so_alone(
     assert padding["trainer_defaults"] > padding["ours_padded"]
     ours = [name for name in padding if name.startswith("ours")]
     assert [name for name in ours if padding[name] > 0] == ["ours_padded"]
+    trained = {line["contender"]: line["trained_vocabulary"] for line in lines}
+    whole = {"trainer_defaults", "trainer_best", "ours_whole_vocabulary"}
+    assert {name for name in trained if trained[name] == 30_000} == whole
+    assert 1_000 < trained["ours_fp32"] == trained["ours_bf16"] == trained["ours_padded"] < 27_000
     tokens = {line["tokens_per_row"] for line in lines if line["contender"] in ours}
     assert len(tokens) == 1  # the same rows
 
