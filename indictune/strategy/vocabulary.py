@@ -31,7 +31,7 @@ from indictune.strategy.sharding import from_all, gathered
 
 logger = logging.getLogger(__name__)
 
-WORTH_IT = 0.1  # share of unused rows from which on `auto` leaves them out
+WORTH_IT = 0.1  # share of unused rows from which on `auto` leaves them out: a judgement, not a measurement
 
 # What a strategy splits over the processes, of weights, gradient and optimizer states.
 SPLIT = {
@@ -151,6 +151,7 @@ def _in_words(active: ActiveEmbedding, args: SentimentTrainingArguments) -> str:
     memory, traffic = saved_bytes(unused, args)
     kinds = "weights, gradient and AdamW's states" if _has_two_states(args) else "weights and gradient"
     sent = f", {_size(traffic)} less to send at each step" if args.world_size > 1 else ""
+    start = len(active.position_of) * width * active.weight.element_size()
     decay = (
         f". Rows that no text uses keep their start, where --weight_decay {args.weight_decay:g} would shrink them"
         if args.weight_decay > 0
@@ -158,12 +159,14 @@ def _in_words(active: ActiveEmbedding, args: SentimentTrainingArguments) -> str:
     )
     return (
         f"active vocabulary: {rows:,} of {len(active.position_of):,} rows of {width}: {_size(memory)} less for "
-        f"{kinds} on each process{sent}{decay}"
+        f"{kinds} on each process{sent}; {_size(start)} more memory of the CPU where models are saved{decay}"
     )
 
 
 def saved_bytes(unused: int, args: SentimentTrainingArguments) -> tuple[int, int]:
-    """What each process does not store, and does not send in a step. On a CPU it sends over gloo.
+    """What each process does not store where it trains, and does not send in a step. On a CPU it sends over gloo.
+
+    Those that save models keep the embedding's `start` beside, in memory of the CPU.
 
     Args:
         unused: numbers in the rows that are left out.
