@@ -1,16 +1,21 @@
 """`make bench`: what is measured on a CPU within ten minutes, one program after the other, and how long each takes.
 
 python -m benchmarks.bench
+
+The result files that the programs have written are named with their sha256: one that was written anew later is not
+among them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from benchmarks.environment import environment, write_results
+from benchmarks.environment import RESULTS, environment, write_results
 from indictune.layout import table
 
 # Ours up to the size of the goal; plain `datasets`, whose seconds a row are the same, only where it is soon done.
@@ -26,9 +31,15 @@ PROGRAMS = {
 }
 
 
+def written_since(began: float, folder: Path = RESULTS) -> dict[str, str]:
+    """The result files that were written after a time, by name, each with its sha256."""
+    paths = [path for path in sorted(folder.glob("*.json")) if path.stat().st_mtime >= began]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
 def main() -> None:
     """Run all, each of which writes its own result file; then write the seconds."""
-    about = environment()  # before the programs load the machine
+    about, began = environment(), time.time()  # before the programs load the machine
     seconds: dict[str, float] = {}
     for name, (flags, on_one_core) in PROGRAMS.items():
         variables = {"OMP_NUM_THREADS": "1"} if on_one_core else {}
@@ -38,7 +49,8 @@ def main() -> None:
         seconds[name] = round(time.perf_counter() - since, 1)
     seconds["all"] = round(sum(seconds.values()), 1)
     print(table(["program", "seconds"], [[name, f"{spent:.0f}"] for name, spent in seconds.items()]))
-    print(f"written to {write_results('bench', {'environment': about, 'seconds': seconds})}")
+    results = {"environment": about, "seconds": seconds, "results": written_since(began)}
+    print(f"written to {write_results('bench', results)}")
 
 
 if __name__ == "__main__":

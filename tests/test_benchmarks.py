@@ -421,6 +421,18 @@ def test_the_memory_of_a_child_is_its_own() -> None:
     assert 60_000_000 < peaks[str(child.pid)] < len(ours)  # other tests may have left children of their own
 
 
+def test_the_result_files_of_a_bench_are_named_with_their_content(tmp_path: Path) -> None:
+    from benchmarks.bench import written_since
+
+    for name, age_s in (("before.json", 60), ("after.json", 20), ("note.txt", 20)):
+        (tmp_path / name).write_text("{}")
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    found = written_since(time.time() - 40, tmp_path)
+    assert found.keys() == {"after.json"}
+    (tmp_path / "after.json").write_text("{ }")
+    assert written_since(time.time() - 40, tmp_path)["after.json"] != found["after.json"]
+
+
 SMALL_CHECKPOINTS = """
 import sys
 from functools import partial
