@@ -11,10 +11,11 @@ import torch
 
 from benchmarks.communication import BYTES, STRATEGIES, count_bytes, expected_bytes, in_types
 from tests.distributed.launching import Run
+from tests.distributed.spread import EXACT, last_losses
 
-# Heads of messages, the counts of rows, and the norm of the gradient: under ZeRO-3, which has a message for each
-# parameter, 40 kB of 3 MB.
-PROTOCOL = 0.014
+# Bytes of a micro-batch's heads of messages, of the counts of rows, and of the norm of the gradient. ZeRO-3 has a
+# message for each parameter.
+PROTOCOL = {"ddp": 4_000, "fsdp2": 10_000, "zero1": 4_000, "zero2": 4_000, "zero3": 45_000}
 
 ROUNDING = 0.02  # of a log that tells hundredths of a MB
 FAST = (("fsdp2", "float32", "bfloat16", 2),)
@@ -35,7 +36,7 @@ def test_a_rank_sends_what_the_formula_says(
     for count in counts:
         assert len(count.bytes_of_steps) == 7
         expected = expected_bytes(strategy, count, reduce_dtype, weight_dtype, accumulation_steps)
-        assert count.sent == pytest.approx(expected, rel=PROTOCOL)
+        assert expected < count.sent < expected + accumulation_steps * PROTOCOL[strategy]
     assert counts[0].elements == counts[1].elements > 100_000
 
 
@@ -62,13 +63,7 @@ def test_the_log_tells_how_much_less_an_active_vocabulary_sends(
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", "zero3"])
 def test_bfloat16_sums_stay_within_the_spread_of_seeds(run_under: Callable[..., Run], strategy: str) -> None:
     """The mean loss of the last steps, over five seeds of order and dropout, differs less than seeds do."""
-
-    def mean_losses(*launch: object) -> torch.Tensor:
-        flags = ("--dropout", "0.1", "--learning_rate", "1e-3")
-        runs = [run_under(*launch, *flags, "--seed", str(seed)) for seed in range(5)]
-        return torch.tensor([sum(run.series("loss")[-4:]) / 4 for run in runs])
-
-    exact = mean_losses("single", 1)
-    rounded = mean_losses(strategy, 2, "--reduce_dtype", "bfloat16")
+    exact = last_losses(run_under, *EXACT)
+    rounded = last_losses(run_under, strategy, 2, "--bf16", "false", "--reduce_dtype", "bfloat16")
     assert not torch.equal(exact, rounded)
     assert abs(exact.mean() - rounded.mean()) <= exact.std()

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.distributed.launching import Run, accelerate, distance, python, start, train
+from tests.distributed.spread import EXACT, last_losses
 
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 ONE_MICRO_BATCH = ("--per_device_train_batch_size", "24")  # the whole global batch at once: nothing is split
@@ -143,12 +144,6 @@ def test_adapters_train_alike_and_are_saved_whole(
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", "zero3"])
 def test_bf16_stays_within_the_spread_of_seeds(run_under: Start, strategy: str) -> None:
     """Of the mean loss of the last steps in fp32, over five seeds of order and dropout."""
-
-    def mean_losses(*launch: object) -> torch.Tensor:
-        flags = ("--dropout", "0.1", "--learning_rate", "1e-3")
-        runs = [run_under(*launch, *flags, "--seed", str(seed)) for seed in range(5)]
-        return torch.tensor([sum(run.series("loss")[-4:]) / 4 for run in runs])
-
-    fp32, bf16 = mean_losses("single", 1, "--bf16", "false"), mean_losses(strategy, 2, "--bf16", "true")
+    fp32, bf16 = last_losses(run_under, *EXACT), last_losses(run_under, strategy, 2, "--bf16", "true")
     assert abs(fp32.mean() - bf16.mean()) <= fp32.std()
     assert not fp32.equal(bf16)
