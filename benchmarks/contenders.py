@@ -147,10 +147,19 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection, t
     """scripts/train_sentiment.py, with one callback more."""
 
     def callback(trainer: Any, throughput: Any) -> Turns:
+        places, step = [], trainer.training_step
+
+        def training_step(model: torch.nn.Module, inputs: dict[str, Any], *others: Any) -> torch.Tensor:
+            places.append(inputs["input_ids"].numel())  # of the tensors: throughput knows only the plan
+            loss: torch.Tensor = step(model, inputs, *others)
+            return loss
+
+        trainer.training_step = training_step
+
         def counted() -> dict[str, Any]:
             order = order_of(trainer.batches, trainer.state.global_step)
             return {
-                "padding_fraction": throughput.padding_fraction,
+                "padding_fraction": 1 - throughput.tokens / sum(places),
                 "tokens_per_row": throughput.tokens / throughput.rows,
                 "trained_vocabulary": trainer.model.get_input_embeddings().num_embeddings,
                 "order": order,

@@ -363,13 +363,24 @@ def test_what_the_padding_costs_is_told_beside_ours(capsys: pytest.CaptureFixtur
     assert (header.split()[-3:], padded.split()[-2:]) == (["x", "ours", "fp32"], ["0.60", "(0.50-0.70)"])
 
 
-@pytest.mark.parametrize(("ratios", "told"), [([0.5, 0.8, 1.1], ""), ([0.98, 0.93, 0.7], r"ours_padded is 0\.93 \(")])
-def test_a_benchmark_that_does_not_see_the_padding_fails(ratios: list[float], told: str) -> None:
+@pytest.mark.parametrize(
+    ("ratios", "padding", "told"),
+    [
+        ([0.5, 0.8, 1.1], 0.0, ""),
+        ([0.98, 0.93, 0.7], 0.0, r"ours_padded is 0\.93 \("),
+        ([0.5, 0.8, 1.1], 0.3, r"\['ours_fp32', 'ours_padded'\] pad"),
+    ],
+)
+def test_a_benchmark_that_does_not_see_the_padding_fails(ratios: list[float], padding: float, told: str) -> None:
     from benchmarks.speed import check_padding_is_seen
 
-    laps = {"ours_fp32": [1.0] * 3, "ours_padded": ratios}
+    lines = [
+        {"contender": "trainer_best", "times_ours_fp32": [1.0] * 3, "padding_fraction": 0.1},
+        {"contender": "ours_fp32", "times_ours_fp32": [1.0] * 3, "padding_fraction": padding},
+        {"contender": "ours_padded", "times_ours_fp32": ratios, "padding_fraction": 0.3},
+    ]
     with pytest.raises(RuntimeError, match=told) if told else nullcontext():
-        check_padding_is_seen([{"contender": name, "times_ours_fp32": each} for name, each in laps.items()])
+        check_padding_is_seen(lines)
 
 
 @pytest.mark.parametrize("name", ["speed", "speed-laps-of-6"])
