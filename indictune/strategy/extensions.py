@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from glob import iglob
 from pathlib import Path
 
 import psutil
@@ -20,8 +21,9 @@ SECONDS_OF_A_BUILD = 600  # cpu_adam takes one to two minutes
 SECONDS_OF_A_LOOK = 2  # one that was taken since the look is younger
 SECONDS_BETWEEN_LOOKS = 1.0
 
-# File systems that no other machine has mounted.
-_OF_ONE_MACHINE = frozenset({"apfs", "btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"})
+# File systems that no other machine has mounted; of the last no other container either.
+_OF_ONE_MACHINE = frozenset({"btrfs", "ext2", "ext3", "ext4", "tmpfs", "xfs", "zfs", "overlay"})
+_ALL_PROCESSES = 0xEFFFFFFC  # Linux's number of the namespace in which all are seen, a container's too
 
 
 def remove_dead_locks(launch: Launch, local_rank: int) -> None:
@@ -37,10 +39,10 @@ def remove_dead_locks(launch: Launch, local_rank: int) -> None:
     """
     if not launch.family.startswith("zero"):
         return
-    told = set()
+    told, looked_at = set(), time.time()
     while left := [lock for lock in _locks() if not _is_held(lock)]:
         for lock in left:
-            remaining = _made_at(lock) + _seconds_to_keep(lock) - time.time()
+            remaining = _made_at(lock) + _seconds_to_keep(lock) - looked_at
             if remaining > SECONDS_OF_A_LOOK and lock not in told:
                 told.add(lock)
                 logger.warning(
@@ -51,6 +53,7 @@ def remove_dead_locks(launch: Launch, local_rank: int) -> None:
             if remaining <= 0 and local_rank == 0:
                 lock.unlink(missing_ok=True)
         time.sleep(SECONDS_BETWEEN_LOOKS)
+        looked_at = time.time()
 
 
 def _locks() -> Iterator[Path]:
@@ -69,10 +72,12 @@ def _made_at(lock: Path) -> float:
 
 
 def _seconds_to_keep(lock: Path) -> float:
-    """How old a lock must be that nobody here holds: a look sees all holders where the disk is of this machine alone
-    and the file of this user."""
-    with suppress(FileNotFoundError):
-        if lock.stat().st_uid == os.getuid() and _kind_of_disk(lock) in _OF_ONE_MACHINE:
+    """How old a lock must be that nobody here holds: a look sees all holders where the file is of this user, on a disk
+    that no other machine has, and no container whose processes are not seen here."""
+    with suppress(OSError):
+        kind = _kind_of_disk(lock)
+        sees_all = kind == "overlay" or Path("/proc/self/ns/pid").stat().st_ino == _ALL_PROCESSES
+        if lock.stat().st_uid == os.getuid() and kind in _OF_ONE_MACHINE and sees_all:
             return SECONDS_OF_A_LOOK
     return SECONDS_OF_A_BUILD
 
@@ -84,9 +89,11 @@ def _kind_of_disk(path: Path) -> str:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a process of this user on this machine has the file open."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if any(file.path == str(lock.resolve()) for file in process.open_files()):
-                return True
+    """Whether a process of this user on this machine has the file open, by whatever name a container has for it."""
+    with suppress(FileNotFoundError):
+        held = lock.stat()
+        for opened in iglob("/proc/[0-9]*/fd/*"):
+            with suppress(OSError):  # another user's, or closed since
+                if os.path.samestat(os.stat(opened), held):
+                    return True
     return False
