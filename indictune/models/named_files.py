@@ -15,10 +15,8 @@ from indictune.models.links import leads_out
 
 # Each with what stands there without being read: files that transformers looks for beside it, and where the tokenizer
 # was. Published ones hold their authors' paths. What the second file says goes over that.
-_SETTINGS = {
-    "tokenizer_config.json": ("tokenizer_file", "special_tokens_map_file", "name_or_path"),
-    "special_tokens_map.json": (),
-}
+_LAST = "special_tokens_map.json"
+_SETTINGS = {"tokenizer_config.json": ("tokenizer_file", "special_tokens_map_file", "name_or_path"), _LAST: ()}
 # A text there is the name of a file to `tokenizers` (0.23), wherever that is, and transformers (5.23) hands it on.
 _OPENED = ("vocab", "merges")
 _FILE = "_file"  # how transformers' own names for files end
@@ -42,7 +40,7 @@ def check_named_files(name: str, revision: str | None, flag: str) -> None:
     for path in map(Path, files or ()):
         settings = json.loads(path.read_text(encoding="utf-8"))
         read = {key: value for key, value in settings.items() if key not in _SETTINGS[path.name]}
-        found = sorted(_named(read, path.parent))
+        found = sorted(_named(read, path))
         if found:
             raise UserError(
                 f"{flag}: {path.name} has {', '.join(found[:3])}, which names a file for its tokenizer that would be "
@@ -51,14 +49,18 @@ def check_named_files(name: str, revision: str | None, flag: str) -> None:
             )
 
 
-def _named(settings: dict[str, Any], folder: Path) -> Iterator[str]:
+def _named(settings: dict[str, Any], path: Path) -> Iterator[str]:
     """The entries that name a file elsewhere, or may: the class of the tokenizer decides what each means."""
+    folder = path.parent
     for key, value in settings.items():
         if (key == _BY_ORDER and value) or (key in _OPENED and isinstance(value, str)):
             yield f"{key} {value!r}"
         else:
-            is_file = key.endswith(_FILE)
-            yield from (f"{key} {text!r}" for text in _texts(value) if _is_elsewhere(text, folder, is_file))
+            for text in _texts(value):
+                # The folder's own file of the name goes over what the first settings say.
+                is_file = key.endswith(_FILE) and (path.name == _LAST or not (folder / text).exists())
+                if _is_elsewhere(text, folder, is_file):
+                    yield f"{key} {text!r}"
 
 
 def _texts(value: Any) -> Iterator[str]:

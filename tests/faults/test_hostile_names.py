@@ -105,6 +105,16 @@ class TestATokenizer:
             load_tokenizer(ModelArguments(str(folder)))
         assert "secret" in AutoTokenizer.from_pretrained(folder).get_vocab()  # or transformers has mended it
 
+    def test_that_names_one_of_its_own_is_read_beside_another_of_that_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = hostile.model_whose_tokenizer_names("vocab", tmp_path)
+        (folder / "tokenizer_config.json").write_text('{"vocab_file": "vocab.txt"}')
+        for place in (tmp_path, folder):
+            (place / "vocab.txt").write_text("a")
+        monkeypatch.chdir(tmp_path)
+        assert "secret" not in load_tokenizer(ModelArguments(str(folder))).get_vocab()
+
     def test_that_names_one_on_the_hub_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
