@@ -31,7 +31,7 @@ from indictune.training.loss import ExactLoss
 from indictune.training.results import finish, save
 from indictune.training.running import run
 from indictune.training.session import Session
-from indictune.training.trainer import IndicTrainer
+from indictune.training.trainer import IndicTrainer, check_metric
 
 
 def main(session: Session) -> None:
@@ -58,6 +58,7 @@ def main(session: Session) -> None:
         splits = load_splits(data_args, session.recipe.problems, sources)
         weights = class_weights(planned("class_weights"), splits.train.each_label(), splits.labels)
         labels = label_order(config, splits.labels)
+        check_metric(planned("metric_for_best_model"), splits.validation)
     session.recipe.problems.raise_any()
 
     session.warn(splits.notes)
@@ -68,7 +69,6 @@ def main(session: Session) -> None:
         model = load_classifier(model_args, labels, tokenizer)
     use_active_vocabulary(model, args, (train_rows, validation, test), tokenizer, session.checkpoint)
     loss = ExactLoss(as_tensor(weights, labels), args.label_smoothing_factor)
-
     trainer = IndicTrainer(model, args, train_rows, validation, tokenizer, loss, padded)
     throughput = watch(trainer, splits.train.place, session)
     result = train(trainer, session, splits.folder, test)

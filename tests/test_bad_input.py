@@ -283,8 +283,13 @@ def hashes(folder: Path) -> dict[str, str]:
             "--class_weights balancd: cannot be read: [Errno 2] No such file or directory: 'balancd'. Expected "
             "`balanced` or a JSON or YAML file of label: weight.",
         ),
+        (
+            ["--metric_for_best_model", "eval_macro_f1_or"],
+            "--metric_for_best_model macro_f1_or: no row of VALIDATION has that language; expected macro_f1_hi or "
+            "macro_f1_romanised.",
+        ),
     ],
-    ids=["max_length", "class_weights"],
+    ids=["max_length", "class_weights", "metric"],
 )
 def test_what_depends_on_model_or_labels_is_told_before_weights_are_read(
     job: Job, flags: list[str], problem: str
@@ -292,7 +297,8 @@ def test_what_depends_on_model_or_labels_is_told_before_weights_are_read(
     result = job.start(*flags)
     assert result.returncode == 2
     told, _, message = result.stderr.partition("indictune: ")
-    assert message == problem.replace("MODEL", job.flags["model_name_or_path"]) + "\n"
+    problem = problem.replace("MODEL", job.flags["model_name_or_path"])
+    assert message == problem.replace("VALIDATION", job.flags["validation_file"]) + "\n"
     assert "Traceback" not in told
     assert json.loads((job.out / "status.json").read_text()) == {"state": "user_error", "message": message.rstrip()}
     check_free(job.out, None)  # the corrected command may have the same folder

@@ -65,6 +65,10 @@ class Rows:
         for labels in self.table["label"].iterchunks():
             yield from labels.to_pylist()
 
+    def languages(self) -> list[str]:
+        """Those of the rows, each once, in alphabetical order."""
+        return sorted(self.table["language"].unique().to_pylist())
+
 
 @dataclass(frozen=True)
 class Splits:

@@ -145,7 +145,12 @@ def flatten_for_trainer(metrics: Mapping[str, Any]) -> dict[str, float]:
     """
     overall = {name: metrics[name] for name in ("loss", "accuracy", "macro_f1", "worst_language_macro_f1")}
     per_language = metrics["per_language"].items()
-    return overall | {f"macro_f1_{_MARKUP.sub('_', language)}": row["macro_f1"] for language, row in per_language}
+    return overall | {language_metric(language): row["macro_f1"] for language, row in per_language}
+
+
+def language_metric(language: str) -> str:
+    """What `flatten_for_trainer` calls the macro-F1 of a language."""
+    return f"macro_f1_{_MARKUP.sub('_', language)}"
 
 
 def _accuracy_and_macro_f1(y_true: NDArray[np.int64], y_pred: NDArray[np.int64]) -> dict[str, float]:

@@ -14,7 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.arguments import SentimentTrainingArguments
 from indictune.data.collation import JoinRows, PadToLongest, Row
-from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trainer
+from indictune.data.loading import Rows
+from indictune.errors import UserError
+from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trainer, language_metric
 from indictune.evaluation.tables import per_label_table, per_language_table
 from indictune.models.classifier import class_names, load_trained
 from indictune.models.loading import Model, runs_own_code
@@ -22,6 +24,30 @@ from indictune.models.unpadded import classify_unpadded, uncounted_token
 from indictune.strategy import sharding
 from indictune.training.exact import Batch, ExactTrainer
 from indictune.training.loss import ExactLoss, row_losses
+
+_MAX_NAMES = 20
+
+
+def check_metric(metric: str, validation: Rows | None) -> None:
+    """Refuse to compare checkpoints by a language that no validation row has: the first evaluation would fail.
+
+    Args:
+        metric: `--metric_for_best_model`.
+        validation: rows for the evaluations of a run, or None.
+
+    Raises:
+        UserError: it is the metric of such a language.
+    """
+    name = metric.removeprefix("eval_")
+    if validation is None or not name.startswith(SentimentTrainingArguments.LANGUAGE_METRICS):
+        return  # of a metric that is none, `check_values` tells
+    there = [language_metric(language) for language in validation.languages()]
+    if name not in there:
+        more = f", or that of one of {len(there) - _MAX_NAMES} more" if len(there) > _MAX_NAMES else ""
+        raise UserError(
+            f"--metric_for_best_model {name}: no row of {validation.source} has that language; expected "
+            f"{' or '.join(there[:_MAX_NAMES])}{more}."
+        )
 
 
 class IndicTrainer(ExactTrainer):
