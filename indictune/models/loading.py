@@ -156,15 +156,25 @@ def check_max_length(config: PreTrainedConfig, max_length: int, begins: bool = T
     depends = alone is not None and max_length > alone
     if depends and begins:
         raise UserError(f"{told}. Give --max_length {alone} or less.")
-    positions = config.to_dict().get("max_position_embeddings")
-    if positions is not None and config.model_type in POSITIONS_AFTER_PADDING:
-        positions -= config.pad_token_id + 1
+    positions = positions_of(config)
     if positions is not None and max_length > positions:
         raise UserError(
             f"--max_length {max_length}: {config.name_or_path} has {positions} positions; "
             f"give --max_length {positions} or less."
         )
     return [f"{told}. --per_device_eval_batch_size 1 evaluates each alone."] if depends else []
+
+
+def positions_of(config: PreTrainedConfig) -> int | None:
+    """How many tokens a model has positions for; None where they have no limit.
+
+    Some models store the number by another name, such as GPT-2's `n_positions`, and give it by this one too. XLNet
+    gives -1 for no limit.
+    """
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    if positions is None or positions < 0:
+        return None
+    return positions - (config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0)
 
 
 def _longest_that_reads_alone(config: PreTrainedConfig) -> int | None:

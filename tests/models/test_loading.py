@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     T5Config,
+    XLNetConfig,
     pipeline,
 )
 
@@ -364,32 +365,15 @@ def test_other_rotary_positions_are_read_alike_up_to_the_last(rope: dict[str, An
     check_max_length(config, 64)
 
 
-def test_relative_positions_have_no_limit() -> None:
-    check_max_length(T5Config(), 100_000)
+@pytest.mark.parametrize("model_type", ["gpt2", "gptj", "gpt_bigcode", "codegen", "ctrl", "openai-gpt"])
+def test_positions_by_another_name_are_a_limit_too(model_type: str) -> None:
+    config = AutoConfig.for_model(model_type, n_positions=64)
+    assert "max_position_embeddings" not in config.to_dict()
+    check_max_length(config, 64)
+    with pytest.raises(UserError, match="has 64 positions; give --max_length 64 or less"):
+        check_max_length(config, 65)
 
 
-def test_a_model_that_cannot_classify_is_refused(tmp_path: Path) -> None:
-    AutoConfig.for_model("vit").save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="no classifier of sequences for the model type vit"):
-        load_classifier_config(ModelArguments(str(tmp_path)))
-
-
-def test_an_untrained_head_is_no_finished_run(saved: Saved) -> None:
-    with pytest.raises(UserError, match=r"--model .*: not trained yet, the weights of classifier\.bias are missing"):
-        load_trained(saved("bert"))
-
-
-def test_a_head_of_another_size_than_its_configuration_is_no_finished_run(tmp_path: Path) -> None:
-    args = classifier_folder(tmp_path, ["joy", "anger"])
-    config = load_classifier_config(args)
-    config.id2label = dict(enumerate(LABELS))
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"not trained yet, the weights of classifier\.bias are missing"):
-        load_trained(tmp_path)
-
-
-def test_xlm_r_keeps_counting_positions_from_its_own_padding_token(saved: Saved, tmp_path: Path) -> None:
-    args = ModelArguments(saved("xlm-roberta"))
-    assert load_tokenizer(args).pad_token_id == 0
-    load_classifier(args, LABELS, load_tokenizer(args)).save_pretrained(str(tmp_path / "out"))
-    assert load_trained(tmp_path / "out").config.pad_token_id == 1
+@pytest.mark.parametrize("config", [T5Config(), XLNetConfig()])
+def test_relative_positions_have_no_limit(config: PreTrainedConfig) -> None:
+    check_max_length(config, 100_000)
