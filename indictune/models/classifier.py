@@ -39,8 +39,20 @@ logger = logging.getLogger(__name__)
 
 
 def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
-    """`load_config` for a model that can classify sequences."""
-    return load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
+    """`load_config` for a model that can classify sequences.
+
+    Raises:
+        UserError: as `load_config`; or the model has both an encoder and a decoder (T5, BART). transformers' heads on
+            these refuse (5.23) what has lost its end: a text that is cut, and tokens that stand for no row.
+    """
+    config = load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"{MODEL_FLAG} {args.model_name_or_path}: a model of the type {config.model_type} has an encoder and a "
+            "decoder, which is not trained as a classifier here. Give an encoder, such as BERT or XLM-R, or a "
+            "decoder, such as LLaMA."
+        )
+    return config
 
 
 def check_classifier(args: ModelArguments, config: PreTrainedConfig) -> None:

@@ -377,3 +377,51 @@ def test_positions_by_another_name_are_a_limit_too(model_type: str) -> None:
 @pytest.mark.parametrize("config", [T5Config(), XLNetConfig()])
 def test_relative_positions_have_no_limit(config: PreTrainedConfig) -> None:
     check_max_length(config, 100_000)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "mt5", "bart", "mbart"])
+def test_an_encoder_with_a_decoder_is_refused_as_a_classifier(tmp_path: Path, model_type: str) -> None:
+    """It would be trained, and could not be saved: once its head takes a text without an end, it need not be refused
+    (transformers 5.23)."""
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    bart = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = AutoConfig.for_model(model_type, vocab_size=32, **sizes, **bart, encoder_ffn_dim=16, decoder_ffn_dim=16)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError) as raised:
+        load_classifier_config(ModelArguments(str(tmp_path)))
+    assert raised.value.message == (
+        f"--model_name_or_path {tmp_path}: a model of the type {model_type} has an encoder and a decoder, which is "
+        "not trained as a classifier here. Give an encoder, such as BERT or XLM-R, or a decoder, such as LLaMA."
+    )
+    model: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+    ended = torch.tensor([[5, 6, config.eos_token_id]])
+    assert len(model(input_ids=ended).logits) == 1
+    with pytest.raises(ValueError, match="at least one <eos>"):
+        model(input_ids=ended[:, :2])
+
+
+def test_a_model_that_cannot_classify_is_refused(tmp_path: Path) -> None:
+    AutoConfig.for_model("vit").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no classifier of sequences for the model type vit"):
+        load_classifier_config(ModelArguments(str(tmp_path)))
+
+
+def test_an_untrained_head_is_no_finished_run(saved: Saved) -> None:
+    with pytest.raises(UserError, match=r"--model .*: not trained yet, the weights of classifier\.bias are missing"):
+        load_trained(saved("bert"))
+
+
+def test_a_head_of_another_size_than_its_configuration_is_no_finished_run(tmp_path: Path) -> None:
+    args = classifier_folder(tmp_path, ["joy", "anger"])
+    config = load_classifier_config(args)
+    config.id2label = dict(enumerate(LABELS))
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"not trained yet, the weights of classifier\.bias are missing"):
+        load_trained(tmp_path)
+
+
+def test_xlm_r_keeps_counting_positions_from_its_own_padding_token(saved: Saved, tmp_path: Path) -> None:
+    args = ModelArguments(saved("xlm-roberta"))
+    assert load_tokenizer(args).pad_token_id == 0
+    load_classifier(args, LABELS, load_tokenizer(args)).save_pretrained(str(tmp_path / "out"))
+    assert load_trained(tmp_path / "out").config.pad_token_id == 1
