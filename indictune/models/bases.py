@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,6 +52,12 @@ def config_file(folder: str | Path) -> Path:
     """
     own = Path(folder) / CONFIG
     return own if own.is_file() else Path(folder) / "config.json"
+
+
+def continues_texts(architectures: Sequence[str] | None) -> bool:
+    """Whether a configuration's `architectures` name a causal language model, as transformers calls it or did (GPT-2);
+    else it is a classifier's, or nothing's."""
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures or [])
 
 
 def record_base(

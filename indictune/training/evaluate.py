@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,9 @@ from indictune.data.loading import load_test_rows
 from indictune.data.preparation import tokenise
 from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
-from indictune.models.bases import config_file
+from indictune.models.bases import config_file, continues_texts
 from indictune.models.classifier import class_names, load_trained
-from indictune.models.loading import check_max_length, check_vocabulary, load_tokenizer
+from indictune.models.loading import check_max_length, check_vocabulary, load_tokenizer, positions_of
 from indictune.models.sources import explained
 from indictune.strategy import sharding
 from indictune.training.loss import ExactLoss
@@ -53,11 +54,16 @@ def evaluate_command(argv: Sequence[str]) -> int:
     if config_file(model).is_file() and "output_dir" not in recipe.values:
         with recipe.problems.collecting():
             recipe.values["output_dir"] = str(_folder_within(Path(model), Path(test_file).stem))
+    if recipe.values.get("output_dir"):
+        with recipe.problems.collecting():
+            _check_of_this_file(Path(recipe.values["output_dir"]) / "metrics.json", test_file)
     main = _evaluate_classes
     with suppress(ValueError, TypeError, AttributeError):  # no configuration: the classifier's own reading tells so
         if _continues_texts(Path(model)):
             main = _evaluate_answers
-            recipe.values.setdefault("max_length", _answer_length(Path(model)))  # as after `indictune merge`
+    if main is _evaluate_answers and "max_length" not in recipe.values:  # as after `indictune merge`
+        with suppress(Exception):  # a configuration that makes no model: the reading of the model tells so
+            recipe.values["max_length"] = _answer_length(recipe, Path(model))
     return run(main, recipe, replaceable=("metrics.json",))
 
 
@@ -82,7 +88,14 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
     for name in FROM_TRAINING:
         value = configuration.get(name) if isinstance(configuration, dict) else None
         if value is not None and isinstance(value, types[name]):
-            recipe.values.setdefault(name, value)
+            recipe.values.setdefault(name, _saved_template(model, value) if name == "chat_template" else value)
+
+
+def _saved_template(model: Path, name: str) -> str:
+    """The `--chat_template` of a run, where it was a file as the run has saved it: that file may since have changed,
+    and be out of reach from the current folder."""
+    saved = model / "chat_template.jinja"  # as transformers calls it
+    return str(saved) if name.endswith(".jinja") and saved.is_file() else name
 
 
 def _folder_within(model: Path, name: str) -> Path:
@@ -101,16 +114,37 @@ def _folder_within(model: Path, name: str) -> Path:
     return folder
 
 
+def _check_of_this_file(metrics: Path, test_file: str) -> None:
+    """Refuse to write over the metrics of another file.
+
+    Args:
+        metrics: that will be written.
+        test_file: which they will be of.
+
+    Raises:
+        UserError: they are there, and of another.
+    """
+    of_file: Any = None
+    if metrics.is_file() and not metrics.is_symlink():
+        with suppress(OSError, ValueError, AttributeError):  # not of this command
+            of_file = json.loads(metrics.read_text(encoding="utf-8")).get("test_file")
+    if of_file is not None and of_file != os.path.abspath(test_file):
+        raise UserError(
+            f"--test_file {test_file}: {metrics} holds the metrics of {of_file}, which would be lost; give "
+            "--output_dir another folder."
+        )
+
+
 def _continues_texts(model: Path) -> bool:
     """Whether the folder holds a causal language model; else it is a classifier, or nothing."""
     config = config_file(model)
-    architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else None
-    return any(name.endswith("ForCausalLM") for name in architectures or [])
+    return config.is_file() and continues_texts(json.loads(config.read_text(encoding="utf-8")).get("architectures"))
 
 
-def _answer_length(model: Path) -> int:
+def _answer_length(recipe: Recipe, model: Path) -> int:
     """Where no run tells it: the default of training, or as many positions as the model has."""
-    positions = json.loads(config_file(model).read_text(encoding="utf-8")).get("max_position_embeddings")
+    trusts = recipe.planned(EvaluateArguments, "trust_remote_code")
+    positions = positions_of(AutoConfig.from_pretrained(config_file(model), trust_remote_code=trusts))
     return min(ANSWER_LENGTH, positions or ANSWER_LENGTH)
 
 
@@ -146,4 +180,5 @@ def _evaluate_classes(session: Session) -> None:
     trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
     sharding.prepare_for_evaluation(trainer)
     block = evaluate(trainer, session, dataset, "test")
-    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | {"test": block})
+    tested = {"test_file": os.path.abspath(asked.test_file), "test": block}
+    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | tested)

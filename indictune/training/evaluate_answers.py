@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from transformers import AutoConfig
 
 from indictune.arguments import ModelArguments
@@ -53,4 +55,5 @@ def evaluate_answers(session: Session) -> None:
     trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
     sharding.prepare_for_evaluation(trainer)
     block = evaluate(trainer, session, tokens.dataset, "test")
-    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | {"test": block})
+    tested = {"test_file": os.path.abspath(asked.test_file), "test": block}
+    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | tested)

@@ -7,10 +7,20 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import BertModel, GPT2LMHeadModel, LlamaForCausalLM, LlamaForSequenceClassification
 
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.bases import END_BYTES, Base, base_of, check_base, find_base, fingerprint, record_base
+from indictune.models.bases import (
+    END_BYTES,
+    Base,
+    base_of,
+    check_base,
+    continues_texts,
+    find_base,
+    fingerprint,
+    record_base,
+)
 
 MIB = 1 << 20
 
@@ -147,3 +157,12 @@ def test_a_model_in_the_hub_cache_is_found_there(tmp_path: Path, monkeypatch: py
     assert find_base("org/model", commit, "--base_model") == snapshot
     with pytest.raises(UserError, match=r"^--base_model org/model: not a folder here"):
         find_base("org/model", "v3", "--base_model")
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_one"),
+    [(LlamaForCausalLM, True), (GPT2LMHeadModel, True), (LlamaForSequenceClassification, False), (BertModel, False)],
+)
+def test_a_causal_language_model_is_known_by_the_name_of_its_class(kind: type, is_one: bool) -> None:
+    assert continues_texts([kind.__name__]) == is_one
+    assert not continues_texts(None)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, Phi3Config, Phi3ForCausalLM, Phi3ForSequenceClassification
+from transformers import (
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Phi3ForSequenceClassification,
+)
 
 from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import python, start
+from tests.distributed.launching import ROOT, python, start
 from tests.training.tiny import tiny_llama
 
 
@@ -130,6 +139,18 @@ def test_texts_that_longrope_reads_otherwise_are_evaluated_with_a_warning(tmp_pa
     assert "has more than 8 tokens (longrope), so that the result depends on which texts share it. " in result.stderr
 
 
+def test_answers_are_as_long_as_the_model_has_positions_whatever_it_calls_them(tmp_path: Path) -> None:
+    """As after `indictune merge`, where no recipe tells how long they were in training."""
+    model, test_file = Path(tiny_llama(tmp_path / "model")), tmp_path / "t.jsonl"
+    (model / "model.safetensors").unlink()
+    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=1, n_head=2)).save_pretrained(model)
+    test_file.write_text(json.dumps({"prompt": "ok", "completion": "ok " * 100}), encoding="utf-8")
+    flags = ["--model", str(model), "--test_file", str(test_file)]
+    result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
+    assert result.returncode == 0, result.stderr
+    assert "are longer than --max_length 64 and lose their ends" in result.stderr
+
+
 def test_a_loss_that_is_no_number_is_told_and_written_as_json_can(finished_run: FinishedRun, tmp_path: Path) -> None:
     model, test_file = tmp_path / "model", tmp_path / "t.jsonl"
     shutil.copytree(finished_run.folder, model)
@@ -144,6 +165,50 @@ def test_a_loss_that_is_no_number_is_told_and_written_as_json_can(finished_run: 
     assert "The loss on the test rows is nan: what the model computes of some of them is no" in result.stderr
     written = (model / "evaluation" / "t" / "metrics.json").read_text(encoding="utf-8")
     assert json.loads(written, parse_constant=pytest.fail)["test"]["loss"] == "nan"
+
+
+def test_the_metrics_of_another_file_are_not_written_over(finished_run: FinishedRun, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(finished_run.folder, tmp_path / "model"))
+    files = [tmp_path / name / "t.jsonl" for name in ("hi", "ta")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text('{"text": "a", "label": "positive"}\n', encoding="utf-8")
+
+    def evaluate(file: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        command = [*python(), str(ROOT / "indictune/__main__.py"), "evaluate", "--model", str(model)]
+        return start([*command, "--test_file", file, *flags])
+
+    first, metrics = evaluate(str(files[0])), model / "evaluation" / "t" / "metrics.json"
+    assert first.returncode == 0, first.stderr
+    before = metrics.read_bytes()
+    assert json.loads(before)["test_file"] == str(files[0])
+    for flags in ((), ("--output_dir", str(metrics.parent))):
+        other = evaluate(str(files[1]), *flags)
+        assert other.returncode == 2
+        assert other.stderr == (
+            f"indictune: --test_file {files[1]}: {metrics} holds the metrics of {files[0]}, which would be lost; give "
+            "--output_dir another folder.\n"
+        )
+        assert metrics.read_bytes() == before
+    again = evaluate(os.path.relpath(files[0], ROOT))
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_template_that_was_a_file_is_the_one_that_was_saved_with_the_model(tmp_path: Path) -> None:
+    """The file itself is out of reach from the current folder."""
+    model, test_file = Path(tiny_llama(tmp_path / "model")), tmp_path / "t.jsonl"
+    template = "{% for m in messages %}{% generation %}{{ m['content'] + ' ok ok ' }}{% endgeneration %}{% endfor %}"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(model)
+    (model / "recipe.yaml").write_text("chat_template: chat.jinja\nmax_length: 32\n", encoding="utf-8")
+    test_file.write_text('{"prompt": "ok", "completion": "ok"}\n', encoding="utf-8")
+    result = start(
+        [*python(), "indictune/__main__.py", "evaluate", "--model", str(model), "--test_file", str(test_file)]
+    )
+    assert result.returncode == 0, result.stderr
+    metrics = json.loads((model / "evaluation" / "t" / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics["test"]["num_tokens"] == 5  # of a prompt and an answer, but the first, which nothing is before
 
 
 ONE_OF_TWO = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}  # as accelerate leaves it

@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar, get_verbosity, set_
 from indictune.arguments import ModelArguments
 from indictune.command_arguments import CheckpointArguments
 from indictune.errors import UserError
-from indictune.models.bases import CONFIG, RECORD, config_file
+from indictune.models.bases import CONFIG, RECORD, config_file, continues_texts
 from indictune.models.checkpoints import INDEX, weights_files
 from indictune.models.loading import read_weights
 from indictune.models.sources import explained
@@ -147,7 +147,7 @@ def _model(args: CheckpointArguments, checkpoint: Path, weights: dict[str, Tenso
     about = ModelArguments(str(checkpoint), trust_remote_code=args.trust_remote_code)
     with explained(about, OSError, ValueError, KeyError, flag="indictune checkpoint"):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=args.trust_remote_code)
-    answers = any(name.endswith("ForCausalLM") for name in config.architectures or [])
+    answers = continues_texts(config.architectures)
     kind: Any = AutoModelForCausalLM if answers else AutoModelForSequenceClassification
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, trust_remote_code=args.trust_remote_code)
