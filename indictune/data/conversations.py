@@ -22,7 +22,7 @@ from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
 from indictune.data.progress import shown
 from indictune.data.reading import RECORD_EXTENSIONS, Record, read_records, without_halves
 from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
-from indictune.data.sources import BUILTIN_PREFIX, SPLITS, by_split, refuse_early
+from indictune.data.sources import BUILTIN_PREFIX, SPLITS, by_split, refuse_early, used_splits
 from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.errors import Problems, UserError
 from indictune.llama_arguments import ChatDataArguments
@@ -222,15 +222,14 @@ def _dataset_sources(name: str, config: str | None, is_read: bool) -> dict[str, 
     if name.startswith(BUILTIN_PREFIX):
         raise UserError(f"{origin}: there are no such built-in conversations; expected {BUILTIN_CHATS}.")
     sources: dict[str, ChatSource] = {}
-    for split, rows in load_hub_dataset(name, config, is_read).items():
+    for split, rows in used_splits(load_hub_dataset(name, config, is_read), origin).items():
         if isinstance(rows, CsvFiles):
             raise UserError(
                 f"{origin}: it is made of csv files ({rows.files[0]}); expected {', '.join(RECORD_EXTENSIONS)}. "
                 "Write the rows to such a file, and give it by --train_file."
             )
-        if split in SPLITS:
-            named = name_of(f"{name}/{split}", rows)
-            sources[split] = ChatSource(named, origin, partial(hub_records, rows), fingerprint_of(rows))
+        named = name_of(f"{name}/{split}", rows)
+        sources[split] = ChatSource(named, origin, partial(hub_records, rows), fingerprint_of(rows))
     return sources
 
 

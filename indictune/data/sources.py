@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from indictune.arguments import DataArguments, SourceArguments, TextArguments
 from indictune.data.cache import file_digest
+from indictune.data.columns import shortened
 from indictune.data.hub import fingerprint_of, hub_batches, load_hub_dataset, name_of
 from indictune.data.reading import read_batches
 from indictune.data.rejects import BadRows
@@ -93,6 +94,25 @@ def by_split(
     return sources
 
 
+def used_splits(found: Mapping[str, Each], origin: str) -> dict[str, Each]:
+    """Of a dataset's splits those that a run reads; a warning names the others.
+
+    Args:
+        found: the rows of all splits.
+        origin: the flag and value that named the dataset.
+    """
+    unused = [split for split in found if split not in SPLITS]
+    if unused:
+        logger.warning(
+            "%s: its rows of %s are not used, but those of %s. Write them to a file to give them by --validation_file "
+            "or --test_file.",
+            origin,
+            ", ".join(map(shortened, unused)),
+            " and ".join(split for split in SPLITS if split in found),
+        )
+    return {split: found[split] for split in SPLITS if split in found}
+
+
 def refuse_early(found: Problems, heads: Iterable[tuple[str, Iterator[object]]], first: int) -> None:
     """Raise the problems found before any row was read, if there are any and reading all rows would take long.
 
@@ -136,12 +156,11 @@ def _hub_sources(args: DataArguments, is_read: bool) -> dict[str, Source]:
     found = load_hub_dataset(name, args.dataset_config_name, is_read)
     return {
         split: Source(
-            name_of(f"{name}/{split}", found[split]),
+            name_of(f"{name}/{split}", rows),
             origin,
-            partial(hub_batches, found[split], *columns_of(args)),
-            fingerprint_of(found[split]),
+            partial(hub_batches, rows, *columns_of(args)),
+            fingerprint_of(rows),
             split == "test",
         )
-        for split in SPLITS
-        if split in found
+        for split, rows in used_splits(found, origin).items()
     }

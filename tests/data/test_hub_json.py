@@ -15,10 +15,12 @@ import pytest
 from indictune.arguments import DataArguments
 from indictune.data import hub
 from indictune.data.conversations import load_conversations
+from indictune.data.conversations import sources_of as chat_sources_of
 from indictune.data.loading import Splits, load_splits
 from indictune.data.reading import read_records, read_table
 from indictune.data.rejects import REJECTED, BadRows, Quarantine
-from indictune.errors import UserError
+from indictune.data.sources import sources_of
+from indictune.errors import Problems, UserError
 from indictune.llama_arguments import ChatDataArguments
 from tests.data.test_hub_csv import DECLARED, problem_of
 
@@ -194,6 +196,35 @@ def test_answers_stay_what_they_are(folder: Path, rows: str, answers: list[str])
     (folder / "train.jsonl").write_text(rows)
     messages = load_conversations(ChatDataArguments(dataset_name="set")).train.table["messages"].to_pylist()
     assert [each[-1]["content"] for each in messages] == answers
+
+
+@pytest.mark.parametrize("kind", ["tweets", "chats", "parquet"])
+def test_splits_that_a_run_does_not_read_are_told(folder: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """Such as GLUE's `validation_matched`."""
+    of_split = {"train": "train", "test": "test", "dev_a": "validation_matched", "dev_b": "validation_other"}
+    rows = '{"prompt": "a", "completion": "b"}\n' if kind == "chats" else GOOD
+    files = "".join(f"  - {{split: {name}, path: {file}.*}}\n" for file, name in of_split.items())
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n")
+    for file in of_split:
+        (folder / f"{file}.jsonl").write_text(rows)
+        if kind == "parquet":
+            table = pa.Table.from_pylist([json.loads(row) for row in rows.splitlines()])
+            pq.write_table(table, folder / f"{file}.parquet")
+            (folder / f"{file}.jsonl").unlink()
+    if kind == "chats":
+        assert set(chat_sources_of(ChatDataArguments(dataset_name="set"), Problems())) == {"train", "test"}
+    else:
+        assert load_splits(DataArguments(dataset_name="set")).validation is None
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "--dataset_name set: its rows of validation_matched, validation_other are not used, but those of train and "
+        "test. Write them to a file to give them by --validation_file or --test_file."
+    ]
+    caplog.clear()
+    (folder / "README.md").unlink()
+    for path in folder.glob("dev*"):
+        path.unlink()
+    assert set(sources_of(DataArguments(dataset_name="set"), Problems())) == {"train", "test"}
+    assert caplog.records == []
 
 
 def test_test_rows_may_lack_the_labels_column(folder: Path) -> None:
