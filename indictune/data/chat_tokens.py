@@ -28,6 +28,7 @@ _TEMPLATES = resources.files("indictune.data") / "chat_templates"
 _ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
 _EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+_ANSWER = "0192837465"  # as no template writes it
 _JINJA_ERRORS = (Exception,)  # a template computes, and can go wrong in any way
 
 # The day that a template writes as today's, so that a run goes on after midnight with the rows that it had. It is the
@@ -229,12 +230,24 @@ def prompt_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, 
 
 
 def answer_ends(tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
-    """Tokens that end an answer: what the template writes at its end, and the tokenizer's end of text."""
-    text, spans = _written_out(_EXAMPLE, tokenizer, template, marked=_ANSWER_MARK.search(template) is not None)
-    answer = "".join(text[start:end] for start, end in spans)
-    written = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    ends = {token for token in written if token in tokenizer.added_tokens_decoder}
-    return sorted(ends | ({tokenizer.eos_token_id} - {None}))
+    """Tokens that end an answer: what the template writes at its end, and the tokenizer's end of text.
+
+    Where the template marks no answers, as one need not with `--train_on_prompts`, it is the first of the added tokens
+    that it writes after an answer.
+    """
+    if _ANSWER_MARK.search(template):
+        text, spans = _written_out(_EXAMPLE, tokenizer, template, marked=True)
+        ends = _added_tokens("".join(text[start:end] for start, end in spans), tokenizer)
+    else:
+        messages = [*_EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
+        text, _ = _written_out(messages, tokenizer, template, marked=False)
+        ends = _added_tokens(text.partition(_ANSWER)[2], tokenizer)[:1]
+    return sorted({*ends, tokenizer.eos_token_id} - {None})
+
+
+def _added_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    written = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return [token for token in written if token in tokenizer.added_tokens_decoder]
 
 
 def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> str:

@@ -112,7 +112,7 @@ def load_causal(
         args: name the model and the method.
         tokenizer: its padding token becomes the model's.
         training_dtype: in which activations are computed.
-        ends: tokens that end an answer; saved with the model, so that its answers stop there.
+        ends: tokens that end an answer; saved with the model beside its own, so that its answers stop there.
         reads: False leaves the weights unread where another process sends them. A quantised base is always read.
 
     Raises:
@@ -129,7 +129,7 @@ def load_causal(
     check_vocabulary(args, base, tokenizer)
     set_padding(base, tokenizer)
     if base.generation_config is not None:
-        base.generation_config.eos_token_id = ends
+        base.generation_config.eos_token_id = sorted({*ends, *_own_ends(base, tokenizer)})
     model: Model = base
     if args.method != "full":
         model = add_lora(base, args, TaskType.CAUSAL_LM, untouched=[OUTPUT_LAYER])
@@ -172,6 +172,15 @@ def load_trained_causal(
     flag, quantisation = read_base_of(folder, args, config)
     base = _read(args, config, quantisation, dtype, flag)
     return PeftModel.from_pretrained(base, str(folder))
+
+
+def _own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that end the answers of a base, such as Gemma's `<end_of_turn>`. A token of words is none: it stands in a
+    configuration for want of another."""
+    assert model.generation_config is not None
+    stored = (model.generation_config.eos_token_id, model.config.eos_token_id)
+    ids = {token for each in stored for token in (each if isinstance(each, list) else [each])}
+    return ids & tokenizer.added_tokens_decoder.keys()
 
 
 def _read(

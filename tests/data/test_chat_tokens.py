@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from indictune.data.chat_tokens import (
     ChatTokeniser,
     ChatTokens,
     Message,
+    answer_ends,
     choose_template,
     prompt_ids,
     tokenise_chats,
@@ -339,6 +341,26 @@ UNMARKED = "{% for m in messages %}{{ m.content }}{% endfor %}"
 def test_the_tokenizers_own_template_is_the_default() -> None:
     assert choose_template(with_template(MARKED), None, False, False) == MARKED
     assert choose_template(with_template(UNMARKED), None, False, True) == UNMARKED
+
+
+@pytest.mark.parametrize(("name", "token"), [("llama3", "<|eot_id|>"), ("chatml", "<|im_end|>"), ("plain", None)])
+def test_an_answer_ends_as_the_template_ends_it_whether_that_marks_it_or_not(
+    byte_level: PreTrainedTokenizerFast, name: str, token: str | None
+) -> None:
+    template = choose_template(byte_level, name, False, False)
+    unmarked = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)
+    assert unmarked != template
+    expected = sorted(byte_level.get_vocab()[each] for each in (token, "<|end_of_text|>") if each)
+    assert answer_ends(byte_level, template) == answer_ends(byte_level, unmarked) == expected
+
+
+def test_of_what_an_unmarked_template_writes_after_an_answer_the_first_added_token_ends_it(
+    byte_level: PreTrainedTokenizerFast,
+) -> None:
+    ends, end_of_text = (byte_level.get_vocab()[each] for each in ("<|im_end|>", "<|end_of_text|>"))
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}.\n<|im_end|>{% endfor %}<|im_start|>"
+    assert answer_ends(byte_level, template) == sorted([ends, end_of_text])
+    assert answer_ends(byte_level, UNMARKED + "!") == [end_of_text]
 
 
 def test_an_own_template_that_trl_knows_gets_its_marks_from_trl() -> None:

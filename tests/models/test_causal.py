@@ -14,7 +14,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
@@ -171,6 +171,13 @@ class TestWhatIsTrained:
         args = ModelArguments(llama, method=method)
         model = load_causal(args, load_tokenizer(args), torch.float32, ends=[2, 5])
         assert model.generation_config.eos_token_id == [2, 5]
+
+    def test_it_will_stop_where_its_bases_answers_end_too(self, llama: str) -> None:
+        """As Gemma at <end_of_turn>; 7 is a word, which a configuration names for want of another."""
+        GenerationConfig(eos_token_id=[1, 7]).save_pretrained(llama)  # type: ignore[no-untyped-call]
+        args = ModelArguments(llama)
+        model = load_causal(args, load_tokenizer(args), torch.float32, ends=[5])
+        assert model.generation_config.eos_token_id == [1, 2, 5]
 
     def test_a_padding_token_is_the_tokenizers_and_keeps_its_row(self, llama: str) -> None:
         model = load(ModelArguments(llama))
