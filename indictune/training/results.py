@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import resource
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,10 @@ def finish(
             metrics[name] = evaluate(trainer, session, dataset, name)
     names = pushing.begin_push(trainer, session.saved_files) if trainer.args.push_to_hub else []
     write_metrics(trainer, session, metrics)
+    if isinstance(sharding.bare(trainer), PeftModel):
+        out = str(session.output_dir)
+        command = shlex.join(["indictune", "merge", out, "--output_dir", f"{out}_merged"])
+        session.show(f"`{command}` makes one model of the adapter and its base, for `pipeline`.")
     if trainer.args.push_to_hub:
         pushing.push(trainer, names)
 
