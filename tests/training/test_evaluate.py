@@ -175,19 +175,20 @@ def test_the_metrics_of_another_file_are_not_written_over(finished_run: Finished
         file.write_text('{"text": "a", "label": "positive"}\n', encoding="utf-8")
 
     def evaluate(file: str, *flags: str) -> subprocess.CompletedProcess[str]:
-        command = [*python(), str(ROOT / "indictune/__main__.py"), "evaluate", "--model", str(model)]
+        command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(model)]
         return start([*command, "--test_file", file, *flags])
 
     first, metrics = evaluate(str(files[0])), model / "evaluation" / "t" / "metrics.json"
     assert first.returncode == 0, first.stderr
     before = metrics.read_bytes()
     assert json.loads(before)["test_file"] == str(files[0])
-    for flags in ((), ("--output_dir", str(metrics.parent))):
-        other = evaluate(str(files[1]), *flags)
+    typed = os.path.relpath(files[1], ROOT)
+    for test_file, flags in ((str(files[1]), ()), (typed, ("--output_dir", str(metrics.parent)))):
+        other = evaluate(test_file, *flags)
         assert other.returncode == 2
         assert other.stderr == (
-            f"indictune: --test_file {files[1]}: {metrics} holds the metrics of {files[0]}, which would be lost; give "
-            "--output_dir another folder.\n"
+            f"indictune: --test_file {test_file}: {metrics} holds the metrics of {files[0]}, which would be lost; "
+            "give --output_dir another folder.\n"
         )
         assert metrics.read_bytes() == before
     again = evaluate(os.path.relpath(files[0], ROOT))
