@@ -162,8 +162,9 @@ def _remove_leftovers(parent: Path) -> None:
 
 
 def _lock(folder: Path) -> FileLock:
-    """Which all users of a shared cache can take."""
-    return FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666)
+    """Which all users of a shared cache can take, and none where there are no such locks: filelock (4.2) would leave
+    a mark in its place, and for that of a process which was killed on another machine all would wait."""
+    return FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666, fallback_to_soft=False)
 
 
 def write_through(path: Path) -> None:

@@ -139,18 +139,35 @@ def test_what_another_process_is_making_stays(folder: Path) -> None:
     assert slow.communicate(timeout=60)[0] == "whole\n"
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_keeps_what_is_made(
-    number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def without_locks(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("fcntl.flock", refuse)  # as of NFS without lockd
+    monkeypatch.setattr("fcntl.flock", refuse)
+
+
+# NFS without lockd says the first; Lustre, mounted without flock, the last.
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_keeps_what_is_made(
+    number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(number, monkeypatch)
     made = made_once("things", [], "The things", writes("made"))
     os.utime(left_over(folder, "things-key"), (0, 0))
     assert made_once("things", [], "The things", lambda _: pytest.fail("made twice")) == made
     made_once("others", [], "The others", writes(""))
+
+
+@pytest.mark.timeout(60)
+def test_a_file_system_without_locks_gets_no_marks_in_their_place_which_a_killed_process_leaves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether one on another machine is alive, nobody can tell: all would wait for it."""
+    without_locks(errno.ENOSYS, monkeypatch)
+    made = made_once("things", [], "The things", writes(""))
+    shutil.rmtree(made)
+    made.with_name(f".{made.name}.lock").write_text("1234\nanother-machine\n")
+    assert made_once("things", [], "The things", writes("")) == made
 
 
 def test_a_file_system_that_refuses_modes_keeps_what_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
