@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,6 +153,98 @@ def test_a_slurm_job_that_is_asked_in_vain_is_queued_again(slurm: dict[str, str]
         started.send_signal(signal.SIGUSR1)
         assert started.wait(60) == 0
     assert (tmp_path / "calls").read_text(encoding="utf-8") == "requeue 7\n"
+
+
+SHORT_SLEEP = "#!/bin/bash\nexec /bin/sleep 0.05\n"
+# A clock that leaps, for what happens after minutes.
+DATE = """#!/bin/bash
+echo >> "$CALLS.clock"
+echo $((100 * $(wc -l < "$CALLS.clock")))
+"""
+
+
+@pytest.mark.parametrize("may_be_queued_again", [True, False])
+def test_a_slurm_job_whose_ranks_do_not_end_is_queued_again_before_its_time_is_over(
+    slurm: dict[str, str], tmp_path: Path, may_be_queued_again: bool
+) -> None:
+    begun, commands = tmp_path / "begun", tmp_path / "bin"
+    hanging = f'#!/bin/bash\n[ "$1" = --overlap ] || {{ echo > {begun}; exec tail --pid {os.getpid()} -f {begun}; }}\n'
+    (commands / "srun").write_text(hanging, encoding="utf-8")
+    for name, text in (("date", DATE), ("sleep", SHORT_SLEEP)):
+        (commands / name).write_text(text, encoding="utf-8")
+        (commands / name).chmod(0o755)
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT]
+    job += ["--output_dir", str(tmp_path / "out")]
+    variables = {**slurm, "REQUEUE": str(int(may_be_queued_again))}
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen(job, cwd=ROOT, env=variables, stderr=said, start_new_session=True) as started,
+    ):
+        try:
+            wait_for(begun.exists, 60)
+            started.send_signal(signal.SIGTERM)  # a preemption has a time of its own
+            with pytest.raises(subprocess.TimeoutExpired):
+                started.wait(3)
+            started.send_signal(signal.SIGUSR1)
+            if may_be_queued_again:
+                assert started.wait(60) == 0
+            else:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    started.wait(5)
+        finally:
+            os.killpg(started.pid, signal.SIGKILL)
+    assert (tmp_path / "calls").exists() == may_be_queued_again
+    assert (
+        (tmp_path / "said")
+        .read_text(encoding="utf-8")
+        .startswith(
+            "train.sbatch: the ranks have not ended 4 minutes after they were asked, and the time is nearly over\n"
+        )
+    )
+
+
+@pytest.mark.parametrize("seconds_left", [None, 300, 3600])
+def test_a_slurm_job_that_reaches_its_end_twice_and_saves_nothing_ends(
+    slurm: dict[str, str], tmp_path: Path, seconds_left: int | None
+) -> None:
+    """Preparation or an evaluation takes longer than `--time`; a preemption may come twice, and is no such end."""
+    out = tmp_path / "out"
+    out.mkdir()
+    stopped = f'#!/bin/bash\necho \'{{"state": "resumable"}}\' > {out}/status.json\n$SAVES\nexit 75\n'
+    (tmp_path / "bin" / "srun").write_text(stopped, encoding="utf-8")
+    (tmp_path / "bin" / "sleep").write_text(SHORT_SLEEP, encoding="utf-8")
+    (tmp_path / "bin" / "sleep").chmod(0o755)
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT, "--output_dir", str(out)]
+    end = {} if seconds_left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left)}
+
+    def attempt(number: str = "7", saves: int | None = None) -> tuple[int, str]:
+        saving = "" if saves is None else f"mkdir {out}/checkpoint-{saves}"
+        variables = {**slurm, **end, "SLURM_JOB_ID": number, "SAVES": saving}
+        ended = subprocess.run(job, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+        return ended.returncode, ended.stderr
+
+    again = (0, "")
+    assert [attempt(), attempt(saves=9), attempt(), attempt(saves=10), attempt()] == 5 * [again]
+    assert attempt("8") == again  # another job, perhaps with more time
+    ended = (
+        75,
+        f"train.sbatch: for the second time the job has come no further than {out}/checkpoint-10, and is not queued "
+        "again. Give it a longer --time: reading the rows, an evaluation and a save must be done 5 minutes before its "
+        "end.\n",
+    )
+    assert attempt("8") == (again if seconds_left == 3600 else ended)
+
+
+@pytest.mark.parametrize("cores", ["64", None])
+def test_a_slurm_jobs_ranks_have_the_cores_that_it_has(
+    slurm: dict[str, str], tmp_path: Path, cores: str | None
+) -> None:
+    (tmp_path / "bin" / "srun").write_text('#!/bin/bash\necho "${SRUN_CPUS_PER_TASK-none}"\n', encoding="utf-8")
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT]
+    job += ["--output_dir", str(tmp_path / "out")]
+    variables = slurm if cores is None else {**slurm, "SLURM_CPUS_PER_TASK": cores}
+    ended = subprocess.run(job, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    assert ended.stdout == f"{cores or 'none'}\n"
 
 
 @pytest.mark.parametrize("may_be_queued_again", [True, False])
