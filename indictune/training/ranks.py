@@ -28,6 +28,8 @@ _GRACE_S = 3.0
 _TOGETHER_S = 3.0
 # Times the patience: later than a collective gives up, which tells more. While rows are prepared there is none.
 _ENDS_AFTER = 2.5
+# Longer than a rank waits until rank 0 has told its problem (20 s), so that launchers and gloo come first.
+_ENDS_AFTER_ANOTHER_S = 30.0
 _MEETINGS = (restart.JOINING, sharding.GROUPING)  # where no rank goes on before all are there
 _GONE = "is gone: it was killed, or died without a word"
 _STOPPED = "is stopped (SIGSTOP)"
@@ -252,10 +254,11 @@ class Watchdog(threading.Thread):
     """Says who is missing when nothing has moved for long, and writes the stacks of this rank to its log.
 
     Where a rank has died and the main thread does not find out by itself, it ends the process: NCCL waits in C++,
-    where no signal handler runs and no exception comes, until the launcher kills it. So it does where a rank has ended
-    that this one would meet first, once it has asked the main thread in vain, and where one stays stopped that
-    prepares the rows, for which the others wait without a collective. One that runs is named again and again, and not
-    ended: it may be fetching rows, or wait for a disk that comes back.
+    where no signal handler runs and no exception comes, until the launcher kills it, which knows of its own machine
+    alone. So it does where a rank has ended that this one would meet first, or one has failed and this one stands
+    still, once it has asked the main thread in vain; and where one stays stopped that prepares the rows, for which the
+    others wait without a collective. One that runs is named again and again, and not ended: it may be fetching rows,
+    or wait for a disk that comes back.
 
     Args:
         ranks: of the run.
@@ -318,13 +321,22 @@ class Watchdog(threading.Thread):
             gone = self.ranks.gone()  # but for those that were just about to tell their end
             if gone and not self.ranks.has_ended:
                 self.end("; ".join(gone))
-        is_meeting = self.progress.place in _MEETINGS and self.progress.still_s > _GRACE_S
-        if is_meeting and (left := self.ranks.left()) and not self.ranks.has_ended:
+        if (left := self._left_alone_by()) and not self.ranks.has_ended:
             self.ask()
             time.sleep(_GRACE_S)  # a main thread that hears it clears away what it has begun: compilers, their lock
             if not self.ranks.has_ended:
                 rank, state, message = left
                 self.end(f"[rank {rank}] {message}", state)
+
+    def _left_alone_by(self) -> tuple[int, str, str] | None:
+        """Rank, state and message of the one that has ended, where this one waits for it in vain."""
+        still_s = self.progress.still_s
+        is_meeting = self.progress.place in _MEETINGS and still_s > _GRACE_S
+        if not is_meeting and still_s < _ENDS_AFTER_ANOTHER_S:
+            return None
+        left = self.ranks.left()
+        # A request to stop ends all at one step; what a rank does after it, alone, may take a while.
+        return left if left is not None and (is_meeting or left[1] in ("failed", "user_error")) else None
 
     def _speak(self, still_s: float) -> None:
         none = f"no rank that this machine hears of lags behind this one ({self.progress.place})"

@@ -108,6 +108,21 @@ def test_a_rank_that_waits_in_c_for_a_killed_one_ends_soon_and_names_it(
     assert said.endswith(f"indictune: {expected}\n")
 
 
+@pytest.mark.slow
+def test_a_rank_that_waits_in_c_for_one_that_has_failed_elsewhere_ends_soon_and_says_why(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """As of another node, no launcher ends it."""
+    event = f"EIO@{STEP}:3@1+STUCK@{STEP}:3@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event) as (first, second):
+        assert second.wait(120) == 1
+        first.communicate(timeout=60)
+    assert first.returncode == 1
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "failed"
+    assert "Input/output error" in status["message"]
+
+
 def test_a_rank_that_builds_an_operator_when_another_is_stopped_leaves_no_compiler_and_no_lock(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -210,6 +211,31 @@ def test_a_rank_does_not_wait_to_meet_one_that_has_ended(
     stopped.ended("resumable", "stopped by SIGTERM.")
     watchdog.look()
     assert happened == expected
+
+
+@pytest.mark.parametrize("state", ["failed", "user_error", "resumable", "ok"])
+def test_a_rank_that_stands_still_anywhere_does_not_wait_for_one_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """On another machine, whose launcher does not end this rank: NCCL would wait for `--ddp_timeout`."""
+    monkeypatch.setattr("indictune.training.ranks._GRACE_S", 0.1)
+    monkeypatch.setattr("indictune.training.ranks._ENDS_AFTER_ANOTHER_S", 0.5)
+    happened: list[Any] = []
+    failed, waits = Ranks(tmp_path, 9, 10, "attempt"), Ranks(tmp_path, 0, 10, "attempt")
+    failed._mine |= {"host": "another-machine", "launcher": 1}
+    waits.begin()
+    failed.begin()
+    ask = functools.partial(happened.append, "asked")
+    watchdog = Watchdog(waits, 900.0, tmp_path / "rank-0.log", ask, lambda *end: happened.append(end))
+    watchdog.progress = Progress()
+    watchdog.progress.passed("the gradients")
+    failed.ended(state, "OutOfMemoryError: CUDA out of memory.")
+    watchdog.look()
+    assert happened == []  # it may find out by itself
+    time.sleep(0.6)
+    watchdog.look()
+    in_vain = state in ("failed", "user_error")
+    assert happened == (["asked", ("[rank 9] OutOfMemoryError: CUDA out of memory.", state)] if in_vain else [])
 
 
 def test_a_rank_does_not_take_the_end_of_an_earlier_launchs_rank_for_one_of_its_own(tmp_path: Path) -> None:
