@@ -210,6 +210,7 @@ class Session:
             if optim is not None and "optim" not in self.recipe.values:
                 self._decided["optim"] = optim
         with self.checks():
+            restart.check_one_node(os.environ)
             resuming.check_restarts(planned("resume_from_checkpoint"), restart.limit(os.environ))
         with self.checks():
             checkpoint = resuming.candidate(self.output_dir, planned("resume_from_checkpoint"))

@@ -285,6 +285,16 @@ class TestDecide:
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
         decide(self.session("--output_dir", "new"))
 
+    def test_restarts_on_several_nodes_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        group = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+        for name, value in {**group, "TORCHELASTIC_MAX_RESTARTS": "3"}.items():
+            monkeypatch.setenv(name, value)
+        flags = ("--output_dir", "out", "--resume_from_checkpoint", "auto")
+        with pytest.raises(UserError, match=r"^--max-restarts 3: on several nodes .* Leave it out, "):
+            decide(self.session(*flags))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        decide(self.session(*flags))
+
     def test_a_deepspeed_file_is_compared_with_the_batch_that_follows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(name, value)
