@@ -178,6 +178,17 @@ def test_a_signal_that_a_dead_ranks_launcher_sends_is_no_request_to_stop(
     assert re.search(r"indictune: rank 1 \(process \d+ on .*\) is gone", said)
 
 
+def test_a_rank_that_commits_no_checkpoint_looks_for_none_before_it_is_there(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """A client of NFS remembers for up to a minute that a file is missing, and a rollback would not find it."""
+    event = "REFUSED@indictune.training.checkpoints.store:read_manifest:1@1"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event) as (first, second):
+        said = second.communicate(timeout=120)[1]
+        assert (second.returncode, first.wait(60)) == (0, 0), said
+    assert store.listed(tmp_path / "out") != []
+
+
 def assert_named(folder: Path, said: str, pid: int, what: str) -> None:
     """The watchdog warns of rank 1 while the run waits for it, and the run ends with its name."""
     expected = f"rank 1 (process {pid} on {socket.gethostname()}) {what}"

@@ -258,7 +258,9 @@ def _manifest(trainer: ExactTrainer) -> Manifest:
     args, batches, step = trainer.args, trainer.batches, trainer.state.global_step
     rows = (step % batches.steps_per_epoch) * args.global_batch_size
     recipe = Path(str(args.output_dir), RECIPE)
-    replaced = store.read_manifest(store.path_of(recipe.parent, step))  # what a run from another folder begins with
+    # What a run from another folder begins with. Who commits nothing does not look: a client of NFS would remember for
+    # up to a minute that there is none.
+    replaced = store.read_manifest(store.path_of(recipe.parent, step)) if args.should_save else None
     return Manifest(
         step=step,
         rows_of_epoch=rows,
