@@ -147,13 +147,10 @@ def test_a_run_goes_on_under_another_launch(
     assert log.count(told) == 1
 
 
+@slow
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ("zero2", "zero2_offload"),
-        *(pytest.param(*each, marks=slow) for each in [("zero2_offload", "zero2"), ("zero3", "zero3_offload")]),
-        pytest.param("zero3_offload", "zero3", marks=slow),
-    ],
+    [(f"{stage}{a}", f"{stage}{b}") for stage in ("zero2", "zero3") for a, b in (("", "_offload"), ("_offload", ""))],
 )
 def test_what_zero_offloads_may_change(runs: Runs, tmp_path: Path, before: str, after: str) -> None:
     unbroken = runs.under(before, 2)

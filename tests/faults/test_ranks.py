@@ -21,8 +21,8 @@ from tests.distributed import test_llama
 from tests.distributed.launching import BIN, ROOT, SCRIPT, accelerate, deepspeed, free_port, python, start, torchrun
 from tests.faults.runs import EVALUATION, FAULTY, STEP, Job, environment, processes_of, wait_for
 
-SLOW = ("fsdp2", "zero1", "zero2", "zero3_offload")
-STRATEGIES = ["ddp", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+SLOW = ("fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
+STRATEGIES = ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -323,7 +323,8 @@ FETCHING = "indictune.data.collation:IndexedRows.__getitem__:14"
 FORWARD = "indictune.training.loss:ExactLoss.__call__:3"
 
 
-@pytest.mark.parametrize("place", [FETCHING, pytest.param(FORWARD, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [FETCHING, FORWARD])
 def test_a_rank_that_hangs_within_a_step_is_named(finished_run: FinishedRun, tmp_path: Path, place: str) -> None:
     """It has ended the same step as the rank that waits for it."""
     flags = ("--ddp_timeout", "10")
