@@ -180,24 +180,32 @@ def other_launches(contender: Contender, counts: Counts, work: Path) -> Found:
         if gone_on_from(said, folder) != AMID:
             found[f"{before}, then {after}"] = {"did steps again": 1}
             continue
-        both = zip(losses(jobs[before].unbroken[0]), losses(folder), strict=True)
-        largest = max(abs(one - other) for one, other in both)
-        found[f"{before}, then {after}"] = {"largest difference of losses": float(f"{largest:.2g}")}
+        found[f"{before}, then {after}"] = difference(jobs[before], folder)
     return found
 
 
+def difference(job: Job, folder: Path) -> Found:
+    """Of the losses, from those of the run that nothing happened to."""
+    both = zip(losses(job.unbroken[0]), losses(folder), strict=True)
+    largest = max(abs(one - other) for one, other in both)
+    return {"largest difference of losses": float(f"{largest:.2g}")}
+
+
 def told_way_out(job: Job, folder: Path, said: str, newest: int) -> Found:
-    """Whether a run that is refused has told a command, and how that ends.
+    """Whether a run that is refused has told a command, and how that ends: it keeps the micro-batches of the one that
+    was refused, which may add in another order.
 
     Args:
         job: under whose launch the command is to go on.
         folder: of the run.
         said: by the run that is refused.
-        newest: as `Job.judged` takes it.
+        newest: step of the checkpoint to go on from.
     """
     told = GO_ON_BY.search(said)
     if told is None:
         return {"told the way out": 0}
     # As torchrun's --master_port.
     code, said = job.typed(shlex.split(told[1]), folder, PET_MASTER_PORT=str(free_port()))
-    return {"told the way out": 1, f"the command that is told: {job.judged(folder, code, said, newest)}": 1}
+    if code != 0 or not ended(folder) or gone_on_from(said, folder) != newest:
+        return {"told the way out": 1, "the command that is told does not go on": 1}
+    return {"told the way out": 1, **difference(job, folder)}
