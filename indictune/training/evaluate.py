@@ -26,7 +26,7 @@ from indictune.models.loading import check_max_length, check_vocabulary, load_to
 from indictune.models.sources import explained
 from indictune.strategy import sharding
 from indictune.training.loss import ExactLoss
-from indictune.training.results import evaluate, run_metrics, write_metrics
+from indictune.training.results import evaluate_file
 from indictune.training.running import run
 from indictune.training.session import Session
 from indictune.training.trainer import IndicTrainer
@@ -179,6 +179,4 @@ def _evaluate_classes(session: Session) -> None:
     check_vocabulary(model_args, model, tokenizer, flag="--model")
     trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
     sharding.prepare_for_evaluation(trainer)
-    block = evaluate(trainer, session, dataset, "test")
-    tested = {"test_file": os.path.abspath(asked.test_file), "test": block}
-    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | tested)
+    evaluate_file(trainer, session, dataset, asked.test_file)

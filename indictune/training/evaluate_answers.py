@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from transformers import AutoConfig
 
 from indictune.arguments import ModelArguments
@@ -18,7 +16,7 @@ from indictune.models.loading import check_max_length, check_vocabulary, load_to
 from indictune.models.sources import explained
 from indictune.strategy import sharding
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
-from indictune.training.results import evaluate, run_metrics, write_metrics
+from indictune.training.results import evaluate_file
 from indictune.training.session import Session
 
 
@@ -54,6 +52,4 @@ def evaluate_answers(session: Session) -> None:
     check_vocabulary(model_args, model, tokenizer, flag="--model")
     trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
     sharding.prepare_for_evaluation(trainer)
-    block = evaluate(trainer, session, tokens.dataset, "test")
-    tested = {"test_file": os.path.abspath(asked.test_file), "test": block}
-    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | tested)
+    evaluate_file(trainer, session, tokens.dataset, asked.test_file)

@@ -146,23 +146,25 @@ class Ranks:
 
         Those that were asked to stop before they had begun, or were refused, have told it in `status.json` alone.
         """
-        found = []
-        for rank, each in self._others().items():
-            if self._is_beside(each) and not each["end"] and _state_of(each["pid"]) == _GONE:
-                found.append(f"{_name(rank, each)} {_GONE}")
+        found = [f"{_name(rank, each)} {_GONE}" for rank, each in self._beside(_GONE).items()]
         return found + [f"{name} {state}" for name, state in self._unheard().values() if state.startswith(_GONE)]
 
     def kill_stopped(self) -> None:
         """End the ranks of the same launcher that are stopped: they hear no SIGTERM, so that it would wait for them,
         torch's for 30 s, before it does so itself."""
-        for each in self._others().values():
-            if self._is_beside(each) and not each["end"] and _state_of(each["pid"]) == _STOPPED:
-                with suppress(psutil.Error):  # it has gone on, and ended
-                    psutil.Process(each["pid"]).kill()
+        for each in self._beside(_STOPPED).values():
+            with suppress(psutil.Error):  # it has gone on, and ended
+                psutil.Process(each["pid"]).kill()
 
-    def _is_beside(self, told: Mapping[str, Any]) -> bool:
-        """Processes of another container may have this host's name; their numbers say nothing here."""
-        return (told["host"], told["launcher"]) == (self._mine["host"], self._mine["launcher"])
+    def _beside(self, state: str) -> dict[int, dict[str, Any]]:
+        """What the ranks of the same launcher tell that are in a state, and have not told how they ended. Processes of
+        another container may have this host's name; their numbers say nothing here."""
+        here = self._mine["host"], self._mine["launcher"]
+        return {
+            rank: each
+            for rank, each in self._others().items()
+            if (each["host"], each["launcher"]) == here and not each["end"] and _state_of(each["pid"]) == state
+        }
 
     def left(self) -> tuple[int, str, str] | None:
         """As `first_end`, now. Of a rank that was there before this one began an end tells nothing of this launch."""

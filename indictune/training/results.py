@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import resource
 import shlex
 import shutil
@@ -141,6 +142,13 @@ def write_metrics(trainer: ExactTrainer, session: Session, metrics: dict[str, An
         output.write_json(session.output_dir / "metrics.json", metrics)
     if session.rank == 0:
         session.show(f"Written to {session.output_dir}: {', '.join(written(session.output_dir))}")
+
+
+def evaluate_file(trainer: ExactTrainer, session: Session, rows: Dataset, test_file: str) -> None:
+    """Evaluate a file's rows, and write `metrics.json`, which names it: those of another are not written over. All
+    ranks must call it."""
+    tested = {"test_file": os.path.abspath(test_file), "test": evaluate(trainer, session, rows, "test")}
+    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | tested)
 
 
 def written(output_dir: Path) -> list[str]:
