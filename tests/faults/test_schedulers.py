@@ -203,14 +203,33 @@ def test_a_slurm_job_whose_ranks_do_not_end_is_queued_again_before_its_time_is_o
     )
 
 
-@pytest.mark.parametrize("seconds_left", [None, 300, 3600])
+@pytest.mark.parametrize(
+    ("name", "seconds_left", "is_a_link", "ends"),
+    [
+        ("USR1", None, False, True),
+        ("USR1", 300, True, True),
+        ("USR1", 3600, False, False),  # a preemption with `PreemptParameters=send_user_signal`
+        ("TERM", None, False, False),
+        ("TERM", 300, False, False),  # the end was put off by `scontrol update` since
+    ],
+)
 def test_a_slurm_job_that_reaches_its_end_twice_and_saves_nothing_ends(
-    slurm: dict[str, str], tmp_path: Path, seconds_left: int | None
+    slurm: dict[str, str], tmp_path: Path, name: str, seconds_left: int | None, is_a_link: bool, ends: bool
 ) -> None:
     """Preparation or an evaluation takes longer than `--time`; a preemption may come twice, and is no such end."""
     out = tmp_path / "out"
-    out.mkdir()
-    stopped = f'#!/bin/bash\necho \'{{"state": "resumable"}}\' > {out}/status.json\n$SAVES\nexit 75\n'
+    if is_a_link:
+        (tmp_path / "elsewhere").mkdir()
+        out.symlink_to(tmp_path / "elsewhere")
+    else:
+        out.mkdir()
+    stopped = f"""#!/bin/bash
+[ "$1" = --overlap ] && exit
+kill -{name} $PPID
+echo '{{"state": "resumable"}}' > {out}/status.json
+$SAVES
+exit 75
+"""
     (tmp_path / "bin" / "srun").write_text(stopped, encoding="utf-8")
     (tmp_path / "bin" / "sleep").write_text(SHORT_SLEEP, encoding="utf-8")
     (tmp_path / "bin" / "sleep").chmod(0o755)
@@ -232,7 +251,7 @@ def test_a_slurm_job_that_reaches_its_end_twice_and_saves_nothing_ends(
         "again. Give it a longer --time: reading the rows, an evaluation and a save must be done 5 minutes before its "
         "end.\n",
     )
-    assert attempt("8") == (again if seconds_left == 3600 else ended)
+    assert attempt("8") == (ended if ends else again)
 
 
 @pytest.mark.parametrize("cores", ["64", None])
