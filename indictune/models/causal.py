@@ -178,9 +178,11 @@ def _own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set
     """Tokens that end the answers of a base, such as Gemma's `<end_of_turn>`. A token of words is none: it stands in a
     configuration for want of another."""
     assert model.generation_config is not None
-    stored = (model.generation_config.eos_token_id, model.config.eos_token_id)
-    ids = {token for each in stored for token in (each if isinstance(each, list) else [each])}
-    return ids & tokenizer.added_tokens_decoder.keys()
+    # Gemma 3 has a configuration for its text within its own, and some models name no end at all (transformers 5.23).
+    of_text = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    stored = (model.generation_config.eos_token_id, of_text)
+    ids: set[int | None] = {token for each in stored for token in (each if isinstance(each, list) else [each])}
+    return {token for token in ids if token in tokenizer.added_tokens_decoder}
 
 
 def _read(

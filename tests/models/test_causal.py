@@ -14,7 +14,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, GenerationConfig, PreTrainedConfig
 
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
@@ -31,6 +31,7 @@ from indictune.models.loading import check_max_length, load_tokenizer
 from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
 
 IDS = torch.tensor([[3, 4, 9, 10, 5], [7, 8, 9, 10, 6]])
+SMALL_IMAGE = {"image_size": 28, "patch_size": 14}
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
@@ -176,6 +177,15 @@ class TestWhatIsTrained:
         """As Gemma at <end_of_turn>; 7 is a word, which a configuration names for want of another."""
         GenerationConfig(eos_token_id=[1, 7]).save_pretrained(llama)  # type: ignore[no-untyped-call]
         args = ModelArguments(llama)
+        model = load_causal(args, load_tokenizer(args), torch.float32, ends=[5])
+        assert model.generation_config.eos_token_id == [1, 2, 5]
+
+    def test_one_whose_text_has_a_configuration_of_its_own_names_them_there(self, tmp_path: Path) -> None:
+        text = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 32, "eos_token_id": 2}
+        vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        folder = written(tmp_path / "gemma3", Gemma3Config(text_config=text, vision_config=vision | SMALL_IMAGE))
+        GenerationConfig(eos_token_id=1).save_pretrained(folder)  # type: ignore[no-untyped-call]
+        args = ModelArguments(folder)
         model = load_causal(args, load_tokenizer(args), torch.float32, ends=[5])
         assert model.generation_config.eos_token_id == [1, 2, 5]
 
