@@ -10,6 +10,7 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import RevisionNotFoundError
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
@@ -55,9 +56,10 @@ def config_file(folder: str | Path) -> Path:
 
 
 def continues_texts(architectures: Sequence[str] | None) -> bool:
-    """Whether a configuration's `architectures` name a causal language model, as transformers calls it or did (GPT-2);
-    else it is a classifier's, or nothing's."""
-    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures or [])
+    """Whether a configuration's `architectures` name a causal language model of transformers, or one with code of its
+    own that is called as most of those are; else it is a classifier's, or nothing's."""
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())  # Gemma 3 is among them, called as if it were another kind
+    return any(name in known or name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures or [])
 
 
 def record_base(

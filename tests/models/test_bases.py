@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 from transformers import BertModel, GPT2LMHeadModel, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
 
 from indictune.errors import UserError
 from indictune.models import builtin
@@ -166,3 +170,9 @@ def test_a_model_in_the_hub_cache_is_found_there(tmp_path: Path, monkeypatch: py
 def test_a_causal_language_model_is_known_by_the_name_of_its_class(kind: type, is_one: bool) -> None:
     assert continues_texts([kind.__name__]) == is_one
     assert not continues_texts(None)
+
+
+def test_whatever_transformers_makes_to_continue_texts_is_known_as_such() -> None:
+    assert [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if not continues_texts([name])] == []
+    assert [name for name in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values() if continues_texts([name])] == []
+    assert continues_texts(["GPTLMHeadModel"])  # with code of its own
