@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from transformers.trainer_optimizer import _BITSANDBYTES_OPTIMIZERS
 
 from indictune.arguments import ModelArguments
 from indictune.errors import UserError
@@ -67,11 +68,37 @@ def default_optimizer(launch: Launch, method: str, has_gpu: bool) -> str | None:
 
     QLoRA's own, AdamW with 8-bit states. Those of matrices of 100,000 numbers or more (of an 8B model with `--lora_r
     16` three of a layer's 14) move to the CPU when the GPU's memory runs out, until the run goes on from a checkpoint
-    (bitsandbytes 0.50, `get_state_buffer` and `load_state_dict`). bitsandbytes pages only with a GPU, and its kernels
-    do not take the split parameters of FSDP2; DeepSpeed brings its own.
+    (bitsandbytes 0.50, `get_state_buffer` and `load_state_dict`). bitsandbytes pages only with a GPU; DeepSpeed brings
+    its own.
     """
     fits = launch.strategy in ("single", "ddp")
     return "paged_adamw_8bit" if method == "qlora" and has_gpu and fits else None
+
+
+def runs_optimizer(launch: Launch, optim: str) -> bool:
+    """Whether the strategy can run an optimizer.
+
+    bitsandbytes' do not take the split parameters of FSDP2: its updates are operators of its own, which torch cannot
+    share out, whatever the device (bitsandbytes 0.50, torch 2.13).
+
+    Args:
+        launch: what the launcher asked for.
+        optim: `--optim`.
+    """
+    return launch.family != "fsdp2" or optim not in _BITSANDBYTES_OPTIMIZERS
+
+
+def check_split_optimizer(launch: Launch, optim: str) -> None:
+    """Refuse an optimizer that the strategy cannot run; arguments as in `runs_optimizer`.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not runs_optimizer(launch, optim):
+        raise UserError(
+            f"--optim {optim}: bitsandbytes' optimizers do not take weights that {launch.strategy} has split. Leave "
+            "--optim out, or use accelerate_configs/ddp.yaml."
+        )
 
 
 def forget_pages(optimizer: object) -> None:

@@ -25,7 +25,7 @@ from indictune.models.loading import check_max_length, stored_quantisation
 from indictune.strategy import batch, check, deepspeed, extensions, launch, nodes, restart, sharding, standin
 from indictune.strategy.communication import check_communication
 from indictune.strategy.shards import check_async_save, check_kept_in_shards
-from indictune.strategy.weights import check_weights, default_optimizer
+from indictune.strategy.weights import check_split_optimizer, check_weights, default_optimizer
 from indictune.training import lock, output
 from indictune.training.checkpoints import abandoned, copying, disks, flag_files, resuming, settings, store
 from indictune.training.logs import RankLog
@@ -209,6 +209,7 @@ class Session:
             optim = default_optimizer(self.launch, self.planned(ModelArguments, "method"), torch.cuda.is_available())
             if optim is not None and "optim" not in self.recipe.values:
                 self._decided["optim"] = optim
+            check_split_optimizer(self.launch, str(planned("optim")))
         with self.checks():
             restart.check_one_node(os.environ)
             resuming.check_restarts(planned("resume_from_checkpoint"), restart.limit(os.environ))

@@ -389,8 +389,8 @@ def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
 
 def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"optim": "adamw_torch_fused"}))
-    assert settings.other_optimizer(tmp_path, "adamw_torch") is None
-    assert settings.other_optimizer(tmp_path, "adafactor") == "adamw_torch_fused"
+    assert settings.other_optimizer(tmp_path, "adamw_torch", "ddp", Launch("single")) == []
+    assert len(settings.other_optimizer(tmp_path, "adafactor", "ddp", Launch("single"))) == 1
 
 
 @pytest.mark.parametrize("recipe", [None, "", "\t", "a: [", "- a"])
@@ -398,7 +398,7 @@ def test_a_checkpoint_that_does_not_tell_its_settings_is_not_compared(tmp_path: 
     if recipe is not None:
         (tmp_path / "recipe.yaml").write_text(recipe)
     assert settings.differences(tmp_path, {"learning_rate": 1.0}, {}, 1) == []
-    assert settings.other_optimizer(tmp_path, "sgd") is None
+    assert settings.other_optimizer(tmp_path, "sgd", "ddp", Launch("single")) == []
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bitsandbytes.optim import adamw, ademamix, lion, rmsprop
+from torch import distributed, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
 
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.strategy.launch import Launch
-from indictune.strategy.weights import check_weights, default_optimizer, forget_pages
+from indictune.strategy.weights import check_split_optimizer, check_weights, default_optimizer, forget_pages
 
 STRATEGIES = [
     *("single", "ddp", "fsdp2", "fsdp2_offload", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"),
@@ -112,6 +118,37 @@ def test_the_paged_optimizer_is_qloras_own_where_it_runs(strategy: str) -> None:
     assert default_optimizer(Launch(strategy), "qlora", has_gpu=False) is None
     assert default_optimizer(Launch(strategy), "lora", has_gpu=True) is None
     assert default_optimizer(Launch(strategy), "full", has_gpu=True) is None
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("optim", ["paged_adamw_8bit", "adamw_bnb_8bit", "lion_32bit", "ademamix", "rmsprop_bnb"])
+def test_fsdp_takes_no_optimizer_of_bitsandbytes(strategy: str, optim: str) -> None:
+    check_split_optimizer(Launch(strategy, 8), "adamw_torch_8bit")  # which is torchao's
+    if not strategy.startswith("fsdp2"):
+        check_split_optimizer(Launch(strategy, 8), optim)
+        return
+    with pytest.raises(UserError) as caught:
+        check_split_optimizer(Launch(strategy, 8), optim)
+    assert caught.value.message == (
+        f"--optim {optim}: bitsandbytes' optimizers do not take weights that {strategy} has split. Leave --optim out, "
+        "or use accelerate_configs/ddp.yaml."
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [adamw.AdamW8bit, adamw.PagedAdamW8bit, ademamix.AdEMAMix, lion.Lion8bit, rmsprop.RMSprop]
+)
+def test_bitsandbytes_updates_no_weight_that_is_split(kind: Callable[..., Optimizer]) -> None:
+    """bitsandbytes 0.50 and torch 2.13; when one is updated, `check_split_optimizer` can let it through."""
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        layer: Any = fully_shard(nn.Linear(128, 128), mesh=init_device_mesh("cpu", (1,)))
+        optimizer = kind(layer.parameters(), lr=0.1)
+        layer(torch.ones(2, 128)).sum().backward()
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"got mixed torch|sharding strategy"):
+            optimizer.step()
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_a_state_that_was_paged_is_an_ordinary_one_when_it_is_loaded(tmp_path: Path) -> None:

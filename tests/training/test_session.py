@@ -244,6 +244,16 @@ class TestDecide:
         decide(session)
         assert session._decided.get("tf32") is (True if ampere else None)
 
+    def test_an_optimizer_that_the_strategy_cannot_run_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        argv = ("--output_dir", "out", "--optim", "paged_adamw_8bit")
+        decide(self.session(*argv))
+        for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=r"^--optim paged_adamw_8bit: .* weights that fsdp2 has split"):
+            decide(self.session(*argv))
+
     def test_every_check_has_its_say_in_one_raise(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(name, value)

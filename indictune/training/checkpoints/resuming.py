@@ -251,12 +251,7 @@ def check_fits(
             f"{manifest.global_batch_size}, and its place in the rows counts in them; give that, or start "
             "afresh in another --output_dir."
         )
-    before = settings.other_optimizer(checkpoint, optim)
-    if before is not None:
-        problems.append(
-            f"--optim {optim}: {checkpoint.name} was written with {before}, whose states are others; give "
-            f"--optim {before}, or start afresh in another --output_dir."
-        )
+    problems += settings.other_optimizer(checkpoint, optim, manifest.strategy, launch)
     shape = settings.other_shape(checkpoint, model)
     if shape is not None:
         problems.append(

@@ -12,6 +12,8 @@ import yaml
 from indictune.checked_values import BY_EVALUATIONS
 from indictune.errors import UserError
 from indictune.models.bases import CONFIG, RECORD, base_of, other_fingerprint
+from indictune.strategy.launch import Launch
+from indictune.strategy.weights import runs_optimizer
 from indictune.training.checkpoints import flag_files
 from indictune.training.checkpoints.store import Manifest, listed, read_manifest
 from indictune.training.output import RECIPE
@@ -258,10 +260,25 @@ def _in_any_order(value: Any) -> Any:
     return sorted(value) if isinstance(value, list) else value
 
 
-def other_optimizer(checkpoint: Path, optim: str) -> str | None:
-    """The `--optim` that a checkpoint was written with, where `optim` cannot take its states over; else None."""
+def other_optimizer(checkpoint: Path, optim: str, wrote: str, launch: Launch) -> list[str]:
+    """Why a run's optimizer cannot take over the states of a checkpoint's, in at most one sentence.
+
+    Args:
+        checkpoint: to go on from.
+        optim: `--optim` of the run.
+        wrote: strategy that wrote the checkpoint.
+        launch: that would go on.
+    """
     before = settings_of(checkpoint).get("optim")
-    return None if before is None or _states(before) == _states(optim) else str(before)
+    if before is None or _states(before) == _states(optim):
+        return []
+    way_out = f"give --optim {before}"
+    if not runs_optimizer(launch, before):
+        way_out = f"{launch.strategy} cannot run that one: go on under {wrote}, which wrote it"
+    return [
+        f"--optim {optim}: {checkpoint.name} was written with {before}, whose states are others; {way_out}, or start "
+        "afresh in another --output_dir."
+    ]
 
 
 def other_schedule(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:

@@ -335,6 +335,25 @@ class TestFits:
                 folder, Launch("ddp", 2, deepspeed={"scheduler": {"type": "WarmupLR"}}), OF_THIS_RUN, {}
             )
 
+    @pytest.mark.parametrize(
+        ("before", "strategy", "way_out"),
+        [
+            ("adamw_8bit", "single", "give --optim adamw_8bit"),
+            ("adamw_8bit", "fsdp2", "fsdp2 cannot run that one: go on under ddp, which wrote it"),
+            ("sgd", "fsdp2", "give --optim sgd"),
+        ],
+    )
+    def test_another_optimizer_is_refused_with_what_can_go_on(
+        self, tmp_path: Path, before: str, strategy: str, way_out: str
+    ) -> None:
+        folder = write(tmp_path, 4, recipe=f"optim: {before}")
+        with pytest.raises(UserError) as raised:
+            resuming.check_fits(folder, Launch(strategy, 1), OF_THIS_RUN, {})
+        assert raised.value.problems == [
+            f"--optim {OF_THIS_RUN['optim']}: checkpoint-4 was written with {before}, whose states are others; "
+            f"{way_out}, or start afresh in another --output_dir."
+        ]
+
     def test_another_global_batch_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="--global_batch_size 16: checkpoint-4 was trained with 8"):
             resuming.check_fits(write(tmp_path, 4), Launch("ddp", 2), OF_THIS_RUN | {"global_batch_size": 16}, {})
