@@ -8,7 +8,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -40,6 +40,10 @@ UNRECORDED_FIELDS = (
     *("hub_token", *TRUST_FIELDS, "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
     *("gradient_accumulation_steps", "resume_from_checkpoint"),
 )
+
+
+# Under which a run's recipe tells what it has decided by its launch, its machine and its rows, and is not taken back.
+DECIDED = "decided"
 
 
 class _FlagParser(HfArgumentParser):
@@ -84,6 +88,26 @@ class Recipe:
             return arguments(**{**given, **decided})
         except ValueError as error:
             raise UserError(str(error)) from error
+
+    def to_take_back(self, built: Sequence[Any], decided: Collection[str]) -> dict[str, Any]:
+        """The whole configuration as `recipe.yaml` holds it: another run that takes it back decides for itself.
+
+        Args:
+            built: the dataclasses of the run.
+            decided: names of what the run has worked out, also in place of what was given. What follows from other
+                fields or the machine is known by differing from its default.
+        """
+        whole = resolved(*built)
+        follows = {
+            field.name
+            for each in built
+            for field in dataclasses.fields(each)
+            if field.name in whole.keys() - self.values.keys()
+            and whole[field.name] != self.planned(type(each), field.name)
+        }
+        apart = {name: whole.pop(name) for name in sorted(whole.keys() & {*decided, *follows})}
+        given = {name: self.values[name] for name in apart.keys() & self.values.keys()}
+        return whole | given | ({DECIDED: apart} if apart else {})
 
 
 def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Recipe:
@@ -132,6 +156,18 @@ def resolved(*arguments: Any) -> dict[str, Any]:
         to_dict = getattr(instance, "to_dict", None)
         merged.update(to_dict() if to_dict else dataclasses.asdict(instance))
     return {name: value for name, value in sorted(merged.items()) if name not in UNRECORDED_FIELDS}
+
+
+def whole_of(written: Any) -> dict[str, Any]:
+    """The whole configuration that a run's recipe tells, with what the run has decided; empty where it tells none.
+
+    Args:
+        written: content of `recipe.yaml`.
+    """
+    if not isinstance(written, dict):
+        return {}
+    apart = written.get(DECIDED)
+    return written | (apart if isinstance(apart, dict) else {})
 
 
 def _check_path(flag: str, value: str) -> None:
@@ -208,7 +244,7 @@ def _read_file(path: Path) -> dict[str, list[str]]:
         raise UserError(f"--config {path}: is not valid YAML: {without_its_text(error)}.") from None
     if not isinstance(content, Mapping):
         raise UserError(f"--config {path}: expected lines of `key: value`, found {type(content).__name__}.")
-    return {str(name): _to_words(value) for name, value in content.items() if value is not None}
+    return {str(name): _to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
 
 
 def _to_words(value: Any) -> list[str]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
-from indictune.config import PATH_FIELDS, TRUST_FIELDS, Recipe, read_recipe, resolved
+from indictune.config import DECIDED, PATH_FIELDS, TRUST_FIELDS, Recipe, read_recipe, resolved, whole_of
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatDataArguments
 from indictune.training.output import write_recipe
@@ -426,6 +427,25 @@ def test_a_resolved_run_reads_back_to_the_same_dataclasses(recipe: WriteRecipe, 
     for before, after in zip(run, build(again), strict=True):
         for field in dataclasses.fields(before):
             assert getattr(after, field.name) == getattr(before, field.name), field.name
+
+
+def test_what_a_run_decides_for_itself_is_told_and_not_taken_back(tmp_path: Path) -> None:
+    """Another may have another launch or machine, validation rows, or another metric."""
+    steps = ("--eval_strategy", "steps", "--save_strategy", "steps")
+    given = read("--output_dir", "out", *steps, "--seed", "3", "--metric_for_best_model", "loss")
+    decided = {"eval_strategy": "no", "load_best_model_at_end": False, "optim": "paged_adamw_8bit"}
+    run = given.build(SentimentTrainingArguments, **decided, use_cpu=True)
+    write_recipe(tmp_path, given.to_take_back([run], {*decided, "use_cpu"}))
+    written = yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8"))
+    assert written.keys() == resolved(run).keys() - written[DECIDED].keys() | {DECIDED, "eval_strategy"}
+    assert written[DECIDED].items() >= {**decided, "greater_is_better": False}.items()
+    assert {name: value for name, value in whole_of(written).items() if name != DECIDED} == resolved(run)
+    again = read("--config", str(tmp_path / "recipe.yaml"), "--metric_for_best_model", "accuracy")
+    assert again.problems == []
+    assert {name: again.values.get(name) for name in (*decided, "seed")} == {
+        "eval_strategy": "steps", "load_best_model_at_end": None, "optim": None, "seed": 3,
+    }  # fmt: skip
+    assert again.build(SentimentTrainingArguments, use_cpu=True).greater_is_better
 
 
 def test_resolved_holds_every_field_but_secrets_and_what_a_rank_decides(recipe: WriteRecipe) -> None:

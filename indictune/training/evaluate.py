@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from indictune.arguments import ModelArguments, SentimentTrainingArguments
 from indictune.command_arguments import EvaluateArguments
-from indictune.config import Recipe, read_recipe
+from indictune.config import Recipe, read_recipe, whole_of
 from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.loading import load_test_rows
 from indictune.data.preparation import tokenise
@@ -76,17 +76,17 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
     if not config_file(model).is_file():
         raise UserError(f"--model {model}: holds no model (no config.json). Name the --output_dir of a finished run.")
     trained = model / "recipe.yaml"
-    configuration: Any = {}
+    configuration: dict[str, Any] = {}
     try:
         if trained.exists():
-            configuration = yaml.safe_load(trained.read_text(encoding="utf-8"))
+            configuration = whole_of(yaml.safe_load(trained.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--model {model}: its recipe.yaml cannot be read: {error}.") from error
     except NOT_YAML as error:
         raise UserError(f"--model {model}: its recipe.yaml cannot be read: {without_its_text(error)}.") from None
     types = get_type_hints(EvaluateArguments)
     for name in FROM_TRAINING:
-        value = configuration.get(name) if isinstance(configuration, dict) else None
+        value = configuration.get(name)
         if value is not None and isinstance(value, types[name]):
             recipe.values.setdefault(name, _saved_template(model, value) if name == "chat_template" else value)
 

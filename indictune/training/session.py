@@ -329,7 +329,8 @@ class Session:
     def write_recipe(self, args: IndicTrainingArguments) -> None:
         """Write `recipe.yaml` on every disk, once it is known that the run may go on."""
         if args.should_save:
-            output.write_recipe(self.output_dir, resolved(*self._built) | settings.in_the_states(self.checkpoint))
+            whole = self.recipe.to_take_back(self._built, self._decided)
+            output.write_recipe(self.output_dir, whole | settings.in_the_states(self.checkpoint))
             flag_files.write(self.output_dir, self.in_files())
 
     def in_files(self) -> flag_files.Content:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from indictune.training.checkpoints import store
+from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config import read_recipe
+from indictune.training.checkpoints import settings, store
 from tests.conftest import FinishedRun
 from tests.distributed import test_llama
 from tests.distributed.launching import ROOT, SCRIPT, Run, accelerate, python, start, torchrun
@@ -528,6 +530,13 @@ def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_mo
     assert result.returncode == 0, result.stderr
     assert "No validation rows: nothing is evaluated during training" in result.stderr
     assert "eval" not in Run(job.folder).metrics
+    before = ("eval_strategy", "load_best_model_at_end")
+    for folder in (job.folder, store.listed(job.folder)[0]):
+        assert [settings.settings_of(folder)[name] for name in before] == ["no", False]
+    flags = ["--config", str(job.folder / "recipe.yaml"), *with_rows]
+    again = read_recipe(flags, (ModelArguments, DataArguments, SentimentTrainingArguments))
+    assert again.problems == []
+    assert [again.planned(SentimentTrainingArguments, name) for name in before] == ["steps", True]
 
 
 def test_the_means_that_trl_logs_go_on_where_they_were(tmp_path: Path) -> None:

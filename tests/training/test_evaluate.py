@@ -19,7 +19,10 @@ from transformers import (
     Phi3ForSequenceClassification,
 )
 
+from indictune.command_arguments import EvaluateArguments
+from indictune.config import read_recipe
 from indictune.training.checkpoints import store
+from indictune.training.evaluate import _as_in_training
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT, python, start
 from tests.training.tiny import tiny_llama
@@ -193,6 +196,14 @@ def test_the_metrics_of_another_file_are_not_written_over(finished_run: Finished
         assert metrics.read_bytes() == before
     again = evaluate(os.path.relpath(files[0], ROOT))
     assert again.returncode == 0, again.stderr
+
+
+def test_what_training_computed_in_counts_whoever_decided_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    recipe = read_recipe(["--model", str(tmp_path)], [EvaluateArguments])
+    (tmp_path / "recipe.yaml").write_text("max_length: 32\ndecided: {bf16: true}\n", encoding="utf-8")
+    _as_in_training(recipe, tmp_path)
+    assert recipe.values == {"model": str(tmp_path), "max_length": 32, "bf16": True}
 
 
 def test_a_template_that_was_a_file_is_the_one_that_was_saved_with_the_model(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from indictune.checked_values import BY_EVALUATIONS
+from indictune.config import whole_of
 from indictune.errors import UserError
 from indictune.models.bases import CONFIG, RECORD, base_of, other_fingerprint
 from indictune.strategy.launch import Launch
@@ -80,7 +81,7 @@ def settings_of(checkpoint: Path) -> dict[str, Any]:
     One that cannot be read tells nothing here: comparing files with their digests tells that.
     """
     try:
-        return dict(yaml.safe_load((checkpoint / RECIPE).read_text(encoding="utf-8")))
+        return whole_of(yaml.safe_load((checkpoint / RECIPE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError):
         return {}
 
