@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
 
 logger = logging.getLogger(__name__)
+
+# What a command says of a push.
+OF_A_PUSH = ("push_to_hub", "hub_model_id", "hub_revision", "hub_private_repo")
 
 
 def make_repository(args: IndicTrainingArguments, make: Callable[[], None]) -> None:
@@ -63,7 +66,8 @@ def begin_push(trainer: ExactTrainer, saved: Collection[str]) -> list[str]:
     trainer.hub_model_id = name  # type: ignore[assignment]  # the Hub may have been away when this run went on
     trainer.create_model_card(model_name=name.rpartition("/")[2])
     names = sorted({*published(folder, saved), "metrics.json"})
-    told = f"The model is whole in {folder}, and is not pushed. Try `{_by_hand(trainer, names)}`; "
+    command = _by_hand(name, folder, vars(trainer.args), names)
+    told = f"The model is whole in {folder}, and is not pushed. Try `{command}`; "
     output.write_whole(folder / output.NOT_PUSHED, told + "without --push_to_hub, this run is done.")
     return names
 
@@ -96,10 +100,31 @@ def push(trainer: ExactTrainer, names: Collection[str]) -> None:
             revision=args.hub_revision,
         )
     except Exception as error:
-        raise RuntimeError(
-            f"The model is whole in {folder}; the push failed: {error} Try `{_by_hand(trainer, names)}`."
-        ) from error
+        again = _by_hand(trainer.hub_model_id, folder, vars(args), names)
+        raise RuntimeError(f"The model is whole in {folder}; the push failed: {error} Try `{again}`.") from error
     (folder / output.NOT_PUSHED).unlink()
+
+
+def asked_in_vain(folder: Path, asked: Mapping[str, Any], trained: Mapping[str, Any]) -> str:
+    """What there is to say of a finished run that a command asks to push, and that was not to be pushed there.
+
+    Args:
+        folder: of the run.
+        asked: `OF_A_PUSH`, as the command has them.
+        trained: the configuration of the run.
+
+    Returns:
+        Also what pushes it; empty where there is nothing to say.
+    """
+    changed = [name for name in OF_A_PUSH if asked[name] != trained.get(name) and name != "hub_private_repo"]
+    if not asked["push_to_hub"] or not changed:
+        return ""
+    name = name_of(asked["hub_model_id"], folder)
+    command = _by_hand(name, folder, asked, published(folder, [path.name for path in folder.iterdir()]))
+    return (
+        f"--push_to_hub: the run in {folder} is finished, and was not to be pushed to {name}. Type `{command}`, if "
+        "all that it names is the run's own; without --push_to_hub, this run is done."
+    )
 
 
 def published(folder: Path, saved: Collection[str]) -> list[str]:
@@ -127,15 +152,12 @@ def _name(args: IndicTrainingArguments) -> str:
     return name_of(args.hub_model_id, Path(str(args.output_dir)))
 
 
-def _by_hand(trainer: ExactTrainer, names: Collection[str]) -> str:
+def _by_hand(name: str, folder: Path, asked: Mapping[str, Any], names: Collection[str]) -> str:
     """The command that pushes these files."""
-    args = trainer.args
-    revision = [] if args.hub_revision is None else ["--revision", args.hub_revision]
-    private = ["--private"] if args.hub_private_repo else []
-    includes = [word for name in names for word in ("--include", name)]
-    return shlex.join(
-        ["hf", "upload", str(trainer.hub_model_id), str(args.output_dir), *private, *revision, *includes]
-    )
+    revision = [] if asked["hub_revision"] is None else ["--revision", asked["hub_revision"]]
+    private = ["--private"] if asked["hub_private_repo"] else []
+    includes = [word for each in names for word in ("--include", each)]
+    return shlex.join(["hf", "upload", name, str(folder), *private, *revision, *includes])
 
 
 def _said(error: Exception) -> str:

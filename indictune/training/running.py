@@ -25,7 +25,7 @@ from indictune.folders import checkpoint_around
 from indictune.launchers import end_with_launcher
 from indictune.layout import printable
 from indictune.strategy import launch, restart
-from indictune.training import output, stopping
+from indictune.training import output, pushing, stopping
 from indictune.training.checkpoints import disks, settings
 from indictune.training.checkpoints.disks import SaveError
 from indictune.training.checkpoints.resuming import Finished
@@ -143,9 +143,12 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
 
 def _when_finished(session: Session, message: str) -> End:
     """Tell that the run is finished, and what its command asks for in vain; returns how it ends."""
-    unpushed = output.not_pushed(session.output_dir)
-    if unpushed and session.planned(IndicTrainingArguments, "push_to_hub"):
+    asked = {name: session.planned(IndicTrainingArguments, name) for name in pushing.OF_A_PUSH}
+    if asked["push_to_hub"] and (unpushed := output.not_pushed(session.output_dir)):
         return End("failed", unpushed)
+    trained = settings.settings_of(session.output_dir)
+    if in_vain := pushing.asked_in_vain(session.output_dir, asked, trained):
+        return End("user_error", in_vain)
     session.show(message)
     if session.rank == 0:
         for note in settings.differences_when_finished(session.output_dir, session.recipe.values):

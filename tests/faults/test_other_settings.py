@@ -20,6 +20,7 @@ from indictune.errors import UserError
 from indictune.models.bases import fingerprint
 from indictune.models.vocabulary import read_row_ids
 from indictune.strategy.launch import Launch
+from indictune.training import pushing
 from indictune.training.checkpoints import flag_files, resuming, settings, store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT, SCRIPT, Run, accelerate, python, start, torchrun
@@ -392,7 +393,47 @@ def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
         f"--resume_from_checkpoint {out / 'checkpoint-8'}, or give another --output_dir.\n"
     )
     assert json.loads((out / "status.json").read_text()) == {"state": "ok", "message": ""}
+    push = start([*command, "--resume_from_checkpoint", "auto", "--push_to_hub", "--hub_model_id", "me/out"])
+    assert push.returncode == 2
+    assert push.stderr == (
+        f"indictune: --push_to_hub: the run in {out} is finished, and was not to be pushed to me/out. Type `hf upload "
+        f"me/out {out} --include config.json --include metrics.json --include model.safetensors --include "
+        "tokenizer.json --include tokenizer_config.json`, if all that it names is the run's own; without "
+        "--push_to_hub, this run is done.\n"
+    )
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("validation_file", "new.csv"), ("test_file", "a b.csv"), ("chat_template", "llama3"), ("packing", True)),
+        *(("train_on_prompts", True), ("num_sample_generations", 8)),
+    ],
+)
+def test_what_else_counts_for_nothing_where_a_run_is_finished(tmp_path: Path, name: str, value: object) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{name}: null", encoding="utf-8")
+    (told,) = settings.differences_when_finished(tmp_path, {name: value})
+    assert f": --{name} None, now {value}: they count for nothing, because the run is finished. " in told
+    scored = f" `indictune evaluate --model {tmp_path} --test_file 'a b.csv'` scores the model as it is."
+    assert told.endswith(scored) == (name == "test_file")
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_told"),
+    [
+        ({}, False),
+        ({"push_to_hub": False, "hub_model_id": "me/other"}, False),
+        ({"hub_private_repo": True}, False),
+        ({"hub_model_id": None}, True),
+        ({"hub_revision": "draft"}, True),
+    ],
+)
+def test_a_finished_run_is_not_told_of_a_push_that_it_has_done(
+    tmp_path: Path, changed: Mapping[str, Any], is_told: bool
+) -> None:
+    trained = {"push_to_hub": True, "hub_model_id": "me/out", "hub_revision": None, "hub_private_repo": None}
+    assert bool(pushing.asked_in_vain(tmp_path, {**trained, **changed}, trained)) == is_told
 
 
 def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Path) -> None:

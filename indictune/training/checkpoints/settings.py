@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ OF_THE_END = ("max_steps", "num_train_epochs")
 
 # What counts for nothing where the run is finished. It stands in its recipe as it is typed.
 OF_A_FINISHED_RUN = (
-    *("train_file", "dataset_name", "max_length", "global_batch_size", "seed", "data_seed", "method", "optim"),
+    *("train_file", "validation_file", "test_file", "dataset_name", "max_length", "chat_template", "packing"),
+    *("train_on_prompts", "num_sample_generations", "global_batch_size", "seed", "data_seed", "method", "optim"),
     *OF_THE_ADAPTER,
     *(name for name in OF_THE_STEPS if name not in ("load_best_model_at_end", "lr_scheduler_kwargs")),
     *IN_THE_STATES,
@@ -139,10 +141,12 @@ def differences_when_finished(output_dir: Path, given: Mapping[str, Any]) -> lis
     changed = "; ".join(_told(_changed(OF_A_FINISHED_RUN, before, given), before, given))
     if not changed:
         return []
+    scored = ["indictune", "evaluate", "--model", str(output_dir), "--test_file", str(given.get("test_file"))]
+    way_out = f" `{shlex.join(scored)}` scores the model as it is." if "--test_file" in changed else ""
     newest = [f"name a checkpoint, such as --resume_from_checkpoint {path}, or" for path in listed(output_dir)[:1]]
     return [
         f"{output_dir} was trained with other settings: {changed}: they count for nothing, because the run is "
-        f"finished. To train by them, {' '.join([*newest, 'give another --output_dir'])}."
+        f"finished. To train by them, {' '.join([*newest, 'give another --output_dir'])}.{way_out}"
     ]
 
 
