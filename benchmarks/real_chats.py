@@ -1,7 +1,6 @@
 """LLaMA's path on real conversations: a small LLaMA from random weights with LLaMA 2's real tokenizer.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.real_chats \\
-        --data ../shared/data --results benchmarks/results/real_chats.json
+    OMP_NUM_THREADS=1 python -m benchmarks.real_chats --data ../shared/data
 
 Four sets go through `scripts/train_llama.py` as they are (self-instruct's seed tasks with their instances as rows):
 alpaca in English, chats, seed tasks, Hindi reading comprehension. A tenth of each is held out. Two layers learn little
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.environment import environment
+from benchmarks.environment import environment, results_path
 
 DEMO = "recipes/llama/demo.yaml"
 SCRIPT = "scripts/train_llama.py"
@@ -121,7 +120,7 @@ def main() -> None:
     """Train on every set; the results are written after each, beside those of the sets that are not asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=results_path("real-chats"), help="the JSON file to write")
     parser.add_argument("--sets", nargs="+", default=["built_in", *SETS])
     arguments = parser.parse_args()
     path: Path = arguments.results

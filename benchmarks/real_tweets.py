@@ -1,7 +1,6 @@
 """Macro-F1 on real tweets: the built-in architecture from random weights, beside an n-gram baseline and the majority.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.real_tweets \\
-        --data ../shared/data/sentiment --results benchmarks/results/real_tweets.json
+    OMP_NUM_THREADS=1 python -m benchmarks.real_tweets --data ../shared/data/sentiment
 
 A tenth of each training file is kept for choosing the best epoch; the files named validation are scored once, at the
 end. The baselines see the same cleaned training rows, and also the few (under 1%) that stand in the held-out files too
@@ -24,7 +23,7 @@ from sklearn.metrics import f1_score
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import make_pipeline
 
-from benchmarks.environment import environment
+from benchmarks.environment import environment, results_path
 from indictune.data.cleaning import clean
 from indictune.models.tiny_bert import Size, build
 
@@ -132,7 +131,7 @@ def main() -> None:
     """Measure every set, one after the other, and write the result file after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the jsonl files")
-    parser.add_argument("--results", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--results", type=Path, default=results_path("real-tweets"), help="the JSON file to write")
     options = parser.parse_args()
     results: dict[str, Any] = {"environment": environment(), "model": vars(SIZE), "sets": {}}
     for name, (train, test) in {"built_in": ([], []), **data_sets(options.data)}.items():
