@@ -48,14 +48,15 @@ def sent_bytes(
     gather = (ranks - 1) / ranks  # in a ring, of the gathered bytes
     reduce = 2 * gather  # a sum that all get: scattered, then gathered
     scatter = gather if gpu else reduce
-    # DeepSpeed 0.19 sums in whole buckets and keeps its share. ZeRO-1 does so once a step. ZeRO-3 gathers once a
-    # micro-batch while all weights are fewer than `stage3_max_reuse_distance` (1e9): they stay for the backward pass.
+    # DeepSpeed 0.19: ZeRO-1 and 2 sum whole buckets and keep their share, ZeRO-1 once a step; ZeRO-3 scatters sums and
+    # gathers once a micro-batch while all weights are fewer than `stage3_max_reuse_distance` (1e9): they stay for the
+    # backward pass.
     sent = {
         "ddp": reduce * gradients,
         "fsdp2": scatter * gradients + accumulation_steps * gather * (weights + weights_again),
         "zero1": reduce * gradients + gather * weights,
         "zero2": accumulation_steps * reduce * gradients + gather * weights,
-        "zero3": accumulation_steps * (reduce * gradients + gather * weights),
+        "zero3": accumulation_steps * (scatter * gradients + gather * weights),
     }
     return sent.get(family, 0.0)
 

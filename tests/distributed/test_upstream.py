@@ -73,6 +73,22 @@ def test_fsdp2_does_not_run_without_the_workaround(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "scatters"), [("zero2", False), ("zero3", True)])
+def test_which_of_zero_scatters_its_sums(job: Path, tmp_path: Path, strategy: str, scatters: bool) -> None:
+    """DeepSpeed 0.19.8; see `communication.sent_bytes`: a GPU sends half as much where sums are scattered."""
+    command = [*accelerate(strategy, 2), mutants.__file__, "--config", str(job), "--max_steps", "2"]
+    notes = tmp_path / "notes"
+    variables = {"MUTANT": mutants.noted_sums.__name__, "NOTES": str(notes)}
+    assert start([*command, "--output_dir", str(tmp_path / "out")], variables).returncode == 0
+    summed = dict.fromkeys(("all_reduce", "reduce_scatter_fn"), 0)
+    for line in notes.read_text(encoding="ascii").splitlines():
+        name, numbers = line.split()
+        summed[name] += int(numbers)
+    assert (summed["reduce_scatter_fn"] > 100_000) == scatters
+    assert (summed["all_reduce"] > 100_000) != scatters
+
+
+@pytest.mark.slow
 def test_zero3_leaves_parameters_on_their_way(finished_run: FinishedRun, tmp_path: Path) -> None:
     """DeepSpeed 0.19.8; see `sharding.whole_norms`."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero3", 2)))
