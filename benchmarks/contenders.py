@@ -143,18 +143,24 @@ def write_to_log(contender: Contender, job: Job) -> None:
     os.dup2(log, 2)
 
 
+def count_places(trainer: Any) -> list[int]:
+    """The places for a token, padding among them, in the tensors of each micro-batch of ours to come."""
+    places, step = [], trainer.training_step
+
+    def training_step(model: torch.nn.Module, inputs: dict[str, Any], *others: Any) -> torch.Tensor:
+        places.append(inputs["input_ids"].numel())  # throughput knows only the plan
+        loss: torch.Tensor = step(model, inputs, *others)
+        return loss
+
+    trainer.training_step = training_step
+    return places
+
+
 def train_by_indictune(contender: Contender, job: Job, connection: Connection, turns: type[Turns]) -> None:
     """scripts/train_sentiment.py, with one callback more."""
 
     def callback(trainer: Any, throughput: Any) -> Turns:
-        places, step = [], trainer.training_step
-
-        def training_step(model: torch.nn.Module, inputs: dict[str, Any], *others: Any) -> torch.Tensor:
-            places.append(inputs["input_ids"].numel())  # of the tensors: throughput knows only the plan
-            loss: torch.Tensor = step(model, inputs, *others)
-            return loss
-
-        trainer.training_step = training_step
+        places = count_places(trainer)
 
         def counted() -> dict[str, Any]:
             order = order_of(trainer.batches, trainer.state.global_step)

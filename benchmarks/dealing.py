@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.dealing
 
-Lengths are drawn from those of the built-in tweets. Of each global batch of 512 rows on 8 ranks: the share of padding
-in what is computed, and how much more than the mean the busiest rank computes, which is how long the others wait. Time
-and memory are those of a process that deals an epoch of 2M rows to one rank: until its first micro-batch, and to the
-end; medians of several processes, by turns. The largest global batch is that of three epochs of 2M rows as long as
-`benchmarks/row_lengths.py` says tweets are. So is what `--max_tokens_per_device` costs: the smallest accumulation with
-which no micro-batch of an epoch has more than half of a rank's mean tokens.
+Lengths are drawn from those of the built-in tweets. Of each global batch of 512 rows on 8 ranks, over 100,000 rows:
+the share of padding in what is computed, and how much more than the mean the busiest rank computes, which is how long
+the others wait. Time and memory are those of a process that deals an epoch of 2M rows to one rank: until its first
+micro-batch, and to the end; medians of several processes, by turns. The largest global batch is that of three epochs
+of 2M rows as long as `benchmarks/row_lengths.py` says tweets are. `--max_tokens_per_device` costs the search for the
+smallest accumulation with which no micro-batch of an epoch has more than half of a rank's mean tokens.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def main() -> None:
     print(f"--max_tokens_per_device {budget['max_tokens']:.0f}: {steps}, found in {cost}\n")
     largest = largest_batches()
     print(f"the largest global batch of each of three epochs: {largest} tokens\n")
-    settings = {"ranks": RANKS, "global_batch_size": GLOBAL_BATCH, "rows": ROWS_OF_SPEED, "repeats": arguments.repeats}
+    settings = {"ranks": RANKS, "global_batch_size": GLOBAL_BATCH, "repeats": arguments.repeats}
+    settings |= {"rows": ROWS_OF_SPEED, "rows_of_padding_and_waiting": ROWS_OF_QUALITY}
     print(
         write_results(
             "dealing",

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
-from benchmarks.contenders import Contender, Job, Turns, order_of, run_script, write_to_log
+from benchmarks.contenders import Contender, Job, Turns, count_places, order_of, run_script, write_to_log
 from benchmarks.flops import adapter_flops
 from benchmarks.parts import Note, Plan
 from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
@@ -215,11 +215,13 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection, t
     """scripts/train_llama.py, with one callback more."""
 
     def callback(trainer: Any, throughput: Any) -> Turns:
+        places = count_places(trainer)
+
         def counted() -> dict[str, Any]:
             batches = trainer.batches
             steps = (divmod(step, batches.steps_per_epoch) for step in range(trainer.state.global_step))
             tokens = [batches.counts(epoch, step)[1] for epoch, step in steps]
-            found = {"padding_fraction": throughput.padding_fraction, "tokens_of_steps": tokens}
+            found = {"padding_fraction": 1 - throughput.tokens / sum(places), "tokens_of_steps": tokens}
             return {**found, "order": order_of(batches, trainer.state.global_step)}
 
         return turns(connection, job, counted)

@@ -22,7 +22,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl.kernels import chunked_logprob
 
 from benchmarks import classifier_gpu, llama
-from benchmarks.contenders import Contender, Job, compete
+from benchmarks.contenders import Contender, Job, compete, count_places
 from benchmarks.curves import TurnsWithAttention, compare_curves
 from benchmarks.gpu import IN_ONE_GO, PARTS, SECONDS_TO_END, deadline_of, left_out, name_of
 from benchmarks.parts import Plan
@@ -31,6 +31,8 @@ from benchmarks.speed import FP32, read_tweets, write_model, write_rows
 from benchmarks.stages import StageProfiler, Steps, host, stage_of
 from benchmarks.turns import Race
 from indictune.data.batching import deal_epoch, smallest_accumulation
+from indictune.data.collation import PadToLongest
+from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
 
 ROOT = Path(__file__).parents[1]
 
@@ -188,6 +190,31 @@ def test_all_padding_is_put_back_and_what_it_costs_is_told(capsys: pytest.Captur
     assert (header.split()[-2:], padded.split()[-1]) == (["x", "ours"], "0.40")
 
 
+@pytest.mark.parametrize(
+    ("paddings", "times", "seen"), [((0.0, 0.7), 0.4, True), ((0.0, 0.7), 0.98, False), ((0.2, 0.7), 0.4, False)]
+)
+def test_a_go_that_does_not_see_the_padding_says_so(
+    capsys: pytest.CaptureFixture[str], paddings: tuple[float, float], times: float, seen: bool
+) -> None:
+    speeds = zip(("ours", "ours_padded"), paddings, (1.0, times), strict=True)
+    lines = [
+        {"contender": title, "rows_per_second": 100 * speed, "padding_fraction": padding, "times_ours": speed}
+        for title, padding, speed in speeds
+    ]
+    assert classifier_gpu.tell_whether_padding_is_seen(lines) is seen
+    assert ("WARNING: padding is not seen" in capsys.readouterr().out) is not seen
+    assert classifier_gpu.tell_whether_padding_is_seen(lines[:1]) is None
+
+
+def test_padding_that_the_plan_does_not_know_of_is_counted(tmp_path: Path) -> None:
+    rows = answer_rows(9, 5, 12, 7)
+    trainer = tiny_trainer(tiny_llama(tmp_path), tmp_path, rows, padded=False, max_steps=1)
+    trainer.collator = lambda evaluating: PadToLongest(0, "right")  # type: ignore[method-assign]
+    places = count_places(trainer)
+    trainer.train()
+    assert sum(places) == 4 * 12 > sum(map(len, rows["input_ids"])) == sum(trainer.batches.counts(0, 0)[2:])
+
+
 def test_a_llamas_few_laps_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(Path(), Path(), steps=6, steps_per_lap=1, folder=Path())
     race = Race(llama.compete, 0.0, 0.0)
@@ -331,6 +358,7 @@ def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path:
     assert [title for title, line in lines.items() if line.get("seconds_to_first_step", 0) > 0] == started_alone
     assert lines["ours"]["padding_fraction"] == 0 < lines["ours_padded"]["padding_fraction"]
     assert lines["ours_padded"]["times_ours"] > 0
+    assert parts["classifier"]["padding_is_seen"] in (True, False)  # two laps of a tiny model may lie either way
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
     assert len(parts["losses"]["ours"]) == 3
     assert parts["losses"]["rows"] == 3 * 16  # each once, and no others are tokenised
