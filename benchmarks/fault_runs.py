@@ -148,15 +148,18 @@ class Job:
         return "exact" if logged(folder) == logged(self.unbroken[0]) else "exact but for its log"
 
     def until_it_ends(self, folder: Path) -> Counter[str]:
-        """Start it until a start gives 0, with nobody lending a hand; judged, and whether it took more than one."""
-        code, said, starts, newest = None, "", 0, 0
-        while code != 0 and starts < TRIES:
+        """Start it until a start gives 0, with nobody lending a hand; judged, and, where it took more than one, how
+        each that failed had ended."""
+        code, said, failed, newest = None, "", list[str](), 0
+        while code != 0 and len(failed) < TRIES:
             newest = 0 if ended(folder) else max(newest, newest_whole(folder))  # it may save more, and lose none
             code, said = self.run(folder)
-            starts += 1
+            if code != 0:
+                failed.append(how_it_failed(code, said))
         found = Counter({self.judged(folder, code, said, newest): 1})
-        if code == 0 and starts > 1:
+        if code == 0 and failed:
             found[LATER] = 1
+            found.update(failed)
         shutil.rmtree(folder, ignore_errors=True)
         return found
 
@@ -167,6 +170,13 @@ class Job:
         shutil.copytree(self.unbroken[0], folder, ignore=shutil.ignore_patterns(*later, "metrics.json", "status.json"))
         (folder / "model.safetensors").unlink()
         return folder
+
+
+def how_it_failed(code: int | None, said: str) -> str:
+    """Of a start that did not give 0: that it hung, or its exit code and last line."""
+    if code is None:
+        return f"a start hung, and was killed after {TIMEOUT_S} s"
+    return f"a start gave {code}: {(said.strip().splitlines() or ['without a word'])[-1][:200]}"
 
 
 def ended(folder: Path) -> bool:

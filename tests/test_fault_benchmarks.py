@@ -250,7 +250,7 @@ class Restarted(Unbroken):
     """A run whose starts give these codes and say that they go on from these steps; one that fails loses a checkpoint,
     one that gives 0 ends the run."""
 
-    starts: list[tuple[int, int]] = field(default_factory=list)
+    starts: list[tuple[int | None, int]] = field(default_factory=list)
 
     def run(self, folder: Path, *_: Any, **__: Any) -> tuple[int | None, str]:
         code, step = self.starts.pop(0)
@@ -258,7 +258,7 @@ class Restarted(Unbroken):
             (folder / "metrics.json").touch()
         else:
             shutil.rmtree(store.listed(folder)[0])
-        return code, f"Going on from {folder}/checkpoint-{step}\n" if step else ""
+        return code, f"Going on from {folder}/checkpoint-{step}\n{step}\n" if step else ""
 
 
 @pytest.mark.parametrize(
@@ -266,13 +266,13 @@ class Restarted(Unbroken):
     [
         ([(0, 4)], {"exact": 1}),
         ([(0, 0)], {"did steps again": 1}),
-        ([(1, 4), (1, 4), (0, 4)], {"exact": 1, LATER: 1}),
-        ([(1, 4), (0, 3)], {"did steps again": 1, LATER: 1}),
+        ([(1, 4), (1, 3), (0, 4)], {"exact": 1, LATER: 1, "a start gave 1: 4": 1, "a start gave 1: 3": 1}),
+        ([(None, 4), (0, 3)], {"did steps again": 1, LATER: 1, "a start hung, and was killed after 180 s": 1}),
         ([(1, 4), (1, 3), (1, 2)], {"stuck": 1}),
     ],
 )
 def test_a_run_is_started_until_a_start_gives_0_and_goes_on_from_what_it_had(
-    run: Path, copy: Path, starts: list[tuple[int, int]], found: dict[str, int]
+    run: Path, copy: Path, starts: list[tuple[int | None, int]], found: dict[str, int]
 ) -> None:
     (copy / "metrics.json").unlink()
     assert Restarted(contenders(copy)[0], run, starts=starts).until_it_ends(copy) == found

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed.launching import accelerate, python
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, STEP, Job
@@ -94,6 +95,22 @@ def test_a_bad_number_does_what_was_chosen(
     assert result.returncode == (1 if action == "stop" else 0), result.stderr
     (line,) = (job.folder / "nonfinite.jsonl").read_text(encoding="utf-8").splitlines()
     assert (json.loads(line)["step"], json.loads(line)["action"]) == (3, action)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [f"{kind}@indictune.training.loss:ExactLoss.__call__:8" for kind in ("NAN", "INFINITE")]
+    + ["INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:8"],
+)
+def test_a_bad_number_of_a_step_whose_checkpoint_is_due_is_read_before_it_is_saved(
+    finished_run: FinishedRun, tmp_path: Path, event: str
+) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", flags=FP32)
+    assert job.start(event).returncode == 1
+    (line,) = (job.folder / "nonfinite.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["step"] == 4
+    assert [path.name for path in store.listed(job.folder)] == ["checkpoint-2"]
+    assert store.damage(job.folder / "checkpoint-2") == []
 
 
 def test_fp16_whose_every_gradient_overflows_ends_the_run(finished_run: FinishedRun, tmp_path: Path) -> None:
