@@ -39,6 +39,7 @@ _NO_TOOLS: tuple[object, ...] = (None, [], "", "[]")
 _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 _WEIGHTS = ("weight", "train", "training", "trainable", "train_on_turn", "loss")
 _COUNTS: tuple[object, ...] = (None, 1, "1", "1.0", "true")  # True is 1
+_FALSE = ("false", "0", "0.0")  # as pandas and spreadsheets write it too
 
 _NO_ANSWER = "no answer"
 _NO_PROMPT = "an empty prompt"
@@ -100,11 +101,7 @@ def messages_of(row: Row, form: str) -> list[Message]:
         RowError: a text or list is missing, empty or of the wrong type, a role is unknown or not in its place, the
             last message is not an answer, or the row says of an answer what training would not heed.
     """
-    for key in ("label", "kto_tag"):
-        if row.get(key) is False:
-            raise RowError(
-                _REJECTED, f"{key} is false, as of an answer that was rejected; remove the row, or the key."
-            )
+    _check_accepted(row, form)
     for key in _TOOL_KEYS:
         if row.get(key) not in _NO_TOOLS:
             raise RowError(_CALLS, f"has {key}, which no chat template is given; remove the row, or the key.")
@@ -122,6 +119,17 @@ def messages_of(row: Row, form: str) -> list[Message]:
     _check_order(messages)
     _check_contents(messages)
     return _with_system(messages if messages[0]["content"].strip() else messages[1:], _text(row, "system"), form)
+
+
+def _check_accepted(row: Row, form: str) -> None:
+    """Refuse an answer that was rejected, as data for KTO and of thumbs up and down has them."""
+    for key in ("label", "kto_tag"):
+        value = row.get(key)
+        # Beside messages or an instruction a label of 0 may be a class.
+        tells = value is False or key == "kto_tag" or form in (PROMPT_TEXTS, PROMPT_LISTS)
+        if tells and (written := str(value).strip().lower()) in _FALSE:
+            what = f"{key} is {written}, as of an answer that was rejected"
+            raise RowError(_REJECTED, f"{what}; remove the row, or the key.")
 
 
 def _with_system(messages: list[Message], system: str, form: str) -> list[Message]:

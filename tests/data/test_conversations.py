@@ -123,6 +123,13 @@ def test_parquet_holds_typed_parts_and_history(write: Write) -> None:
     assert texts_of(of_file(write("b.parquet", [row]))) == [["a", "b", "c", "d"]]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_rejected_answer_is_told_by_0_as_pandas_writes_it(write: Write, name: str) -> None:
+    rows: list[Row] = [{"prompt": "a", "completion": "b", "label": label} for label in (1, 0)]
+    with pytest.raises(UserError, match=rf"{name}(:| row )2: label is 0, as of an answer that was rejected"):
+        of_file(write(name, rows))
+
+
 def test_json_may_hold_its_rows_as_data_and_numbers_are_texts(write: Write) -> None:
     write("a.json", [])
     Path("a.json").write_text('{"version": 1, "data": [\n{"prompt": 2,\n"completion": 4.0}\n]}')

@@ -108,7 +108,10 @@ HELLO = turns("नमस्ते", "नमस्कार")
             "prompt and completion as lists of messages",
             [SYSTEM, *HELLO],
         ),
-        ({"prompt": "a", "completion": "b", "label": "false", "system": ""}, PROMPT_TEXTS, turns("a", "b")),
+        ({"prompt": "a", "completion": "b", "label": "1", "kto_tag": 1, "system": ""}, PROMPT_TEXTS, turns("a", "b")),
+        ({"prompt": "a", "completion": "b", "label": None, "kto_tag": "good"}, PROMPT_TEXTS, turns("a", "b")),
+        ({"messages": HELLO, "label": "0"}, "messages", HELLO),
+        ({"instruction": "a", "output": "b", "label": 0}, "instruction and output", turns("a", "b")),
         ({"messages": HELLO, "weight": 1.0, "kto_tag": True, "reasoning": "on"}, "messages", HELLO),
         (
             {"messages": [{**HELLO[0], "weight": "0"}, {**HELLO[1], "weight": "1", "tool_calls": []}]},
@@ -402,6 +405,16 @@ WRONG_TYPE, WRONG_ORDER = "a value of the wrong type", "roles out of order"
             "has tool_calls, which no chat template is given; remove the row, or the key.",
         ),
         ({"messages": HELLO, "kto_tag": False}, "a rejected answer", "kto_tag is false"),
+        *(
+            ({**row, key: written}, "a rejected answer", f"{key} is {str(written).lower()}, as of an answer that was ")
+            for key, row in (
+                ("label", {"prompt": "a", "completion": "b"}),
+                ("label", {"prompt": HELLO[:1], "completion": HELLO[1:]}),
+                ("kto_tag", {"messages": HELLO}),
+                ("kto_tag", {"instruction": "a", "output": "b"}),
+            )
+            for written in (0, 0.0, "0", "0.0", "false", "False")
+        ),
         (
             {"messages": HELLO, "weight": 0},
             "an answer of another weight",
