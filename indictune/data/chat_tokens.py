@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import datetime
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.conversations import Conversations
 from indictune.data.preparation import all_cores
 from indictune.data.progress import shown
 from indictune.data.tables import smaller_batches
+from indictune.data.templates import (
+    EXAMPLE,
+    JINJA_ERRORS,
+    Message,
+    Span,
+    Written,
+    marks_answers,
+    marks_of,
+    written_out,
+)
 from indictune.errors import Problems, UserError
 
-_TEMPLATES = resources.files("indictune.data") / "chat_templates"
-_ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
-_EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 _ANSWER = "0192837465"  # as no template writes it
-_JINJA_ERRORS = (Exception,)  # a template computes, and can go wrong in any way
-
-# The day that a template writes as today's, so that a run goes on after midnight with the rows that it had. It is the
-# one that LLaMA 3's own templates fall back on. transformers makes a text of a function that is given to a template.
-_DAY = datetime.datetime(2024, 7, 26)
-_DIRECTIVES = ("%a", "%A", "%b", "%B", "%d", "%H", "%I", "%j", "%m", "%M", "%p", "%S", "%x", "%X", "%y", "%Y")
-_FORMATTED = "".join(f"|replace('{each}', '{_DAY.strftime(each)}')" for each in _DIRECTIVES)
-_TODAY = f"{{%- macro strftime_now(format) -%}}{{{{ format{_FORMATTED} }}}}{{%- endmacro -%}}"
-
 _BATCH_ROWS = 500  # what the tokenizer makes of a long row takes megabytes for a while
 _MAX_PLACES = 20
+_TWICE = (
+    "that already begin or end with marks which the chat template writes ({}) and would have twice (--chat_template "
+    "plain leaves texts as they are)"
+)
 
-Message = dict[str, str]
-Span = tuple[int, int]
-Written = tuple[str, list[Span]]
 Ids = npt.NDArray[np.int32]
 
 SCHEMA = pa.schema(
@@ -70,32 +63,6 @@ class ChatTokens:
 
     dataset: Dataset
     full_lengths: Ids
-
-
-def choose_template(
-    tokenizer: PreTrainedTokenizerBase, name: str | None, as_written: bool, train_on_prompts: bool
-) -> str:
-    """The jinja text that writes out the messages of a run.
-
-    Args:
-        tokenizer: of the model.
-        name: `--chat_template`: one of the package's own or a .jinja file. None takes the tokenizer's own, with the
-            answers marked as TRL marks them where it does not mark them itself.
-        as_written: the rows are prompt and completion texts; None then leaves them as they are.
-        train_on_prompts: the answers need no marks, because the loss counts every token.
-
-    Raises:
-        UserError: there is no such template, its jinja fails, it does not mark the answers, or the tokenizer lacks
-            special tokens that it writes.
-    """
-    if name is None and not as_written:
-        origin = f"The chat template of {tokenizer.name_or_path}"
-        template = _own_template(tokenizer, train_on_prompts)
-    else:
-        name = name or "plain"
-        origin, template = f"--chat_template {name}", _named_template(name)
-    _check_template(template, origin, tokenizer, train_on_prompts)
-    return template
 
 
 def tokenise_chats(
@@ -151,6 +118,7 @@ class ChatTokeniser:
         self._template = template
         self._max_length = max_length
         self._train_on_prompts = train_on_prompts
+        self._marks = marks_of(template, tokenizer) if rows.as_written else ()
         self._full_lengths: list[Ids] = []
         self._answer_tokens: list[Ids] = []
         self._faults: dict[str, list[int]] = {}  # what is wrong -> indices of rows
@@ -185,9 +153,12 @@ class ChatTokeniser:
         written: list[Written] = []
         marked = not self._train_on_prompts
         for index, messages in enumerate(chats, first):
+            if _holds_marks(messages, self._marks):
+                self._faults.setdefault(_TWICE.format(", ".join(self._marks)), []).append(index)
+                continue
             try:
-                text, spans = _written_out(messages, self._tokenizer, self._template, marked)
-            except _JINJA_ERRORS as error:
+                text, spans = written_out(messages, self._tokenizer, self._template, marked)
+            except JINJA_ERRORS as error:
                 self._faults.setdefault(f"refused by the chat template ({error})", []).append(index)
                 continue
             if not marked:
@@ -225,7 +196,7 @@ def truncation_notes(rows: Conversations, tokens: ChatTokens, max_length: int) -
 def prompt_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
     """Tokens of all that stands before the last answer, and of what opens an answer."""
     last_answer = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
-    text, _ = _written_out(messages[:last_answer], tokenizer, template, marked=False, open_answer=True)
+    text, _ = written_out(messages[:last_answer], tokenizer, template, marked=False, open_answer=True)
     return cast(list[int], tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
@@ -235,12 +206,12 @@ def answer_ends(tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
     Where the template marks no answers, as one need not with `--train_on_prompts`, it is the first of the added tokens
     that it writes after an answer.
     """
-    if _ANSWER_MARK.search(template):
-        text, spans = _written_out(_EXAMPLE, tokenizer, template, marked=True)
+    if marks_answers(template):
+        text, spans = written_out(EXAMPLE, tokenizer, template, marked=True)
         ends = _added_tokens("".join(text[start:end] for start, end in spans), tokenizer)
     else:
-        messages = [*_EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
-        text, _ = _written_out(messages, tokenizer, template, marked=False)
+        messages = [*EXAMPLE[:1], {"role": "assistant", "content": _ANSWER}]
+        text, _ = written_out(messages, tokenizer, template, marked=False)
         ends = _added_tokens(text.partition(_ANSWER)[2], tokenizer)[:1]
     return sorted({*ends, tokenizer.eos_token_id} - {None})
 
@@ -250,91 +221,10 @@ def _added_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [token for token in written if token in tokenizer.added_tokens_decoder]
 
 
-def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> str:
-    try:
-        own = tokenizer.get_chat_template()
-    except ValueError as error:
-        raise UserError(
-            f"--model_name_or_path {tokenizer.name_or_path}: its tokenizer has no chat template; give --chat_template "
-            f"{_names()}, or a .jinja file."
-        ) from error
-    if train_on_prompts or _ANSWER_MARK.search(own):
-        return own
-    from trl.chat_template_utils import get_training_chat_template
-
-    try:
-        return get_training_chat_template(tokenizer) or own
-    except (ValueError, *_JINJA_ERRORS):
-        return own  # unknown to TRL; what is wrong with it is said later
-
-
-def _named_template(name: str) -> str:
-    path = _TEMPLATES / f"{name}.jinja" if name in _own_names() else Path(name)
-    if not path.name.endswith(".jinja") or not path.is_file():
-        raise UserError(f"--chat_template {name}: there is no such template; expected {_names()}, or a .jinja file.")
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--chat_template {name}: cannot be read: {error}.") from error
-
-
-def _own_names() -> list[str]:
-    files = (file.name for file in _TEMPLATES.iterdir())
-    return sorted(name.removesuffix(".jinja") for name in files if name.endswith(".jinja"))
-
-
-def _names() -> str:
-    *names, last = _own_names()
-    return f"{', '.join(names)} or {last}"
-
-
-def _check_template(template: str, origin: str, tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> None:
-    """Write out a short conversation.
-
-    Raises:
-        UserError: that fails, marks no answer where one is needed, or needs special tokens that the tokenizer lacks.
-    """
-    marked = _ANSWER_MARK.search(template) is not None
-    try:
-        text, spans = _written_out(_EXAMPLE, tokenizer, template, marked)
-    except _JINJA_ERRORS as error:
-        raise UserError(f"{origin}: its jinja fails: {' '.join(str(error).split())}.") from error
-    problems = Problems()
-    if not spans and not train_on_prompts:
-        problems.append(
-            f"{origin}: does not mark the answers; put {{% generation %}} and {{% endgeneration %}} around an answer "
-            f"and its end-of-turn token, give --chat_template {_names()}, or --train_on_prompts true."
-        )
-    lacking = sorted(set(_SPECIAL_TOKEN.findall(text)) - set(tokenizer.get_added_vocab()))
-    if tokenizer.eos_token is None and re.search(r"\beos_token\b", template):
-        lacking.append("an end-of-text token (eos_token)")
-    if lacking:
-        problems.append(
-            f"{origin}: writes {', '.join(lacking)}, which the tokenizer of {tokenizer.name_or_path} does not have "
-            "and would cut to pieces; give --chat_template llama2 or plain, which need none but an end-of-text token."
-        )
-    problems.raise_any()
-
-
-def _written_out(
-    messages: Sequence[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    marked: bool,
-    open_answer: bool = False,
-) -> Written:
-    """The text of a conversation, and where `marked` says so the characters of its answers, from and up to."""
-    texts, spans = cast(
-        tuple[list[str], list[list[Span]]],
-        render_jinja_template(
-            [cast(list[dict[str, Any]], messages)],
-            chat_template=_TODAY + template if "strftime_now" in template else template,
-            return_assistant_tokens_mask=marked,
-            add_generation_prompt=open_answer,
-            **cast(dict[str, Any], tokenizer.special_tokens_map),
-        ),
-    )
-    return texts[0], spans[0] if marked else []
+def _holds_marks(messages: Sequence[Message], marks: tuple[str, ...]) -> bool:
+    """Whether a prompt and a completion are a dialogue that is written out already."""
+    prompt, completion = messages[0]["content"].lstrip(), messages[-1]["content"].rstrip()
+    return prompt.startswith(marks) or completion.endswith(marks)
 
 
 def _encode(written: Sequence[Written], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Ids], list[Ids]]:

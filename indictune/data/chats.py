@@ -13,12 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.data import packing
 from indictune.data.cache import made_once
-from indictune.data.chat_tokens import SCHEMA, ChatTokeniser, ChatTokens, choose_template, truncation_notes
+from indictune.data.chat_tokens import SCHEMA, ChatTokeniser, ChatTokens, truncation_notes
 from indictune.data.conversations import ChatSource, Conversations, ConversationSplits, is_as_written
 from indictune.data.packing import packed, packing_facts, stored_groups
 from indictune.data.preparation import mapped_dataset, tokenizer_parts
 from indictune.data.progress import shown
 from indictune.data.tables import map_table, stored_batches, write_table
+from indictune.data.templates import choose_template
 from indictune.data.tokenizer_health import health_table, tokenizer_health
 from indictune.errors import Problems
 from indictune.llama_arguments import ChatDataArguments

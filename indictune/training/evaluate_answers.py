@@ -6,9 +6,10 @@ from transformers import AutoConfig
 
 from indictune.arguments import ModelArguments
 from indictune.command_arguments import EvaluateArguments
-from indictune.data.chat_tokens import choose_template, tokenise_chats, truncation_notes
+from indictune.data.chat_tokens import tokenise_chats, truncation_notes
 from indictune.data.conversations import load_test_conversations
 from indictune.data.rejects import keep_rejected
+from indictune.data.templates import choose_template
 from indictune.llama_arguments import LlamaTrainingArguments
 from indictune.models.bases import config_file
 from indictune.models.causal import load_trained_causal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,13 @@ from indictune.arguments import BadRowArguments
 from indictune.data.chat_tokens import (
     ChatTokeniser,
     ChatTokens,
-    Message,
     answer_ends,
-    choose_template,
     prompt_ids,
     tokenise_chats,
     truncation_notes,
 )
 from indictune.data.conversations import Conversations, load_test_conversations
+from indictune.data.templates import Message, choose_template
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.distributed.launching import ROOT
@@ -328,19 +328,54 @@ def test_texts_given_as_written_stay_so_without_a_name(byte_level: PreTrainedTok
     assert choose_template(byte_level, "llama3", True, False) == choose_template(byte_level, "llama3", False, False)
 
 
-def with_template(template: str) -> PreTrainedTokenizerFast:
+WRITTEN_OUT = chat(
+    (
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nQ<|eot_id|><|start_header_id|>assistant"
+        "<|end_header_id|>\n\n",
+        "A<|eot_id|>",
+    )
+)
+
+
+def as_written(*chats: list[Message]) -> Conversations:
+    return replace(rows(*chats), as_written=True)
+
+
+def test_texts_that_hold_their_marks_get_none_of_them_twice_from_plain() -> None:
     tokenizer = byte_level_tokenizer()
-    tokenizer.chat_template = template
-    return tokenizer
+    tokenizer.eos_token = "<|eot_id|>"  # as LLaMA 3 Instruct has it
+    template = choose_template(tokenizer, None, True, False)
+    tokens = tokenise_chats(as_written(WRITTEN_OUT), tokenizer, template, 99, False)
+    assert text_of(tokenizer, tokens) == "".join(message["content"] for message in WRITTEN_OUT)
+    assert counted(tokenizer, tokens.dataset[0]["labels"]) == "A<|eot_id|>"
+    prompt = prompt_ids(WRITTEN_OUT, tokenizer, template)
+    assert tokens.dataset[0]["input_ids"][: len(prompt)] == prompt
+
+
+def test_texts_that_hold_the_marks_of_the_template_are_refused(byte_level: PreTrainedTokenizerFast) -> None:
+    begun, ended, plain = chat((f" {LLAMA3_TOKENS[2]}user", "A")), chat(("Q", "A<|eot_id|>\n")), chat(("Q", "A"))
+    given = as_written(plain, begun, WRITTEN_OUT, chat(("what is <|eot_id|>?", "A")), ended)
+    with pytest.raises(UserError) as refused:
+        encode(byte_level, "llama3", given)
+    assert refused.value.message == (
+        "--train_file: 3 rows that already begin or end with marks which the chat template writes (<|begin_of_text|>, "
+        "<|start_header_id|>, <|end_header_id|>, <|eot_id|>) and would have twice (--chat_template plain leaves texts "
+        "as they are): t.jsonl:2, t.jsonl:3, t.jsonl:5."
+    )
+    assert len(encode(byte_level, "plain", given).dataset) == 5
+    assert len(encode(byte_level, "llama3", rows(begun)).dataset) == 1  # a message may tell of marks
+
+
+def test_llama2_prompts_that_are_written_out_are_refused(llama2: PreTrainedTokenizerBase) -> None:
+    given = as_written(chat(("[INST] Q [/INST]", "A")), chat(("<s>[INST] Q [/INST]", " A </s>")), chat(("Q", "A")))
+    with pytest.raises(
+        UserError, match=r"2 rows that .* \(<s>, </s>, \[INST\], \[/INST\]\) .*: t.jsonl:1, t.jsonl:2\."
+    ):
+        encode(llama2, "llama2", given)
 
 
 MARKED = "{% for m in messages %}{%- generation -%}{{ m.content }}{% endgeneration %}{% endfor %}"
 UNMARKED = "{% for m in messages %}{{ m.content }}{% endfor %}"
-
-
-def test_the_tokenizers_own_template_is_the_default() -> None:
-    assert choose_template(with_template(MARKED), None, False, False) == MARKED
-    assert choose_template(with_template(UNMARKED), None, False, True) == UNMARKED
 
 
 @pytest.mark.parametrize(("name", "token"), [("llama3", "<|eot_id|>"), ("chatml", "<|im_end|>"), ("plain", None)])
@@ -363,25 +398,6 @@ def test_of_what_an_unmarked_template_writes_after_an_answer_the_first_added_tok
     assert answer_ends(byte_level, UNMARKED + "!") == [end_of_text]
 
 
-def test_an_own_template_that_trl_knows_gets_its_marks_from_trl() -> None:
-    from trl.chat_template_utils import llama3_chat_template, llama3_training_chat_template
-
-    assert choose_template(with_template(llama3_chat_template), None, False, False) == llama3_training_chat_template
-    assert choose_template(with_template(llama3_chat_template), None, False, True) == llama3_chat_template
-
-
-def test_a_file_may_hold_the_template(byte_level: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    path = tmp_path / "own.jinja"
-    path.write_text(MARKED, encoding="utf-8")
-    assert choose_template(byte_level, str(path), False, False) == MARKED
-
-
-def refusal(tokenizer: PreTrainedTokenizerBase, name: str | None, train_on_prompts: bool = False) -> str:
-    with pytest.raises(UserError) as refused:
-        choose_template(tokenizer, name, False, train_on_prompts)
-    return refused.value.message
-
-
 def test_a_template_that_writes_the_date_writes_the_same_on_every_day(byte_level: PreTrainedTokenizerFast) -> None:
     """Else a run that is stopped could not go on after midnight: its rows would be others."""
     template = (
@@ -392,67 +408,6 @@ def test_a_template_that_writes_the_date_writes_the_same_on_every_day(byte_level
     )
     written = byte_level.decode(prompt_ids(chat(HINDI[0]), byte_level, template))
     assert written == f"26 Jul 2024{HINDI[0][0]}"
-
-
-def test_a_name_that_is_none_is_refused(byte_level: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    expected = "there is no such template; expected chatml, llama2, llama3 or plain, or a .jinja file."
-    missing = str(tmp_path / "gone.jinja")
-    assert refusal(byte_level, "lama3") == f"--chat_template lama3: {expected}"
-    assert refusal(byte_level, missing) == f"--chat_template {missing}: {expected}"
-    broken = tmp_path / "broken.jinja"
-    broken.write_bytes(b"\xff")
-    assert refusal(byte_level, str(broken)).startswith(f"--chat_template {broken}: cannot be read: 'utf-8' codec")
-
-
-def test_a_tokenizer_without_a_template_needs_a_name() -> None:
-    assert refusal(words_tokenizer(), None) == (
-        "--model_name_or_path : its tokenizer has no chat template; give --chat_template chatml, llama2, llama3 or "
-        "plain, or a .jinja file."
-    )
-
-
-def test_a_template_that_marks_no_answer_is_refused(tmp_path: Path) -> None:
-    expected = (
-        "does not mark the answers; put {% generation %} and {% endgeneration %} around an answer and its end-of-turn "
-        "token, give --chat_template chatml, llama2, llama3 or plain, or --train_on_prompts true."
-    )
-    tokenizer = with_template(UNMARKED)
-    assert refusal(tokenizer, None) == f"The chat template of {tokenizer.name_or_path}: {expected}"
-    path = tmp_path / "own.jinja"
-    path.write_text(UNMARKED + "{% if false %}{% generation %}{% endgeneration %}{% endif %}", encoding="utf-8")
-    assert refusal(tokenizer, str(path)) == f"--chat_template {path}: {expected}"
-
-
-@pytest.mark.parametrize(
-    ("jinja", "reason"),
-    [
-        ("{% for %}", "Expected an expression, got 'end of statement block'."),
-        ("{{ raise_exception('no luck') }}", "no luck"),
-    ],
-)
-def test_broken_jinja_is_refused(tmp_path: Path, byte_level: PreTrainedTokenizerFast, jinja: str, reason: str) -> None:
-    path = tmp_path / "own.jinja"
-    path.write_text(jinja, encoding="utf-8")
-    message = refusal(byte_level, str(path), train_on_prompts=True)
-    assert f"--chat_template {path}: its jinja fails: " in message
-    assert reason in message
-    assert "\n" not in message
-
-
-def test_special_tokens_that_the_tokenizer_would_cut_to_pieces_are_refused() -> None:
-    assert refusal(words_tokenizer(), "chatml") == (
-        "--chat_template chatml: writes <|im_end|>, <|im_start|>, which the tokenizer of  does not have and would cut "
-        "to pieces; give --chat_template llama2 or plain, which need none but an end-of-text token."
-    )
-    assert "writes <|begin_of_text|>, <|end_header_id|>, <|eot_id|>, <|start_header_id|>, which" in refusal(
-        words_tokenizer(), "llama3", train_on_prompts=True
-    )
-
-
-def test_a_tokenizer_that_cannot_end_a_text_is_refused_where_the_template_ends_one() -> None:
-    tokenizer = words_tokenizer()
-    tokenizer.eos_token = None
-    assert "plain: writes an end-of-text token (eos_token), which" in refusal(tokenizer, "plain")
 
 
 def test_rows_that_the_template_refuses_are_told_by_reason(byte_level: PreTrainedTokenizerFast) -> None:

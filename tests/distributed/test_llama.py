@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from indictune.arguments import BadRowArguments, ModelArguments
-from indictune.data.chat_tokens import choose_template, tokenise_chats
+from indictune.data.chat_tokens import tokenise_chats
 from indictune.data.conversations import load_test_conversations
+from indictune.data.templates import choose_template
 from indictune.models import builtin
 from indictune.models.causal import load_trained_causal
 from indictune.models.loading import load_tokenizer

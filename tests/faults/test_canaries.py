@@ -545,7 +545,7 @@ class TestADataset:
 def test_a_chat_template_cannot_leave_its_sandbox(
     tmp_path: Path, canary: Canary, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    from indictune.data.chat_tokens import choose_template
+    from indictune.data.templates import choose_template
 
     monkeypatch.chdir(tmp_path)
     tokenizer: Any = load_tokenizer(ModelArguments("builtin:tiny-indic-llama"))

@@ -1,0 +1,109 @@
+"""The chat template of a run: which it is, and what it must be able to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from indictune.data.templates import choose_template
+from indictune.errors import UserError
+from tests.data.test_chat_tokens import MARKED, UNMARKED, byte_level_tokenizer
+from tests.models.tiny import words_tokenizer
+
+
+@pytest.fixture(scope="module")
+def byte_level() -> PreTrainedTokenizerFast:
+    return byte_level_tokenizer()
+
+
+def with_template(template: str) -> PreTrainedTokenizerFast:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_the_tokenizers_own_template_is_the_default() -> None:
+    assert choose_template(with_template(MARKED), None, False, False) == MARKED
+    assert choose_template(with_template(UNMARKED), None, False, True) == UNMARKED
+
+
+def test_an_own_template_that_trl_knows_gets_its_marks_from_trl() -> None:
+    from trl.chat_template_utils import llama3_chat_template, llama3_training_chat_template
+
+    assert choose_template(with_template(llama3_chat_template), None, False, False) == llama3_training_chat_template
+    assert choose_template(with_template(llama3_chat_template), None, False, True) == llama3_chat_template
+
+
+def test_a_file_may_hold_the_template(byte_level: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text(MARKED, encoding="utf-8")
+    assert choose_template(byte_level, str(path), False, False) == MARKED
+
+
+def refusal(tokenizer: PreTrainedTokenizerBase, name: str | None, train_on_prompts: bool = False) -> str:
+    with pytest.raises(UserError) as refused:
+        choose_template(tokenizer, name, False, train_on_prompts)
+    return refused.value.message
+
+
+def test_a_name_that_is_none_is_refused(byte_level: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    expected = "there is no such template; expected chatml, llama2, llama3 or plain, or a .jinja file."
+    missing = str(tmp_path / "gone.jinja")
+    assert refusal(byte_level, "lama3") == f"--chat_template lama3: {expected}"
+    assert refusal(byte_level, missing) == f"--chat_template {missing}: {expected}"
+    broken = tmp_path / "broken.jinja"
+    broken.write_bytes(b"\xff")
+    assert refusal(byte_level, str(broken)).startswith(f"--chat_template {broken}: cannot be read: 'utf-8' codec")
+
+
+def test_a_tokenizer_without_a_template_needs_a_name() -> None:
+    assert refusal(words_tokenizer(), None) == (
+        "--model_name_or_path : its tokenizer has no chat template; give --chat_template chatml, llama2, llama3 or "
+        "plain, or a .jinja file."
+    )
+
+
+def test_a_template_that_marks_no_answer_is_refused(tmp_path: Path) -> None:
+    expected = (
+        "does not mark the answers; put {% generation %} and {% endgeneration %} around an answer and its end-of-turn "
+        "token, give --chat_template chatml, llama2, llama3 or plain, or --train_on_prompts true."
+    )
+    tokenizer = with_template(UNMARKED)
+    assert refusal(tokenizer, None) == f"The chat template of {tokenizer.name_or_path}: {expected}"
+    path = tmp_path / "own.jinja"
+    path.write_text(UNMARKED + "{% if false %}{% generation %}{% endgeneration %}{% endif %}", encoding="utf-8")
+    assert refusal(tokenizer, str(path)) == f"--chat_template {path}: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("jinja", "reason"),
+    [
+        ("{% for %}", "Expected an expression, got 'end of statement block'."),
+        ("{{ raise_exception('no luck') }}", "no luck"),
+    ],
+)
+def test_broken_jinja_is_refused(tmp_path: Path, byte_level: PreTrainedTokenizerFast, jinja: str, reason: str) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text(jinja, encoding="utf-8")
+    message = refusal(byte_level, str(path), train_on_prompts=True)
+    assert f"--chat_template {path}: its jinja fails: " in message
+    assert reason in message
+    assert "\n" not in message
+
+
+def test_special_tokens_that_the_tokenizer_would_cut_to_pieces_are_refused() -> None:
+    assert refusal(words_tokenizer(), "chatml") == (
+        "--chat_template chatml: writes <|im_end|>, <|im_start|>, which the tokenizer of  does not have and would cut "
+        "to pieces; give --chat_template llama2 or plain, which need none but an end-of-text token."
+    )
+    assert "writes <|begin_of_text|>, <|end_header_id|>, <|eot_id|>, <|start_header_id|>, which" in refusal(
+        words_tokenizer(), "llama3", train_on_prompts=True
+    )
+
+
+def test_a_tokenizer_that_cannot_end_a_text_is_refused_where_the_template_ends_one() -> None:
+    tokenizer = words_tokenizer()
+    tokenizer.eos_token = None
+    assert "plain: writes an end-of-text token (eos_token), which" in refusal(tokenizer, "plain")
