@@ -14,6 +14,9 @@ from indictune.data.rejects import BadRows
 # A text of more lines is told to the user: it may be many rows that a stray quote has made one.
 _MANY_LINES = 100
 
+_HEADER = "this is the header again, as where files were put one behind the other; remove the line."
+_AROUND = '\ufeff" \t'  # a name in it, where the file put behind the other has a byte order mark
+
 Cells = tuple[str | None, ...]
 
 _STRAY = "if it should not, a quote is opened in its first line that makes one row of all lines up to the next quote."
@@ -36,12 +39,14 @@ def delimited_rows(
             read.append(line)
             yield line
 
-    def wrong(fields: list[str]) -> str:
-        return f"{_fields(len(fields))} where the header has {width}; {_how_to_quote(delimiter)}"
+    def wrong(fields: list[str]) -> str | None:
+        if len(fields) != len(header):
+            return f"{_fields(len(fields))} where the header has {len(header)}; {_how_to_quote(delimiter)}"
+        return _HEADER if _repeats(header, fields) else None
 
     # Without strict=True, a stray quote is dropped from a text, or swallows all rows up to the next one.
     reader = csv.reader(lines(), delimiter=delimiter, strict=True)
-    width, start = 0, 1
+    header: list[str] = []
     pick: Callable[[list[str]], Cells]
     while True:
         read.clear()
@@ -53,30 +58,35 @@ def delimited_rows(
             return
         except csv.Error as error:
             reason = f"the row that begins here cannot be read ({error}); {_how_to_quote(delimiter)}"
-            if not width or _may_hide_rows(read):
+            if not header or _may_hide_rows(read):
                 bad.cannot_read(start, reason)
                 return
             bad.add_broken(start, reason, "".join(read))
             continue
         if not fields:
             continue
-        if undecodable and not width:
+        if undecodable and not header:
             bad.cannot_read(*undecodable.popitem())
             return
-        if width and len(fields) != width and len(read) > 1:
+        if header and len(fields) != len(header) and len(read) > 1:
             bad.cannot_read(start, f"the row that begins here has {len(read):,} lines and {wrong(fields)}")
             return
         if undecodable:
-            line, reason = next(iter(undecodable.items()))
-            bad.add_broken(line, reason, "".join(read))
-        elif not width:
-            width, pick = len(fields), _picker(path, [name.strip() for name in fields], columns, optional)
-        elif len(fields) == width:
+            bad.add_broken(*next(iter(undecodable.items())), "".join(read))
+        elif not header:
+            header = [name.strip() for name in fields]
+            pick = _picker(path, header, columns, optional)
+        elif fault := wrong(fields):
+            bad.add_broken(start, fault, "".join(read))
+        else:
             if len(read) > _MANY_LINES:
                 bad.remark(start, f"this row has {len(read):,} lines; {_STRAY}", f"over {_MANY_LINES} lines")
             yield start, pick(fields)
-        else:
-            bad.add_broken(start, wrong(fields), "".join(read))
+
+
+def _repeats(header: list[str], fields: list[str]) -> bool:
+    """Whether a row is the header again; the last cell alone rules most rows out."""
+    return fields[-1].strip() == header[-1] and [name.strip(_AROUND) for name in fields] == header
 
 
 def _may_hide_rows(lines: list[str]) -> bool:

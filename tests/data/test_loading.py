@@ -462,6 +462,29 @@ class TestLabelsOfSeveralSpellings:
             "If they are different classes, put a letter before them.",
         ]
 
+    def test_are_told_where_they_look_alike_and_stay_several(self, write: Write) -> None:
+        labels = [
+            "positive",
+            "Positive",
+            "positive ",
+            "positive\u200b",
+            "negative",
+            "negative\u200d",
+            ' "negative"',
+            "❤",
+        ]
+        splits = load_splits(DataArguments(**spelt(write, train=labels * 2, validation=["❤", "positive"])))
+        assert len(splits.labels) == 7
+        spaces, *notes = splits.notes
+        assert "differ only in spaces" in spaces
+        assert notes[:2] == [
+            "labels 'positive' (train.jsonl:1), 'Positive' (train.jsonl:2) and 'positive\\u200b' (train.jsonl:4) look "
+            "alike, and stay 3 classes. If they are one, spell them in one way.",
+            "labels 'negative' (train.jsonl:5), 'negative\\u200d' (train.jsonl:6) and '\"negative\"' (train.jsonl:7) "
+            "look alike, and stay 3 classes. If they are one, spell them in one way.",
+        ]
+        assert len(notes) == 2
+
     def test_are_told_across_splits_and_batches(self, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reading, "_CHUNK_ROWS", 2)
         files = spelt(write, train=["0", "1", "0", "1.1"], validation=["0", "1.10"])

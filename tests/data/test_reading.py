@@ -240,6 +240,15 @@ def test_the_same_labels_from_every_kind_of_file_are_equal(write: Write, tmp_pat
                 ":4: the row that begins here has 2 lines and 1 field where the header has 2; a field that holds",
             ],
         ),
+        (
+            "a.csv",
+            'text,label\na,1\ntext, label\nb,label\n\ufeff"text",label\nc,2\n\ufefftext,label\n',
+            [
+                ":3: this is the header again, as where files were put one behind the other; remove the line.",
+                ":5: this is the header again, ",
+                ":7: this is the header again, ",
+            ],
+        ),
         ("a.tsv", "text\tlabel\na\n", [":2: 1 field where the header has 2; a field that holds a tab"]),
         ("a.csv", 'text,label\na,1\n"b" c,2\n', [":3: the row that begins here cannot be read ("]),
         ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', [":3: the row that begins here cannot be read ("]),
