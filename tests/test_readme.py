@@ -112,5 +112,9 @@ def test_every_strategy_file_is_in_the_table() -> None:
 
 def test_the_python_of_the_readme_runs(finished_run: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    exec(block.replace('"outputs/demo"', repr(str(finished_run.folder))), {})
-    assert re.search(r"'label': '(negative|neutral|positive)'", capsys.readouterr().out)
+    block = block.replace('"outputs/demo"', repr(str(finished_run.folder)))
+    for times in (1, 200):  # the model has 512 positions
+        text, *others = re.findall(r'"(क्या[^"]*)"', block)
+        assert others == []
+        exec(block.replace(text, text * times), {})
+        assert re.search(r"'label': '(negative|neutral|positive)'", capsys.readouterr().out)

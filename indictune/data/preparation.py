@@ -60,7 +60,7 @@ def tokenise(
     labels: Sequence[str],
     max_length: int,
 ) -> dict[str, Dataset]:
-    """Tokenise rows once: the next call reads them from the cache.
+    """Tokenise rows once: the next call reads them from the cache. How many are cut is told each time.
 
     Args:
         stored: holds them as `<split>.arrow`; its name changes with anything that they are made from.
@@ -85,7 +85,19 @@ def tokenise(
     folder = made_once("tokens", parts, "The token ids", make)
     datasets = {name: mapped_dataset(folder, name) for name in given}
     _check_tokens(given, datasets)
+    _tell_of_long_rows(given, datasets, max_length)
     return datasets
+
+
+def _tell_of_long_rows(given: Mapping[str, Rows], datasets: Mapping[str, Dataset], max_length: int) -> None:
+    """Warn of each split with rows as long as the limit: those that are cut, and the few that just fit."""
+    for name, rows in given.items():
+        reach = pc.sum(pc.greater_equal(datasets[name].data["length"], max_length)).as_py()
+        if reach:
+            logger.warning(
+                f"{rows.origin} {rows.source}: {reach:,} of {len(rows):,} rows ({reach / len(rows):.1%}) reach "
+                f"--max_length {max_length}; those that are longer lose their ends."
+            )
 
 
 def _check_tokens(given: Mapping[str, Rows], datasets: Mapping[str, Dataset]) -> None:

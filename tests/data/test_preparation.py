@@ -199,6 +199,20 @@ def test_each_split_is_tokenised_and_one_that_is_not_there_stays_none(splits: Sp
     assert test["length"][:] == [2, 2]
 
 
+def test_rows_that_reach_the_limit_are_told_of_each_split(splits: Splits, caplog: pytest.LogCaptureFixture) -> None:
+    tokenise_splits(splits, words_tokenizer(), LABELS, 3)
+    assert caplog.messages == []
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        tokenise_splits(splits, words_tokenizer(), LABELS, 2)
+        train, test = caplog.messages
+        assert train.startswith("--train_file ")
+        assert train.endswith(
+            "train.csv: 1 of 3 rows (33.3%) reach --max_length 2; those that are longer lose their ends."
+        )
+        assert "test.csv: 2 of 2 rows (100.0%) reach" in test
+
+
 def test_a_second_call_tokenises_nothing(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _, _ = tokenise_splits(splits, words_tokenizer(), LABELS, 8)
     monkeypatch.setattr("indictune.data.preparation._encoder", lambda *_: pytest.fail("tokenised again"))

@@ -62,7 +62,7 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
     (model / name).parent.mkdir(exist_ok=True)
     (model / name).symlink_to(outside)
     test_file = tmp_path / "t.jsonl"
-    test_file.write_text('{"text": "a", "label": "positive"}\n', encoding="utf-8")
+    test_file.write_text(json.dumps({"text": "a " * 40, "label": "positive"}), encoding="utf-8")
     command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(model), "--test_file", str(test_file)]
     result = start(command)
     assert result.returncode == 2, result.stderr
@@ -73,6 +73,7 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
     assert list(outside.iterdir()) == []
     named = start([*command, "--output_dir", str(tmp_path / "out")])
     assert named.returncode == 0, named.stderr
+    assert f"--test_file {test_file}: 1 of 1 rows (100.0%) reach --max_length 32; " in named.stderr
 
 
 @pytest.mark.parametrize("name", [None, "evaluation", ".", "../link/new"])
