@@ -18,6 +18,7 @@ from indictune.command_arguments import EvaluateArguments
 from indictune.data.cache import made_once
 from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.columns import normalise_label, shortened
+from indictune.data.lost_letters import LostLetters
 from indictune.data.progress import shown
 from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
 from indictune.data.sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of
@@ -211,8 +212,9 @@ def _cleaned(
     """
     empty: list[pa.Array] = []
     left_out = isinstance(bad, Quarantine)
+    lost = LostLetters()
     try:
-        read = spellings.read(source.read(bad), bad.place)
+        read = lost.read(spellings.read(source.read(bad), bad.place), bad.place)
         batches = _usable(source, read, bad, args, path.parent) if left_out else _with_text(cleaned(read), empty)
         write_table(path, SCHEMA, shown(batches, f"reading {source.name}"))
         table = map_table(path)
@@ -220,6 +222,7 @@ def _cleaned(
     except UserError as error:
         raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
     notes += [f"{source.origin} {note}" for note in bad.notes()]
+    notes += [f"{source.origin} {source.name}: {note}" for note in lost.notes()]
     empty_lines = pa.chunked_array(empty, pa.int64())
     if table.num_rows == 0:
         raise UserError(
