@@ -14,6 +14,7 @@ from huggingface_hub import HfApi
 from indictune.arguments import IndicTrainingArguments
 from indictune.errors import UserError
 from indictune.training import output
+from indictune.training.card import write_card
 from indictune.training.checkpoints import store
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def begin_push(trainer: ExactTrainer, saved: Collection[str]) -> list[str]:
     folder = Path(str(trainer.args.output_dir))
     name = trainer.hub_model_id or _name(trainer.args)
     trainer.hub_model_id = name  # type: ignore[assignment]  # the Hub may have been away when this run went on
-    trainer.create_model_card(model_name=name.rpartition("/")[2])
+    write_card(trainer, name.rpartition("/")[2])
     names = sorted({*published(folder, saved), "metrics.json"})
     command = _by_hand(name, folder, vars(trainer.args), names)
     told = f"The model is whole in {folder}, and is not pushed. Try `{command}`; "

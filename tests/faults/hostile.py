@@ -1,5 +1,5 @@
-"""Models and datasets that name files outside of their folder, or link to them. Each is made below a `root`, and what
-lies outside holds the word "secret", or is `outside.safetensors`."""
+"""Models and datasets that name files outside of their folder, or link to them, and rows that hold markup. Each is
+made below a `root`, and what lies outside holds the word "secret", or is `outside.safetensors`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ IN_A_TOKENIZER = (
 )
 IN_A_DATASET = ("../outside.jsonl", "{root}/outside.jsonl", "x/../../outside.jsonl", "../*.jsonl")
 LINKED = ("chat_template.jinja", "vocab.txt", "tokenizer.json", "config.json", "generation_config.json")
+
+# Labels and languages of rows: a path, markup, an order to a terminal. And what of them a card would obey.
+IN_ROWS = ("../../escaped", "<script>alert(1)</script>", "[x](javascript:alert(1))", "\x1b[2Jcleared", "| a |\n# b")
+OBEYED = ("<script>", "](javascript", "\x1b", "\n# b")
 
 
 def model_whose_index_names(name: object, root: Path) -> Path:
@@ -72,4 +76,12 @@ def model_that_links(name: str, root: Path) -> Path:
         outside.write_text("secret\n")
     path.unlink(missing_ok=True)
     path.symlink_to("../secret")
+    return folder
+
+
+def rows_whose_language_is(language: str, root: Path) -> Path:
+    """A row for an evaluation, whose scores a card tells by language."""
+    folder = root / "rows"
+    folder.mkdir()
+    (folder / "test.jsonl").write_text(json.dumps({"text": "ok", "label": "a", "language": language}))
     return folder

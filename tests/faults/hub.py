@@ -1,4 +1,4 @@
-"""A Hub on this machine that takes uploads and keeps what it was sent."""
+"""A Hub on this machine that takes uploads, keeps what it was sent, and gives one model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+BASE = "them/base"  # the name of the model that it gives
+_FILES = f"/{BASE}/resolve/"
 
 
 @dataclass
@@ -22,6 +27,7 @@ class Hub:
         tokens: of the requests.
         files: of the commits, by path.
         sent: all requests' paths and bodies.
+        base: the folder of the model that it gives as `BASE`, or None.
     """
 
     refuses: bool = False
@@ -30,6 +36,14 @@ class Hub:
     tokens: set[str] = field(default_factory=set)
     files: dict[str, bytes] = field(default_factory=dict)
     sent: list[bytes] = field(default_factory=list)
+    base: Path | None = None
+
+    def content(self, path: str) -> bytes | None:
+        """Of a file of the model that it gives; None where there is none of this path."""
+        if self.base is None or not path.startswith(_FILES):
+            return None
+        file = self.base / path.removeprefix(_FILES).partition("/")[2]
+        return file.read_bytes() if file.is_file() else None
 
     def answer(self, path: str, body: bytes) -> tuple[int, Any]:
         self.sent += [path.encode(), body]
@@ -41,6 +55,9 @@ class Hub:
             return 200, {
                 "files": [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in asked]
             }
+        if self.base is not None and path in (f"/api/models/{BASE}", f"/api/models/{BASE}/revision/main"):
+            files = [{"rfilename": file.name} for file in sorted(self.base.iterdir())]
+            return 200, {"id": BASE, "sha": "0" * 40, "tags": ["license:mit"], "siblings": files}
         if path.endswith("/validate-yaml"):
             return 200, {"errors": [], "warnings": []}
         if path.endswith("/commit/main") and not self.refuses:
@@ -61,12 +78,27 @@ def hub(refuses: bool = False) -> Iterator[Hub]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             kept.tokens.add(self.headers.get("Authorization") or "")
             code, content = kept.answer(self.path, body)
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(content).encode())
+            self._send(code, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
-        do_GET = do_HEAD = do_POST  # noqa: N815
+        def do_GET(self) -> None:
+            content = kept.content(self.path)
+            if content is not None:
+                self._send(200, content, {"X-Repo-Commit": "0" * 40, "ETag": f'"{sha256(content).hexdigest()}"'})
+            elif self.path.startswith(_FILES):
+                self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": "0" * 40})
+            else:
+                self.do_POST()
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def _send(self, code: int, content: bytes, headers: dict[str, str]) -> None:
+            self.send_response(code)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             """Says nothing."""

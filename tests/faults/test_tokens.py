@@ -1,4 +1,5 @@
-"""A token reaches the Hub, and nothing else: no file, no console, no argument of a process, no upload."""
+"""A token reaches the Hub, and nothing else: no file, no console, no argument of a process, no upload. And what a push
+sends: the model, and a card that takes all for data."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -27,15 +29,12 @@ from indictune.training.class_weights import class_weights
 from indictune.training.pushing import published
 from tests.conftest import FinishedRun
 from tests.distributed.launching import BIN, ROOT, SCRIPT, python, start
-from tests.faults.canaries import model_in
-from tests.faults.hub import hub
+from tests.faults.hostile import IN_ROWS, OBEYED
+from tests.faults.hub import BASE, Hub, hub
 from tests.faults.runs import FAULTY
 
 TOKEN = "hf_CanaryCanaryCanaryCanaryCanary1234"
 URL = f"https://user:{TOKEN}@huggingface.co/datasets/me/tweets"
-
-# What a file of labels may hold; a path, markup, an order to a terminal.
-HOSTILE = ["../../escaped", "<script>alert(1)</script>", "[x](javascript:alert(1))", "\x1b[2Jcleared", "| a |\n# b"]
 
 # What may stand in the folder of a run before it begins.
 OF_THE_USER = ("settings.py", "vocab.env", "vocab.txt", "tokenizer_notes.json", "other.safetensors", "prompt.jinja")
@@ -214,23 +213,32 @@ def test_tokens_in_flags_and_recipe_end_the_run_and_are_written_nowhere(
     assert holding_the_token(out) == []
 
 
-@pytest.fixture
-def hostile(tmp_path: Path) -> list[str]:
-    """Flags of a short run whose labels and languages are hostile."""
+def hostile_rows(folder: Path, script: str = SCRIPT) -> list[str]:
+    """Flags of a short run of a script whose labels and languages are hostile."""
     for split, number in (("train", 10), ("validation", 5)):
-        rows = [
-            {"text": f"{split} फिल्म {index}", "label": HOSTILE[index % 5], "language": HOSTILE[-index % 5]}
-            for index in range(number)
-        ]
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        rows: list[dict[str, str]] = [{"language": IN_ROWS[-index % 5]} for index in range(number)]
+        for index, row in enumerate(rows):
+            if script == SCRIPT:
+                row |= {"text": f"{split} फिल्म {index}", "label": IN_ROWS[index % 5]}
+            else:
+                row |= {"prompt": f"{split} {index}?", "completion": f"फिल्म {index}"}
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return [
-        *("--train_file", str(tmp_path / "train.jsonl"), "--validation_file", str(tmp_path / "validation.jsonl")),
-        *("--output_dir", str(tmp_path / "out"), "--num_train_epochs", "1", "--push_to_hub", "true"),
+        *("--train_file", str(folder / "train.jsonl"), "--validation_file", str(folder / "validation.jsonl")),
+        *("--output_dir", str(folder / "out"), "--num_train_epochs", "1", "--push_to_hub", "true"),
         *("--hub_model_id", "me/out", "--dataloader_num_workers", "1"),
     ]
 
 
-def pushed(recipe: Path, flags: list[str], endpoint: str, *before: str) -> tuple[int, str, list[list[str]]]:
+@pytest.fixture
+def hostile(tmp_path: Path) -> list[str]:
+    """`hostile_rows` of a classifier."""
+    return hostile_rows(tmp_path)
+
+
+def pushed(
+    recipe: Path, flags: list[str], endpoint: str, *before: str, script: str = SCRIPT
+) -> tuple[int, str, list[list[str]]]:
     """Exit code, what it said, and the arguments of all processes that it started; `before` the script comes a
     program that runs it."""
     environment = {
@@ -240,7 +248,7 @@ def pushed(recipe: Path, flags: list[str], endpoint: str, *before: str) -> tuple
         "HF_HUB_OFFLINE": "0",
         "OMP_NUM_THREADS": "1",
     }
-    command = [str(BIN / "python"), *before, SCRIPT, "--config", str(recipe), *flags]
+    command = [str(BIN / "python"), *before, script, "--config", str(recipe), *flags]
     seen: dict[int, list[str]] = {}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -260,45 +268,127 @@ def pushed(recipe: Path, flags: list[str], endpoint: str, *before: str) -> tuple
     return process.returncode, said, list(seen.values())
 
 
-def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else(
-    finished_run: FinishedRun,
-    hostile: list[str],
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before, out = sorted(tmp_path.iterdir()), tmp_path / "out"
-    cache = tmp_path_factory.mktemp("cache")  # rows are prepared there
-    model_in(cache / Path(builtin.resolve("builtin:tiny-indic-bert")).name)
-    monkeypatch.setenv("INDICTUNE_CACHE", str(cache))
+@dataclass(frozen=True)
+class Kind:
+    """What is trained and pushed.
+
+    Attributes:
+        script: that trains.
+        flags: of the run.
+        base: the built-in model that it starts from, as a folder of this machine or as `hub.BASE`.
+        files: that are pushed.
+    """
+
+    script: str
+    flags: tuple[str, ...]
+    base: str
+    files: frozenset[str]
+
+
+OF_ALL = frozenset({"README.md", "metrics.json", "tokenizer.json", "tokenizer_config.json"})
+OF_AN_ADAPTER = OF_ALL | {"adapter_config.json", "adapter_model.safetensors", "base_model.json"}
+LORA = ("--model_name_or_path", BASE, "--method", "lora")
+KINDS = {
+    "classifier": Kind(
+        *(SCRIPT, ("--model_name_or_path", "{base}", "--max_tokens_per_device", "32"), "builtin:tiny-indic-bert"),
+        OF_ALL | {"config.json", "model.safetensors"},
+    ),
+    "adapter of a classifier": Kind(SCRIPT, LORA, "builtin:tiny-indic-bert", OF_AN_ADAPTER | {"config.json"}),
+    "adapter of a LLaMA": Kind(
+        *("scripts/train_llama.py", (*LORA, "--max_length", "128"), "builtin:tiny-indic-llama"),
+        OF_AN_ADAPTER | {"base_config.json", "chat_template.jinja", "generation_config.json"},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A run that was pushed.
+
+    Attributes:
+        kind: of it.
+        kept: by the Hub.
+        said: on the console.
+        arguments: of all of its processes.
+        out: its folder.
+        cache: its `INDICTUNE_CACHE`.
+    """
+
+    kind: Kind
+    kept: Hub
+    said: str
+    arguments: list[list[str]]
+    out: Path
+    cache: Path
+
+    @property
+    def card(self) -> str:
+        return self.kept.files["README.md"].decode()
+
+
+@pytest.fixture(
+    scope="module",
+    params=["classifier", pytest.param("adapter of a classifier", marks=pytest.mark.slow), "adapter of a LLaMA"],
+)
+def push(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pushed:
+    """Of hostile labels and languages, into a folder with files of its user's."""
+    kind, work = KINDS[request.param], tmp_path_factory.mktemp("pushed")
+    base = Path(shutil.copytree(builtin.resolve(kind.base), work / "base"))
+    cache, out = work / "cache", work / "out"  # rows are prepared there
+    flags = [*hostile_rows(work, kind.script), *(flag.format(base=base) for flag in kind.flags)]
+    recipe = work / "job.yaml"
+    recipe.write_text("global_batch_size: 8\nper_device_train_batch_size: 4\nlogging_steps: 1\n", encoding="utf-8")
     out.mkdir()
     for name in OF_THE_USER:
         (out / name).write_text("secret")
-    with hub() as kept:
-        code, said, arguments = pushed(finished_run.recipe, hostile, kept.url)
+    before = sorted(work.iterdir())
+    with pytest.MonkeyPatch.context() as patch, hub() as kept:
+        patch.setenv("INDICTUNE_CACHE", str(cache))
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hf")))
+        kept.base = base
+        code, said, arguments = pushed(recipe, flags, kept.url, script=kind.script)
     assert code == 0, said
+    assert sorted(work.iterdir()) == sorted([*before, cache])
+    return Pushed(kind, kept, said, arguments, out, cache)
+
+
+def test_a_push_sends_the_model_and_its_card_alone_and_the_token_is_nowhere_else(push: Pushed) -> None:
+    kept = push.kept
     assert kept.tokens == {f"Bearer {TOKEN}", ""}  # the card is checked without
-    assert set(kept.files) == {
-        *("README.md", "config.json", "metrics.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-    }
-    assert (out / "training_args.bin").exists()
+    assert set(kept.files) == push.kind.files
+    assert (push.out / "training_args.bin").exists()
     assert not any(TOKEN.encode() in body for body in kept.sent)
-    assert not any(str(folder).encode() in content for content in kept.files.values() for folder in (tmp_path, cache))
-    assert len(arguments) > 1
-    assert not any(TOKEN in word for words in arguments for word in words)
-    assert TOKEN not in said
-    assert holding_the_token(out) == []
-    assert (cache / "prepared").exists()
-    assert holding_the_token(cache) == []
-    assert not (out / ".not_pushed").exists()
-    # Labels and languages are data. (A progress bar moves the cursor by itself.)
-    assert "\x1b[2J" not in said
-    assert sorted(tmp_path.iterdir()) == [out, *before]
-    assert list(json.loads(kept.files["config.json"])["label2id"]) == sorted(HOSTILE)
-    card = kept.files["README.md"].decode()
-    assert "escaped" in card
-    for markup in ("<script>", "](javascript", "\x1b", "\n# b"):
+    assert not any(str(push.out.parent).encode() in content for content in kept.files.values())
+    assert len(push.arguments) > 1
+    assert not any(TOKEN in word for words in push.arguments for word in words)
+    assert TOKEN not in push.said
+    assert holding_the_token(push.out) == []
+    assert (push.cache / "prepared").exists()
+    assert holding_the_token(push.cache) == []
+    assert not (push.out / ".not_pushed").exists()
+
+
+def test_a_card_says_what_is_so_and_takes_labels_and_languages_for_data(push: Pushed) -> None:
+    card, metrics = push.card, json.loads(push.kept.files["metrics.json"])
+    assert list(metrics["eval"]["per_language"]) == sorted(IN_ROWS)
+    assert "\x1b[2J" not in push.said  # a progress bar moves the cursor by itself
+    if push.kind.script == SCRIPT:
+        assert list(json.loads(push.kept.files["config.json"])["label2id"]) == sorted(IN_ROWS)
+        assert "escaped" in card
+    for markup in OBEYED:
         assert markup not in card
+    for untrue in ("None", "licence"):
+        assert untrue not in card
+    for told in (f"- Loss: {metrics['eval']['loss']:.4f}", "- total_train_batch_size: 8", "- Transformers 5."):
+        assert f"\n{told}" in card
+    if "adapter_config.json" in push.kind.files:
+        for told in ("library_name: peft", f"base_model: {BASE}", "license: mit"):
+            assert f"\n{told}\n" in card
+        assert f"a fine-tuned version of [{BASE}](https://huggingface.co/{BASE}) on an unknown dataset." in card
+    else:
+        assert "This model is a fine-tuned version of one that is not on the Hub, on an unknown dataset." in card
+    if push.kind.script != SCRIPT:
+        assert {"- sft", "- trl"} <= set(card.splitlines())
 
 
 def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
@@ -315,6 +405,7 @@ def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
         assert "--include model.safetensors" in said
         assert TOKEN not in said
         assert holding_the_token(out) == []
+        assert "This model was trained from scratch on an unknown dataset." in (out / "README.md").read_text()
         # Nor is the run done when it is started again.
         code, said, _ = pushed(finished_run.recipe, [*hostile, *auto], endpoint)
     assert code == 1, said
