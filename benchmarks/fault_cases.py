@@ -142,6 +142,10 @@ SUITES: dict[str, dict[str, tuple[str, ...]]] = {
             "TestAnAdapter::test_whose_base_is_no_name_is_refused",
             "test_an_index_of_a_model_from_the_hub_that_names_a_file_elsewhere_is_told",
         ),
+        "cards": (
+            *_tests("faults/test_hostile_names", "test_a_language_is_no_markup_in_what_the_trainer_writes"),
+            *_tests("faults/test_tokens", "test_a_card_says_what_is_so_and_takes_labels_and_languages_for_data"),
+        ),
         "names that are typed": _tests(
             "faults/test_hostile_names",
             "test_a_built_in_name_is_one_of_the_list",

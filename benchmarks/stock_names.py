@@ -1,5 +1,5 @@
-"""Read the models and datasets of tests/faults/hostile.py by the stock stack, and count what it read outside of their
-folders, as JSON.
+"""Read the models, datasets and rows of tests/faults/hostile.py by the stock stack, and count what it read outside of
+their folders, and the cards with markup from rows, as JSON.
 
 python benchmarks/stock_names.py FOLDER
 """
@@ -18,6 +18,7 @@ import datasets
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.modelcard import TrainingSummary, parse_log_history
 
 from tests.faults import hostile
 
@@ -49,12 +50,22 @@ def reads_link(folder: Path) -> bool:
     return "secret" in str(told) or "secret" in tokenizer.get_vocab()
 
 
-def counts(reads: Callable[[Path], bool], folders: list[Path]) -> Counter[str]:
-    """How many were read outside, refused, or neither."""
+def obeys_rows(folder: Path) -> bool:
+    """Whether the card of a model that is scored by language has markup from the rows: as the Trainer makes it of what
+    a run has logged."""
+    row = json.loads((folder / "test.jsonl").read_text())
+    scores = {"eval_loss": 0.5, f"eval_macro_f1_{row['language']}": 0.5}
+    results = parse_log_history([scores, {"train_runtime": 1.0}, scores])[2]  # type: ignore[no-untyped-call]
+    card = TrainingSummary(model_name="model", eval_results=results).to_model_card()  # type: ignore[no-untyped-call]
+    return any(each in card for each in hostile.OBEYED)
+
+
+def counts(does: Callable[[Path], bool], folders: list[Path], what: tuple[str, str]) -> Counter[str]:
+    """How many did it, refused, or neither; `what` it is, and is not, called."""
     found = Counter[str]()
     for folder in folders:
         try:
-            found["read outside" if reads(folder) else "not read"] += 1
+            found[what[0] if does(folder) else what[1]] += 1
         except Exception:  # whatever it raises, it has refused it
             found["refused"] += 1
     return found
@@ -69,15 +80,17 @@ def main(work: Path) -> None:
         ("tokenizer's settings", reads_words, hostile.model_whose_tokenizer_names, hostile.IN_A_TOKENIZER),
         ("dataset's README", reads_rows, hostile.dataset_that_names, hostile.IN_A_DATASET),
         ("links in a model", reads_link, hostile.model_that_links, hostile.LINKED),
+        ("cards", obeys_rows, hostile.rows_whose_language_is, hostile.IN_ROWS),
     )
     found = {}
-    for title, reads, made, names in cases:
+    for title, does, made, names in cases:
         folders = []
         for number, name in enumerate(names):
             root = work / f"{title}-{number}"
             root.mkdir()
             folders.append(made(name, root))
-        found[title] = counts(reads, folders)
+        what = ("markup in it", "no markup") if title == "cards" else ("read outside", "not read")
+        found[title] = counts(does, folders, what)
     print(json.dumps(found))
 
 
