@@ -166,8 +166,8 @@ def run_metrics(trainer: ExactTrainer, asked_strategy: str) -> dict[str, Any]:
 
 
 def train_metrics(trainer: ExactTrainer, result: TrainOutput, throughput: Throughput) -> dict[str, Any]:
-    """The `train` block of `metrics.json`. All ranks must call it."""
-    seconds = result.metrics["train_runtime"]
+    """The `train` block of `metrics.json`, of all starts of the run, but for the memory. All ranks must call it."""
+    seconds = throughput.seconds_before + result.metrics["train_runtime"]
     return {
         "runtime_s": seconds,
         "time_to_first_step_s": throughput.seconds_to_first_step,

@@ -61,6 +61,39 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert job.outcome() == unbroken
+    assert_counts_all_starts(job)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "call"), [("python", 6), pytest.param("ddp", 4, marks=pytest.mark.slow)], ids=["one", "of two"]
+)
+def test_a_stop_between_micro_batches_finishes_the_step(
+    recipe: Path, tmp_path: Path, launcher: str, call: int
+) -> None:
+    """Four micro-batches a step on one process, and two on two: the signal comes before the second one of step 2."""
+    launch = python() if launcher == "python" else accelerate(launcher, 2)
+    whole, job = (
+        Job(recipe, tmp_path / name, tuple(launch), ("--per_device_train_batch_size", "2"))
+        for name in ("whole", "out")
+    )
+    assert whole.start().returncode == 0
+    result = job.start(f"SIGTERM@indictune.training.exact:ExactTrainer.training_step:{call}")
+    assert result.returncode == (EXIT_RESUMABLE if launcher == "python" else 1), result.stderr
+    assert job.status["state"] == "resumable"
+    assert "stopped after step 2, which is saved." in job.status["message"]
+    assert store.listed(job.folder)[0].name == "checkpoint-2"
+    assert job.start().returncode == 0
+    assert job.outcome() == whole.outcome()
+
+
+def assert_counts_all_starts(job: Job) -> None:
+    """The rates of `metrics.json` are of all rows of the run: 31 in two epochs."""
+    run = Run(job.folder)
+    train = run.metrics["train"]
+    assert train["samples_per_second"] * train["runtime_s"] == pytest.approx(62)
+    assert train["tokens_per_second"] > train["samples_per_second"]
+    assert train["time_to_first_step_s"] > 0
+    assert all(entry["samples_per_second"] > 0 for entry in run.log)
 
 
 @pytest.mark.parametrize("place", ["os:fsync:1", "os:fsync:9", "pathlib:Path.rename:1", "pathlib:Path.rename:2"])
@@ -196,6 +229,7 @@ def test_a_stop_in_the_last_evaluation_loses_nothing(recipe: Path, unbroken: dic
     assert not (job.folder / "metrics.json").exists()
     assert job.start().returncode == 0
     assert job.outcome() == unbroken
+    assert_counts_all_starts(job)
 
 
 # Before it is written, and when it is to be read back.

@@ -27,6 +27,7 @@ from indictune.errors import UserError
 from indictune.progress import HERE
 from indictune.strategy import sharding
 from indictune.training.agreement import check_alike
+from indictune.training.callbacks.throughput import throughput_of
 from indictune.training.checkpoints import abandoned, copying, disks, saving, settings, store
 from indictune.training.checkpoints.saving import UNLOGGED
 from indictune.training.checkpoints.store import Manifest
@@ -93,10 +94,11 @@ def unlogged(checkpoint: Path, manifest: Manifest, args: TrainingArguments) -> t
     return sum(each["loss"] for each in noted) / len(noted), noted[0]["since_step"]
 
 
-def unlogged_of_task(checkpoint: Path) -> dict[str, Any]:
-    """What all ranks had alike (`ExactTrainer.unlogged`); empty where this disk does not hold it."""
+def alike(checkpoint: Path, name: str) -> dict[str, Any]:
+    """What all ranks had alike: of the `task` (`ExactTrainer.unlogged`), or the `throughput`; empty where this disk
+    does not hold it."""
     for path in checkpoint.glob(UNLOGGED.format(rank="*")):
-        return dict(json.loads(path.read_text(encoding="utf-8"))["task"])
+        return dict(json.loads(path.read_text(encoding="utf-8")).get(name, {}))
     return {}
 
 
@@ -236,7 +238,10 @@ class GoOn(TrainerCallback):
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
         trainer._globalstep_last_logged = since_step
-        trainer.log_on(unlogged_of_task(self.checkpoint))
+        trainer.log_on(alike(self.checkpoint, "task"))
+        throughput = throughput_of(trainer)
+        if throughput is not None:
+            throughput.count_on(alike(self.checkpoint, "throughput"))
         trainer.bad_steps.count = max(trainer.bad_steps.count, *sharding.from_all(left_out(self.checkpoint)))
         if manifest.evaluation_due and args.eval_strategy != IntervalStrategy.NO:  # there may be no rows any more
             trainer._load_rng_state(str(self.checkpoint))

@@ -7,11 +7,17 @@ import time
 from typing import Any
 
 import psutil
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.data.batching import TrainingBatches
 
 logger = logging.getLogger(__name__)
+
+
+def throughput_of(trainer: Trainer) -> Throughput | None:
+    """What counts in a run; None where nothing does."""
+    callbacks = trainer.callback_handler.callbacks
+    return next((each for each in callbacks if isinstance(each, Throughput)), None)
 
 
 class Throughput(TrainerCallback):
@@ -21,24 +27,51 @@ class Throughput(TrainerCallback):
         batches: deals the rows.
 
     Attributes:
-        seconds_to_first_step: from the start of this process, imports included, to the end of its first optimizer
+        rows: of the steps of all starts of the run, each counted once, if no bad step rolls back.
+        seconds_before: of training, in the starts of the run before this one, until the checkpoint that it goes on
+            from.
+        seconds_to_first_step: from the start of the process, imports included, to the end of the run's first optimizer
             step; None before.
     """
 
     seconds_to_first_step: float | None = None
+    seconds_before = 0.0
+    _has_stepped = False  # in this process
 
     def __init__(self, batches: TrainingBatches) -> None:
         self.batches = batches
         self.rows = self.tokens = self.tokens_with_padding = 0
         self._since = (0.0, 0, 0)
+        self._began = 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._since = (time.perf_counter(), 0, 0)
+        self._began = time.perf_counter()
+        self._since = (self._began, self.rows, self.tokens)
+
+    def counted(self) -> dict[str, Any]:
+        """What is counted until now, as JSON holds it."""
+        return {
+            "seconds": self.seconds_before + time.perf_counter() - self._began,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "tokens_with_padding": self.tokens_with_padding,
+            "seconds_to_first_step": self.seconds_to_first_step,
+        }
+
+    def count_on(self, counted: dict[str, Any]) -> None:
+        """Go on from what `counted` gave to a checkpoint; one of before then gives nothing."""
+        if counted:
+            self.seconds_before, self.rows, self.tokens = (counted[name] for name in ("seconds", "rows", "tokens"))
+            self.tokens_with_padding = counted["tokens_with_padding"]
+            self.seconds_to_first_step = counted["seconds_to_first_step"]
+            self._since = (self._since[0], self.rows, self.tokens)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.seconds_to_first_step is None:
-            self.seconds_to_first_step = time.time() - psutil.Process().create_time()
-            logger.info("first step after %.1f s", self.seconds_to_first_step)
+        if not self._has_stepped:
+            self._has_stepped = True
+            seconds = time.time() - psutil.Process().create_time()
+            logger.info("first step after %.1f s", seconds)
+            self.seconds_to_first_step = seconds if self.seconds_to_first_step is None else self.seconds_to_first_step
         epoch, step = divmod(state.global_step - 1, self.batches.steps_per_epoch)
         rows, tokens, tokens_with_padding = self.batches.counts(epoch, step)
         self.rows += rows

@@ -29,6 +29,7 @@ from indictune.models.description import save_description
 from indictune.models.vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.progress import HERE
 from indictune.strategy import nodes, sharding, shards
+from indictune.training.callbacks.throughput import throughput_of
 from indictune.training.checkpoints import disks, flag_files, plan, store
 from indictune.training.checkpoints.store import UNFINISHED, FileDigest, Manifest
 from indictune.training.nonfinite import NonFiniteLossError
@@ -223,13 +224,16 @@ def copy_recipe(output_dir: Path, folder: Path) -> None:
 
 
 def write_unlogged(trainer: ExactTrainer, folder: Path) -> None:
-    """Keep what this rank has summed up since it was last logged, and how many bad steps were left out until now."""
+    """Keep what this rank has summed up since it was last logged, what was counted since the run began, and how many
+    bad steps were left out until now."""
+    throughput = throughput_of(trainer)
     # A float32 is exact as the float that JSON writes.
     noted = {
         "loss": trainer._tr_loss.item(),
         "since_step": trainer._globalstep_last_logged,
         "task": trainer.unlogged(),
         "left_out": trainer.bad_steps.count,
+        "throughput": {} if throughput is None else throughput.counted(),
     }
     (folder / UNLOGGED.format(rank=trainer.args.process_index)).write_text(json.dumps(noted), encoding="utf-8")
 

@@ -83,3 +83,21 @@ def test_a_lap_gives_the_rates_since_the_last_one(args: IndicTrainingArguments) 
     assert first["tokens_per_second"] / first["samples_per_second"] == pytest.approx(39 / 5)
     time.sleep(0.05)
     assert throughput.lap() == {"samples_per_second": 0.0, "tokens_per_second": 0.0}
+
+
+def test_a_later_start_counts_on(args: IndicTrainingArguments) -> None:
+    first, second, whole = (Throughput(TrainingBatches(LENGTHS, 4, 2, 0, 1, seed=1)) for _ in range(3))
+    first.on_train_begin()
+    run_steps(first, args, 1, 3)
+    counted = first.counted()
+    second.on_train_begin()
+    second.count_on(counted)
+    assert second.lap() == {"samples_per_second": 0.0, "tokens_per_second": 0.0}
+    assert second.seconds_before == counted["seconds"] > 0
+    run_steps(second, args, 4, 4)
+    run_steps(whole, args, 1, 4)
+    assert (second.rows, second.tokens) == (whole.rows, whole.tokens)
+    assert second.padding_fraction == whole.padding_fraction
+    assert second.seconds_to_first_step == first.seconds_to_first_step
+    second.count_on({})  # of a checkpoint that holds none
+    assert second.rows == whole.rows
