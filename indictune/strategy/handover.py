@@ -40,6 +40,21 @@ def can_go_on(strategy: str, world_size: int, launch: Launch) -> bool:
     return (family, world_size) == (launch.family, launch.world_size)
 
 
+def not_carried_over(strategy: str, world_size: int, launch: Launch, optim: str | None) -> str | None:
+    """The states that another launch cannot take over; None where it takes all.
+
+    Args:
+        strategy: that wrote them, and `world_size` its processes; `launch` would go on: as for `can_go_on`.
+        optim: the `--optim` that wrote them; None where that is not known.
+    """
+    if not can_go_on(strategy, world_size, launch):
+        return "ZeRO's states"
+    is_split_anew = "fsdp2" in (families := {family_of(strategy), launch.family}) and len(families) > 1
+    if is_split_anew and optim is not None and (optim == "adafactor" or optim.endswith(("4bit", "8bit"))):
+        return f"the states of --optim {optim}, which are not split as weights are,"
+    return None
+
+
 def command(
     strategy: str, world_size: int, typed: Sequence[str], launch: Launch, per_device_batch_size: int | None = None
 ) -> str:

@@ -256,6 +256,28 @@ def refusal(runs: Runs, folder: Path, *flags: str, **variables: str) -> str:
     return str(status["message"])
 
 
+@slow
+def test_states_that_are_not_split_go_on_by_the_command_that_is_told(runs: Runs, tmp_path: Path) -> None:
+    flags = ("--active_vocabulary", "off", "--optim", "adafactor")
+    whole = Runs(runs.recipe, tmp_path / "runs", SCRIPT, *flags)
+    unbroken = whole.under("ddp", 2)
+    folder = whole.stopped(unbroken, tmp_path / "out")
+    recipe = (folder / "recipe.yaml").read_text(encoding="utf-8")
+    given = [*whole.command, "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
+    refused = start([*accelerate("fsdp2", 2), *given])
+    assert refused.returncode != 0
+    message = json.loads((folder / "status.json").read_text(encoding="utf-8"))["message"]
+    assert "the states of --optim adafactor, which are not split as weights are, cannot be carried over." in message
+    assert (folder / "recipe.yaml").read_text(encoding="utf-8") == recipe
+    told = [*shlex.split(message.split("`")[1])]
+    assert told[:2] == ["accelerate", "launch"]
+    again = start([str(BIN / told[0]), told[1], "--main_process_port", str(free_port()), *told[2:]])
+    assert again.returncode == 0, again.stderr
+    assert f"Going on from {folder / 'checkpoint-4'}" in again.stderr
+    gone_on = Run(folder)
+    assert (gone_on.metrics["strategy"], largest_difference(unbroken, gone_on)) == ("ddp", 0)
+
+
 def test_zero_does_not_take_over_and_says_what_to_type(runs: Runs, tmp_path: Path) -> None:
     folder = runs.stopped(runs.under("single", 1), tmp_path / "out")
     message = refusal(runs, folder, "--deepspeed", "ds_configs/zero2.json", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")

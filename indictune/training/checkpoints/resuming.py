@@ -236,9 +236,8 @@ def check_fits(
             where it is not known.
 
     Raises:
-        UserError: it was written by another strategy and one of the two is ZeRO, by another number of ZeRO's
-            processes, with other global batches, by another optimizer or another kind of schedule, be it a DeepSpeed
-            file's, with weights of other shapes, or is an adapter on other weights.
+        UserError: its states cannot be carried over, or it was written with other global batches, another optimizer or
+            kind of schedule, be it a DeepSpeed file's, weights of other shapes, or is an adapter on other weights.
     """
     manifest = store.read_manifest(checkpoint)
     assert manifest is not None  # `candidate` has read it
@@ -251,7 +250,8 @@ def check_fits(
             f"{manifest.global_batch_size}, and its place in the rows counts in them; give that, or start "
             "afresh in another --output_dir."
         )
-    problems += settings.other_optimizer(checkpoint, optim, manifest.strategy, launch)
+    other_optimizer = settings.other_optimizer(checkpoint, optim, manifest.strategy, launch)
+    problems += other_optimizer
     shape = settings.other_shape(checkpoint, model)
     if shape is not None:
         problems.append(
@@ -264,10 +264,12 @@ def check_fits(
         problems += [] if other is None else [other]
     for why in (settings.other_schedule, settings.misfits, settings.past_the_end):
         problems += why(checkpoint, configuration)
-    if not handover.can_go_on(manifest.strategy, manifest.world_size, launch):
+    written_with = None if other_optimizer else settings.settings_of(checkpoint).get("optim")
+    lost = handover.not_carried_over(manifest.strategy, manifest.world_size, launch, written_with)
+    if lost is not None:
         problems.append(
             f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "
-            f"{launch.strategy} on {launch.world_size}; ZeRO's states cannot be carried over. Go on with it by "
+            f"{launch.strategy} on {launch.world_size}; {lost} cannot be carried over. Go on with it by "
             f"`{_command(manifest, configuration, launch)}`."
             f"{handover.doubt(manifest.strategy, manifest.world_size, launch)}"
         )

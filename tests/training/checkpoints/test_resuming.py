@@ -297,6 +297,24 @@ class TestFits:
             "accelerate_configs/ddp.yaml --num_processes 2 scripts/train.py --seed 3`."
         ]
 
+    @pytest.mark.parametrize("optim", ["adafactor", "paged_adamw_8bit"])
+    def test_states_that_are_not_split_are_refused_with_the_command(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optim: str
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["scripts/train.py", "--optim", optim])
+        folder, now = write(tmp_path, 4), OF_THIS_RUN | {"optim": optim}
+        assert len(resuming.check_fits(folder, Launch("fsdp2", 2), now, {})) == 1  # it does not tell its optimizer
+        (folder / "recipe.yaml").write_text(f"optim: {optim}\n", encoding="utf-8")
+        with pytest.raises(UserError) as raised:
+            resuming.check_fits(folder, Launch("fsdp2", 2, local_world_size=2), now, {})
+        assert raised.value.problems == [
+            f"--resume_from_checkpoint {folder}: was written by ddp on 2 process(es), and this run is fsdp2 on 2; the "
+            f"states of --optim {optim}, which are not split as weights are, cannot be carried over. Go on with it by "
+            "`accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 2 scripts/train.py --optim "
+            f"{optim}`."
+        ]
+        assert len(resuming.check_fits(folder, Launch("single", 1), now, {})) == 1  # where they stay whole
+
     @pytest.mark.parametrize(("given", "fits"), [("8", "4"), ("3", "2"), ("2", "2"), ("1", "1")])
     def test_the_command_passes_the_check_of_batches(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, fits: str
