@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from indictune.progress import HERE, Progress
 from indictune.strategy import launch, restart, sharding
@@ -26,8 +27,9 @@ _LOOK_EVERY_S = 1.0
 _END_WAIT_S = 2.0
 _GRACE_S = 3.0
 _TOGETHER_S = 3.0
-# Times the patience: later than a collective gives up, which tells more. While rows are prepared there is none.
-_ENDS_AFTER = 2.5
+# Times the patience: before a collective gives up, which it does after two. NCCL's ends its process then, without a
+# word (torch 2.13, where TORCH_NCCL_ASYNC_ERROR_HANDLING is not set).
+_ENDS_AFTER = 1.8
 # Longer than a rank waits until rank 0 has told its problem (20 s), so that launchers and gloo come first.
 _ENDS_AFTER_ANOTHER_S = 30.0
 _MEETINGS = (restart.JOINING, sharding.GROUPING)  # where no rank goes on before all are there
@@ -109,15 +111,15 @@ class Ranks:
                 return first
             time.sleep(0.1)
 
-    def dead(self) -> list[str]:
+    def dead(self) -> dict[int, str]:
         """A sentence for each other rank of this machine that is stopped, or gone without telling how it ended."""
-        found = []
-        for rank, each in self._others().items():
-            if each["host"] == self._mine["host"] and not each["end"]:
-                state = _state_of(each["pid"])
-                if state != "running":
-                    found.append(f"{_name(rank, each)} {state}")
-        return found + [f"{name} {state}" for name, state in self._unheard().values() if state != "running"]
+        here = self._mine["host"]
+        states = {
+            rank: (_name(rank, each), _state_of(each["pid"]))
+            for rank, each in self._others().items()
+            if each["host"] == here and not each["end"]
+        } | self._unheard()
+        return {rank: f"{name} {state}" for rank, (name, state) in states.items() if state != "running"}
 
     def late(self) -> dict[int, str]:
         """A sentence for each rank, this one too, that has not come as far as another and has not ended.
@@ -141,13 +143,14 @@ class Ranks:
         """Of all other ranks, as far as they have told: while one prepares rows, they grow (`Progress`)."""
         return sum(each["moves"] for each in self._others().values())
 
-    def gone(self) -> list[str]:
+    def gone(self) -> dict[int, str]:
         """A sentence for each rank of the same launcher that is gone and has not told how it ended.
 
         Those that were asked to stop before they had begun, or were refused, have told it in `status.json` alone.
         """
-        found = [f"{_name(rank, each)} {_GONE}" for rank, each in self._beside(_GONE).items()]
-        return found + [f"{name} {state}" for name, state in self._unheard().values() if state.startswith(_GONE)]
+        begun = {rank: (_name(rank, each), _GONE) for rank, each in self._beside(_GONE).items()}
+        states = begun | self._unheard()
+        return {rank: f"{name} {state}" for rank, (name, state) in states.items() if state.startswith(_GONE)}
 
     def kill_stopped(self) -> None:
         """End the ranks of the same launcher that are stopped: they hear no SIGTERM, so that it would wait for them,
@@ -258,9 +261,9 @@ class Watchdog(threading.Thread):
     Where a rank has died and the main thread does not find out by itself, it ends the process: NCCL waits in C++,
     where no signal handler runs and no exception comes, until the launcher kills it, which knows of its own machine
     alone. So it does where a rank has ended that this one would meet first, or one has failed and this one stands
-    still, once it has asked the main thread in vain; and where one stays stopped that prepares the rows, for which the
-    others wait without a collective. One that runs is named again and again, and not ended: it may be fetching rows,
-    or wait for a disk that comes back.
+    still, once it has asked the main thread in vain; where one stays stopped; and where this one waits in a collective
+    for one that is late. Where there is no collective, that one is named again and again, and not ended: it may be
+    fetching rows, or wait for a disk that comes back.
 
     Args:
         ranks: of the run.
@@ -302,27 +305,42 @@ class Watchdog(threading.Thread):
             self.ranks.at(here)
         self._look_for_the_dead()
         if still_s > _ENDS_AFTER * self.patience_s and (stopped := self.ranks.dead()):
-            self.end("; ".join(stopped))
+            self.end("; ".join(stopped.values()))
         if still_s > self.patience_s / 4 and (moves := self.ranks.moves()) != self._moves:
             self._moves, self._moved_at = moves, now
-        still_s = min(still_s, now - self._moved_at)
-        if still_s < self.patience_s:
+        all_still_s = min(still_s, now - self._moved_at)
+        if all_still_s < self.patience_s:
             self._spoke_at_s = 0.0
-        elif still_s - self._spoke_at_s > self.patience_s:
-            self._speak(still_s)
-            self._spoke_at_s = still_s
+            return
+        if all_still_s - self._spoke_at_s > self.patience_s:
+            self._speak(all_still_s)
+            self._spoke_at_s = all_still_s
+        if still_s > _ENDS_AFTER * self.patience_s and self._is_in_a_collective() and (late := self.waits_for()):
+            self.end("; ".join(late))
 
     def waits_for(self) -> list[str]:
         """A sentence for each other rank that holds up this one, where that has not moved for long."""
-        late = self.ranks.late() if self.progress.still_s > self.patience_s else {}
+        late = self._late()
         return [] if self.ranks.rank in late else list(late.values())
+
+    def _late(self) -> dict[int, str]:
+        """As `Ranks.late`, where this rank has not moved for long."""
+        return self.ranks.late() if self.progress.still_s > self.patience_s else {}
+
+    def _is_in_a_collective(self) -> bool:
+        """Whether this rank, if it waits, does so where NCCL may end it. gloo makes groups: it raises an error, or waits
+        for hours; and what comes before there is one may take hours too."""
+        is_there = torch.distributed.is_initialized() and not self.ranks.has_ended
+        return is_there and self.progress.place not in _MEETINGS
 
     def _look_for_the_dead(self) -> None:
         if self.ranks.gone():
             time.sleep(_GRACE_S)  # gloo tells the main thread at once that the connection is broken
             gone = self.ranks.gone()  # but for those that were just about to tell their end
             if gone and not self.ranks.has_ended:
-                self.end("; ".join(gone))
+                late = self._late()  # they may have died of waiting for this one
+                mine = [late[self.ranks.rank]] if self.ranks.rank in late else []
+                self.end("; ".join([*mine, *gone.values()]))
         if (left := self._left_alone_by()) and not self.ranks.has_ended:
             self.ask()
             time.sleep(_GRACE_S)  # a main thread that hears it clears away what it has begun: compilers, their lock
@@ -342,7 +360,7 @@ class Watchdog(threading.Thread):
 
     def _speak(self, still_s: float) -> None:
         none = f"no rank that this machine hears of lags behind this one ({self.progress.place})"
-        names = self.ranks.dead() or [*self.ranks.late().values()] or [none]
+        names = [*(self.ranks.dead() or self.ranks.late()).values()] or [none]
         logger.warning(
             "nothing has moved for %.0f s after step %d: %s. The log of each rank (%s) has its stack.",
             *(still_s // self.patience_s * self.patience_s, self.progress.step, "; ".join(names)),

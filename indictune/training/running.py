@@ -170,7 +170,7 @@ def _first_cause(session: Session, end: End, started: float) -> End:
     if told is not None and told.state == "user_error":
         return told
     late = [] if session.watchdog is None else session.watchdog.waits_for()
-    others = ranks.gone() if end.state == "resumable" else [*ranks.dead(), *late]
+    others = [*ranks.gone().values()] if end.state == "resumable" else [*ranks.dead().values(), *late]
     spoken = _spoken(session, started)  # after a look at who is gone: who had not begun has told it there before
     if others and spoken.get("state", "ok") != "ok":
         return End(cast(output.State, spoken["state"]), spoken["message"])
@@ -232,11 +232,13 @@ def _speak_if_rank_0_does_not(session: Session, end: End, started: float) -> Non
     """Wait until rank 0 has told a problem too, and tell it from here only if it has not.
 
     The launcher ends the other processes as soon as one has ended, so a rank that does not wait would cut rank 0's
-    message off; and a problem of one rank alone (a file that is missing on its node) would never be heard.
+    message off; and a problem of one rank alone (a file that is missing on its node) would never be heard. Where all
+    ranks before this one are lost, it is the first that can tell.
     """
-    deadline = time.time() + SECONDS_FOR_RANK_0[end.state]
-    while time.time() < deadline:
-        if _spoken(session, started).get("state", "ok") != "ok":
+    is_first = end.state == "failed" and session.ranks.dead().keys() >= set(range(session.rank))
+    deadline = time.time() + (0.0 if is_first else SECONDS_FOR_RANK_0[end.state])
+    while _spoken(session, started).get("state", "ok") == "ok":
+        if time.time() > deadline:
+            _report(session, end._replace(message=f"[rank {session.rank}] {end.message}"))
             return
         time.sleep(0.1)
-    _report(session, end._replace(message=f"[rank {session.rank}] {end.message}"))

@@ -70,19 +70,25 @@ def two_ranks(recipe: Path, folder: Path, event: str, *flags: str) -> Iterator[l
             process.communicate()
 
 
-def test_a_rank_that_is_killed_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
-    with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGKILL@{STEP}:3@1") as (first, second):
-        assert second.wait(120) == -signal.SIGKILL
-        first.send_signal(signal.SIGTERM)  # as launchers do
+def told_by(teller: int, rank: int, pid: int, what: str) -> str:
+    """What a rank tells of a rank of this machine, itself or another."""
+    told = f"rank {rank} (process {pid} on {socket.gethostname()}) {what}"
+    return f"[rank {teller}] {told}" if teller else told
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_is_killed_is_named(finished_run: FinishedRun, tmp_path: Path, lost: int) -> None:
+    with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGKILL@{STEP}:3@{lost}") as ranks:
+        other = ranks[1 - lost]
+        assert ranks[lost].wait(120) == -signal.SIGKILL
+        other.send_signal(signal.SIGTERM)  # as launchers do
         since = time.monotonic()
-        said = first.communicate(timeout=60)[1]
+        said = other.communicate(timeout=60)[1]
     assert time.monotonic() - since < 10
-    assert first.returncode == 1
+    assert other.returncode == 1
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
     assert status["state"] == "failed"
-    expected = (
-        f"rank 1 (process {second.pid} on {socket.gethostname()}) is gone: it was killed, or died without a word"
-    )
+    expected = told_by(1 - lost, lost, ranks[lost].pid, "is gone: it was killed, or died without a word")
     assert status["message"].startswith(expected)
     assert f"indictune: {expected}" in said
     assert [path.name for path in store.listed(tmp_path / "out")] == ["checkpoint-2"]
@@ -189,23 +195,25 @@ def test_a_rank_that_commits_no_checkpoint_looks_for_none_before_it_is_there(
     assert store.listed(tmp_path / "out") != []
 
 
-def assert_named(folder: Path, said: str, pid: int, what: str) -> None:
-    """The watchdog warns of rank 1 while the run waits for it, and the run ends with its name."""
-    expected = f"rank 1 (process {pid} on {socket.gethostname()}) {what}"
+def assert_named(folder: Path, rank: int, pid: int, what: str) -> None:
+    """The watchdog of the other of two warns of a rank while it waits for it, and the run ends with its name."""
+    expected = told_by(1 - rank, rank, pid, what)
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     assert status["message"].startswith(expected)
-    assert re.search(rf"warning: nothing has moved for 5 s after step \d: {re.escape(expected)}", said)
-
-
-def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
-    flags = ("--ddp_timeout", "10")
-    with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGSTOP@{STEP}:3@1", *flags) as (first, second):
-        said = first.communicate(timeout=120)[1]
-        assert second.wait(10) == -signal.SIGKILL  # it hears nothing else
-    assert first.returncode == 1
-    assert_named(tmp_path / "out", said, second.pid, "is stopped (SIGSTOP)")
-    log = (tmp_path / "out" / "logs" / "rank-0.log").read_text(encoding="utf-8")
+    log = (folder / "logs" / f"rank-{1 - rank}.log").read_text(encoding="utf-8")
+    warned = re.escape(expected.removeprefix("[rank 1] "))
+    assert re.search(rf"nothing has moved for 5 s after step \d: {warned}", log)
     assert "most recent call first" in log
+
+
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path, lost: int) -> None:
+    event = f"SIGSTOP@{STEP}:3@{lost}"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as ranks:
+        ranks[1 - lost].communicate(timeout=120)
+        assert ranks[lost].wait(10) == -signal.SIGKILL  # it hears nothing else
+    assert ranks[1 - lost].returncode == 1
+    assert_named(tmp_path / "out", lost, ranks[lost].pid, "is stopped (SIGSTOP)")
 
 
 @pytest.mark.slow
@@ -331,8 +339,40 @@ def test_a_rank_that_hangs_within_a_step_is_named(finished_run: FinishedRun, tmp
     with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{place}@1", *flags) as (first, second):
         said = first.communicate(timeout=120)[1]
     assert first.returncode == 1
-    assert_named(tmp_path / "out", said, second.pid, "holds up the others: since step ")
+    assert_named(tmp_path / "out", 1, second.pid, "holds up the others: since step ")
+    assert re.search(r"warning: nothing has moved for 5 s after step \d: rank 1 ", said)
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("event", "what"),
+    [(f"STUCK@{FORWARD}@1", "holds up the others: since step "), (f"SIGSTOP@{STEP}:3@1", "is stopped (SIGSTOP)")],
+)
+def test_a_rank_that_hangs_is_named_before_a_collective_gives_up(
+    finished_run: FinishedRun, tmp_path: Path, event: str, what: str
+) -> None:
+    """As NCCL's does: it ends its process, without a word. gloo's would raise an error."""
+    events = f"{event}+SIGABRT@indictune.training.running:End:1@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", events, "--ddp_timeout", "40") as (first, second):
+        first.communicate(timeout=120)
+    assert first.returncode == 1
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status["message"].startswith(told_by(0, 1, second.pid, what))
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_names_itself_where_the_other_has_died_of_it(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    """As of NCCL, where it ends its process before the watchdog does."""
+    event = f"STUCK@{FORWARD}@1+SIGABRT@indictune.training.ranks:Watchdog._speak:1@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as (first, second):
+        second.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (-signal.SIGABRT, 1)
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status["message"].startswith(told_by(1, 1, second.pid, "holds up the others: since step "))
+    assert f"; {told_by(0, 0, first.pid, 'is gone')}" in status["message"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from torch import distributed
 
 from indictune.progress import HERE, Progress
 from indictune.strategy.restart import JOINING
@@ -170,6 +171,98 @@ def test_a_rank_that_prepares_rows_is_not_warned_of_as_long_as_it_moves(
     assert "most recent call first" in (tmp_path / "rank-1.log").read_text(encoding="utf-8")
 
 
+PATIENCE_S = 100.0
+
+
+class TestARankThatAnotherHoldsUp:
+    """As of two: it has told more places than the other."""
+
+    @pytest.fixture
+    def other(self, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """The process of rank 1."""
+        with subprocess.Popen(["sleep", "600"]) as process:
+            other = Ranks(tmp_path, 1, 2, "attempt")
+            other._mine["pid"] = process.pid
+            other.begin()
+            before = having_passed(2)
+            before.moved()  # long ago
+            other.at(before)
+            yield process
+            process.kill()
+
+    @pytest.fixture
+    def watchdog(self, other: subprocess.Popen[bytes], tmp_path: Path) -> Iterator[Watchdog]:
+        """Of rank 0, which tells in `told` how it ends; the ranks have a group."""
+        waits = Ranks(tmp_path, 0, 2, "attempt")
+        waits.begin()
+        self.told: list[str] = []
+        watchdog = Watchdog(waits, PATIENCE_S, tmp_path / "rank-0.log", pytest.fail, self.told.append)
+        watchdog.progress = having_passed(3)
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        yield watchdog
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def look_after(self, watchdog: Watchdog, seconds: float) -> list[str]:
+        """What is told after so long without a place."""
+        watchdog.progress._last = time.monotonic() - seconds
+        watchdog.look()
+        return self.told
+
+    def test_ends_before_a_collective_gives_up(self, watchdog: Watchdog, other: subprocess.Popen[bytes]) -> None:
+        """NCCL's ends the process without a word."""
+        assert self.look_after(watchdog, 0.5 * PATIENCE_S) == []
+        assert self.look_after(watchdog, 1.9 * PATIENCE_S) == []  # as if the other had just moved
+        watchdog._moved_at -= 1.1 * PATIENCE_S
+        assert self.look_after(watchdog, 1.7 * PATIENCE_S) == []
+        (told,) = self.look_after(watchdog, 1.9 * PATIENCE_S)
+        name = f"rank 1 (process {other.pid} on {socket.gethostname()})"
+        assert told == f"{name} holds up the others: since step 3 it came no further than reading rows"
+
+    def test_ends_before_that_where_it_is_stopped(self, watchdog: Watchdog, other: subprocess.Popen[bytes]) -> None:
+        other.send_signal(signal.SIGSTOP)
+        os.waitpid(other.pid, os.WUNTRACED)
+        assert self.look_after(watchdog, 1.7 * PATIENCE_S) == []
+        assert self.look_after(watchdog, 1.9 * PATIENCE_S)[0].endswith(" is stopped (SIGSTOP)")
+
+    @pytest.mark.parametrize("place", [JOINING, GROUPING])
+    def test_waits_for_it_where_the_waiting_ends_by_itself_or_may_take_hours(
+        self, watchdog: Watchdog, place: str
+    ) -> None:
+        watchdog.progress.passed(place)
+        assert self.look_after(watchdog, 9 * PATIENCE_S) == []
+
+    def test_waits_for_it_where_there_is_no_collective_yet(self, watchdog: Watchdog) -> None:
+        distributed.destroy_process_group()
+        assert self.look_after(watchdog, 9 * PATIENCE_S) == []
+
+
+@pytest.mark.parametrize(("still", "names"), [(0.5, 1), (1.5, 2)])
+def test_a_rank_for_which_another_has_waited_until_it_was_gone_names_itself_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float, names: int
+) -> None:
+    """NCCL ends those that have waited for it."""
+    monkeypatch.setattr("indictune.training.ranks._GRACE_S", 0.1)
+    late, waited = Ranks(tmp_path, 1, 2, "attempt"), Ranks(tmp_path, 0, 2, "attempt")
+    with subprocess.Popen(["true"]) as process:
+        waited._mine["pid"] = process.pid
+    waited.begin()
+    waited.at(having_passed(4))
+    late.begin()
+    happened: list[str] = []
+    watchdog = Watchdog(late, PATIENCE_S, tmp_path / "rank-1.log", pytest.fail, happened.append)
+    watchdog.progress = having_passed(3)
+    watchdog.progress._last -= still * PATIENCE_S
+    watchdog.look()
+    here = socket.gethostname()
+    told = [
+        f"rank 1 (process {os.getpid()} on {here}) holds up the others: since step 3 it came no further than "
+        "reading rows",
+        f"rank 0 (process {process.pid} on {here}) is gone: it was killed, or died without a word",
+    ]
+    assert happened == ["; ".join(told[-names:])]
+
+
 def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path) -> None:
     count = HERE.count
     Watchdog(Ranks(tmp_path, 0, 2, "attempt"), 1.0, tmp_path / "rank-0.log", pytest.fail, pytest.fail)
@@ -280,18 +373,18 @@ class TestARankThatHasNotBegun:
     def test_holds_up_the_others(self, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
         ranks = Ranks.of_launch(tmp_path, LAUNCHED)
         name = f"rank 1 (process {process.pid} on {socket.gethostname()})"
-        assert (ranks.gone(), ranks.dead()) == ([], [])
+        assert (ranks.gone(), ranks.dead()) == ({}, {})
         assert ranks.late() == {1: f"{name} holds up the others: it has not begun"}
         process.send_signal(signal.SIGSTOP)
         while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
             time.sleep(0.01)
-        assert (ranks.gone(), ranks.dead(), ranks.late()) == ([], [f"{name} is stopped (SIGSTOP)"], {})
+        assert (ranks.gone(), ranks.dead(), ranks.late()) == ({}, {1: f"{name} is stopped (SIGSTOP)"}, {})
 
     def test_is_gone_when_its_process_is(self, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
         ranks = Ranks.of_launch(tmp_path, LAUNCHED)
         process.kill()
         process.wait()
-        said = ["rank 1 is gone: it was killed, or died without a word, before it had begun"]
+        said = {1: "rank 1 is gone: it was killed, or died without a word, before it had begun"}
         assert (ranks.gone(), ranks.dead(), ranks.late()) == (said, said, {})
 
     def test_is_no_process_of_another_attempt(
@@ -299,13 +392,13 @@ class TestARankThatHasNotBegun:
     ) -> None:
         again = {"TORCHELASTIC_RESTART_COUNT": "1"}
         ranks = Ranks.of_launch(tmp_path, LAUNCHED | again)
-        assert (ranks.gone(), ranks.late()) == ([], {})  # nor can be told where this one's own is not seen
+        assert (ranks.gone(), ranks.late()) == ({}, {})  # nor can be told where this one's own is not seen
         started(**again)
         assert (len(ranks.gone()), ranks.late()) == (1, {})
 
     def test_is_not_known_of_where_it_may_be_on_another_machine(self, tmp_path: Path) -> None:
-        assert Ranks.of_launch(tmp_path, LAUNCHED | {"LOCAL_WORLD_SIZE": "1"}).gone() == []
+        assert Ranks.of_launch(tmp_path, LAUNCHED | {"LOCAL_WORLD_SIZE": "1"}).gone() == {}
 
     def test_may_come_yet_where_ranks_are_started_by_hand(self, tmp_path: Path) -> None:
         by_hand = {name: value for name, value in LAUNCHED.items() if not name.startswith("TORCHELASTIC")}
-        assert Ranks.of_launch(tmp_path, by_hand).gone() == []
+        assert Ranks.of_launch(tmp_path, by_hand).gone() == {}

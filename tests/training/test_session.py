@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from indictune.training import running
 from indictune.training.checkpoints import store
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import write_status
+from indictune.training.ranks import Ranks
 from indictune.training.running import run
 from indictune.training.session import Session
 from indictune.training.stopping import Stopped
@@ -196,6 +199,26 @@ class TestOtherRanks:
             "indictune: [rank 1] --sed: there is no such flag. Did you mean `--seed`?\n"
         )
         assert status()["message"].startswith("[rank 1] --sed")
+
+    def test_they_do_not_wait_for_the_word_of_a_rank_0_that_is_dead(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        rank_0 = Ranks.of_launch(Path("out/logs"), os.environ)
+        with subprocess.Popen(["true"]) as process:
+            rank_0._mine["pid"] = process.pid
+        Path("out/logs").mkdir(parents=True)
+        rank_0.begin()
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.delitem(running.SECONDS_FOR_RANK_0, "failed")  # nobody asks for how long
+
+        def lose(_: Session) -> None:
+            raise ConnectionResetError("by peer")
+
+        assert run(lose, refused("--output_dir", "out")) == 1
+        told = f"[rank 1] rank 0 (process {process.pid} on {socket.gethostname()}) is gone: it was killed, or died "
+        assert status()["message"].startswith(told)
+        assert capsys.readouterr().err.count(f"indictune: {told}") == 1
 
     def test_they_know_their_launch_though_a_library_changes_the_environment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
