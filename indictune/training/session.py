@@ -22,7 +22,7 @@ from indictune.errors import UserError
 from indictune.layout import printable
 from indictune.models.adapters import check_published_base, without_effect
 from indictune.models.loading import check_max_length, stored_quantisation
-from indictune.strategy import batch, check, compiled, deepspeed, extensions, launch, nodes, restart, sharding, standin
+from indictune.strategy import batch, check, compiled, deepspeed, groups, launch, nodes, restart, sharding
 from indictune.strategy.communication import check_communication
 from indictune.strategy.shards import check_async_save, check_kept_in_shards
 from indictune.strategy.weights import check_split_optimizer, check_weights, default_optimizer
@@ -390,11 +390,9 @@ class Session:
         timeout_s = self.recipe.planned(arguments, "ddp_timeout")
         if compiled.is_asked_for(partial(self.planned, arguments), partial(self.planned, ModelArguments)):
             compiled.check_kept_from_others()
-        extensions.remove_dead_locks(self.launch, int(os.environ.get("LOCAL_RANK", "0")))
-        restart.join(os.environ, "gloo" if standin.is_needed() else None, timeout_s)
-        if standin.is_needed():
-            self._decided |= standin.start(self.launch, timeout_s)
-            self.warn(standin.limits(self.launch))
+        decided, limits = groups.bring_up(self.launch, os.environ, timeout_s)
+        self._decided |= decided
+        self.warn(limits)
         args = self.build(arguments, **self._decided)
         check.check_came_up(self.launch, args)
         self.warn(check.use_one_gpu(args))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from deepspeed.comm.torch import TorchBackend
 from deepspeed.runtime.engine import DeepSpeedEngine
 from safetensors.torch import save_file
 from torch import nn
@@ -152,6 +153,11 @@ def test_a_zero_checkpoint_is_looked_for_by_a_pattern(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Can't find a valid checkpoint"):
         deepspeed_load_checkpoint(None, str(checkpoint))  # type: ignore[no-untyped-call]
     assert "glob.glob(ckpt_file_pattern)" in inspect.getsource(DeepSpeedEngine._get_all_ckpt_names)
+
+
+def test_deepspeed_gives_its_groups_no_timeout() -> None:
+    """DeepSpeed 0.19.8; see `groups.limit_waiting`."""
+    assert "return torch.distributed.new_group(ranks)\n" in inspect.getsource(TorchBackend.new_group)
 
 
 class Line(nn.Module):

@@ -1,0 +1,33 @@
+"""How long the ranks of a run wait for each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.launching import accelerate, start, torchrun
+
+MAY_TAKE_HOURS = ["undefined", 12 * 60 * 60.0]  # `sharding.told_by_rank_0`
+
+
+def waiting(folder: Path, command: list[str], *flags: str) -> list[Any]:
+    """Each group of a run that is given 777 seconds, and those that it waits."""
+    given = ("--config", "recipes/sentiment/demo.yaml", "--output_dir", str(folder), "--ddp_timeout", "777")
+    done = start([*command, "tests/strategy/grouping.py", *given, *flags])
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_it_is_what_was_asked_for(tmp_path: Path, strategy: str) -> None:
+    of_zero = [["undefined", 777.0]] if strategy == "zero2" else []
+    assert waiting(tmp_path, accelerate(strategy, 2)) == [["default_pg", 777.0], MAY_TAKE_HOURS, *of_zero]
+
+
+def test_it_is_what_was_asked_for_after_a_restart(tmp_path: Path) -> None:
+    command = [*torchrun(2), "--max-restarts", "1"]
+    made = waiting(tmp_path, command, "--resume_from_checkpoint", "auto")
+    assert made == [["default_pg", 777.0], MAY_TAKE_HOURS]
