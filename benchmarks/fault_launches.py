@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
 from benchmarks.fault_rows import Counts, Found, seconds_since
@@ -97,26 +97,27 @@ def _left(job: Job, folder: Path, number: signal.Signals, *flags: str) -> tuple[
 
 
 def lost_ranks(contender: Contender, counts: Counts, work: Path) -> Found:
-    """6: one of two ranks is killed or stopped: how long from then until the run ended, and whether it named the rank.
+    """6: either of two ranks is killed or stopped: how long until the run ended, and whether it named the rank.
 
     Raises:
         RuntimeError: a run failed before its rank was hit.
     """
     job = Job(contender, work, DDP)
     found: Found = {}
-    for name in ("SIGKILL", "SIGSTOP")[: counts["ways to lose a rank"]]:
-        folder, hit = work / name, work / f"{name}-hit"
-        event = f"{name}@{contender.places['in a step']}:3@1"
+    ways = ("SIGKILL", "SIGSTOP")[: counts["ways to lose a rank"]]
+    for name, rank in product(ways, (1, 0)):
+        folder, hit = work / f"{name}-{rank}", work / f"{name}-{rank}-hit"
+        event = f"{name}@{contender.places['in a step']}:3@{rank}"
         code, said = job.run(folder, event, *PATIENCE, timeout_s=START_S + GIVE_UP_S, SIGNALLED=str(hit))
         seconds, message = seconds_since(hit), status_of(folder)[1]
         if seconds is None:
             raise RuntimeError(f"the run failed before its rank was hit: {said[-2000:]}")
-        found[name] = {
+        found[f"{name} to rank {rank}"] = {
             "seconds": round(seconds, 1),
             f"within {ENDS_WITHIN_S[name]} s": int(code is not None and seconds <= ENDS_WITHIN_S[name]),
             "still running when given up": int(code is None),
-            "told by the run": int("rank 1 (process" in message or "rank 1 (process" in said),
-            "told by the launcher": int("rank      : 1" in said),
+            "told by the run": int(f"rank {rank} (process" in message or f"rank {rank} (process" in said),
+            "told by the launcher": int(f"rank      : {rank}" in said),
         }
     launcher = {DDP: lambda: [*torchrun(2), "--max-restarts", "1"]}
     restarting = Job(replace(contender, launches=launcher), work / "restarted", DDP)
