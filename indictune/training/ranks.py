@@ -292,9 +292,12 @@ class Watchdog(threading.Thread):
         self._spoke_at_s = 0.0
 
     def run(self) -> None:
-        while True:
-            time.sleep(min(_LOOK_EVERY_S, self.patience_s / 4))
-            self.look()
+        with self.log.open("a", encoding="utf-8") as stacks:
+            while True:
+                # Of a main thread that holds the GIL, for then this one does not come to look.
+                faulthandler.dump_traceback_later(self.patience_s, file=stacks)
+                time.sleep(min(_LOOK_EVERY_S, self.patience_s / 4))
+                self.look()
 
     def look(self) -> None:
         """Tell where this rank is, and do what there is to do where nothing moves."""
@@ -328,8 +331,8 @@ class Watchdog(threading.Thread):
         return self.ranks.late() if self.progress.still_s > self.patience_s else {}
 
     def _is_in_a_collective(self) -> bool:
-        """Whether this rank, if it waits, does so where NCCL may end it. gloo makes groups: it raises an error, or waits
-        for hours; and what comes before there is one may take hours too."""
+        """Whether this rank, if it waits, does so where NCCL may end it. gloo makes groups, which raises an error or
+        waits for hours; and what comes before that may take hours too."""
         is_there = torch.distributed.is_initialized() and not self.ranks.has_ended
         return is_there and self.progress.place not in _MEETINGS
 

@@ -11,9 +11,10 @@ is. `NAN`, `INFINITE` and `LARGE` spoil what the call gives, `NAN_GRADIENT` and 
 that it gives, or else what a trainer's method leaves in the model. `FLIPPED` changes the optimizer's states in the
 newest checkpoint of the trainer whose method it is, `OPENED` lets other users write to them; `FLIPPED_BEST` and
 `OPENED_BEST` do so to the weights of the best one, or to the index of its shards. `SLOW` holds the call up, `STUCK`
-for ever and deaf to signals; `REFUSED` is a `UserError`. From `FULL` on no file grows large; from `EROFS` on, or any
-other name of an error, each call fails with it. Two events are joined by `+`. A file that `SIGNALLED` in the
-environment names gets the time of the signal or of the error, by the clock that all processes have (`time.monotonic`).
+for ever and deaf to signals, `HELD` all of Python's threads too; `REFUSED` is a `UserError`. From `FULL` on no file
+grows large; from `EROFS` on, or any other name of an error, each call fails with it. Two events are joined by `+`. A
+file that `SIGNALLED` in the environment names gets the time of the signal or of the error, by the clock that all
+processes have (`time.monotonic`).
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ WEIGHTS = ("model.safetensors", "pytorch_model_fsdp_0/.metadata")
 BAD_NUMBERS = {"NAN": float("nan"), "INFINITE": float("inf"), "LARGE": 1e5}
 
 
-def _wait_in_c() -> None:
-    """As NCCL waits for a rank that does not come: without the GIL, and no signal handler of Python's runs."""
-    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+def _wait_in_c(libc: ctypes.CDLL) -> None:
+    """As NCCL waits for a rank that does not come: no signal handler of Python's runs."""
+    mutex = ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 
@@ -113,7 +114,9 @@ def hit(event: str) -> None:
         if now and name == "SLOW":
             time.sleep(SLOW_S)
         if now and name == "STUCK":
-            _wait_in_c()
+            _wait_in_c(ctypes.CDLL(None))
+        if now and name == "HELD":
+            _wait_in_c(ctypes.PyDLL(None))
         if now and name == "REFUSED":
             raise UserError("refused by this rank alone")
         if calls >= int(count) and name in errno.errorcode.values():

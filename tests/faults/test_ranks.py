@@ -332,16 +332,17 @@ FORWARD = "indictune.training.loss:ExactLoss.__call__:3"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [FETCHING, FORWARD])
-def test_a_rank_that_hangs_within_a_step_is_named(finished_run: FinishedRun, tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("event", [f"STUCK@{FETCHING}", f"STUCK@{FORWARD}", f"HELD@{FORWARD}"])
+def test_a_rank_that_hangs_within_a_step_is_named(finished_run: FinishedRun, tmp_path: Path, event: str) -> None:
     """It has ended the same step as the rank that waits for it."""
     flags = ("--ddp_timeout", "10")
-    with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{place}@1", *flags) as (first, second):
+    with two_ranks(finished_run.recipe, tmp_path / "out", f"{event}@1", *flags) as (first, second):
         said = first.communicate(timeout=120)[1]
     assert first.returncode == 1
     assert_named(tmp_path / "out", 1, second.pid, "holds up the others: since step ")
     assert re.search(r"warning: nothing has moved for 5 s after step \d: rank 1 ", said)
     assert "Traceback" not in said
+    assert "in _wait_in_c" in (tmp_path / "out" / "logs" / "rank-1.log").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -353,8 +354,8 @@ def test_a_rank_that_hangs_is_named_before_a_collective_gives_up(
     finished_run: FinishedRun, tmp_path: Path, event: str, what: str
 ) -> None:
     """As NCCL's does: it ends its process, without a word. gloo's would raise an error."""
-    events = f"{event}+SIGABRT@indictune.training.running:End:1@0"
-    with two_ranks(finished_run.recipe, tmp_path / "out", events, "--ddp_timeout", "40") as (first, second):
+    events = f"{event}+SIGABRT@traceback:format_exc:1@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", events, "--ddp_timeout", "30") as (first, second):
         first.communicate(timeout=120)
     assert first.returncode == 1
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))

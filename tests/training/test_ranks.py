@@ -19,11 +19,13 @@ from typing import Any
 import psutil
 import pytest
 from torch import distributed
+from torch._C._distributed_c10d import HashStore
 
 from indictune.progress import HERE, Progress
 from indictune.strategy.restart import JOINING
 from indictune.strategy.sharding import GROUPING
 from indictune.training.ranks import Ranks, Watchdog
+from tests.distributed.launching import python, start
 
 
 def test_the_end_is_told_though_the_watchdog_tells_at_the_same_time(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ class TestARankThatAnotherHoldsUp:
         self.told: list[str] = []
         watchdog = Watchdog(waits, PATIENCE_S, tmp_path / "rank-0.log", pytest.fail, self.told.append)
         watchdog.progress = having_passed(3)
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         yield watchdog
         if distributed.is_initialized():
             distributed.destroy_process_group()
@@ -261,6 +263,14 @@ def test_a_rank_for_which_another_has_waited_until_it_was_gone_names_itself_firs
         f"rank 0 (process {process.pid} on {here}) is gone: it was killed, or died without a word",
     ]
     assert happened == ["; ".join(told[-names:])]
+
+
+def test_a_rank_that_hangs_and_lets_no_other_thread_run_leaves_its_stack(tmp_path: Path) -> None:
+    """As in an extension that holds the GIL: the watchdog does not come to look."""
+    assert start([*python(), "tests/training/holding.py", str(tmp_path)]).returncode == 0
+    log = (tmp_path / "rank-0.log").read_text(encoding="utf-8")
+    assert "Timeout (0:00:00.500000)!" in log
+    assert 'holding.py", line 14 in <module>' in log
 
 
 def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path) -> None:
