@@ -1,4 +1,6 @@
-"""Checkpoints that are written beside the training are those of the step at which they were begun, or not there."""
+"""Checkpoints of two ranks, written beside the training or not, are those of the step at which they were begun, or
+not there.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from tests.faults.runs import STEP, Job
 
 WRITE = "indictune.strategy.shards:write"
 WRITE_OF_A_FOLDER = "indictune.strategy.shards:save"  # of two a checkpoint
+LAST_FILE = "indictune.training.checkpoints.saving:write_unlogged"  # of each rank
 SAVE = "indictune.training.checkpoints.saving:save_checkpoint"
 
 
@@ -40,6 +43,26 @@ def unbroken(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def expected(finished_run: FinishedRun, unbroken: Run) -> dict[str, Any]:
     return Job(finished_run.recipe, unbroken.folder).outcome()
+
+
+def test_ranks_that_are_killed_while_they_save_leave_the_checkpoint_before(
+    finished_run: FinishedRun, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """Rank 1 amid its share of the files, then rank 0 when all is there but for the name. The first save is whole
+    though rank 1 was late with the last of its files."""
+    job = job_in(tmp_path / "out", finished_run.recipe)
+    assert job.start(f"SLOW@{LAST_FILE}:1@1+SIGKILL@os:fsync:20@1").returncode != 0  # each save has 11
+    assert saved(job) == ["checkpoint-2"]
+    result = job.start("SIGKILL@pathlib:Path.rename:3@0")  # torch renames two files before
+    assert result.returncode != 0
+    assert f"Going on from {job.folder / 'checkpoint-2'}" in result.stderr
+    assert saved(job) == ["checkpoint-2"]
+    assert store.damage(job.folder / store.UNFINISHED / "checkpoint-4") == []
+    result = job.start()
+    assert result.returncode == 0, result.stderr
+    assert f"Going on from {job.folder / store.PREFIX}" in result.stderr  # 2, or 4 where 2 is the best of it
+    assert job.outcome() == expected
+    assert not (job.folder / store.UNFINISHED).exists()
 
 
 def test_a_slow_write_changes_nothing(

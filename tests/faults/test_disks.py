@@ -122,6 +122,14 @@ def test_no_disk_replaces_a_step_that_another_does_not_take(finished_run: Finish
     assert model_in(folders[0]) == model_in(folders[1]) != {}
 
 
+def test_no_disk_names_a_checkpoint_that_another_has_not_in_full(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """The second is killed before its manifest is written."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    said = on_two_nodes("ddp", finished_run.recipe, folders, f"SIGKILL@{STORE}:seal:2@1")
+    assert [store.listed(folder) for folder in folders] == [[folder / "checkpoint-2"] for folder in folders], said
+    assert [store.damage(folder / "checkpoint-2") for folder in folders] == [[], []]
+
+
 @slow
 def test_nodes_go_on_from_a_named_checkpoint_that_one_of_them_has(finished_run: FinishedRun, tmp_path: Path) -> None:
     folders = [tmp_path / "first", tmp_path / "second"]
