@@ -97,7 +97,7 @@ WRITES = (
     *("torch:save", "transformers.modeling_utils:safe_save_file", "indictune.models.vocabulary:save_file"),
     *("transformers.configuration_utils:PreTrainedConfig.to_json_file",),
     *("transformers.tokenization_utils_base:PreTrainedTokenizerBase.save_pretrained",),
-    "transformers.trainer_callback:TrainerState.save_to_json",
+    *("transformers.trainer_callback:TrainerState.save_to_json", "pathlib:Path.mkdir"),
 )
 
 

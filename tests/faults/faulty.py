@@ -12,7 +12,8 @@ that it gives, or else what a trainer's method leaves in the model. `FLIPPED` ch
 newest checkpoint of the trainer whose method it is, `OPENED` lets other users write to them; `FLIPPED_BEST` and
 `OPENED_BEST` do so to the weights of the best one, or to the index of its shards. `SLOW` holds the call up, `STUCK`
 for ever and deaf to signals, `HELD` all of Python's threads too; `REFUSED` is a `UserError`. From `FULL` on no file
-grows large; from `EROFS` on, or any other name of an error, each call fails with it. Two events are joined by `+`. A
+grows large; from `READ_ONLY` on the system opens, makes and renames nothing in the run's folder, until that is
+unmounted; from `EROFS` on, or any other name of an error, each call fails with it. Two events are joined by `+`. A
 file that `SIGNALLED` in the environment names gets the time of the signal or of the error, by the clock that all
 processes have (`time.monotonic`).
 """
@@ -26,6 +27,7 @@ import os
 import resource
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -38,6 +40,7 @@ from indictune.training.checkpoints import store
 
 SLOW_S = 5
 SIGNALLED = "SIGNALLED"
+FOLDER = "TEST_FOLDER"  # as `runs.FOLDER`: this is a script, which may find no package beside it
 FULL_BYTES = 200_000
 WEIGHTS = ("model.safetensors", "pytorch_model_fsdp_0/.metadata")
 BAD_NUMBERS = {"NAN": float("nan"), "INFINITE": float("inf"), "LARGE": 1e5}
@@ -74,6 +77,11 @@ def spoil_gradient(trainer: Any, loss: Any, number: float) -> None:
         loss.register_hook(lambda gradient: gradient * number)
     else:
         next(each.grad for each in trainer.model.parameters() if each.grad is not None).fill_(number)
+
+
+def mount_read_only(folder: str) -> None:
+    """Over itself: a file system in which a file is open for writing, as a log is, is not made so by a remount."""
+    subprocess.run(["mount", "-o", "bind,ro", folder, folder], check=True)
 
 
 def send(name: str) -> None:
@@ -128,6 +136,8 @@ def hit(event: str) -> None:
             raise OSError(number, os.strerror(number), *map(str, named))
         if now and name == "FULL":
             resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.RLIM_INFINITY))
+        if now and name == "READ_ONLY":
+            mount_read_only(os.environ[FOLDER])
         if now and name.removesuffix("_BEST") in ("FLIPPED", "OPENED"):
             spoil(spoilt(args[0], name), name)
         result = original(*args, **settings)

@@ -287,6 +287,28 @@ def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_when_there_is_room(
     assert job.outcome() == unbroken
 
 
+@pytest.mark.parametrize(
+    "place", [f"{STEP}:4", pytest.param("pathlib:Path.rename:2", marks=slow)], ids=["before", "amid"]
+)
+def test_a_disk_that_becomes_read_only_is_told_and_the_run_goes_on_when_it_can_be_written(
+    finished_run: FinishedRun, small_disk: Path, unbroken: dict[str, Any], place: str
+) -> None:
+    """The system refuses, not a stand-in of ours."""
+    subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
+    job = Job(finished_run.recipe, small_disk / "out")
+    result = job.start(f"READ_ONLY@{place}")
+    subprocess.run(["umount", str(job.folder)], check=True)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    told = f"indictune: checkpoint-4 could not be written to {job.folder}: {job.folder / store.UNFINISHED}"
+    assert told in result.stderr
+    assert "Read-only file system. It needs " in result.stderr
+    assert "checkpoint-2 is whole; when it can be written, --resume_from_checkpoint auto goes on." in result.stderr
+    assert [store.damage(path) for path in store.listed(job.folder)] == [[]]
+    assert job.start().returncode == 0
+    assert job.outcome() == unbroken
+
+
 def test_a_disk_that_fills_up_before_a_run_has_come_from_another_folder_leaves_all_as_it_was(
     small_disk: Path, tmp_path: Path
 ) -> None:
