@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ TIMEOUT_S = 600
 TIMES = 2  # of which the quicker counts
 SAVED = 2  # steps of the run that is stopped
 GROWING = "tests/faults/growing.py"
+BYTES_OF_A_PROCESS = 1_000_000_000  # the most that a run of millions of rows may hold in any
 
 
 def many_rows(contender: Contender, counts: Counts, work: Path) -> Found:
@@ -103,9 +105,19 @@ def _memory(many: Contender, work: Path, steps: int) -> Found:
     last = max(own)
     growth = (own[last] - own[1000]) * 1000 // (last - 1000)
     return {
+        **judged(end),
         "peak bytes": end["peak"],
         "peak bytes of a child": end["child"],
         "peak bytes of all at one moment": end["tree"],
         "bytes of the rows": rows.stat().st_size,
         "bytes more in a thousand steps": growth,
     }
+
+
+def judged(end: Mapping[str, int]) -> Found:
+    """Whether no process of a run has held more than is promised.
+
+    Args:
+        end: the last note of `growing.py`.
+    """
+    return {"at most 1 GB in its largest process": max(end["peak"], end["child"]) <= BYTES_OF_A_PROCESS}

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fault_sizes import BYTES_OF_A_PROCESS, judged, write_rows
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT, SCRIPT, python, start
 from tests.faults.runs import environment
 
 BYTES_PER_STEP = 1000
-BYTES_OF_A_PROCESS = 1_000_000_000
+MANY_ROWS = 100_000
 
 # As transformers' Trainer goes on from amid an epoch: 4 ranks, 2 micro-batches a step.
 GO_ON = """
@@ -51,6 +52,31 @@ def test_a_long_run_holds_no_more_memory_than_a_short_one(finished_run: Finished
     assert max(line["peak"] for line in lines) == lines[-1]["peak"] > lines[-1]["child"]
     assert lines[-1]["tree"] > max(line["own"] for line in lines)
     assert held[2500] - held[500] < 2000 * BYTES_PER_STEP, held
+
+
+@pytest.mark.slow
+def test_a_run_of_many_rows_holds_no_more_than_is_promised(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """It prepares them, trains, evaluates, saves, and reads its model back, as a user starts it."""
+    rows, notes = tmp_path / "many.jsonl", tmp_path / "memory"
+    write_rows(rows, MANY_ROWS)
+    flags = ["--config", str(finished_run.recipe), "--train_file", str(rows), "--output_dir", str(tmp_path / "out")]
+    flags += ["--validation_file", str(finished_run.recipe.parent / "validation.jsonl"), "--max_steps", "100"]
+    flags += ["--eval_strategy", "steps", "--eval_steps", "50", "--save_strategy", "steps", "--save_steps", "50"]
+    variables = {"MEMORY": str(notes), "INDICTUNE_CACHE": str(tmp_path / "cache")}
+    result = start([*python(), "tests/faults/growing.py", SCRIPT, *flags], variables, 580, anew=True)
+    assert result.returncode == 0, result.stderr
+    assert f"rows: {MANY_ROWS:,} train" in result.stderr
+    end = json.loads(notes.read_text(encoding="utf-8").splitlines()[-1])
+    print(end)
+    assert 0 < max(end["peak"], end["child"]) <= BYTES_OF_A_PROCESS, end
+
+
+@pytest.mark.parametrize(("peak", "child", "is_held"), [(9, 1, True), (10, 10, True), (11, 1, False), (9, 11, False)])
+def test_the_benchmark_judges_the_largest_process(peak: int, child: int, is_held: bool) -> None:
+    """In tenths of what is promised."""
+    tenth = BYTES_OF_A_PROCESS // 10
+    found = judged({"peak": peak * tenth, "child": child * tenth})
+    assert found == {"at most 1 GB in its largest process": is_held}
 
 
 # In a process of its own: of what this one shares with others, its part changes while they come and go.
