@@ -88,6 +88,29 @@ def test_of_a_copy_is_said_what_its_maker_says(missing: str, tmp_path: Path, mon
     assert environment.environment()["commit"] == "2c5147b"
 
 
+def commits_in(found: Any) -> set[str]:
+    """Those that a result file names, in any of its parts."""
+    if isinstance(found, list):
+        return set().union(*map(commits_in, found))
+    if not isinstance(found, dict):
+        return set()
+    own = {found["commit"]} if isinstance(found.get("commit"), str) else set()
+    return own.union(*map(commits_in, found.values()))
+
+
+def test_every_result_is_of_a_commit_that_everybody_has() -> None:
+    """Else nobody could run again what was measured."""
+    from benchmarks.environment import RESULTS, _git
+
+    is_shallow = _git("rev-parse", "--is-shallow-repository")
+    if is_shallow != "false":
+        pytest.skip("without git, or its checkout, no commit is known" if is_shallow is None else "a shallow clone")
+    known = set(str(_git("rev-list", "HEAD")).split())
+    named = {path.name: commits_in(json.loads(path.read_text(encoding="utf-8"))) for path in RESULTS.glob("*.json")}
+    assert set().union(*named.values())
+    assert {name: commits - known for name, commits in named.items() if commits - known} == {}
+
+
 @pytest.mark.parametrize(("percentiles", "mean"), [(TWEETS, 30), (PROMPTS, 22), (ANSWERS, 169)])
 def test_lengths_are_those_of_real_rows(percentiles: tuple[int, ...], mean: float) -> None:
     assert len(percentiles) == len(PERCENT)
