@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BUILT := $(VENV)/.built
 # A file's tests share the runs that they compare, so a file stays with one process.
 PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
 WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix strategy/test_,check.py launch.py deepspeed.py))
@@ -18,13 +19,13 @@ demo-llama: $(STAMP)  ## fine-tune the built-in small LLaMA on the built-in inst
 	rm -rf outputs/demo_llama
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/train_llama.py --config recipes/llama/demo.yaml
 
-test: lint  ## everything that runs on a CPU within minutes
+test: lint $(BUILT)  ## everything that runs on a CPU within minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"
 
-test-all: lint  ## the long tests too
+test-all: lint $(BUILT)  ## the long tests too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
-test-faults: $(STAMP)  ## everything that can happen to a run, under every strategy and launcher: half an hour
+test-faults: $(BUILT)  ## everything that can happen to a run, under every strategy and launcher: half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/faults $(WRONG_CONFIGURATIONS)
 
 # `make test-gpu GPU_PYTHON=python3` installs nothing: that interpreter has all, and `accelerate` beside it. As many
@@ -48,6 +49,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==$$(sed -n 's/^torch==//p' constraints.txt)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# DeepSpeed compiles when it is first needed: two minutes, and again in each environment. Tests that end runs early would
+# end it too.
+$(BUILT): $(STAMP)
+	$(BIN)/python -m tests.build_operators
 	touch $@
 
 clean:

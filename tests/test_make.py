@@ -29,6 +29,15 @@ def test_the_tests_of_a_gpu_install_nothing_for_another_python(tmp_path: Path) -
     assert str(tmp_path) not in others
 
 
+def test_what_deepspeed_compiles_is_there_before_the_tests_and_the_demo_does_without(tmp_path: Path) -> None:
+    """A test that ends a run early would end its compiler too, and each later one would begin anew."""
+    for target in ("test", "test-all", "test-faults"):
+        before, _, after = commands_of(tmp_path, target).partition(" -m pytest ")
+        assert " -m tests.build_operators\n" in before
+        assert "build_operators" not in after
+    assert "build_operators" not in commands_of(tmp_path, "demo")
+
+
 @pytest.mark.slow
 def test_the_tests_of_a_gpu_fail_without_one_and_say_so_at_once() -> None:
     words = ["-m", "pytest", "--numprocesses", "1", "-k", "drops_as_much", "tests/gpu"]

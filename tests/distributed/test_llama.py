@@ -66,7 +66,7 @@ CASES = [
     ("zero3", "full"),
     pytest.param("zero3_offload", "full", marks=slow),
     pytest.param("ddp", "lora", marks=slow),
-    ("fsdp2", "lora"),
+    pytest.param("fsdp2", "lora", marks=slow),
     pytest.param("zero2", "lora", marks=slow),
     pytest.param("zero3", "lora", marks=slow),
     pytest.param("zero3_offload", "lora", marks=slow),

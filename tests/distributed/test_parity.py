@@ -47,7 +47,12 @@ def differences(one: Run, other: Run) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+SECOND_EXAMPLES = ("zero1", "zero3_offload")
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(each, marks=pytest.mark.slow if each in SECOND_EXAMPLES else []) for each in STRATEGIES]
+)
 def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: str) -> None:
     one, two = run_under("single", 1, *PLAIN), run_under(strategy, 2)
     assert len(one.log) == 12
@@ -110,7 +115,8 @@ def test_weighted_smoothed_loss_is_exact_too(run_under: Start) -> None:
     assert differences(one, run_under("single", 1, *PLAIN)) != []
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("single_gpu", marks=pytest.mark.slow), "fsdp2_offload"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["single_gpu", "fsdp2_offload"])
 def test_the_other_shipped_files_run_too(run_under: Start, job: Path, tmp_path: Path, strategy: str) -> None:
     ranks = 1 if strategy == "single_gpu" else 2
     run = train(accelerate(strategy, ranks), tmp_path, "--config", str(job))
@@ -118,11 +124,12 @@ def test_the_other_shipped_files_run_too(run_under: Start, job: Path, tmp_path: 
     assert differences(run_under("single", 1, *PLAIN), run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "method", "bound"),
     [
-        pytest.param("fsdp2", "lora", RELATIVE, marks=pytest.mark.slow),
-        pytest.param("zero3", "lora", RELATIVE, marks=pytest.mark.slow),
+        ("fsdp2", "lora", RELATIVE),
+        ("zero3", "lora", RELATIVE),
         ("fsdp2_qlora", "qlora", 1e-2),
     ],
 )

@@ -24,8 +24,7 @@ Start = Callable[..., Run]
 # AdamW would make steps of the rounding in gradients that are zero: those of the keys' biases.
 STEPS = (*SGD, "--max_steps", "3", "--active_vocabulary", "off")
 MODELS = (*CLASSIFIERS, "modernbert-mean")
-FAST = (("llama", "zero3"),)
-SLOW = [each for each in product(MODELS, ("ddp", "fsdp2", "zero3")) if each not in FAST]
+CASES = product(MODELS, ("ddp", "fsdp2", "zero3"))
 
 
 def write_rows(path: Path, count: int) -> Path:
@@ -71,9 +70,8 @@ def write_model(folder: Path, model_type: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "strategy"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("model_type", "strategy"), CASES)
 def test_two_ranks_train_the_model_of_one_process(run_model: Start, model_type: str, strategy: str) -> None:
     """With two accumulation steps on each rank."""
     one, two = run_model(model_type, "single", 1, *PLAIN), run_model(model_type, strategy, 2, "--padding_free", "on")

@@ -258,6 +258,7 @@ print(json.dumps(results[0]))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_without_network_or_files(tmp_path: Path) -> None:
     home, meeting_place = tmp_path / "home", tmp_path / "meeting"
     home.mkdir()

@@ -399,7 +399,7 @@ def weights_and_states(checkpoint: Path, scratch: Path) -> dict[str, torch.Tenso
     ("launcher", "call"),
     [
         (tuple(python()), 8),  # of two micro-batches a step
-        (tuple(accelerate("fsdp2", 2)), 4),
+        pytest.param(tuple(accelerate("fsdp2", 2)), 4, marks=pytest.mark.slow),
         pytest.param(tuple(accelerate("ddp", 2)), 4, marks=pytest.mark.slow),
         pytest.param(tuple(accelerate("zero3", 2)), 4, marks=pytest.mark.slow),
     ],

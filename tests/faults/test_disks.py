@@ -93,6 +93,7 @@ def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     assert model_in(folders[0] / "converted") == model_in(folders[1] / "converted") != {}
 
 
+@pytest.mark.slow
 def test_nodes_with_other_rows_or_flags_do_not_train(finished_run: FinishedRun, tmp_path: Path) -> None:
     folders = [tmp_path / "first", tmp_path / "second"]
     weights = {"negative": 1, "neutral": 2, "positive": 3}

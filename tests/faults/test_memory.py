@@ -92,6 +92,7 @@ print(json.dumps([growing.tree_bytes(), most["tree"]]))
 """
 
 
+@pytest.mark.slow
 def test_the_memory_of_all_processes_is_that_of_one_moment() -> None:
     """Each of them holds 50 MB of its own; the second has ended when the third begins."""
     result = subprocess.run([sys.executable, "-c", WATCHED], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -76,7 +76,7 @@ def told_by(teller: int, rank: int, pid: int, what: str) -> str:
     return f"[rank {teller}] {told}" if teller else told
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_is_killed_is_named(finished_run: FinishedRun, tmp_path: Path, lost: int) -> None:
     with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGKILL@{STEP}:3@{lost}") as ranks:
         other = ranks[1 - lost]

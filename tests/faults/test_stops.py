@@ -364,6 +364,7 @@ def test_a_signal_while_a_script_imports_is_heard_when_it_has(
     assert status["message"].startswith(f"stopped by {name} before there was anything to save.")
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_preparation_imports_is_heard_when_it_has(recipe: Path) -> None:
     command = [*python(), "-m", "indictune", "prepare", "--config", str(recipe)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as started:

@@ -84,6 +84,7 @@ def test_model_and_tokenizer_fit_each_other(built: Path, tokenizer: PreTrainedTo
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_two_processes_build_the_same_bytes(built: Path, tmp_path: Path) -> None:
     script = f"import sys; from indictune.models import tiny_llama; tiny_llama.build({TEXTS!r}, sys.argv[1])"
     other_hashes = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
