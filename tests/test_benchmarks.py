@@ -481,6 +481,7 @@ checkpoints.main()
 """
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_checkpoints_compares_the_saves(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SMALL_CHECKPOINTS, "--laps", "1", "--width", "32", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

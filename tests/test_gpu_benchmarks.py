@@ -135,6 +135,7 @@ def test_a_go_that_measures_something_else_has_another_name() -> None:
     assert len(set(names)) == len(goes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--full_length",)])
 def test_nothing_is_begun_without_what_all_need(tmp_path: Path, flags: tuple[str, ...]) -> None:
     done = gpu(tmp_path, *flags, minutes=(SECONDS_TO_END + 1) / 60)

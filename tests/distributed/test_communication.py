@@ -18,16 +18,13 @@ from tests.distributed.spread import EXACT, last_losses
 PROTOCOL = {"ddp": 4_000, "fsdp2": 10_000, "zero1": 4_000, "zero2": 4_000, "zero3": 45_000}
 
 ROUNDING = 0.02  # of a log that tells hundredths of a MB
-FAST = (("ddp", "float32", "float32", 2),)
 IN_FP32 = [(strategy, dtype, "float32", steps) for strategy in STRATEGIES for dtype in BYTES for steps in (1, 2)]
 IN_BF16 = [(strategy, dtype, "bfloat16", 1) for strategy in STRATEGIES for dtype in BYTES]
 IN_BF16 += [("fsdp2", "float32", "bfloat16", 2)]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "reduce_dtype", "weight_dtype", "accumulation_steps"),
-    [*FAST, *(pytest.param(*job, marks=pytest.mark.slow) for job in (*IN_FP32, *IN_BF16) if job not in FAST)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "reduce_dtype", "weight_dtype", "accumulation_steps"), [*IN_FP32, *IN_BF16])
 def test_a_rank_sends_what_the_formula_says(
     tmp_path: Path, strategy: str, reduce_dtype: str, weight_dtype: str, accumulation_steps: int
 ) -> None:

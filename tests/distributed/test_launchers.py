@@ -14,11 +14,12 @@ from tests.distributed.test_parity import PLAIN, differences
 Start = Callable[..., Run]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "strategy"),
     [
-        pytest.param(torchrun, "ddp", marks=pytest.mark.slow),
-        pytest.param(torchrun, "zero3", marks=pytest.mark.slow),
+        (torchrun, "ddp"),
+        (torchrun, "zero3"),
         (deepspeed, "zero2"),
     ],
 )

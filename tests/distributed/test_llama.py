@@ -61,7 +61,7 @@ OF_THE_CHANGE = 1e-3
 slow = pytest.mark.slow
 CASES = [
     pytest.param("ddp", "full", marks=slow),
-    ("fsdp2", "full"),
+    pytest.param("fsdp2", "full", marks=slow),
     pytest.param("zero2", "full", marks=slow),
     ("zero3", "full"),
     pytest.param("zero3_offload", "full", marks=slow),

@@ -14,9 +14,6 @@ from tests.distributed.test_parity import PLAIN, differences
 Start = Callable[..., Run]
 
 
-FAST = ("scaled_gradients",)
-
-
 @pytest.mark.slow
 def test_what_fills_zero3s_parts_up_is_no_weight(job: Path, tmp_path: Path) -> None:
     """DeepSpeed (0.19) leaves it as it was in the memory: NaN there ended runs whose weights were whole."""
@@ -30,10 +27,8 @@ def test_what_fills_zero3s_parts_up_is_no_weight(job: Path, tmp_path: Path) -> N
     assert all(bool(weight.isfinite().all()) for weight in run.weights.values())
 
 
-MUTANTS = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(mutants.MUTANTS)]
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", sorted(mutants.MUTANTS))
 def test_the_comparison_sees_a_broken_trainer(run_under: Start, job: Path, tmp_path: Path, mutant: str) -> None:
     one = run_under("single", 1, *PLAIN)
     run = train(torchrun(2), tmp_path, "--config", str(job), script=mutants.__file__, MUTANT=mutant)

@@ -62,6 +62,7 @@ def test_one_process(
     assert ended(job) == unbroken[batches]
 
 
+@pytest.mark.slow
 def test_the_scale_of_the_loss_goes_on(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The scale begins at 2**16, and is halved at the first step, whose gradient overflows."""
     script, overflow = (

@@ -65,6 +65,7 @@ def test_ranks_that_are_killed_while_they_save_leave_the_checkpoint_before(
     assert not (job.folder / store.UNFINISHED).exists()
 
 
+@pytest.mark.slow
 def test_a_slow_write_changes_nothing(
     finished_run: FinishedRun, unbroken: Run, expected: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_slow_write_changes_nothing(
             assert found[name].equal(weight), (step, name)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_writes_goes_on_from_the_checkpoint_before(
     finished_run: FinishedRun, expected: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(
     assert job.outcome() == expected
 
 
+@pytest.mark.slow
 def test_a_stop_within_an_epoch_waits_too(finished_run: FinishedRun, tmp_path: Path) -> None:
     flags = ("--async_save", "true", "--eval_strategy", "no", "--load_best_model_at_end", "false")
     job = job_in(tmp_path / "out", finished_run.recipe, *flags)

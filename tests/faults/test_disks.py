@@ -447,6 +447,7 @@ def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
     assert store.damage(job.folder / "checkpoint-4") == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_entered_is_passed_over(
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -169,7 +169,7 @@ def active_rows(run: Run, step: int) -> int:
 @pytest.mark.parametrize(
     ("before", "mutant"),
     [
-        ("fsdp2", "fresh_states"),
+        pytest.param("fsdp2", "fresh_states", marks=slow),
         pytest.param("ddp", "fresh_states", marks=slow),
         pytest.param("fsdp2", "fresh_weights", marks=slow),
     ],

@@ -184,6 +184,7 @@ def test_a_signal_that_a_dead_ranks_launcher_sends_is_no_request_to_stop(
     assert re.search(r"indictune: rank 1 \(process \d+ on .*\) is gone", said)
 
 
+@pytest.mark.slow
 def test_a_rank_that_commits_no_checkpoint_looks_for_none_before_it_is_there(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
@@ -483,9 +484,8 @@ def ranks_that_import(folder: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("launcher", "ranks"), [("accelerate, one process", 1), pytest.param("deepspeed", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "ranks"), [("accelerate, one process", 1), ("deepspeed", 2)])
 def test_no_process_outlives_a_launcher_that_dies_while_it_imports(
     finished_run: FinishedRun, tmp_path: Path, launcher: str, ranks: int
 ) -> None:
