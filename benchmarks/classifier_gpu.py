@@ -25,7 +25,7 @@ from benchmarks.curves import show as show_curves
 from benchmarks.flops import classifier_flops, matmul_flops_per_second
 from benchmarks.parts import Note, Plan
 from benchmarks.row_lengths import TWEETS, draw_lengths
-from benchmarks.speed import FP32, grouped_by_length
+from benchmarks.speed import FP32, PADDED, grouped_by_length
 from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -34,7 +34,6 @@ ROWS_OF_THE_GOAL = 2_000_000
 # Of the Trainer as run_classification.py has it, padded to 128 and in fp32; its default of 8 rows is slower still.
 PLAIN_BATCH_SIZE = 64
 BASELINES = ("trainer_defaults", "trainer_best", "ours")
-PADDED = 0.9  # of the speed of ours, at most
 WITHOUT_DROPOUT = {"dropout": 0.0}  # torch's attention for joined rows is taken then, which has none
 RECIPE = Path(__file__).parents[1] / "recipes/sentiment/indicbert_v2.yaml"
 # What both sides import. Who starts first would compile it, and read it and the GPU's libraries from the disk.

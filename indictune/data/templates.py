@@ -81,7 +81,7 @@ def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) ->
             f"--model_name_or_path {tokenizer.name_or_path}: its tokenizer has no chat template; give --chat_template "
             f"{_names()}, or a .jinja file."
         ) from error
-    if train_on_prompts or _ANSWER_MARK.search(own):
+    if train_on_prompts or marks_answers(own):
         return own
     from trl.chat_template_utils import get_training_chat_template
 
