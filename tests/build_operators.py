@@ -5,11 +5,22 @@ python -m tests.build_operators
 
 from __future__ import annotations
 
+import os
+
 from deepspeed.accelerator import get_accelerator
+
+from tests.distributed.launching import path
 
 OPERATORS = ("ShareMemCommBuilder", "CPUAdamBuilder")  # what ranks talk by, and the optimizer of an offload
 
-if __name__ == "__main__":
+
+def build() -> None:
+    """Compile by the programs that the tests take."""
+    os.environ["PATH"] = path()
     if get_accelerator().device_name() == "cpu":
         for operator in OPERATORS:
             get_accelerator().create_op_builder(operator).load(verbose=False)
+
+
+if __name__ == "__main__":
+    build()

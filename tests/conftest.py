@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import ROOT, SCRIPT, Run, python, start
+from tests.distributed.launching import ROOT, SCRIPT, Run, path, python, start
 
 
 def pytest_configure() -> None:
-    """Ask no Hub, before its package is imported: the tests need no network.
+    """Ask no Hub, before its package is imported: the tests need no network. All programs are of one environment.
 
     Hear Ctrl-C: where the tests run in the background it is ignored, and by all that they start.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["PATH"] = path()
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import build_operators
+from tests.distributed.launching import BIN, ROOT
 
 
 def commands_of(folder: Path, *words: str) -> str:
@@ -36,6 +38,15 @@ def test_what_deepspeed_compiles_is_there_before_the_tests_and_the_demo_does_wit
         assert " -m tests.build_operators\n" in before
         assert "build_operators" not in after
     assert "build_operators" not in commands_of(tmp_path, "demo")
+
+
+def test_the_tests_take_the_ninja_that_has_compiled_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has one of another version, each would compile again what the other has, two minutes a time."""
+    assert shutil.which("ninja") == str(BIN / "ninja")
+    monkeypatch.setattr(build_operators, "OPERATORS", ())
+    monkeypatch.setenv("PATH", "/usr/bin")
+    build_operators.build()
+    assert shutil.which("ninja") == str(BIN / "ninja")
 
 
 @pytest.mark.slow

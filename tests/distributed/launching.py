@@ -31,6 +31,12 @@ _LAUNCHERS = [str(BIN / name) for name in ("accelerate", "torchrun", "deepspeed"
 Weights = dict[str, torch.Tensor]
 
 
+def path() -> str:
+    """Where programs are looked for, as where this python's environment is active. Another ninja than its own, of the
+    system, compiles all of DeepSpeed's anew, and each does so again after the other."""
+    return f"{BIN}{os.pathsep}{os.environ['PATH']}"
+
+
 def free_port() -> int:
     """A port that nobody listens on now."""
     with socket.socket() as probe:
@@ -77,7 +83,7 @@ def start(
     """
     environment = {
         **os.environ,
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PATH": path(),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         **(variables or {}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from tests.distributed.launching import (
     accelerate,
     distance,
     free_port,
+    path,
     python,
     start,
     torchrun,
@@ -298,7 +298,7 @@ def test_the_command_that_zeros_checkpoint_asks_for_goes_on_with_it(
     unbroken = runs.under(before, 2)
     folder = runs.stopped(unbroken, tmp_path / "out")
     typed = [str(ROOT / SCRIPT), *runs.command[1:], "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
-    variables = {**environment(), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    variables = {**environment(), "PATH": path()}
     launcher = python() if after == "single" else torchrun(ranks)
     told = subprocess.run(
         [*launcher, *typed], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False

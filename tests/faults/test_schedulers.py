@@ -15,7 +15,7 @@ import pytest
 from indictune.training import output
 from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, SCRIPT, free_port, python, torchrun
+from tests.distributed.launching import BIN, ROOT, SCRIPT, free_port, path, python, torchrun
 from tests.faults.runs import STEP, Job, environment, processes_of, wait_for
 
 # What SLURM's commands do on one node.
@@ -42,7 +42,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         (commands / name).chmod(0o755)
     return {
         **environment(),
-        "PATH": f"{commands}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{commands}{os.pathsep}{path()}",
         "CALLS": str(tmp_path / "calls"),
         "SLURM_JOB_NODELIST": "here",
         "SLURM_JOB_ID": "7",
