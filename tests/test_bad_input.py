@@ -352,6 +352,14 @@ class TestUnderLaunchers:
             "--num_processes 1."
         ]
 
+    def test_accelerate_that_would_compile_without_the_recipes_knowledge(self, job: Job) -> None:
+        launcher = accelerate("single_gpu", 1)
+        launcher[2:2] = ["--dynamo_backend", "inductor"]
+        of_the_flag, of_the_launcher = job.refused("--max_tokens_per_device", "0", launcher=launcher).problems
+        assert of_the_flag == "--max_tokens_per_device 0: expected at least 1."
+        assert of_the_launcher.startswith("accelerate's --dynamo_backend (dynamo_config in its file) is inductor:")
+        assert of_the_launcher.endswith("give the script --torch_compile true --torch_compile_backend inductor.")
+
     @pytest.mark.slow
     def test_fsdp_whose_checkpoints_are_no_shards(self, job: Job) -> None:
         by_config = accelerate("fsdp2", 2)

@@ -237,8 +237,9 @@ class Session:
                 )
                 self._decide_accumulation(steps, "--global_batch_size")
         with self.checks():
-            check.check_visible_gpus(self.launch, torch.cuda.device_count())
+            compiled.check_compiling(planned, partial(self.planned, ModelArguments), os.environ)
         with self.checks():
+            check.check_visible_gpus(self.launch, torch.cuda.device_count())
             check.check_fp16(planned("fp16"), torch.cuda.is_available())
         with self.checks():
             deepspeed.check_deepspeed(self.launch.deepspeed or {}, planned, steps)
@@ -372,6 +373,8 @@ class Session:
     def decide_evaluation(self) -> None:
         """As `decide`, of an evaluation without training."""
         with self.checks():
+            planned = partial(self.planned, IndicTrainingArguments)
+            compiled.check_compiling(planned, partial(self.planned, ModelArguments), os.environ)
             check.check_visible_gpus(self.launch, torch.cuda.device_count())
             self.launch = launch.for_evaluation(self.launch, os.environ)
             self._decided["deepspeed"] = self._decided["deepspeed"] if self.launch.deepspeed is not None else None
@@ -387,10 +390,7 @@ class Session:
 
     def _bring_up(self, arguments: type[Training]) -> Training:
         """Start the process group, by the CPU stand-in where one is needed, and check that it is the right one."""
-        timeout_s = self.recipe.planned(arguments, "ddp_timeout")
-        if compiled.is_asked_for(partial(self.planned, arguments), partial(self.planned, ModelArguments)):
-            compiled.check_kept_from_others()
-        decided, limits = groups.bring_up(self.launch, os.environ, timeout_s)
+        decided, limits = groups.bring_up(self.launch, os.environ, self.recipe.planned(arguments, "ddp_timeout"))
         self._decided |= decided
         self.warn(limits)
         args = self.build(arguments, **self._decided)

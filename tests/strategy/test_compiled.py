@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -10,10 +12,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from indictune.errors import UserError
-from indictune.strategy.compiled import check_kept_from_others, is_asked_for
+from indictune.strategy.compiled import check_compiling, check_kept_from_others, is_asked_for
 
 OTHER_USER = 65534
 
@@ -49,6 +52,29 @@ def test_one_of_ones_own_that_others_can_read_is_taken_as_it_is(folder: Path) ->
     (folder / "compiled").touch()
     check_kept_from_others()
     assert mode(folder) == 0o755
+
+
+@pytest.mark.parametrize(
+    ("group", "mode", "is_taken"), [("own", 0o775, True), ("own", 0o777, False), ("other", 0o775, False)]
+)
+def test_one_that_the_own_group_may_write_to_is_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, group: str, mode: int, is_taken: bool
+) -> None:
+    """Most distributions give each user a group of its name, and a umask of 002, by which torch has made it."""
+    user = pwd.getpwuid(os.getuid())
+    found = {"own": (user.pw_name, "x", user.pw_gid, []), "other": (user.pw_name, "x", user.pw_gid, ["another"])}[
+        group
+    ]
+    monkeypatch.setattr(grp, "getgrgid", {user.pw_gid: grp.struct_group(found)}.__getitem__)
+    folder.mkdir()
+    os.chown(folder, -1, user.pw_gid)
+    (folder / "compiled").touch()
+    folder.chmod(mode)
+    if is_taken:
+        check_kept_from_others()
+        return
+    with pytest.raises(UserError, match=f"{folder} can be written by other users"):
+        check_kept_from_others()
 
 
 @pytest.mark.parametrize("how", ["open", "a link", "of another user", "below an open folder"])
@@ -88,10 +114,21 @@ def test_torch_takes_a_folder_whoever_has_made_it(tmp_path: Path) -> None:
     assert mode(own) == 0o777
 
 
-def test_what_compiles_by_itself_is_asked_for_too() -> None:
+def test_what_compiles_by_itself_is_asked_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
     off, lora = dict[str, object]().get, {"method": "lora", "attn_implementation": "sdpa"}.get
     assert not is_asked_for(off, lora)
     assert is_asked_for({"torch_compile": True}.get, lora)
     assert is_asked_for({"torch_compile_mode": "max-autotune"}.get, lora)
     assert is_asked_for(off, {"attn_implementation": "flex_attention"}.get)
     assert is_asked_for(off, {"method": "qlora"}.get)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not is_asked_for(off, {"method": "qlora"}.get)
+
+
+def test_what_accelerate_would_compile_is_refused_with_the_flags_that_say_it(folder: Path) -> None:
+    """transformers (5.23) gives accelerate (1.15) no backend of its own, and so it takes the launcher's."""
+    off = dict[str, object]().get
+    check_compiling(off, off, {"ACCELERATE_DYNAMO_BACKEND": "NO"})
+    with pytest.raises(UserError, match=r"--dynamo_backend .* is inductor: .* --torch_compile_backend inductor"):
+        check_compiling(off, off, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"})
+    assert not folder.exists()
