@@ -408,6 +408,7 @@ create_precompile_key("mm", "", [])
 """
 
 
+@pytest.mark.slow
 def test_torch_does_not_compile_for_tf32_as_transformers_sets_it() -> None:
     """torch 2.13, transformers 5.23. When this fails, `IndicTrainingArguments.__post_init__` can go.
 

@@ -449,6 +449,7 @@ def test_a_request_to_stop_in_a_step_that_is_rolled_back_stops_the_run_after_it(
     assert job.outcome() == whole.outcome()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_still_being_written_is_rolled_back_to(finished_run: FinishedRun, tmp_path: Path) -> None:
     """That of step 4, when step 6 is bad."""
     unevaluated = ("--eval_strategy", "no", "--load_best_model_at_end", "false")

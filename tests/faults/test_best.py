@@ -123,6 +123,7 @@ def test_one_that_is_damaged_is_named_and_the_last_weights_stay(finished_run: Fi
     assert not all(torch.equal(other[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.slow
 def test_one_in_shards_that_others_can_write_is_not_read(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("fsdp2", 2)), BY_ACCURACY)
     result = job.start(f"OPENED_BEST@{END}")

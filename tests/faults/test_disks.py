@@ -66,7 +66,7 @@ def on_two_nodes(
 
 @pytest.mark.parametrize(
     "strategy",
-    ["fsdp2", pytest.param("ddp", marks=slow), pytest.param("zero1", marks=slow), pytest.param("zero3", marks=slow)],
+    [pytest.param(name, marks=slow) for name in ("fsdp2", "ddp", "zero1", "zero3")],
 )
 def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     strategy: str, finished_run: FinishedRun, tmp_path: Path

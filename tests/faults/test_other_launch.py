@@ -210,6 +210,7 @@ def llama_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
     }
 
 
+@slow
 def test_the_states_of_another_optimizer_are_refused(runs: Runs, tmp_path: Path) -> None:
     folder = runs.stopped(runs.under("fsdp2", 2), tmp_path / "out")
     assert_refused(runs, folder, "sgd", "--optim has none")

@@ -182,7 +182,8 @@ def test_a_stop_before_the_first_step_waits_for_none(
         assert job.outcome() == unbroken
 
 
-@pytest.mark.parametrize("launcher", ["one process", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["one process", "fsdp2"])
 def test_a_stop_while_shards_are_read_loses_nothing(recipe: Path, tmp_path: Path, launcher: str) -> None:
     """torch (2.13) makes a failure of its own of what is raised there."""
     whole, job = (Job(recipe, tmp_path / name, tuple(accelerate("fsdp2", 2))) for name in ("whole", "out"))

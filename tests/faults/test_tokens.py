@@ -328,7 +328,10 @@ class Pushed:
 
 @pytest.fixture(
     scope="module",
-    params=["classifier", pytest.param("adapter of a classifier", marks=pytest.mark.slow), "adapter of a LLaMA"],
+    params=[
+        *("classifier", pytest.param("adapter of a classifier", marks=pytest.mark.slow)),
+        pytest.param("adapter of a LLaMA", marks=pytest.mark.slow),
+    ],
 )
 def push(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pushed:
     """Of hostile labels and languages, into a folder with files of its user's."""
