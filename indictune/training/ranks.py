@@ -261,9 +261,9 @@ class Watchdog(threading.Thread):
     Where a rank has died and the main thread does not find out by itself, it ends the process: NCCL waits in C++,
     where no signal handler runs and no exception comes, until the launcher kills it, which knows of its own machine
     alone. So it does where a rank has ended that this one would meet first, or one has failed and this one stands
-    still, once it has asked the main thread in vain; where one stays stopped; and where this one waits in a collective
-    for one that is late. Where there is no collective, that one is named again and again, and not ended: it may be
-    fetching rows, or wait for a disk that comes back.
+    still, or is the one that held it up, once it has asked the main thread in vain; where one stays stopped; and where
+    this one waits in a collective for one that is late. Where there is no collective, that one is named again and
+    again, and not ended: it may be fetching rows, or wait for a disk that comes back.
 
     Args:
         ranks: of the run.
@@ -341,25 +341,34 @@ class Watchdog(threading.Thread):
             time.sleep(_GRACE_S)  # gloo tells the main thread at once that the connection is broken
             gone = self.ranks.gone()  # but for those that were just about to tell their end
             if gone and not self.ranks.has_ended:
-                late = self._late()  # they may have died of waiting for this one
-                mine = [late[self.ranks.rank]] if self.ranks.rank in late else []
-                self.end("; ".join([*mine, *gone.values()]))
+                self.end("; ".join([*self._if_late(), *gone.values()]))
         if (left := self._left_alone_by()) and not self.ranks.has_ended:
             self.ask()
             time.sleep(_GRACE_S)  # a main thread that hears it clears away what it has begun: compilers, their lock
             if not self.ranks.has_ended:
                 rank, state, message = left
-                self.end(f"[rank {rank}] {message}", state)
+                mine = [each for each in self._if_late() if each not in message]
+                self.end("; ".join([*mine, f"[rank {rank}] {message}"]), state)
+
+    def _if_late(self) -> list[str]:
+        """A sentence for this rank, where others may have ended of waiting for it."""
+        late = self._late()
+        return [late[self.ranks.rank]] if self.ranks.rank in late else []
 
     def _left_alone_by(self) -> tuple[int, str, str] | None:
-        """Rank, state and message of the one that has ended, where this one waits for it in vain."""
+        """Rank, state and message of the one that has ended, where this one waits for it in vain, or it for this."""
         still_s = self.progress.still_s
         is_meeting = self.progress.place in _MEETINGS and still_s > _GRACE_S
-        if not is_meeting and still_s < _ENDS_AFTER_ANOTHER_S:
+        if not is_meeting and still_s < min(self.patience_s, _ENDS_AFTER_ANOTHER_S):
             return None
         left = self.ranks.left()
+        if left is None or is_meeting:
+            return left
         # A request to stop ends all at one step; what a rank does after it, alone, may take a while.
-        return left if left is not None and (is_meeting or left[1] in ("failed", "user_error")) else None
+        in_vain = left[1] in ("failed", "user_error") and still_s > _ENDS_AFTER_ANOTHER_S
+        # What the user gave is wrong here too, and this rank may be about to tell it.
+        waited = left[1] == "failed" and self._if_late()
+        return left if in_vain or waited else None
 
     def _speak(self, still_s: float) -> None:
         none = f"no rank that this machine hears of lags behind this one ({self.progress.place})"

@@ -193,7 +193,11 @@ def _end(session: Session, started: float, message: str, state: output.State = "
             session.ranks.kill_stopped()
         stopping.end_programs(signal.SIGKILL)
     finally:
-        os._exit(_CODES[state])
+        try:
+            if not session.ranks.has_ended:  # else its main thread has told more
+                session.ranks.ended(state, message)
+        finally:
+            os._exit(_CODES[state])
 
 
 def _tell(session: Session, end: End, started: float) -> None:

@@ -201,6 +201,8 @@ def assert_named(folder: Path, rank: int, pid: int, what: str) -> None:
     expected = told_by(1 - rank, rank, pid, what)
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     assert status["message"].startswith(expected)
+    end = json.loads((folder / "logs" / ".ranks" / f"{1 - rank}.json").read_text(encoding="utf-8"))["end"]
+    assert end["state"] == "failed"  # else a rank of another machine would not hear of it
     log = (folder / "logs" / f"rank-{1 - rank}.log").read_text(encoding="utf-8")
     warned = re.escape(expected.removeprefix("[rank 1] "))
     assert re.search(rf"nothing has moved for 5 s after step \d: {warned}", log)

@@ -265,6 +265,41 @@ def test_a_rank_for_which_another_has_waited_until_it_was_gone_names_itself_firs
     assert happened == ["; ".join(told[-names:])]
 
 
+HELD_UP = "rank 1 (process {pid} on {host}) holds up the others: since step 3 it came no further than reading rows"
+
+
+@pytest.mark.parametrize(
+    ("state", "count", "message", "told"),
+    [
+        ("failed", 3, HELD_UP, f"[rank 0] {HELD_UP}"),
+        ("failed", 3, "RuntimeError: timed out", f"{HELD_UP}; [rank 0] RuntimeError: timed out"),
+        ("failed", 4, "RuntimeError: timed out", None),
+        ("user_error", 3, "no such file.", None),
+    ],
+)
+def test_a_rank_for_which_another_has_waited_ends_soon_where_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, count: int, message: str, told: str | None
+) -> None:
+    """On another machine, whose launcher does not end this rank."""
+    monkeypatch.setattr("indictune.training.ranks._GRACE_S", 0.1)
+    names = {"pid": os.getpid(), "host": socket.gethostname()}
+    late, waited = Ranks(tmp_path, 1, 2, "attempt"), Ranks(tmp_path, 0, 2, "attempt")
+    waited._mine |= {"host": "another-machine", "launcher": 1}
+    waited.begin()
+    waited.at(having_passed(4))
+    late.begin()
+    happened: list[Any] = []
+    ask = functools.partial(happened.append, "asked")
+    watchdog = Watchdog(late, 5.0, tmp_path / "rank-1.log", ask, lambda *end: happened.append(end))
+    watchdog.progress = having_passed(count)
+    watchdog.progress._last -= 6.0
+    watchdog.look()
+    assert happened == []
+    waited.ended(state, message.format(**names))
+    watchdog.look()
+    assert happened == ([] if told is None else ["asked", (told.format(**names), state)])
+
+
 def test_a_rank_that_hangs_and_lets_no_other_thread_run_leaves_its_stack(tmp_path: Path) -> None:
     """As in an extension that holds the GIL: the watchdog does not come to look."""
     assert start([*python(), "tests/training/holding.py", str(tmp_path)]).returncode == 0

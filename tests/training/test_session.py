@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,24 @@ class TestOtherRanks:
         told = f"[rank 1] rank 0 (process {process.pid} on {socket.gethostname()}) is gone: it was killed, or died "
         assert status()["message"].startswith(told)
         assert capsys.readouterr().err.count(f"indictune: {told}") == 1
+
+    @pytest.mark.parametrize("has_console", [True, False])
+    def test_they_hear_of_an_end_by_the_watchdog(self, monkeypatch: pytest.MonkeyPatch, has_console: bool) -> None:
+        """Also where nobody else does; those of another launcher would wait for it for ever."""
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        Path("out/logs").mkdir(parents=True)
+        session = Session(refused("--output_dir", "out"), rank=0)
+        session.ranks.begin()
+        if not has_console:
+            with Path("console").open("w") as closed:
+                monkeypatch.setattr("sys.stderr", closed)
+        ending = get_context("fork").Process(target=running._end, args=(session, time.time(), "rank 1 hangs"))
+        ending.start()
+        ending.join()
+        assert ending.exitcode == 1
+        assert Path("out/status.json").exists() == has_console
+        monkeypatch.setenv("RANK", "1")
+        assert Ranks.of_launch(Path("out/logs"), os.environ).left() == (0, "failed", "rank 1 hangs")
 
     def test_they_know_their_launch_though_a_library_changes_the_environment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
