@@ -319,12 +319,12 @@ class Watchdog(threading.Thread):
             self._speak(all_still_s)
             self._spoke_at_s = all_still_s
         if still_s > _ENDS_AFTER * self.patience_s and self._is_in_a_collective() and (late := self.waits_for()):
-            self.end("; ".join(late))
+            self.end("; ".join(late.values()))
 
-    def waits_for(self) -> list[str]:
+    def waits_for(self) -> dict[int, str]:
         """A sentence for each other rank that holds up this one, where that has not moved for long."""
         late = self._late()
-        return [] if self.ranks.rank in late else list(late.values())
+        return {} if self.ranks.rank in late else late
 
     def _late(self) -> dict[int, str]:
         """As `Ranks.late`, where this rank has not moved for long."""

@@ -169,8 +169,7 @@ def _first_cause(session: Session, end: End, started: float) -> End:
     told = None if first is None else End(cast(output.State, first[1]), f"[rank {first[0]}] {first[2]}")
     if told is not None and told.state == "user_error":
         return told
-    late = [] if session.watchdog is None else session.watchdog.waits_for()
-    others = [*ranks.gone().values()] if end.state == "resumable" else [*ranks.dead().values(), *late]
+    others = [*(ranks.gone() if end.state == "resumable" else _lost(session)).values()]
     spoken = _spoken(session, started)  # after a look at who is gone: who had not begun has told it there before
     if others and spoken.get("state", "ok") != "ok":
         return End(cast(output.State, spoken["state"]), spoken["message"])
@@ -183,9 +182,18 @@ def _first_cause(session: Session, end: End, started: float) -> End:
     return told
 
 
+def _lost(session: Session) -> dict[int, str]:
+    """A sentence for each other rank that this one has waited for in vain: it is dead, or late."""
+    late = {} if session.watchdog is None else session.watchdog.waits_for()
+    return late | session.ranks.dead()
+
+
 def _end(session: Session, started: float, message: str, state: output.State = "failed") -> NoReturn:
     """Tell why the run has ended, if no rank has told, and end the process and what it has started, whatever its main
-    thread does."""
+    thread does.
+
+    The other ranks hear of it last, and need not tell it again. Those of another launcher hear of it in no other way.
+    """
     try:
         if _spoken(session, started).get("state", "ok") == "ok":
             _tell(session, End(state, message), started)
@@ -237,9 +245,9 @@ def _speak_if_rank_0_does_not(session: Session, end: End, started: float) -> Non
 
     The launcher ends the other processes as soon as one has ended, so a rank that does not wait would cut rank 0's
     message off; and a problem of one rank alone (a file that is missing on its node) would never be heard. Where all
-    ranks before this one are lost, it is the first that can tell.
+    ranks before this one are lost, it is the first that can tell; NCCL may end its process soon.
     """
-    is_first = end.state == "failed" and session.ranks.dead().keys() >= set(range(session.rank))
+    is_first = end.state == "failed" and _lost(session).keys() >= set(range(session.rank))
     deadline = time.time() + (0.0 if is_first else SECONDS_FOR_RANK_0[end.state])
     while _spoken(session, started).get("state", "ok") == "ok":
         if time.time() > deadline:

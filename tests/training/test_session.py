@@ -24,12 +24,13 @@ from indictune.training import running
 from indictune.training.checkpoints import store
 from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import write_status
-from indictune.training.ranks import Ranks
+from indictune.training.ranks import Ranks, Watchdog
 from indictune.training.running import run
 from indictune.training.session import Session
 from indictune.training.stopping import Stopped
 from tests.training.checkpoints.test_store import manifest, write
 from tests.training.test_lock import holding
+from tests.training.test_ranks import having_passed
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_TOKEN")
@@ -201,24 +202,37 @@ class TestOtherRanks:
         )
         assert status()["message"].startswith("[rank 1] --sed")
 
-    def test_they_do_not_wait_for_the_word_of_a_rank_0_that_is_dead(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize(
+        "what",
+        [
+            "is gone: it was killed, or died without a word",
+            "holds up the others: since step 0 it came no further than the start",
+        ],
+    )
+    def test_they_do_not_wait_for_the_word_of_a_rank_0_that_is_dead_or_late(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
     ) -> None:
         monkeypatch.setenv("WORLD_SIZE", "2")
         rank_0 = Ranks.of_launch(Path("out/logs"), os.environ)
-        with subprocess.Popen(["true"]) as process:
-            rank_0._mine["pid"] = process.pid
+        if what.startswith("is gone"):
+            with subprocess.Popen(["true"]) as process:
+                rank_0._mine["pid"] = process.pid
         Path("out/logs").mkdir(parents=True)
         rank_0.begin()
         monkeypatch.setenv("RANK", "1")
         monkeypatch.delitem(running.SECONDS_FOR_RANK_0, "failed")  # nobody asks for how long
 
-        def lose(_: Session) -> None:
+        def lose(session: Session) -> None:
+            session.watchdog = Watchdog(session.ranks, 9.0, Path("out/logs/rank-1.log"), pytest.fail, pytest.fail)
+            session.watchdog.progress = having_passed(1)
+            session.watchdog.progress._last -= 10
+            session.ranks.at(session.watchdog.progress)
             raise ConnectionResetError("by peer")
 
         assert run(lose, refused("--output_dir", "out")) == 1
-        told = f"[rank 1] rank 0 (process {process.pid} on {socket.gethostname()}) is gone: it was killed, or died "
-        assert status()["message"].startswith(told)
+        name = f"rank 0 (process {rank_0._mine['pid']} on {socket.gethostname()})"
+        told = f"[rank 1] {name} {what}; ConnectionResetError: by peer"
+        assert status()["message"] == told
         assert capsys.readouterr().err.count(f"indictune: {told}") == 1
 
     @pytest.mark.parametrize("has_console", [True, False])
