@@ -23,7 +23,7 @@ def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     """Whether all ranks see the same files in a folder. All must call it; the folder is there."""
     if args.world_size == 1:
         return True
-    mark = folder / f".seen-{sharding.told_by_rank_0(uuid.uuid4().hex, args)}"
+    mark = folder / f".seen-{sharding.from_all(uuid.uuid4().hex)[0]}"
     if args.process_index == 0:
         mark.touch()
     sharding.barrier()

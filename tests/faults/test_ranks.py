@@ -151,10 +151,10 @@ def test_a_rank_that_builds_an_operator_when_another_is_stopped_leaves_no_compil
             psutil.Process(pid).kill()
 
 
-def test_a_rank_does_not_wait_for_a_group_with_one_that_has_ended(finished_run: FinishedRun, tmp_path: Path) -> None:
+def test_a_rank_does_not_wait_to_join_one_that_has_ended(finished_run: FinishedRun, tmp_path: Path) -> None:
     """It waits in C++, where no signal is heard, and the launcher would kill it after 30 s."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)))
-    said = job.start("SIGTERM@torch.distributed:new_group:1@1").stderr
+    said = job.start("SIGTERM@torch.distributed:init_process_group:1@1").stderr
     assert "SIGKILL" not in said
     assert job.status["state"] == "resumable", said
     assert job.status["message"].startswith("[rank 1] stopped by SIGTERM before there was anything to save.")
@@ -265,13 +265,22 @@ def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_a
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_before_the_first_step_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
-    event = "STUCK@indictune.models.classifier:load_classifier:1@1"
-    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "6") as (first, second):
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("indictune.strategy.check:check_came_up", "joining the other ranks"),
+        ("indictune.models.classifier:load_classifier", "reading the weights"),
+    ],
+)
+def test_a_rank_that_hangs_before_the_first_step_is_named(
+    finished_run: FinishedRun, tmp_path: Path, place: str, told: str
+) -> None:
+    flags = ("--ddp_timeout", "6")
+    with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{place}:1@1", *flags) as (first, second):
         first.communicate(timeout=120)
     assert first.returncode == 1
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
-    assert status["message"].startswith(held_up_by(1, second.pid, 0, "reading the weights"))
+    assert status["message"].startswith(held_up_by(1, second.pid, 0, told))
 
 
 @pytest.mark.slow
