@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -58,6 +59,7 @@ from indictune.training.checkpoints.store import UNFINISHED
 from tests import fuzz_readers
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT
+from tests.faults.faulty import FOLDER, hit
 from tests.plain_readers import are_same, cells_of, plain_records, plain_rows
 
 
@@ -121,6 +123,18 @@ def test_a_disk_is_told_of_where_a_line_has_the_path_and_the_error(tmp_path: Pat
     assert told == {"named the path and the error": 1, "told the bytes needed": 0}
     whole = f"{tmp_path}: No space left on device. It needs 7,041 bytes"
     assert all(told_of_the_disk(whole, tmp_path).values())
+
+
+def test_a_disk_that_refuses_writes_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric makes a folder of its own in the system's for such."""
+    monkeypatch.setenv(FOLDER, str(tmp_path / "out"))
+    monkeypatch.setattr(os, "makedirs", os.makedirs)  # what stands there now is put back
+    hit("EROFS@os:makedirs:2")
+    for name in ("elsewhere", "out", "elsewhere too"):
+        os.makedirs(tmp_path / name)
+    with pytest.raises(OSError, match="Read-only file system"):
+        os.makedirs(tmp_path / "out" / "checkpoint-1")
+    os.makedirs(tmp_path / "still elsewhere")
 
 
 def test_a_stop_is_told_by_75_or_by_the_status(copy: Path) -> None:
