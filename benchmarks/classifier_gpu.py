@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from transformers.utils.import_utils import is_torch_tf32_available
 
 from benchmarks.contenders import MAX_LENGTH, Contender, Job, compete
-from benchmarks.curves import TurnsWithAttention, compare_curves
-from benchmarks.curves import show as show_curves
 from benchmarks.flops import classifier_flops, matmul_flops_per_second
 from benchmarks.parts import Note, Plan
 from benchmarks.row_lengths import TWEETS, draw_lengths
-from benchmarks.speed import FP32, PADDED, grouped_by_length
+from benchmarks.speed import PADDED, grouped_by_length
 from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -60,7 +57,7 @@ class Size:
         steps_per_lap_of: likewise, of those that take so long that fewer will do, by their titles.
         warm_up_steps: before each lap.
         laps: at most.
-        steps_of_curve: on which losses are compared.
+        rate_of_curve: at which the model learns from random weights in the steps of `benchmarks/classifier_losses.py`.
         matmul_width: of the product that tells the device's speed.
         compiler: of `--torch_compile_backend`.
     """
@@ -73,7 +70,7 @@ class Size:
     steps_per_lap_of: dict[str, int]
     warm_up_steps: int
     laps: int
-    steps_of_curve: int
+    rate_of_curve: float
     matmul_width: int
     compiler: str
 
@@ -88,7 +85,7 @@ SIZES = {
         steps_per_lap_of={"trainer_defaults": 8, "ours_fp32": 3},
         warm_up_steps=2,
         laps=6,
-        steps_of_curve=8,
+        rate_of_curve=2e-5,
         matmul_width=8192,
         compiler="inductor",
     ),
@@ -101,7 +98,7 @@ SIZES = {
         steps_per_lap_of={},
         warm_up_steps=1,
         laps=2,
-        steps_of_curve=3,
+        rate_of_curve=1e-3,
         matmul_width=256,
         compiler="eager",
     ),
@@ -362,30 +359,3 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
         if "error" in line:
             print(f"  failed: {line['error'].splitlines()[-1]}")
     print(flush=True)
-
-
-def compare_losses(plan: Plan, note: Note) -> None:
-    """A part: the loss of ours without dropout, and of the padded Trainer on the same global batches.
-
-    All get a file of one epoch: to tokenise all rows would take most of the part's time.
-    """
-    size = SIZES[plan.size]
-    job = replace(job_of(plan, "losses", size.steps_of_curve), steps_per_lap=size.steps_of_curve, warm_up_steps=0)
-    rows = job.train_file.read_text(encoding="utf-8").splitlines(keepends=True)
-    job = replace(job, train_file=job.folder / "train.jsonl")
-    job.train_file.write_text("".join(rows[: size.steps_of_curve * size.global_batch_size]), encoding="utf-8")
-    note({"rows": len(_rows(job))})
-    plain = {**FP32, "per_device_train_batch_size": size.global_batch_size}
-    ours = {**plain, "global_batch_size": size.global_batch_size}
-    pairs = [
-        (
-            Contender("curve_of_ours", settings={**ours, "bf16": "false", "tf32": "false"}),
-            Contender("curve_of_trainer", "longest", {**plain, "tf32": False}),
-        ),
-        (
-            Contender("curve_of_ours_bf16", settings={**ours, "bf16": "true"}),
-            Contender("curve_of_trainer_bf16", "longest", {**plain, "bf16": True, "tf32": is_torch_tf32_available()}),
-        ),
-    ]
-    found = compare_curves("trainer", pairs, job, partial(compete, turns=TurnsWithAttention), note)
-    show_curves(found, "classifier", "the Trainer")

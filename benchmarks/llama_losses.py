@@ -13,7 +13,7 @@ from benchmarks.curves import TurnsWithAttention, compare_curves, show
 from benchmarks.llama import SIZES, TRL_BATCH_SIZE, compete, write_model, write_rows
 from benchmarks.parts import Note, Plan
 
-STEPS = 8
+STEPS, ROWS = 24, 8 * TRL_BATCH_SIZE  # that are seen again and again
 LIKE = {
     "max_length": SIZES["tiny"].max_length,
     "learning_rate": 1e-3,
@@ -35,7 +35,7 @@ def compare(plan: Plan, note: Note) -> None:
     folder = plan.folder / "losses_of_llama"
     folder.mkdir()
     write_model(folder / "model", SIZES["tiny"].model, torch.float32)
-    write_rows(folder / "chats.jsonl", STEPS * TRL_BATCH_SIZE, SIZES["tiny"].max_length, full_length=False)
+    write_rows(folder / "chats.jsonl", ROWS, SIZES["tiny"].max_length, full_length=False)
     job = Job(folder / "model", folder / "chats.jsonl", STEPS, STEPS, folder)
     ours = {**LIKE, "method": "full", "global_batch_size": TRL_BATCH_SIZE}
     plain: dict[str, Any] = {**LIKE, "method": "full", "dtype": torch.float32}

@@ -311,10 +311,26 @@ def compare_losses(rows: Sequence[Row], folder: Path, compiled: bool) -> dict[in
         own.mkdir()
         write_model(own / "model", rows, vocab_size)
         found[vocab_size] = curves(Job(own / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, own), ours, LEARNS)
-        first, last = (statistics.mean(found[vocab_size]["ours"][part]) for part in (slice(3), slice(-3, None)))
-        if last > LEARNED * first:
-            raise RuntimeError(f"The loss fell from {first:.3f} to {last:.3f} only: such a curve compares little.")
+        if not has_learned(found[vocab_size]["ours"]):
+            raise RuntimeError(tell_fall(found[vocab_size]["ours"]))
     return found
+
+
+def has_learned(losses: Sequence[float]) -> bool:
+    """Whether a curve has fallen: a model that stays where it began has this loss whatever computes it."""
+    first, last = first_and_last(losses)
+    return last <= LEARNED * first
+
+
+def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
+    """The mean loss of the first three steps, and of the last three."""
+    return statistics.mean(losses[:3]), statistics.mean(losses[-3:])
+
+
+def tell_fall(losses: Sequence[float]) -> str:
+    """What is wrong with a curve that has not learned."""
+    first, last = first_and_last(losses)
+    return f"The loss fell from {first:.3f} to {last:.3f} only: such a curve compares little."
 
 
 def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -> dict[str, Any]:
