@@ -2,11 +2,12 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.seeds [--data ../shared/data/sentiment] [--steps 120]
 
-Each run is `accelerate launch` of the training script with DDP on two processes: the BERT and the tweets of
-`benchmarks.speed`, with dropout, from random weights. `bf16` computes in bfloat16, but for attention, which on a
-CPU is in fp32 where rows are joined (indictune/models/attention.py); `reduce_dtype` computes in fp32 and sends the
-gradients in bfloat16. Compared is the mean loss of the last third of the steps. A setting is inside where its mean
-over the seeds is no farther from that of fp32 than one standard deviation of the seeds.
+Each run is `accelerate launch` of the training script with DDP on two processes, or, where there is one GPU, plain
+python: the BERT and the tweets of `benchmarks.speed`, with dropout, from random weights. `bf16` computes in bfloat16,
+but for attention, which on a CPU is in fp32 where rows are joined (indictune/models/attention.py); `reduce_dtype`
+computes in fp32 and sends the gradients in bfloat16: one process sends none, and leaves it out. Compared is the mean
+loss of the last third of the steps. A setting is inside where its mean over the seeds is no farther from that of fp32
+than one standard deviation of the seeds.
 """
 
 from __future__ import annotations
@@ -17,19 +18,36 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.contenders import BATCH_SIZE, MAX_LENGTH
 from benchmarks.environment import environment, write_results
 from benchmarks.speed import VOCABULARIES, read_tweets, write_model, write_rows
 from indictune.layout import table
-from tests.distributed.launching import accelerate, train
+from tests.distributed.launching import accelerate, python, train
 
 SEEDS = range(5)
-RANKS = 2
 # From random weights, so that it learns within these steps; a loss that stays where it began shows nothing.
 RATE = "1e-3"
 LEARNED = 0.95  # of the first steps' loss
 EXACT = "fp32"
-SETTINGS = {EXACT: (), "bf16": ("--bf16", "true"), "reduce_dtype": ("--reduce_dtype", "bfloat16")}
+SETTINGS = {EXACT: (), "bf16": ("--bf16", "true")}
+BETWEEN_RANKS = {"reduce_dtype": ("--reduce_dtype", "bfloat16")}
+
+
+def ranks() -> int:
+    """How many processes a run has: each needs a GPU of its own where there is any."""
+    return 1 if torch.cuda.device_count() == 1 else 2
+
+
+def launcher() -> list[str]:
+    """Of a run."""
+    return python() if ranks() == 1 else accelerate("ddp", ranks())
+
+
+def settings() -> dict[str, tuple[str, ...]]:
+    """What is compared: of each its flags."""
+    return SETTINGS if ranks() == 1 else SETTINGS | BETWEEN_RANKS
 
 
 def losses(job: tuple[str, ...], folder: Path, seed: int, *flags: str) -> list[float]:
@@ -41,7 +59,7 @@ def losses(job: tuple[str, ...], folder: Path, seed: int, *flags: str) -> list[f
         seed: of the order, dropout and the head.
         flags: of the setting.
     """
-    return train(accelerate("ddp", RANKS), folder, *job, "--seed", str(seed), *flags).series("loss")
+    return train(launcher(), folder, *job, "--seed", str(seed), *flags).series("loss")
 
 
 def job_flags(data: Path, folder: Path, steps: int) -> tuple[str, ...]:
@@ -51,7 +69,7 @@ def job_flags(data: Path, folder: Path, steps: int) -> tuple[str, ...]:
     return (
         *("--model_name_or_path", str(folder / "model"), "--max_length", str(MAX_LENGTH), "--learning_rate", RATE),
         *("--train_file", str(write_rows(rows, folder / "train.jsonl")), "--max_steps", str(steps)),
-        *("--global_batch_size", str(BATCH_SIZE), "--per_device_train_batch_size", str(BATCH_SIZE // RANKS)),
+        *("--global_batch_size", str(BATCH_SIZE), "--per_device_train_batch_size", str(BATCH_SIZE // ranks())),
         *("--logging_steps", "1", "--save_strategy", "no", "--load_best_model_at_end", "false"),
         *("--eval_strategy", "no"),
     )
@@ -94,14 +112,14 @@ def main() -> None:
         job = job_flags(options.data, folder, options.steps)
         curves = {
             name: [losses(job, folder / f"{name}-{seed}", seed, *flags) for seed in SEEDS]
-            for name, flags in SETTINGS.items()
+            for name, flags in settings().items()
         }
     found = compare(curves)
-    settings = [name for name in found if name != EXACT]
-    body = [[name, f"{found[name]['difference']:+.4f}", str(found[name]["inside"])] for name in settings]
+    judged = [name for name in found if name != EXACT]
+    body = [[name, f"{found[name]['difference']:+.4f}", str(found[name]["inside"])] for name in judged]
     print(table(["setting", "difference", f"inside {found[EXACT]['spread']:.4f}"], body), end="\n\n")
-    results = {"environment": environment(), "seeds": len(SEEDS), "steps": options.steps, "settings": found}
-    print(f"written to {write_results('seeds', {**results, 'curves': curves})}")
+    results = {"environment": environment(), "ranks": ranks(), "seeds": len(SEEDS), "steps": options.steps}
+    print(f"written to {write_results('seeds', {**results, 'settings': found, 'curves': curves})}")
 
 
 if __name__ == "__main__":

@@ -310,6 +310,22 @@ def test_seeds_that_have_not_learned_compare_nothing() -> None:
         compare({"fp32": [[1.0] * 24 + [0.99] * 12] * 5})
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_seeds_need_no_second_gpu(gpus: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    from benchmarks import seeds
+    from tests.distributed.launching import python
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    alone = gpus == 1
+    assert (seeds.launcher() == python()) is alone
+    assert ("launch" in seeds.launcher()) is not alone
+    assert seeds.settings().keys() == {"fp32", "bf16"} | (set() if alone else {"reduce_dtype"})
+    flags = seeds.job_flags(ROOT / "no such folder", tmp_path, steps=1)
+    assert flags[flags.index("--per_device_train_batch_size") + 1] == ("64" if alone else "32")
+
+
 @pytest.mark.parametrize(("shift", "inside"), [(0.005, True), (0.02, False), (-0.02, False)])
 def test_packing_is_inside_where_the_seeds_of_plain_rows_differ_more(shift: float, inside: bool) -> None:
     from benchmarks.llama_seeds import PACKED, PLAIN, compare
@@ -346,12 +362,13 @@ def test_an_optimizer_of_8_bits_trains_otherwise(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_setting_of_the_seeds_trains_otherwise(tmp_path: Path) -> None:
-    from benchmarks.seeds import SETTINGS, job_flags, losses
+    from benchmarks.seeds import job_flags, losses, settings
 
     job = job_flags(ROOT / "no such folder", tmp_path, steps=3)
-    curves = {name: losses(job, tmp_path / name, 1, *flags) for name, flags in SETTINGS.items()}
+    curves = {name: losses(job, tmp_path / name, 1, *flags) for name, flags in settings().items()}
+    assert curves.keys() == {"fp32", "bf16", "reduce_dtype"}
     assert {len(curve) for curve in curves.values()} == {3}
-    assert len({tuple(curve) for curve in curves.values()}) == len(SETTINGS)
+    assert len({tuple(curve) for curve in curves.values()}) == len(curves)
     assert curves["bf16"] == pytest.approx(curves["fp32"], rel=0.02)
 
 
