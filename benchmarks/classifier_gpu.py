@@ -30,6 +30,7 @@ LABELS = ("negative", "neutral", "positive")
 ROWS_OF_THE_GOAL = 2_000_000
 # Of the Trainer as run_classification.py has it, padded to 128 and in fp32; its default of 8 rows is slower still.
 PLAIN_BATCH_SIZE = 64
+IN_FP32 = ("trainer_defaults", "ours_fp32")  # others are in bf16
 BASELINES = ("trainer_defaults", "trainer_best", "ours")
 WITHOUT_DROPOUT = {"dropout": 0.0}  # torch's attention for joined rows is taken then, which has none
 RECIPE = Path(__file__).parents[1] / "recipes/sentiment/indicbert_v2.yaml"
@@ -53,6 +54,7 @@ class Size:
         used_ids: tokens that the rows draw from.
         global_batch_size: rows.
         rows: of the training file.
+        rows_of_epoch: of `benchmarks/epoch.py`.
         steps_per_lap: timed.
         steps_per_lap_of: likewise, of those that take so long that fewer will do, by their titles.
         warm_up_steps: before each lap.
@@ -66,6 +68,7 @@ class Size:
     used_ids: int
     global_batch_size: int
     rows: int
+    rows_of_epoch: int
     steps_per_lap: int
     steps_per_lap_of: dict[str, int]
     warm_up_steps: int
@@ -81,6 +84,7 @@ SIZES = {
         used_ids=60_000,
         global_batch_size=512,
         rows=45_056,
+        rows_of_epoch=ROWS_OF_THE_GOAL,
         steps_per_lap=10,
         steps_per_lap_of={"trainer_defaults": 8, "ours_fp32": 3},
         warm_up_steps=2,
@@ -94,6 +98,7 @@ SIZES = {
         used_ids=500,
         global_batch_size=16,
         rows=256,
+        rows_of_epoch=300,
         steps_per_lap=1,
         steps_per_lap_of={},
         warm_up_steps=1,
@@ -152,7 +157,7 @@ def write_rows(path: Path, size: Size) -> np.ndarray:
     texts = np.split(drawn, lengths.cumsum()[:-1])
     with path.open("w", encoding="utf-8") as file:
         for number, (length, tokens) in enumerate(zip(lengths, texts, strict=True)):
-            text = " ".join(f"w{token}" for token in tokens[: length - 2])
+            text = " ".join(f"w{token}" for token in tokens[: length - 2].tolist())
             file.write(json.dumps({"text": text, "label": LABELS[number % 3], "language": "hi"}) + "\n")
     return lengths
 
@@ -275,6 +280,11 @@ def _lengths(rows: Sequence[dict[str, str]]) -> np.ndarray:
 def _line(title: str, size: Size, race: Race, mfu_per_row: float, tokens_per_row: float) -> dict[str, Any]:
     """What is known of a contender so far.
 
+    `seconds_of_steps_for_2m_rows` is no epoch's time, which has a start, a preparation and saves too: it is reckoned
+    from the speed of the laps. `benchmarks/epoch.py` trains one.
+
+    A run in fp32 has no `mfu`: that is a share of the device's products of bf16.
+
     Args:
         mfu_per_row: utilisation of the device's bf16 products at one row a second.
         tokens_per_row: of all rows, which those of the laps are like.
@@ -292,13 +302,14 @@ def _line(title: str, size: Size, race: Race, mfu_per_row: float, tokens_per_row
     counted = race.counted[title]
     if title in race.seconds_to_ready:
         line["seconds_to_first_step"] = round(race.seconds_to_ready[title] + counted["first_step_s"], 1)
+    if title not in IN_FP32:
+        line["mfu"] = round(speed * mfu_per_row, 4)
     return line | {
         "rows_per_second": round(speed, 1),
         "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
         "laps": len(laps),
         "few_laps": len(laps) < ENOUGH_LAPS,
-        "mfu": round(speed * mfu_per_row, 4),
-        "seconds_for_2m_rows": round(ROWS_OF_THE_GOAL / speed, 1),
+        "seconds_of_steps_for_2m_rows": round(ROWS_OF_THE_GOAL / speed, 1),
         "tokens_per_second": round(speed * tokens_per_row),
         "padding_fraction": round(counted["padding_fraction"], 4),
         "peak_memory_bytes": counted["peak_memory_bytes"],
@@ -342,7 +353,7 @@ COLUMNS = {
     "padding_fraction": ("padding", "{:.1%}"),
     "peak_memory_bytes": ("peak bytes", "{:.2e}"),
     "seconds_to_first_step": ("1st step s", "{:.1f}"),
-    "seconds_for_2m_rows": ("2M rows s", "{:,.0f}"),
+    "seconds_of_steps_for_2m_rows": ("2M rows, steps alone, s", "{:,.0f}"),
     "times_trainer_defaults": ("x defaults", "{:.2f}"),
     "times_trainer_best": ("x best", "{:.2f}"),
     "times_ours": ("x ours", "{:.2f}"),
@@ -351,10 +362,13 @@ COLUMNS = {
 
 def show(lines: Sequence[dict[str, Any]]) -> None:
     """Print the table."""
-    print(f"\n{'':<27}" + "".join(f"{title:>12}" for title, _ in COLUMNS.values()))
+    widths = [max(12, len(title) + 2) for title, _ in COLUMNS.values()]
+    titles = zip(COLUMNS.values(), widths, strict=True)
+    print(f"\n{'':<27}" + "".join(f"{title:>{width}}" for (title, _), width in titles))
     for line in lines:
         cells = [form.format(line[name]) if name in line else "" for name, (_, form) in COLUMNS.items()]
-        print(f"{line['contender']:<27}" + "".join(f"{cell:>12}" for cell in cells))
+        row = zip(cells, widths, strict=True)
+        print(f"{line['contender']:<27}" + "".join(f"{cell:>{width}}" for cell, width in row))
         tell_few_laps(line)
         if "error" in line:
             print(f"  failed: {line['error'].splitlines()[-1]}")

@@ -3,13 +3,15 @@
     python -m benchmarks.gpu [--minutes 9] [--parts device classifier losses stages ...]
     python -m benchmarks.gpu --parts compiled
     python -m benchmarks.gpu --parts compiled_losses
+    python -m benchmarks.gpu --parts epoch
     python -m benchmarks.gpu --parts llama_lora
 
 A BERT of IndicBERT-v2's shape with a vocabulary of 250,000 and random weights, on rows as long as tweets, by the
 recipe for IndicBERT v2 and beside transformers' Trainer; then QLoRA on a LLaMA of 8B, beside TRL. Each part is a
 process of its own with a limit of time: one that fails is told, and the others go on, but for `device`, which all
-need. The classifier compiled beside itself, their losses, and LoRA each have a go of their own: they take longer than
-a share of nine minutes.
+need. The classifier compiled beside itself, their losses, a whole epoch of 2M rows, and LoRA each have a go of their
+own: they take longer than a share of nine minutes; the epoch, with its rows written and prepared before, some five of
+them, by reckoning.
 There is one result file a go, written whenever there is something new, so that one that is stopped keeps what it
 found; the profiler's traces lie beside it. One GPU is used, the first of several. Models lie in TMPDIR, 17 GB of them:
 /dev/shm is quick where there is the memory. `--size tiny` tries the program on a CPU, in some minutes.
@@ -27,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import classifier_gpu, classifier_losses, llama, llama_losses, stages
+from benchmarks import classifier_gpu, classifier_losses, epoch, llama, llama_losses, stages
 from benchmarks.environment import RESULTS, environment, results_path, write_results
 from benchmarks.parts import Part, Plan, run_part
 
@@ -42,10 +44,11 @@ PARTS: dict[str, tuple[Part, int]] = {
     "llama_losses": (llama_losses.compare, 6),
     "compiled": (classifier_gpu.compare_compiled, 7),
     "compiled_losses": (classifier_losses.compare_with_compiled, 7),
+    "epoch": (epoch.measure, 14),
     "llama_lora": (partial(llama.compare, "lora"), 14),
 }
 NEEDED = "device"  # by all others
-IN_GOES_OF_THEIR_OWN = ("compiled", "compiled_losses", "llama_lora")
+IN_GOES_OF_THEIR_OWN = ("compiled", "compiled_losses", "epoch", "llama_lora")
 IN_ONE_GO = [title for title in PARTS if title not in IN_GOES_OF_THEIR_OWN]
 # Of all that runs. A contender gives its memory back after each lap and takes it again. Where every step has another
 # number of tokens, as ours do, it would still ask the GPU for pieces of new sizes in the steps that are timed, and one

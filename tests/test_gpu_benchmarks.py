@@ -118,7 +118,7 @@ def test_what_all_need_may_take_all_the_time_and_the_others_share_what_is_left()
 
 def test_what_is_not_measured_is_told_with_its_commands() -> None:
     command = "python -m benchmarks.gpu --parts"
-    titles = ("compiled", "compiled_losses", "llama_lora")
+    titles = ("compiled", "compiled_losses", "epoch", "llama_lora")
     own = " and ".join(f"`{command} {title}`" for title in titles) + "."
     assert left_out(IN_ONE_GO) == f"Not measured: {', '.join(titles)}. It takes {own}"
     others = "classifier stages llama_stages llama_losses"
@@ -168,8 +168,11 @@ def test_rows_a_second_are_those_of_the_steps_of_its_laps_and_few_laps_are_told(
         lines.append(classifier_gpu._line(title, classifier_gpu.SIZES["full"], race, 1.0, 1.0))
     assert [line["rows_per_second"] for line in lines] == [rows / 2, rows / 2]
     assert [line["few_laps"] for line in lines] == [True, False]
+    assert ["mfu" in line for line in lines] == [title == "ours"] * 2  # of bf16's products
     classifier_gpu.show(lines)
-    assert capsys.readouterr().out.count("  of 4 laps alone, where 5 are enough\n") == 1
+    said = capsys.readouterr().out
+    assert said.count("  of 4 laps alone, where 5 are enough\n") == 1
+    assert "  2M rows, steps alone, s  " in said  # no epoch's time, which has a start and a preparation too
 
 
 def test_all_padding_is_put_back_and_what_it_costs_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,6 +309,17 @@ def test_a_compiled_models_losses_are_compared_in_a_run_of_their_own(tmp_path: P
     assert (curve["agrees"], curve["learned"]) == (True, True)
     assert len(curve["bf16"]["compiled"]) == len(curve["compiled"]) == curve["steps"]
     assert curve["bf16"]["compiled"] != curve["compiled"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_a_whole_epoch_is_trained_on_rows_that_were_prepared_before(tmp_path: Path) -> None:
+    parts = parts_of_gpu(tmp_path, "gpu-device-epoch-tiny", "--parts", "epoch")
+    found = parts["epoch"]
+    assert found["rows"] == 300
+    assert found["preparation_s"] > 0
+    assert found["process_s"] > found["train"]["runtime_s"]
+    assert found["train"]["samples_per_second"] * found["train"]["runtime_s"] == pytest.approx(300)
 
 
 def compared_with_trl(contenders: list[dict[str, Any]], method: str) -> None:

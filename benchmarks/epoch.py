@@ -1,0 +1,63 @@
+"""One whole epoch of as many rows as the goal has, by the commands that a user types, and by the recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.classifier_gpu import RECIPE, SIZES, write_rows
+from benchmarks.parts import Note, Plan
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = "scripts/train_sentiment.py"
+
+
+def measure(plan: Plan, note: Note) -> None:
+    """A part: seconds of `indictune prepare`, and then of the script's whole process, which finds the rows prepared.
+
+    Of the script's are told apart: `runtime_s` of its `metrics.json`, of the training with its checkpoint, and, in
+    `process_s`, all: its start, the model that it saves and reads back, and its end. There are no validation rows.
+    """
+    size = SIZES[plan.size]
+    folder = plan.folder / "epoch"
+    folder.mkdir()
+    rows, output, log = folder / "train.jsonl", folder / "run", folder / "log"
+    lengths = write_rows(rows, replace(size, rows=size.rows_of_epoch))
+    note({"rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 2)})
+    flags = ["--config", str(RECIPE), "--model_name_or_path", str(plan.folder / "model"), "--train_file", str(rows)]
+    flags += ["--global_batch_size", str(size.global_batch_size), "--num_train_epochs", "1"]
+    preparation_s = _run(["-m", "indictune", "prepare", *flags], folder, log)
+    note({"preparation_s": preparation_s})
+    process_s = _run([SCRIPT, *flags, "--output_dir", str(output)], folder, log)
+    train = json.loads((output / "metrics.json").read_text(encoding="utf-8"))["train"]
+    note({"process_s": process_s, "train": train})
+    print(f"\none epoch of {len(lengths):,} rows, prepared in {preparation_s} s before:", end=" ")
+    print(f"{train['runtime_s']:.1f} s of training, in a process of {process_s} s", flush=True)
+
+
+def _run(words: list[str], folder: Path, log: Path) -> float:
+    """Seconds of a process of ours, from its start to its end.
+
+    Args:
+        words: behind `python`.
+        folder: gets the prepared rows.
+        log: gets what it prints.
+
+    Raises:
+        RuntimeError: it failed; with all that it printed.
+    """
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {"INDICTUNE_CACHE": str(folder / "cache"), "PYTHONPATH": os.pathsep.join(paths)}
+    since = time.perf_counter()
+    with log.open("w", encoding="utf-8") as file:
+        code = subprocess.run(
+            [sys.executable, *words], cwd=ROOT, env={**os.environ, **variables}, stdout=file, stderr=file, check=False
+        ).returncode
+    if code:
+        raise RuntimeError(f"{words} ended with {code}:\n{log.read_text(encoding='utf-8', errors='replace')}")
+    return round(time.perf_counter() - since, 1)
