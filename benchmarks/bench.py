@@ -38,19 +38,22 @@ def written_since(began: float, folder: Path = RESULTS) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run all, each of which writes its own result file; then write the seconds."""
+    """Run all, each of which writes its own result file; then write the seconds, and fail where one has failed."""
     about, began = environment(), time.time()  # before the programs load the machine
     seconds: dict[str, float] = {}
+    exit_codes: dict[str, int] = {}
     for name, (flags, on_one_core) in PROGRAMS.items():
         variables = {"OMP_NUM_THREADS": "1"} if on_one_core else {}
         since = time.perf_counter()
         command = [sys.executable, "-m", f"benchmarks.{name}", *flags]
-        subprocess.run(command, env={**os.environ, **variables}, check=True)
+        exit_codes[name] = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
         seconds[name] = round(time.perf_counter() - since, 1)
     seconds["all"] = round(sum(seconds.values()), 1)
     print(table(["program", "seconds"], [[name, f"{spent:.0f}"] for name, spent in seconds.items()]))
-    results = {"environment": about, "seconds": seconds, "results": written_since(began)}
+    results = {"environment": about, "seconds": seconds, "exit_codes": exit_codes, "results": written_since(began)}
     print(f"written to {write_results('bench', results)}")
+    if failed := [name for name, code in exit_codes.items() if code]:
+        sys.exit(f"Failed: {', '.join(failed)}.")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ need. The classifier compiled beside itself, their losses, a whole epoch of 2M r
 own: they take longer than a share of nine minutes; the epoch, with its rows written and prepared before, some five of
 them, by reckoning.
 There is one result file a go, written whenever there is something new, so that one that is stopped keeps what it
-found; the profiler's traces lie beside it. One GPU is used, the first of several. Models lie in TMPDIR, 17 GB of them:
-/dev/shm is quick where there is the memory. `--size tiny` tries the program on a CPU, in some minutes.
+found; the profiler's traces lie beside it. It ends with 1 where anything failed, and says what. One GPU is used, the
+first of several. Models lie in TMPDIR, 17 GB of them: /dev/shm is quick where there is the memory. `--size tiny` tries
+the program on a CPU, in some minutes.
 """
 
 from __future__ import annotations
@@ -79,6 +80,15 @@ def left_out(chosen: Sequence[str]) -> str:
     return f"Not measured: {', '.join(titles)}. It takes {commands}." if titles else ""
 
 
+def failures(parts: dict[str, Any]) -> list[str]:
+    """The parts that failed, and of others the contenders that did, as `part (contender)`."""
+    found = []
+    for title, part in parts.items():
+        found += [title] * ("error" in part)
+        found += [f"{title} ({line['contender']})" for line in part.get("contenders", []) if "error" in line]
+    return found
+
+
 def name_of(chosen: Sequence[str], size: str, full_length: bool) -> str:
     """Of the result file and the traces: what another go measures has another name.
 
@@ -137,6 +147,8 @@ def main() -> None:
                     sys.exit(f"All other parts need `{NEEDED}`, and were not begun. Mend it, or give more --minutes.")
         print(left_out(chosen))
         print(f"written to {write_results(name, results, options.results)}")
+    if failed := failures(results["parts"]):
+        sys.exit(f"Failed: {', '.join(failed)}.")
 
 
 if __name__ == "__main__":

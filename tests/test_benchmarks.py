@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,17 @@ def breaks(_plan: Plan, note: Note) -> None:
     raise ValueError("no such thing")
 
 
+def tells(_plan: Plan, note: Note) -> None:
+    note({"first": 1})
+
+
 def dies(_plan: Plan, note: Note) -> None:
     note({"first": 1})
     os._exit(3)
+
+
+def has_a_contender_that_failed(_plan: Plan, note: Note) -> None:
+    note({"contenders": [{"contender": "one"}, {"contender": "two", "error": "no"}]})
 
 
 def hangs(_plan: Plan, note: Note) -> None:
@@ -65,6 +74,25 @@ def test_a_part_that_hangs_is_stopped_with_all_that_it_started(tmp_path: Path) -
     while is_alive(found["child"]):
         assert time.time() - since < 30
         time.sleep(0.1)
+
+
+def test_a_go_ends_with_the_names_of_what_failed_when_all_parts_have_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import gpu
+
+    for name in ("CUDA_VISIBLE_DEVICES", gpu.ALLOCATOR):  # which it sets
+        monkeypatch.setenv(name, "")
+    parts = {"device": (tells, 0), "first": (breaks, 1), "last": (has_a_contender_that_failed, 1)}
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    command = ["gpu", "--size", "tiny", "--results", str(tmp_path), "--parts"]
+    monkeypatch.setattr(sys, "argv", [*command, "first", "last"])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == "Failed: first, last (two)."  # python ends with 1 then
+    (path,) = tmp_path.iterdir()
+    assert len(json.loads(path.read_text(encoding="utf-8"))["parts"]["last"]["contenders"]) == 2
+    assert gpu.failures({"device": {"first": 1}, "last": {"contenders": [{"contender": "one"}]}}) == []
 
 
 def is_alive(pid: int) -> bool:
@@ -427,6 +455,29 @@ def test_a_benchmark_that_does_not_see_the_padding_fails(ratios: list[float], pa
         check_padding_is_seen(lines)
 
 
+def test_what_shows_nothing_is_written_before_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import speed
+    from benchmarks.environment import write_results
+
+    lines = [
+        {"contender": "ours_fp32", "times_ours_fp32": [1.0], "padding_fraction": 0.0},
+        {"contender": "ours_padded", "times_ours_fp32": [0.5], "padding_fraction": 0.3},
+    ]
+    flat = {"ours": [1.0] * 6, "largest": 0.0}
+    found: dict[str, Any] = {"speed": {30_000: lines}, "losses": {30_000: flat}}
+    monkeypatch.setattr(sys, "argv", ["speed", "--data", str(tmp_path)])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which it sets
+    monkeypatch.setattr(speed, "compare_speeds", lambda *_: found)
+    monkeypatch.setattr(speed, "write_results", partial(write_results, folder=tmp_path))
+    with pytest.raises(RuntimeError, match=r"fell from 1\.000 to 1\.000 only"):
+        speed.main()
+    lines[1]["times_ours_fp32"] = [1.0]
+    with pytest.raises(RuntimeError, match=r"ours_padded is 1\.00"):
+        speed.main()
+    (path,) = tmp_path.iterdir()
+    assert json.loads(path.read_text(encoding="utf-8"))["speed"]["30000"] == lines
+
+
 @pytest.mark.parametrize("name", ["speed", "speed-laps-of-6"])
 def test_the_benchmark_sees_the_padding(name: str) -> None:
     """In what it has found last, each lap."""
@@ -486,6 +537,23 @@ def test_the_result_files_of_a_bench_are_named_with_their_content(tmp_path: Path
     assert found.keys() == {"after.json"}
     (tmp_path / "after.json").write_text("{ }")
     assert written_since(time.time() - 40, tmp_path)["after.json"] != found["after.json"]
+
+
+def test_a_program_of_a_bench_that_fails_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import bench
+    from benchmarks.environment import write_results
+
+    monkeypatch.setattr(bench, "PROGRAMS", {"no_such_program": ((), False), "row_lengths": ((), True)})
+    monkeypatch.setattr(bench, "write_results", partial(write_results, folder=tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == "Failed: no_such_program."
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["exit_codes"] == {"no_such_program": 1, "row_lengths": 0}
+    assert found["seconds"].keys() == {"no_such_program", "row_lengths", "all"}
 
 
 SMALL_CHECKPOINTS = """
