@@ -45,7 +45,8 @@ def free_port() -> int:
 
 
 def python() -> list[str]:
-    return [str(BIN / "python")]
+    """The interpreter of the tests, by whatever name it has."""
+    return [sys.executable]
 
 
 def accelerate(strategy: str, ranks: int) -> list[str]:

@@ -36,6 +36,12 @@ def test_every_launcher_gives_the_run(
     assert differences(run_under("single", 1, *PLAIN), run) == []
 
 
+def test_python_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make test-gpu GPU_PYTHON=python3`: where that is, there may be no `python`."""
+    monkeypatch.setattr("sys.executable", "/somewhere/python3")
+    assert python() == ["/somewhere/python3"]
+
+
 def test_where_there_is_a_gpu_python_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork of a process whose imports have opened it could not use it."""
     forked: list[list[str]] = []
