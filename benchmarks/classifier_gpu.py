@@ -22,8 +22,8 @@ from benchmarks.contenders import MAX_LENGTH, Contender, Job, compete
 from benchmarks.flops import classifier_flops, matmul_flops_per_second
 from benchmarks.parts import Note, Plan
 from benchmarks.row_lengths import TWEETS, draw_lengths
-from benchmarks.speed import PADDED, grouped_by_length
-from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps
+from benchmarks.speed import grouped_by_length
+from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps, tell_whether_padding_is_seen
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LABELS = ("negative", "neutral", "positive")
@@ -242,7 +242,10 @@ def run_race(race: Race, runs: Sequence[Contender], plan: Plan, job: Job, note: 
     found = lines()
     note({"contenders": found})
     show(found)
-    note({"padding_is_seen": tell_whether_padding_is_seen(found)})
+    by_title = {line["contender"]: line for line in found}
+    if "ours_padded" in by_title:
+        seen = tell_whether_padding_is_seen(by_title["ours"], by_title["ours_padded"], "rows_per_second")
+        note({"padding_is_seen": seen})
 
 
 def _steps(size: Size) -> int:
@@ -326,24 +329,6 @@ def _with_ratios(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 ratio = line["rows_per_second"] / baseline["rows_per_second"]
                 line[f"times_{baseline['contender']}"] = round(ratio, 2)
     return lines
-
-
-def tell_whether_padding_is_seen(lines: Sequence[dict[str, Any]]) -> bool | None:
-    """Whether padding put back costs ours speed, as it must; None where `ours_padded` or `ours` has no laps.
-
-    Where it costs nothing the table measures something else than it says, and a warning is printed.
-    """
-    measured = {line["contender"]: line for line in lines if "rows_per_second" in line}
-    if not {"ours", "ours_padded"} <= set(measured):
-        return None
-    padded = measured["ours_padded"]
-    pads = padded["padding_fraction"] > measured["ours"]["padding_fraction"] == 0
-    seen = pads and padded["times_ours"] <= PADDED
-    if not seen:
-        shares = f"{measured['ours']['padding_fraction']:.1%} of it, ours_padded {padded['padding_fraction']:.1%}"
-        ratio = f"{padded['times_ours']} times the speed of ours, not {PADDED} or less"
-        print(f"WARNING: padding is not seen: ours computes {shares} at {ratio}.", flush=True)
-    return bool(seen)
 
 
 COLUMNS = {

@@ -40,7 +40,7 @@ PARTS: dict[str, tuple[Part, int]] = {
     "classifier": (classifier_gpu.compare, 17),
     "losses": (classifier_losses.compare_with_trainer, 7),  # twice the start of two
     "stages": (stages.measure, 10),
-    "llama": (partial(llama.compare, "qlora"), 14),
+    "llama": (partial(llama.compare, "qlora"), 16),
     "llama_stages": (stages.measure_llama, 7),
     "llama_losses": (llama_losses.compare, 6),
     "compiled": (classifier_gpu.compare_compiled, 7),

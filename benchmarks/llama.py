@@ -2,9 +2,10 @@
 
 Random weights are built from the shapes, so that nothing is downloaded. Rows are as long as alpaca's, in digits from 1
 to 9, each of which is a token. Counted are the tokens of rows, never padding. `ours_joined` is like for like: a step
-has TRL's very rows, which the result shows by the tokens of each step. A step of `ours_packed` has more tokens, and
-gains by that too. Peak memory is that of torch's allocator, without the states that `qlora_ours_packed` and
-`qlora_ours_joined` page (bitsandbytes 0.50 has them from CUDA itself): 44 MB of 8B.
+has TRL's very rows, which the result shows by the tokens of each step. `ours_padded` is that with the padding put
+back; where it is not slower, a warning says so. A step of `ours_packed` has more tokens, and gains by that too. Peak
+memory is that of torch's allocator, without the states that QLoRA's own optimizer pages (bitsandbytes 0.50 has them
+from CUDA itself; `ours_fused` has none): 44 MB of 8B.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.contenders import Contender, Job, Turns, count_places, order_of,
 from benchmarks.flops import adapter_flops
 from benchmarks.parts import Note, Plan
 from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
-from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps
+from benchmarks.turns import ENOUGH_LAPS, Race, tell_few_laps, tell_whether_padding_is_seen
 from indictune.data.batching import TrainingBatches
 from indictune.models import builtin
 
@@ -35,6 +36,7 @@ TRL_BATCH_SIZE = 8  # its default
 # Packs in a batch of ours: about as many places as TRL's padded rows have.
 PACKS = 4
 SEED = 42  # of the shuffle, which is ours; TRL gets its rows in that order
+NOT_JOINED = "_padded"  # how the title of the contender ends whose rows are not joined
 LORA = {"lora_r": 16, "lora_alpha": 32}
 
 
@@ -136,6 +138,9 @@ def run_race(runs: Sequence[Contender], plan: Plan, job: Job, mfu_per_token: flo
     found = lines(runs, job, race, mfu_per_token)
     note({"contenders": found})
     show(found)
+    of_each = {line["contender"].partition("_")[2]: line for line in found}  # without the method
+    seen = tell_whether_padding_is_seen(of_each["ours_joined"], of_each["ours_padded"], "tokens_per_second")
+    note({"padding_is_seen": seen})
 
 
 def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> None:
@@ -178,7 +183,7 @@ def write_rows(path: Path, count: int, max_length: int, full_length: bool) -> np
 
 
 def contenders(method: str, size: Size, lengths: np.ndarray) -> list[Contender]:
-    """Who runs: packed, the same rows as TRL's without padding, and TRL.
+    """Who runs: packed, the same rows as TRL's without padding, and with it, which must show, and TRL.
 
     QLoRA's own optimizer waits for the GPU at each weight; TRL's default is a contender of ours, too.
 
@@ -198,6 +203,7 @@ def contenders(method: str, size: Size, lengths: np.ndarray) -> list[Contender]:
         Contender(f"{method}_ours_packed", settings=packed),
         Contender(f"{method}_ours_joined", settings=joined),
         *(fused if method == "qlora" else []),
+        Contender(f"{method}_ours{NOT_JOINED}", settings=joined),
         Contender(f"{method}_trl", "longest", common, tuple(order_of(batches, size.steps))),
     ]
 
@@ -234,6 +240,8 @@ def run_llama(contender: Contender, job: Job, callback: Callable[[Any, Any], Tra
     from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
     from scripts import train_llama
 
+    if contender.title.endswith(NOT_JOINED):  # no flag of a LLaMA's puts the padding back
+        setattr(train_llama, "pads_causal", lambda *_: True)  # noqa: B010
     settings = {
         "model_name_or_path": job.model,
         "train_file": job.train_file,

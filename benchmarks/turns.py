@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.contenders import Contender, Job
 from benchmarks.parts import last_lines
-from benchmarks.speed import Runner
+from benchmarks.speed import PADDED, Runner
 
 ENOUGH_LAPS = 5
 PATIENCE_S = 120.0
@@ -111,6 +111,27 @@ class Race:
                     return
                 self.errors[title] = last_lines(str(error))
                 self._runners.pop(title).end()
+
+
+def tell_whether_padding_is_seen(ours: dict[str, Any], padded: dict[str, Any], speed: str) -> bool | None:
+    """Whether padding put back costs ours speed, as it must; None where one of the two has no laps.
+
+    Where it costs nothing the table measures something else than it says, and a warning is printed.
+
+    Args:
+        ours: its line of the table.
+        padded: the line of the one with the padding.
+        speed: the name of it in a line.
+    """
+    if speed not in ours or speed not in padded:
+        return None
+    ratio = padded[speed] / ours[speed]
+    seen = padded["padding_fraction"] > ours["padding_fraction"] == 0 and ratio <= PADDED
+    if not seen:
+        shares = [f"{line['contender']} computes {line['padding_fraction']:.1%} of it" for line in (ours, padded)]
+        print(f"WARNING: padding is not seen: {', '.join(shares)}, ", end="")
+        print(f"at {ratio:.2f} times the speed, not {PADDED} or less.", flush=True)
+    return bool(seen)
 
 
 def tell_few_laps(line: dict[str, Any]) -> None:

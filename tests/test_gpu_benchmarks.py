@@ -30,7 +30,7 @@ from benchmarks.parts import Plan
 from benchmarks.row_lengths import TWEETS, draw_lengths
 from benchmarks.speed import FP32, read_tweets, write_model, write_rows
 from benchmarks.stages import StageProfiler, Steps, host, stage_of
-from benchmarks.turns import Race
+from benchmarks.turns import Race, tell_whether_padding_is_seen
 from indictune.data.batching import deal_epoch, smallest_accumulation
 from indictune.data.collation import PadToLongest
 from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
@@ -202,14 +202,13 @@ def test_all_padding_is_put_back_and_what_it_costs_is_told(capsys: pytest.Captur
 def test_a_go_that_does_not_see_the_padding_says_so(
     capsys: pytest.CaptureFixture[str], paddings: tuple[float, float], times: float, seen: bool
 ) -> None:
-    speeds = zip(("ours", "ours_padded"), paddings, (1.0, times), strict=True)
-    lines = [
-        {"contender": title, "rows_per_second": 100 * speed, "padding_fraction": padding, "times_ours": speed}
-        for title, padding, speed in speeds
-    ]
-    assert classifier_gpu.tell_whether_padding_is_seen(lines) is seen
+    ours, padded = (
+        {"contender": title, "rows_per_second": 100 * speed, "padding_fraction": padding}
+        for title, padding, speed in zip(("ours", "ours_padded"), paddings, (1.0, times), strict=True)
+    )
+    assert tell_whether_padding_is_seen(ours, padded, "rows_per_second") is seen
     assert ("WARNING: padding is not seen" in capsys.readouterr().out) is not seen
-    assert classifier_gpu.tell_whether_padding_is_seen(lines[:1]) is None
+    assert tell_whether_padding_is_seen(ours, {"contender": "ours_padded"}, "rows_per_second") is None
 
 
 def test_padding_that_the_plan_does_not_know_of_is_counted(tmp_path: Path) -> None:
@@ -239,7 +238,8 @@ def test_a_llama_is_not_begun_in_the_last_third_of_its_part(tmp_path: Path) -> N
     runs = llama.contenders("lora", llama.SIZES["tiny"], np.arange(1, 49))
     found: dict[str, Any] = {}
     llama.run_race(runs, plan, Job(tmp_path, tmp_path, 2, 1, tmp_path), 1.0, found.update)
-    assert [line["error"] for line in found["contenders"]] == ["No time was left to start it."] * 3
+    assert [line["error"] for line in found["contenders"]] == ["No time was left to start it."] * 4
+    assert found["padding_is_seen"] is None
 
 
 def test_the_trainer_at_its_best_waits_for_no_batch(tmp_path: Path) -> None:
@@ -324,11 +324,15 @@ def test_a_whole_epoch_is_trained_on_rows_that_were_prepared_before(tmp_path: Pa
 
 def compared_with_trl(contenders: list[dict[str, Any]], method: str) -> None:
     """Each has its line, and all but those that pack have TRL's very rows, step by step."""
-    names = ["ours_packed", "ours_joined", *["ours_fused"] * (method == "qlora"), "trl"]
+    names = ["ours_packed", "ours_joined", *["ours_fused"] * (method == "qlora"), "ours_padded", "trl"]
     assert [line["contender"] for line in contenders] == [f"{method}_{name}" for name in names]
     assert all(line["times_trl"] > 0 for line in contenders)
     _, *alike = [line["tokens_of_steps"] for line in contenders]
     assert alike == [alike[0]] * len(alike)
+    assert [line["contender"] for line in contenders if line["padding_fraction"] > 0] == [
+        f"{method}_ours_padded",
+        f"{method}_trl",
+    ]
 
 
 @pytest.mark.slow
@@ -336,6 +340,7 @@ def compared_with_trl(contenders: list[dict[str, Any]], method: str) -> None:
 def test_lora_is_measured_in_a_run_of_its_own(tmp_path: Path) -> None:
     parts = parts_of_gpu(tmp_path, "gpu-device-llama_lora-tiny", "--parts", "llama_lora")
     compared_with_trl(parts["llama_lora"]["contenders"], "lora")
+    assert parts["llama_lora"]["padding_is_seen"] in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -412,9 +417,6 @@ def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path:
     assert lines["ours_padded"]["times_ours"] > 0
     assert parts["classifier"]["padding_is_seen"] in (True, False)  # two laps of a tiny model may lie either way
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
-    assert len(parts["losses"]["ours"]) == 3
-    assert parts["losses"]["rows"] == 3 * 16  # each once, and no others are tokenised
-    assert len(parts["llama_losses"]["ours"]) == 8
     for upstream, curve in (("trainer", parts["losses"]), ("trl", parts["llama_losses"])):
         assert curve["largest"] < 1e-4
         assert (curve["agrees"], curve["learned"]) == (True, True)
