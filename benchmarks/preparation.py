@@ -282,7 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 500_000, 2_000_000])
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[30_000, 250_000])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, nargs="+", default=[3], help="of all, or of each number of rows")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="to tokenise, clean before")
     parser.add_argument("--plain_rows", type=int, help="plain `datasets` gets no more rows than this")
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
@@ -290,17 +290,20 @@ def main() -> None:
     if options.alone:
         print(json.dumps(run_stage(*options.alone)))
         return
-    results: dict[str, Any] = {"environment": environment(), "repeats": options.repeats, "vocabularies": {}}
+    repeats = options.repeats * (len(options.rows) if len(options.repeats) == 1 else 1)
+    if len(repeats) != len(options.rows):
+        parser.error(f"--repeats {repeats}: it takes one number, or one for each of --rows {options.rows}.")
+    results: dict[str, Any] = {"environment": environment(), "repeats": repeats, "vocabularies": {}}
     for size in options.vocabularies:
         by_rows: dict[int, Stages] = {}
         with tempfile.TemporaryDirectory() as work:
             write_tokenizer(Path(work) / "tokenizer", size)
-            for number in options.rows:
+            for number, rounds in zip(options.rows, repeats, strict=True):
                 rows = Path(work) / f"{number}.csv"
                 write_rows(rows, number)
                 has_plain = options.plain_rows is None or number <= options.plain_rows
                 stages = [each for each in options.stages if has_plain or each.startswith("ours")]
-                runs = [measure_once(rows, Path(work) / "tokenizer", stages) for _ in range(options.repeats)]
+                runs = [measure_once(rows, Path(work) / "tokenizer", stages) for _ in range(rounds)]
                 by_rows[number] = medians(runs, number)
                 print(f"{shown(by_rows[number], number, size)}\n", flush=True)
         results["vocabularies"][size] = {"rows": by_rows}

@@ -556,6 +556,31 @@ def test_a_program_of_a_bench_that_fails_does_not_stop_the_others(
     assert found["seconds"].keys() == {"no_such_program", "row_lengths", "all"}
 
 
+def test_a_bench_prepares_the_rows_of_the_comparison_five_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import bench, preparation
+    from benchmarks.environment import write_results
+
+    prepared: list[tuple[str, int]] = []
+
+    def measure_once(rows: Path, _tokenizer: Path, stages: list[str]) -> dict[str, dict[str, float]]:
+        prepared.append((rows.stem, len(stages)))
+        return {"ours_tokenise": dict.fromkeys(["peak_bytes", "imported_bytes", "largest_child_bytes", "seconds"], 1)}
+
+    for name in ("write_tokenizer", "write_rows"):
+        monkeypatch.setattr(preparation, name, lambda *_: None)
+    monkeypatch.setattr(preparation, "measure_once", measure_once)
+    monkeypatch.setattr(preparation, "write_results", partial(write_results, folder=tmp_path))
+    flags, _ = bench.PROGRAMS["preparation"]
+    monkeypatch.setattr(sys, "argv", ["preparation", *flags])
+    preparation.main()
+    assert prepared == [("100000", 4)] * 5 + [("500000", 2), ("2000000", 2)]
+    monkeypatch.setattr(sys, "argv", ["preparation", *flags, "--repeats", "5", "1"])
+    with pytest.raises(SystemExit):
+        preparation.main()
+
+
 SMALL_CHECKPOINTS = """
 import sys
 from functools import partial
