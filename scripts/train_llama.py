@@ -67,10 +67,11 @@ def main(session: Session) -> None:
 
     trainer = LlamaTrainer(model, args, chats.train, chats.validation, tokenizer, padded)
     throughput = watch(trainer, chats.place, session)
-    result = train(trainer, session, splits.folder, chats.test)
+    result = train(trainer, session, chats.folder, chats.test)
     save(trainer, session)
-    samples = splits.validation or splits.test or splits.train
-    write_samples(trainer, session, samples, template, data_args.num_sample_generations, data_args.max_new_tokens)
+    write_samples(
+        trainer, session, chats.samples, template, data_args.num_sample_generations, data_args.max_new_tokens
+    )
     finish(trainer, session, result, throughput, chats.test)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from indictune.data.collation import IGNORED_LABEL
 from indictune.data.conversations import Conversations
 from indictune.data.preparation import all_cores
 from indictune.data.progress import shown
+from indictune.data.rejects import Quarantine
 from indictune.data.tables import smaller_batches
 from indictune.data.templates import (
     EXAMPLE,
@@ -27,17 +28,19 @@ from indictune.data.templates import (
     marks_of,
     written_out,
 )
-from indictune.errors import Problems, UserError
+from indictune.data.unusable_chats import UnusableChats
+from indictune.errors import UserError
 
 _ANSWER = "0192837465"  # as no template writes it
 _BATCH_ROWS = 500  # what the tokenizer makes of a long row takes megabytes for a while
-_MAX_PLACES = 20
 _TWICE = (
-    "that already begin or end with marks which the chat template writes ({}) and would have twice (--chat_template "
-    "plain leaves texts as they are)"
+    "whose texts already begin or end with marks which the chat template writes ({}) and would have twice "
+    "(--chat_template plain leaves texts as they are)"
 )
 
 Ids = npt.NDArray[np.int32]
+
+_NONE: Ids = np.empty(0, dtype=np.int32)
 
 SCHEMA = pa.schema(
     [
@@ -52,17 +55,19 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class ChatTokens:
-    """The tokens of the rows of one split.
+    """The tokens of the rows of one split, but for those that were left out.
 
     Attributes:
         dataset: columns `input_ids` and `labels` (the token where the loss counts it, -100 elsewhere, and at the first
             token, which nothing stands before to predict it from), `length` (tokens), `answer_tokens` (labels that
             count) and `language`, in the order of the rows.
         full_lengths: tokens of each row before it was cut, int32 [rows].
+        notes: of rows that were left out.
     """
 
     dataset: Dataset
     full_lengths: Ids
+    notes: list[str] = field(default_factory=list)
 
 
 def tokenise_chats(
@@ -71,6 +76,7 @@ def tokenise_chats(
     template: str,
     max_length: int,
     train_on_prompts: bool,
+    quarantine: Quarantine | None = None,
 ) -> ChatTokens:
     """Write out, tokenise and cut the rows of a split, in memory.
 
@@ -80,14 +86,17 @@ def tokenise_chats(
         template: from `choose_template`.
         max_length: rows keep their first tokens, this many.
         train_on_prompts: the loss counts every token, not those of the answers alone.
+        quarantine: gets the rows that cannot be used: those that the template refuses, whose answers it does not mark,
+            which would have its marks twice, or whose answers all lie behind `max_length`. None: they stop the run.
 
     Raises:
-        UserError: the tokenizer is not a fast one; the rows that the template refuses, whose answers it does not mark,
-            or whose answers all lie behind `max_length`.
+        UserError: the tokenizer is not a fast one; the rows that cannot be used, where they stop the run or are more
+            than may be left out.
     """
-    tokeniser = ChatTokeniser(rows, tokenizer, template, max_length, train_on_prompts)
+    tokeniser = ChatTokeniser(rows, tokenizer, template, max_length, train_on_prompts, quarantine)
     batches = shown(tokeniser.tokenised(rows.table.to_batches()), "tokenising", len(rows))
-    return ChatTokens(Dataset(pa.Table.from_batches(batches, SCHEMA)), tokeniser.full_lengths())
+    dataset = Dataset(pa.Table.from_batches(batches, SCHEMA))
+    return ChatTokens(dataset, tokeniser.full_lengths(), tokeniser.unusable.notes())
 
 
 class ChatTokeniser:
@@ -95,6 +104,9 @@ class ChatTokeniser:
 
     Args:
         rows: of the split, whose places messages name; the others as of `tokenise_chats`.
+
+    Attributes:
+        unusable: the rows gone by that cannot be used.
 
     Raises:
         UserError: the tokenizer is not a fast one.
@@ -107,77 +119,99 @@ class ChatTokeniser:
         template: str,
         max_length: int,
         train_on_prompts: bool,
+        quarantine: Quarantine | None = None,
     ) -> None:
         if not tokenizer.is_fast:
             raise UserError(
                 f"--model_name_or_path {tokenizer.name_or_path}: its tokenizer does not say where in the text a token "
                 "stands, so the answers cannot be marked; take a model with a tokenizer.json."
             )
-        self._rows = rows
+        self.unusable = UnusableChats(rows, max_length, quarantine)
         self._tokenizer = tokenizer
         self._template = template
         self._max_length = max_length
         self._train_on_prompts = train_on_prompts
         self._marks = marks_of(template, tokenizer) if rows.as_written else ()
         self._full_lengths: list[Ids] = []
-        self._answer_tokens: list[Ids] = []
-        self._faults: dict[str, list[int]] = {}  # what is wrong -> indices of rows
 
     def full_lengths(self) -> Ids:
-        """Tokens of each row gone by before it was cut, int32 [rows]."""
+        """Tokens of each row gone by that can be used, before it was cut, int32 [rows]."""
         return np.concatenate(self._full_lengths)
 
     def tokenised(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The tokens of all rows, in their order, with the columns of `SCHEMA`.
+        """The tokens of all rows that can be used, in their order, with the columns of `SCHEMA`.
 
         Raises:
-            UserError: as of `tokenise_chats`, after the last row. After one that the template refuses, the others are
-                only looked through for more of them.
+            UserError: as of `tokenise_chats`, after the last row. After one that cannot be written out and stops the
+                run, the others are only looked through for more of them.
         """
         first = 0
         for batch in smaller_batches(batches, _BATCH_ROWS):
-            written = self._write_out(batch["messages"].to_pylist(), first)
+            places, written = self._write_out(batch["messages"].to_pylist(), first)
+            if written and not self.unusable.stop:
+                tokens = self._cut(first, places, *_encode(written, self._tokenizer), batch["language"])
+                if tokens.num_rows:
+                    yield tokens
             first += batch.num_rows
-            if not self._faults:
-                ids, labels = _encode(written, self._tokenizer)
-                yield self._cut(ids, labels, batch["language"])
-        problems = Problems(
-            f"{self._rows.origin}: {len(indices):,} rows {what}: {_places(self._rows, indices)}."
-            for what, indices in self._faults.items()
-        )
-        problems.raise_any()
-        _check_answers(self._rows, np.concatenate(self._answer_tokens), self.full_lengths(), self._max_length)
+        self.unusable.finish()
 
-    def _write_out(self, chats: Sequence[Sequence[Message]], first: int) -> list[Written]:
-        """The texts of some rows, the one with index `first` and the next, and the characters that the loss counts."""
+    def _write_out(self, chats: Sequence[Sequence[Message]], first: int) -> tuple[list[int], list[Written]]:
+        """The texts of those of some rows that can be written out, and the characters that the loss counts.
+
+        Args:
+            chats: of the row with index `first` and the next.
+            first: of the split, counted from 0.
+
+        Returns:
+            Which of them, counted from 0; and what is written.
+        """
+        places: list[int] = []
         written: list[Written] = []
         marked = not self._train_on_prompts
-        for index, messages in enumerate(chats, first):
+        for place, messages in enumerate(chats):
             if _holds_marks(messages, self._marks):
-                self._faults.setdefault(_TWICE.format(", ".join(self._marks)), []).append(index)
+                self.unusable.add(first + place, _TWICE.format(", ".join(self._marks)))
                 continue
             try:
                 text, spans = written_out(messages, self._tokenizer, self._template, marked)
             except JINJA_ERRORS as error:
-                self._faults.setdefault(f"refused by the chat template ({error})", []).append(index)
+                self.unusable.add(first + place, f"refused by the chat template ({error})")
                 continue
             if not marked:
                 spans = [(0, len(text))]
             if not any(end > start for start, end in spans):
-                self._faults.setdefault("without an answer that the chat template marks", []).append(index)
+                self.unusable.add(first + place, "without an answer that the chat template marks")
+                continue
+            places.append(place)
             written.append((text, spans))
-        return written
+        return places, written
 
-    def _cut(self, ids: Sequence[Ids], labels: Sequence[Ids], languages: pa.StringArray) -> pa.RecordBatch:
-        """The columns of some rows; their numbers are kept."""
-        kept_ids, kept_labels = ([row[: self._max_length] for row in column] for column in (ids, labels))
-        lengths = np.array([len(row) for row in kept_ids], dtype=np.int32)
-        answer_tokens = np.array([(row != IGNORED_LABEL).sum() for row in kept_labels], dtype=np.int32)
-        self._full_lengths.append(np.array([len(row) for row in ids], dtype=np.int32))
-        self._answer_tokens.append(answer_tokens)
+    def _cut(
+        self, first: int, places: Sequence[int], ids: Sequence[Ids], labels: Sequence[Ids], languages: pa.StringArray
+    ) -> pa.RecordBatch:
+        """The columns of those of some rows that keep a part of an answer; their lengths are noted.
+
+        Args:
+            first: index of the batch's first row.
+            places: which of the batch these rows are.
+            ids: of each, uncut.
+            labels: likewise.
+            languages: of the batch.
+        """
+        answer_tokens = np.array([(row[: self._max_length] != IGNORED_LABEL).sum() for row in labels], dtype=np.int32)
+        for row in np.flatnonzero(answer_tokens == 0).tolist():
+            self.unusable.add_cut_off(first + places[row], len(ids[row]))
+        kept = np.flatnonzero(answer_tokens).tolist()
+        full_lengths = np.array([len(ids[row]) for row in kept], dtype=np.int32)
+        self._full_lengths.append(full_lengths)
+        lengths = np.minimum(full_lengths, np.int32(self._max_length))
         ends = np.cumsum([0, *lengths], dtype=np.int32)
-        tokens = [pa.ListArray.from_arrays(ends, np.concatenate(column)) for column in (kept_ids, kept_labels)]
-        return pa.record_batch([*tokens, pa.array(lengths), pa.array(answer_tokens), languages], schema=SCHEMA)
+        tokens = [
+            pa.ListArray.from_arrays(ends, np.concatenate([_NONE, *(column[row][: self._max_length] for row in kept)]))
+            for column in (ids, labels)
+        ]
+        of_rows = languages.take(pa.array([places[row] for row in kept], pa.int64()))
+        return pa.record_batch([*tokens, pa.array(lengths), pa.array(answer_tokens[kept]), of_rows], schema=SCHEMA)
 
 
 def truncation_notes(rows: Conversations, tokens: ChatTokens, max_length: int) -> list[str]:
@@ -258,20 +292,3 @@ def _overlap(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.b
         overlap |= (starts < end) & (ends > first)
     overlap[:1] = False
     return overlap
-
-
-def _check_answers(rows: Conversations, answer_tokens: Ids, lengths: Ids, max_length: int) -> None:
-    """Refuse rows of which nothing would be trained."""
-    lost = np.flatnonzero(answer_tokens == 0).tolist()
-    if lost:
-        longest = lengths[lost].max()
-        raise UserError(
-            f"{rows.origin}: the answers of {len(lost):,} of {len(lengths):,} rows ({len(lost) / len(lengths):.1%}) "
-            f"lie wholly behind --max_length {max_length}: "
-            f"{_places(rows, lost)}. Give --max_length {longest}, which takes them whole, or leave them out."
-        )
-
-
-def _places(rows: Conversations, indices: Sequence[int]) -> str:
-    more = f" and {len(indices) - _MAX_PLACES:,} more" if len(indices) > _MAX_PLACES else ""
-    return ", ".join(rows.place(index) for index in indices[:_MAX_PLACES]) + more

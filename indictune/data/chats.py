@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,12 @@ from indictune.data.conversations import ChatSource, Conversations, Conversation
 from indictune.data.packing import packed, packing_facts, stored_groups
 from indictune.data.preparation import mapped_dataset, tokenizer_parts
 from indictune.data.progress import shown
+from indictune.data.rejects import go_on_with
+from indictune.data.sources import SPLITS
 from indictune.data.tables import map_table, stored_batches, write_table
 from indictune.data.templates import choose_template
 from indictune.data.tokenizer_health import health_table, tokenizer_health
+from indictune.data.unusable_chats import quarantine_of
 from indictune.errors import Problems
 from indictune.llama_arguments import ChatDataArguments
 
@@ -61,23 +64,30 @@ class Chats:
         train: columns `input_ids`, `labels`, `length`; packed, `seq_lengths` and `rows` too.
         validation: never packed, with `language`; or None.
         test: likewise.
-        rows: the training rows, for their places.
+        rows: the same before tokens, by split.
+        folder: holds the rows that were left out, if any were.
         summary: what the tokenizer costs each language, as a table, and how rows were packed.
-        notes: rows that were cut.
+        notes: rows that were left out or cut.
     """
 
     train: Dataset
     validation: Dataset | None
     test: Dataset | None
-    rows: Conversations
+    rows: Mapping[str, Conversations]
+    folder: Path
     summary: str
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def samples(self) -> Conversations:
+        """Rows to show what the model answers: held-out ones, where there are some."""
+        return next(self.rows[split] for split in (*SPLITS[1:], "train") if split in self.rows)
 
     def place(self, index: int) -> str:
         """Where training row `index` (from 0) stands in its source, or all rows of pack `index`."""
         if "rows" not in self.train.column_names:
-            return self.rows.place(index)
-        return ", ".join(self.rows.place(row) for row in self.train[index]["rows"])
+            return self.rows["train"].place(index)
+        return ", ".join(self.rows["train"].place(row) for row in self.train[index]["rows"])
 
 
 def tokenise_splits(
@@ -89,10 +99,10 @@ def tokenise_splits(
         splits: the rows.
         tokenizer: of the model.
         template: from `set_template`.
-        args: say how rows are cut, and which tokens the loss counts.
+        args: say how rows are cut, which tokens the loss counts, and what becomes of rows that cannot be used.
 
     Raises:
-        UserError: rows whose answers all lie behind `--max_length`, of all splits at once.
+        UserError: rows that cannot be used, of all splits at once.
     """
     given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     loaded = {name: rows for name, rows in given.items() if rows is not None}
@@ -104,8 +114,9 @@ def tokenise_splits(
     folder = made_once("chats", parts, "The token ids", make)
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     datasets = {name: mapped_dataset(folder, name) for name in loaded}
+    left = {name: _left(folder, name, rows) for name, rows in loaded.items()}
     return Chats(
-        *(datasets["train"], datasets.get("validation"), datasets.get("test"), splits.train),
+        *(datasets["train"], datasets.get("validation"), datasets.get("test"), left, folder),
         *(facts["summary"], facts["notes"]),
     )
 
@@ -124,29 +135,54 @@ def _prepare(
         stored: holds the rows as `<split>.arrow`.
         loaded: the same rows, by split.
         tokenizer: as of `tokenise_splits`, like the next two.
-        folder: gets `<split>.arrow` and `facts.json`.
+        folder: gets `<split>.arrow`, `facts.json` and the rows that are left out, beside those of `stored`; where a
+            split loses some, the others as `<split>-rows.arrow`.
 
     Raises:
-        UserError: rows whose answers all lie behind `--max_length`, of all splits at once.
+        UserError: rows that cannot be used, of all splits at once.
     """
+    go_on_with(stored, folder)
     problems = Problems()
     notes: list[str] = []
     summary = ""
     for name, rows in loaded.items():
         with problems.collecting():
-            tokeniser = ChatTokeniser(rows, tokenizer, template, args.max_length, args.train_on_prompts)
-            batches = tokeniser.tokenised(stored_batches(stored / f"{name}.arrow"))
-            what = f"tokenising the {name} rows"
-            write_table(folder / f"{name}.arrow", SCHEMA, shown(batches, what, len(rows)))
-            tokens = ChatTokens(mapped_dataset(folder, name), tokeniser.full_lengths())
-            notes += truncation_notes(rows, tokens, args.max_length)
+            tokens = _tokenise(stored / f"{name}.arrow", rows, tokenizer, template, args, folder)
+            notes += [*tokens.notes, *truncation_notes(rows, tokens, args.max_length)]
             if name == "train":
-                summary = health_table(tokenizer_health(rows, tokens.full_lengths, tokenizer, args.max_length))
+                left = _left(folder, name, rows)
+                summary = health_table(tokenizer_health(left, tokens.full_lengths, tokenizer, args.max_length))
     problems.raise_any()
     if args.packing:
         _pack(folder / "train.arrow", args.max_length)
         summary += f"\n{packing_facts(mapped_dataset(folder, 'train'), args.max_length)}"
     (folder / _FACTS).write_text(json.dumps({"summary": summary, "notes": notes}), encoding="utf-8")
+
+
+def _tokenise(
+    stored: Path,
+    rows: Conversations,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    args: ChatDataArguments,
+    folder: Path,
+) -> ChatTokens:
+    """As `_prepare`, of the split that is stored in one file."""
+    name = stored.stem
+    quarantine = quarantine_of(rows, args, folder)
+    tokeniser = ChatTokeniser(rows, tokenizer, template, args.max_length, args.train_on_prompts, quarantine)
+    batches = tokeniser.tokenised(stored_batches(stored))
+    write_table(folder / stored.name, SCHEMA, shown(batches, f"tokenising the {name} rows", len(rows)))
+    if tokeniser.unusable.left_out:
+        left = tokeniser.unusable.without_them(stored_batches(stored))
+        write_table(folder / f"{name}-rows.arrow", rows.table.schema, left)
+    return ChatTokens(mapped_dataset(folder, name), tokeniser.full_lengths(), tokeniser.unusable.notes())
+
+
+def _left(folder: Path, name: str, rows: Conversations) -> Conversations:
+    """Those of a split that were not left out when they became tokens."""
+    path = folder / f"{name}-rows.arrow"
+    return replace(rows, table=map_table(path)) if path.exists() else rows
 
 
 def _pack(path: Path, max_length: int) -> None:

@@ -55,6 +55,7 @@ class Conversations:
         origin: the flag and value that named it.
         as_written: each is one prompt and one completion, given as plain texts.
         files: of the dataset, where its rows are lines of files; `line` tells which of them, by `LINES_OF_A_FILE`.
+        left_out: rows that were left out when they were read.
     """
 
     table: pa.Table
@@ -62,6 +63,7 @@ class Conversations:
     origin: str
     as_written: bool
     files: Sequence[str] = ()
+    left_out: int = 0
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -154,13 +156,14 @@ def load_test_conversations(
         bad = bad_rows(path, args, folder)
         rows = _load(source, folder / "test.arrow", bad)
         notes = [f"{source.origin} {note}" for note in bad.notes()]
-        facts = {"as_written": rows.as_written, "notes": notes}
+        facts = {"as_written": rows.as_written, "left_out": rows.left_out, "notes": notes}
         (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
     parts = [source.name, source.fingerprint, args.bad_rows, args.max_bad_fraction]
     folder = made_once("test-conversations", parts, "The conversations", make)
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-    rows = Conversations(map_table(folder / "test.arrow"), source.name, source.origin, facts["as_written"])
+    table, left_out = map_table(folder / "test.arrow"), facts["left_out"]
+    rows = Conversations(table, source.name, source.origin, facts["as_written"], left_out=left_out)
     return rows, folder, facts["notes"]
 
 
@@ -190,7 +193,9 @@ def _prepare(sources: Mapping[str, ChatSource], args: ChatDataArguments, problem
         problems.extend(_differently_written(loaded["train"], held_out))
     problems.raise_any()
     notes += [note for rows in held_out if (note := _leaked(loaded["train"], folder / "train.arrow", rows))]
-    described = {split: (rows.source, rows.origin, rows.as_written, rows.files) for split, rows in loaded.items()}
+    described = {
+        split: (rows.source, rows.origin, rows.as_written, rows.files, rows.left_out) for split, rows in loaded.items()
+    }
     (folder / _FACTS).write_text(json.dumps({"splits": described, "notes": notes}), encoding="utf-8")
 
 
@@ -247,7 +252,8 @@ def _load(source: ChatSource, path: Path, bad: BadRows) -> Conversations:
         bad.finish(map_table(path).num_rows if not bad.problems else 0)
     except UserError as error:
         raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
-    return Conversations(map_table(path), source.name, source.origin, PROMPT_TEXTS in forms.first, bad.files)
+    as_written = PROMPT_TEXTS in forms.first
+    return Conversations(map_table(path), source.name, source.origin, as_written, bad.files, bad.count)
 
 
 class _Forms:

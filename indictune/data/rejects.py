@@ -161,11 +161,13 @@ class Quarantine(BadRows):
         source: as messages name it.
         max_fraction: of all rows that may be bad, from 0 up to, not including, 1.
         folder: gets them; they are on disk at once, because a file may have millions.
+        before: how many were left out already, of those that count.
     """
 
-    def __init__(self, source: str, max_fraction: float, folder: Path) -> None:
+    def __init__(self, source: str, max_fraction: float, folder: Path, before: int = 0) -> None:
         super().__init__(source)
         self.max_fraction = max_fraction
+        self._before_these = before
         self._path = folder / REJECTED
         self._entries = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (goes with this object)
         self._lines = array("q")
@@ -184,11 +186,12 @@ class Quarantine(BadRows):
 
     def finish(self, good: int) -> None:
         self.problems.raise_any()
-        rows = good + self.count
-        if self.count and self.count / rows > self.max_fraction:
+        count = self._before_these + self.count
+        rows = good + count
+        if self.count and count / rows > self.max_fraction:
             self.problems += self._first
             self.problems.append(
-                f"{self.source}: {self.count:,} of {rows:,} rows ({self.count / rows:.2%}) cannot be used, which is "
+                f"{self.source}: {count:,} of {rows:,} rows ({count / rows:.2%}) cannot be used, which is "
                 f"more than --max_bad_fraction {self.max_fraction}; the first are above. Mend the file, or allow "
                 f"more: with more, `indictune prepare` trains nothing and writes all of them to {REJECTED}."
             )
@@ -203,7 +206,8 @@ class Quarantine(BadRows):
         """What the user should know of the rows, in a sentence each."""
         if not self.count:
             return super().notes()
-        left_out = f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."
+        bad = "more bad rows" if self._before_these else "bad rows"
+        left_out = f"{self.source}: {self.count:,} {bad} were left out; {REJECTED} has them, with reasons."
         return [*super().notes(), left_out]
 
 
@@ -226,9 +230,15 @@ def keep_rejected(prepared: Path, output_dir: Path, rank: int) -> None:
         return
     if (prepared / REJECTED).exists():
         output_dir.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(prepared / REJECTED, output_dir / REJECTED)
+        go_on_with(prepared, output_dir)
     else:
         (output_dir / REJECTED).unlink(missing_ok=True)
+
+
+def go_on_with(prepared: Path, folder: Path) -> None:
+    """Copy the rows that were left out before, where there are some, to a folder that gets those found later."""
+    if (prepared / REJECTED).exists():
+        shutil.copyfile(prepared / REJECTED, folder / REJECTED)
 
 
 def _entry(entry: dict[str, object]) -> bytes:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from transformers import AutoConfig
 
 from indictune.arguments import ModelArguments
 from indictune.command_arguments import EvaluateArguments
 from indictune.data.chat_tokens import tokenise_chats, truncation_notes
 from indictune.data.conversations import load_test_conversations
-from indictune.data.rejects import keep_rejected
+from indictune.data.rejects import go_on_with, keep_rejected
 from indictune.data.templates import choose_template
+from indictune.data.unusable_chats import quarantine_of
 from indictune.llama_arguments import LlamaTrainingArguments
 from indictune.models.bases import config_file
 from indictune.models.causal import load_trained_causal
@@ -46,9 +50,13 @@ def evaluate_answers(session: Session) -> None:
         template = choose_template(tokenizer, asked.chat_template, rows.as_written, asked.train_on_prompts)
     session.recipe.problems.raise_any()
     args = session.start_evaluation(LlamaTrainingArguments)
-    tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts)
-    session.warn([*notes, *truncation_notes(rows, tokens, asked.max_length)])
-    keep_rejected(stored, session.output_dir, session.rank)
+    with TemporaryDirectory() as folder:
+        rejected = Path(folder)
+        go_on_with(stored, rejected)
+        quarantine = quarantine_of(rows, asked, rejected)
+        tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts, quarantine)
+        session.warn([*notes, *tokens.notes, *truncation_notes(rows, tokens, asked.max_length)])
+        keep_rejected(rejected, session.output_dir, session.rank)
     model = load_trained_causal(asked.model, compute_dtype(args), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(model_args, model, tokenizer, flag="--model")
     trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows

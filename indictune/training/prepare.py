@@ -38,7 +38,7 @@ class Prepared:
         datasets: by split, with a column `length` (tokens) among others; packs where rows are packed.
         max_length: tokens that a row keeps.
         notes: sentences to tell the user.
-        folder: of the rows before tokens, and of those that were left out.
+        folder: holds the rows that were left out, if any were.
     """
 
     datasets: dict[str, Dataset | None]
@@ -143,7 +143,7 @@ def _prepare_chats(recipe: Recipe) -> Prepared:
     print(printable(f"{chats.summary}\n"))
     datasets = (chats.train, chats.validation, chats.test)
     notes = [*splits.notes, *chats.notes]
-    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, notes, splits.folder)
+    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, notes, chats.folder)
 
 
 def lengths_table(prepared: Prepared) -> str:

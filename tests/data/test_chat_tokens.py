@@ -157,7 +157,8 @@ def test_rows_without_an_answer_token_are_refused_with_their_places_and_the_leng
     assert refused.value.problems == [
         "--train_file: the answers of 22 of 23 rows (95.7%) lie wholly behind --max_length 4: "
         + ", ".join(f"t.jsonl:{line}" for line in range(2, 22))
-        + " and 2 more. Give --max_length 8, which takes them whole, or leave them out."
+        + " and 2 more. Give --max_length 8, which takes them whole, or leave them out (--bad_rows "
+        "quarantine)."
     ]
     assert encode(words_tokenizer(), "plain", chats, max_length=8).dataset["answer_tokens"][-1] == 2
 
@@ -358,9 +359,9 @@ def test_texts_that_hold_the_marks_of_the_template_are_refused(byte_level: PreTr
     with pytest.raises(UserError) as refused:
         encode(byte_level, "llama3", given)
     assert refused.value.message == (
-        "--train_file: 3 rows that already begin or end with marks which the chat template writes (<|begin_of_text|>, "
-        "<|start_header_id|>, <|end_header_id|>, <|eot_id|>) and would have twice (--chat_template plain leaves texts "
-        "as they are): t.jsonl:2, t.jsonl:3, t.jsonl:5."
+        "--train_file: 3 rows whose texts already begin or end with marks which the chat template writes "
+        "(<|begin_of_text|>, <|start_header_id|>, <|end_header_id|>, <|eot_id|>) and would have twice "
+        "(--chat_template plain leaves texts as they are): t.jsonl:2, t.jsonl:3, t.jsonl:5."
     )
     assert len(encode(byte_level, "plain", given).dataset) == 5
     assert len(encode(byte_level, "llama3", rows(begun)).dataset) == 1  # a message may tell of marks
@@ -369,7 +370,7 @@ def test_texts_that_hold_the_marks_of_the_template_are_refused(byte_level: PreTr
 def test_llama2_prompts_that_are_written_out_are_refused(llama2: PreTrainedTokenizerBase) -> None:
     given = as_written(chat(("[INST] Q [/INST]", "A")), chat(("<s>[INST] Q [/INST]", " A </s>")), chat(("Q", "A")))
     with pytest.raises(
-        UserError, match=r"2 rows that .* \(<s>, </s>, \[INST\], \[/INST\]\) .*: t.jsonl:1, t.jsonl:2\."
+        UserError, match=r"2 rows whose .* \(<s>, </s>, \[INST\], \[/INST\]\) .*: t.jsonl:1, t.jsonl:2\."
     ):
         encode(llama2, "llama2", given)
 

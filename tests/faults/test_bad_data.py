@@ -24,6 +24,7 @@ from indictune.data.rejects import REJECTED, keep_rejected
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.conftest import FinishedRun
+from tests.distributed import test_llama
 from tests.distributed.launching import SCRIPT, accelerate, python, start
 from tests.training.tiny import tiny_llama
 
@@ -530,6 +531,27 @@ def test_a_run_leaves_the_rejects_beside_its_model(tmp_path: Path) -> None:
     assert json.loads(entry)["read"] == "c,x,1\n"
 
 
+def test_a_run_of_chats_leaves_out_what_becomes_no_tokens(tmp_path: Path) -> None:
+    """Neither training nor the samples meet these rows, and both kinds stand in one file."""
+    recipe = test_llama.write_job(tmp_path)
+    for split in ("train", "validation"):
+        path = tmp_path / f"{split}.jsonl"
+        too_long = {"messages": [{"role": "user", "content": "a " * 200}, {"role": "assistant", "content": "b"}]}
+        path.write_text(json.dumps(too_long) + "\n[]\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    flags = ["--config", str(recipe), "--output_dir", str(tmp_path / "out"), "--max_steps", "1"]
+    flags += ["--bad_rows", "quarantine", "--max_bad_fraction", "0.1"]
+    flags += ["--num_sample_generations", "1", "--max_new_tokens", "1"]
+    job = start([*python(), test_llama.SCRIPT, *flags])
+    assert job.returncode == 0, job.stderr
+    entries = [json.loads(entry) for entry in (tmp_path / "out" / REJECTED).read_bytes().splitlines()]
+    files = [str(tmp_path / f"{split}.jsonl") for split in ("train", "validation")]
+    assert [(each["file"], each["line"]) for each in entries] == [(file, line) for line in (2, 1) for file in files]
+    for file in files:
+        assert f"{file}: 1 more bad rows were left out; rejected.jsonl has them, with reasons." in job.stderr
+    sample = json.loads((tmp_path / "out" / "samples.jsonl").read_text(encoding="utf-8"))
+    assert "a a a a" not in sample["prompt"]
+
+
 def test_two_ranks_leave_the_rejects_once_and_whole(tmp_path: Path) -> None:
     train, out = tmp_path / "t.jsonl", tmp_path / "out"
     bad = [b'{"text": "c' + str(number).encode() * 20_000 + b'"\n' for number in range(9)]  # without an end
@@ -564,18 +586,19 @@ def test_evaluating_leaves_bad_rows_out_where_it_is_asked_to(
     finished_run: FinishedRun, tmp_path: Path, kind: str
 ) -> None:
     if kind == "tweets":
-        model, good = finished_run.folder, b'{"text": "a", "label": "positive"}\n'
+        model, good, found_later = finished_run.folder, b'{"text": "a", "label": "positive"}\n', b""
     else:
         model, good = Path(tiny_llama(tmp_path / "model")), b'{"prompt": "a", "completion": "b"}\n'
+        found_later = b'{"prompt": "' + b"a " * 3_000 + b'", "completion": "b"}\n'  # the answer is cut off
     test, out = tmp_path / "t.jsonl", tmp_path / "out"
-    test.write_bytes(good + b'{"text": \n' + good)
+    test.write_bytes(good + b'{"text": \n' + good + found_later)
     command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(model), "--test_file", str(test)]
     flags = ["--output_dir", str(out), "--bad_rows", "quarantine", "--max_bad_fraction", "0.5"]
     job = start([*command, *flags])
     assert job.returncode == 0, job.stderr
     assert f"--test_file {test}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in job.stderr
-    (entry,) = (out / REJECTED).read_bytes().splitlines()
-    assert json.loads(entry)["line"] == 2
+    entries = [json.loads(entry) for entry in (out / REJECTED).read_bytes().splitlines()]
+    assert [entry["line"] for entry in entries] == ([2] if kind == "tweets" else [2, 4])
     assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["test"]["num_examples"] == 2
 
 

@@ -1,0 +1,152 @@
+"""Conversations that turn out unusable when they become tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from indictune.data.chats import Chats, set_template, tokenise_splits
+from indictune.data.conversations import load_conversations
+from indictune.data.rejects import REJECTED
+from indictune.errors import UserError
+from indictune.llama_arguments import ChatDataArguments
+from indictune.models import builtin
+
+# Takes no system message, as Gemma's, and marks an answer but for one word.
+TEMPLATE = """
+{%- for m in messages -%}
+{%- if m.role == 'system' -%}{{ raise_exception('no system message') }}
+{%- elif m.role == 'user' or m.content == 'unmarked' -%}{{ m.content }}
+{%- else -%}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{%- endif -%}
+{%- endfor -%}
+"""
+LONG = "a b c d " * 40
+
+
+def chat(question: str, answer: str = "yes", system: str = "") -> list[dict[str, str]]:
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+TRAIN = [chat("a"), chat("b", system="s"), chat("c", ""), chat("d", "unmarked"), chat(LONG), chat("e"), chat("f")]
+TEST = [chat("g", "unmarked"), chat("h")]
+REFUSED = "a row refused by the chat template (no system message)."
+UNMARKED = "a row without an answer that the chat template marks."
+CUT_OFF = r"its answers lie wholly behind --max_length 64; --max_length \d+ takes it whole\."
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
+    return tokenizer
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of seven conversations to train on three are good, of two to test with one; `good.jsonl` has the three."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.jinja").write_text(TEMPLATE, encoding="utf-8")
+    for name, chats in {"train": TRAIN, "test": TEST, "good": [TRAIN[0], *TRAIN[5:]]}.items():
+        write(f"{name}.jsonl", [{"messages": messages} for messages in chats])
+
+
+def write(name: str, rows: list[Any]) -> None:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def prepare(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Chats:
+    given = {"train_file": "train.jsonl", "max_length": 64, "chat_template": "mine.jinja", **options}
+    args = ChatDataArguments(**given)
+    splits = load_conversations(args)
+    return tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
+
+
+def rejected(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / REJECTED).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_they_are_left_out_and_written_down_beside_those_that_could_not_be_read(
+    tokenizer: PreTrainedTokenizerBase, packing: bool
+) -> None:
+    allowed: dict[str, Any] = {"bad_rows": "quarantine", "max_bad_fraction": 0.6, "packing": packing}
+    good = prepare(tokenizer, train_file="good.jsonl", packing=packing)
+    assert good.rows["train"].left_out == 0
+    assert good.notes == []
+    for _ in range(2):  # the second time from the cache
+        chats = prepare(tokenizer, test_file="test.jsonl", **allowed)
+        assert chats.train.to_dict() == good.train.to_dict()
+        assert chats.test is not None
+        assert len(chats.test) == 1
+        rows = chats.rows["train"]
+        assert [rows.place(index) for index in range(len(rows))] == [f"train.jsonl:{line}" for line in (1, 6, 7)]
+        places = [chats.place(index) for index in range(len(chats.train))]
+        assert sorted(", ".join(places).split(", ")) == ["train.jsonl:1", "train.jsonl:6", "train.jsonl:7"]
+        assert chats.samples.table["messages"].to_pylist() == [TEST[1]]
+        assert "3 " in chats.summary.splitlines()[-1 - packing]
+        assert chats.notes == [
+            "--train_file train.jsonl: 3 more bad rows were left out; rejected.jsonl has them, with reasons.",
+            "--test_file test.jsonl: 1 bad rows were left out; rejected.jsonl has them, with reasons.",
+        ]
+        entries = rejected(chats.folder)
+        assert [(entry["file"], entry["line"]) for entry in entries] == [
+            *(("train.jsonl", line) for line in (3, 2, 4, 5)),
+            ("test.jsonl", 1),
+        ]
+        reasons = [entry["reason"] for entry in entries]
+        assert reasons[1:3] == [REFUSED, UNMARKED]
+        assert reasons[4] == UNMARKED
+        assert re.fullmatch(CUT_OFF, reasons[3])
+        assert [entry["read"] for entry in entries[1:]] == [
+            {"messages": each} for each in (*TRAIN[1:2], *TRAIN[3:5], TEST[0])
+        ]
+
+
+def test_those_that_could_not_be_read_count_in_their_share(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Four of seven: one when they are read, three when they become tokens."""
+    with pytest.raises(UserError) as refused:
+        prepare(tokenizer, bad_rows="quarantine", max_bad_fraction=0.5)
+    *rows, share = refused.value.problems
+    assert [row.partition(": ")[0] for row in rows] == [f"--train_file train.jsonl:{line}" for line in (2, 4, 5)]
+    assert share.startswith(
+        "--train_file train.jsonl: 4 of 7 rows (57.14%) cannot be used, which is more than --max_bad_fraction 0.5; "
+    )
+
+
+def test_they_stop_the_run_where_nothing_else_is_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
+    write("train.jsonl", [{"messages": messages} for messages in TRAIN if messages[-1]["content"]])
+    with pytest.raises(UserError) as refused:
+        prepare(tokenizer, test_file="test.jsonl")
+    assert refused.value.problems == [
+        "--train_file: 1 rows refused by the chat template (no system message): train.jsonl:2.",
+        "--train_file: 1 rows without an answer that the chat template marks: train.jsonl:3.",
+        "--test_file: 1 rows without an answer that the chat template marks: test.jsonl:1.",
+    ]
+    write("train.jsonl", [{"messages": messages} for messages in (TRAIN[0], TRAIN[4])])
+    with pytest.raises(
+        UserError, match=r"the answers of 1 of 2 rows \(50\.0%\) lie wholly .*: train\.jsonl:2\. .* or "
+    ):
+        prepare(tokenizer)
+
+
+def test_texts_that_would_have_marks_twice_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
+    write("train.jsonl", [{"prompt": "[INST] a [/INST]", "completion": "b"}, {"prompt": "a", "completion": "b"}])
+    chats = prepare(tokenizer, chat_template="llama2", bad_rows="quarantine", max_bad_fraction=0.5)
+    assert [chats.place(index) for index in range(len(chats.train))] == ["train.jsonl:2"]
+    (entry,) = rejected(chats.folder)
+    assert entry["line"] == 1
+    assert entry["reason"].startswith("a row whose texts already begin or end with marks which the chat template ")
+
+
+def test_many_of_them_one_after_another_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
+    """More than are tokenised at a time, refused by the template or cut."""
+    for bad in (chat("b", system="s"), chat(LONG)):
+        write("train.jsonl", [{"messages": each} for each in [chat("a"), *[bad] * 1_100, chat("c"), *[bad] * 3]])
+        chats = prepare(tokenizer, bad_rows="quarantine", max_bad_fraction=0.999)
+        assert [chats.place(index) for index in range(len(chats.train))] == ["train.jsonl:1", "train.jsonl:1102"]
+        assert [entry["line"] for entry in rejected(chats.folder)] == [*range(2, 1102), *range(1103, 1106)]
