@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from indictune.models.checkpoints import ADAPTER
 from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
+from tests.distributed import test_llama
 from tests.distributed.launching import accelerate, python
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, STEP, Job
 
@@ -323,27 +324,6 @@ def test_a_checkpoint_of_a_stop_is_not_rolled_back_to(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "action"),
-    [
-        ("fsdp2", "rollback"),
-        pytest.param("fsdp2", "skip", marks=pytest.mark.slow),
-        pytest.param("ddp", "rollback", marks=pytest.mark.slow),
-        pytest.param("zero2", "rollback", marks=pytest.mark.slow),
-        pytest.param("zero3", "rollback", marks=pytest.mark.slow),
-    ],
-)
-def test_all_ranks_leave_a_step_out_that_one_has_seen(
-    finished_run: FinishedRun, tmp_path: Path, strategy: str, action: str
-) -> None:
-    flags = ("--on_nonfinite", action)
-    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)), flags)
-    result = job.start("NAN@indictune.training.loss:ExactLoss.__call__:3@1")
-    assert result.returncode == 0, result.stderr
-    (entry,) = noted(job)
-    assert (entry["step"], entry["action"], entry["loss"]) == (3, action, "nan")  # of both, and rank 0 writes
-
-
-@pytest.mark.parametrize(
     ("launcher", "micro_batches", "policy"),
     [
         (tuple(python()), 2, "skip"),
@@ -395,29 +375,60 @@ def weights_and_states(checkpoint: Path, scratch: Path) -> dict[str, torch.Tenso
     return found
 
 
-@pytest.mark.parametrize(
-    ("launcher", "call"),
-    [
-        (tuple(python()), 8),  # of two micro-batches a step
-        pytest.param(tuple(accelerate("fsdp2", 2)), 4, marks=pytest.mark.slow),
-        pytest.param(tuple(accelerate("ddp", 2)), 4, marks=pytest.mark.slow),
-        pytest.param(tuple(accelerate("zero3", 2)), 4, marks=pytest.mark.slow),
-    ],
-    ids=["one process", "fsdp2", "ddp", "zero3"],
-)
-def test_steps_since_the_checkpoint_are_taken_back(
-    finished_run: FinishedRun, tmp_path: Path, launcher: tuple[str, ...], call: int
-) -> None:
-    """What is saved after step 4, with which step 5 begins, is what was saved after step 2."""
-    flags = ("--on_nonfinite", "rollback", "--save_total_limit", "20")
-    job = Job(finished_run.recipe, tmp_path / "out", launcher, flags)
-    result = job.start(f"NAN@indictune.training.loss:ExactLoss.__call__:{call}")
-    assert result.returncode == 0, result.stderr
-    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(4, "rollback")]
-    before, after = (weights_and_states(job.folder / f"checkpoint-{step}", tmp_path / "whole.pt") for step in (2, 4))
+def assert_step_4_is_taken_back(job: Job, scratch: Path, action: str = "rollback") -> None:
+    """It is bad, and what is saved after it, with which step 5 begins, is what was saved before: after step 2 where
+    step 3 is rolled back too, else after step 3."""
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(4, action)]
+    steps = (2 if action == "rollback" else 3, 4)
+    before, after = (weights_and_states(job.folder / f"checkpoint-{step}", scratch / "whole.pt") for step in steps)
     assert any("exp_avg_sq" in name for name in before)
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_steps_since_the_checkpoint_are_taken_back(finished_run: FinishedRun, tmp_path: Path) -> None:
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--on_nonfinite", "rollback", "--save_total_limit", "20"))
+    result = job.start("NAN@indictune.training.loss:ExactLoss.__call__:8")  # of two micro-batches a step
+    assert result.returncode == 0, result.stderr
+    assert_step_4_is_taken_back(job, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_steps_of_an_adapter_of_a_llama_are_taken_back(tmp_path: Path) -> None:
+    flags = (*test_llama.METHODS["lora"], "--on_nonfinite", "rollback", "--max_steps", "4")
+    job = Job(test_llama.write_job(tmp_path), tmp_path / "out", flags=flags)
+    at_step_4 = "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:16"  # of four micro-batches
+    result = job.start(at_step_4, test_llama.SCRIPT)
+    assert result.returncode == 0, result.stderr
+    assert_step_4_is_taken_back(job, tmp_path)
+
+
+# On each rank a step has one micro-batch of 4 rows, or two of 2, of which the first is bad.
+@pytest.mark.parametrize(
+    ("strategy", "action", "rows"),
+    [
+        ("fsdp2", "rollback", 4),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                *(("fsdp2", "skip", 4), ("fsdp2", "rollback", 2)),
+                *(("ddp", "skip", 4), ("ddp", "rollback", 4), ("ddp", "skip", 2)),
+                *(("zero2", "rollback", 4), ("zero3", "rollback", 4)),
+            )
+        ),
+    ],
+)
+def test_all_ranks_leave_a_step_out_that_one_has_seen(
+    finished_run: FinishedRun, tmp_path: Path, strategy: str, action: str, rows: int
+) -> None:
+    every = "2" if action == "rollback" else "1"
+    saves = ("--save_steps", every, "--eval_steps", every, "--save_total_limit", "20")
+    flags = ("--on_nonfinite", action, "--per_device_train_batch_size", str(rows), *saves)
+    job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)), flags)
+    result = job.start(f"NAN@indictune.training.loss:ExactLoss.__call__:{3 * 4 // rows + 1}@1")
+    assert result.returncode == 0, result.stderr
+    assert [entry["loss"] for entry in noted(job)] == ["nan"]  # of both, and rank 0 writes
+    assert_step_4_is_taken_back(job, tmp_path, action)
 
 
 @pytest.mark.parametrize(
