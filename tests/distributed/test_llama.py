@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from indictune.arguments import BadRowArguments, ModelArguments
+from indictune.cli import main
 from indictune.data.chat_tokens import tokenise_chats
 from indictune.data.conversations import load_test_conversations
 from indictune.data.templates import choose_template
@@ -144,24 +145,46 @@ def test_a_limit_of_tokens_does_not_change_the_run(run_under: Start, packing: st
     assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-4)
 
 
-def tied(folder: Path) -> str:
-    """The built-in LLaMA with one weight for embedding and output layer, as LLaMA 3.2 has it."""
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A flag that names the built-in LLaMA with one weight for embedding and output layer, as LLaMA 3.2 has it."""
+    folder = tmp_path_factory.mktemp("tied")
     source = builtin.resolve("builtin:tiny-indic-llama")
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(source, tie_word_embeddings=True)
     LlamaForCausalLM(config).save_pretrained(folder)
-    return str(folder)
+    return "--model_name_or_path", str(folder)
 
 
 @pytest.mark.parametrize(
     ("strategy", "method"), [pytest.param("fsdp2", "full", marks=slow), pytest.param("fsdp2", "lora", marks=slow)]
 )
-def test_tied_weights_stay_tied(run_under: Start, tmp_path: Path, strategy: str, method: str) -> None:
-    flags = ("--model_name_or_path", tied(tmp_path / "tied"), *METHODS[method], "--max_steps", "3")
+def test_tied_weights_stay_tied(run_under: Start, tied: tuple[str, str], strategy: str, method: str) -> None:
+    flags = (*tied, *METHODS[method], "--max_steps", "3")
     one, two = run_under("single", 1, *flags), run_under(strategy, 2, *flags)
     assert two.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
     assert two.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-4)
+
+
+@slow
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_checkpoint_in_parts_becomes_the_model_of_the_run(
+    run_under: Start, tied: tuple[str, str], tmp_path: Path, is_tied: bool
+) -> None:
+    flags = (*tied, *METHODS["full"], "--max_steps", "3") if is_tied else METHODS["full"]
+    run = run_under("fsdp2", 2, *flags)
+    checkpoint, folder = run.folder / f"checkpoint-{len(run.log)}", tmp_path / "model"
+    assert not list(checkpoint.glob("*.safetensors"))
+    assert main(["checkpoint", str(checkpoint), "--convert_to", str(folder)]) == 0
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((folder / name).read_text()) == json.loads((run.folder / name).read_text())
+    assert ("lm_head.weight" in load_file(folder / "model.safetensors")) != is_tied
+    model, expected = (AutoModelForCausalLM.from_pretrained(each) for each in (folder, run.folder))
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == is_tied
+    found, weights = model.state_dict(), expected.state_dict()
+    assert found.keys() == weights.keys()
+    assert [name for name in found if not torch.equal(found[name], weights[name])] == []
 
 
 @slow
