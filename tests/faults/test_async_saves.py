@@ -31,6 +31,11 @@ def saved(job: Job) -> list[str]:
     return [each.name for each in found]
 
 
+def kept(expected: dict[str, Any], last: int) -> list[int]:
+    """The steps whose checkpoints stay, of a limit of one: the last, and the best."""
+    return sorted({last, expected["best"][1]}, reverse=True)
+
+
 @pytest.fixture(scope="module")
 def unbroken(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """What comes out where each save is waited for."""
@@ -66,15 +71,18 @@ def test_ranks_that_are_killed_while_they_save_leave_the_checkpoint_before(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("limit", [9, 1])
 def test_a_slow_write_changes_nothing(
-    finished_run: FinishedRun, unbroken: Run, expected: dict[str, Any], tmp_path: Path
+    finished_run: FinishedRun, unbroken: Run, expected: dict[str, Any], tmp_path: Path, limit: int
 ) -> None:
-    job = job_in(tmp_path / "out", finished_run.recipe, "--async_save", "true")
+    flags = ("--async_save", "true", "--save_total_limit", str(limit))
+    job = job_in(tmp_path / "out", finished_run.recipe, *flags)
     result = job.start(f"SLOW@{WRITE}:1")
     assert result.returncode == 0, result.stderr
     assert job.outcome() == expected
-    assert saved(job) == [f"checkpoint-{step}" for step in (8, 6, 4, 2)]
-    for step in (2, 4, 6, 8):
+    steps = (8, 6, 4, 2) if limit == 9 else kept(expected, 8)
+    assert saved(job) == [f"checkpoint-{step}" for step in steps]
+    for step in steps:
         found = Run(job.folder).weights_at(step)
         for name, weight in unbroken.weights_at(step).items():
             assert found[name].equal(weight), (step, name)
@@ -114,14 +122,15 @@ def test_a_checkpoint_is_committed_as_soon_as_all_ranks_know_that_it_is_written(
 def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(
     finished_run: FinishedRun, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    job = job_in(tmp_path / "out", finished_run.recipe, "--async_save", "true")
+    job = job_in(tmp_path / "out", finished_run.recipe, "--async_save", "true", "--save_total_limit", "1")
     job.start(f"SLOW@{WRITE}:2+SIGTERM@{STEP}:3@1")
     assert job.status["state"] == "resumable"
     assert job.status["message"].startswith("stopped after step 4, which is saved.")
-    assert saved(job) == ["checkpoint-4", "checkpoint-2"]
+    assert saved(job)[0] == "checkpoint-4"
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert job.outcome() == expected
+    assert saved(job) == [f"checkpoint-{step}" for step in kept(expected, 8)]
 
 
 @pytest.mark.slow
