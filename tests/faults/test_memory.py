@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fault_sizes import BYTES_OF_A_PROCESS, judged, write_rows
+from benchmarks.fault_sizes import BYTES_OF_A_PROCESS, judged, most_later, write_rows
 from tests.conftest import FinishedRun
 from tests.distributed.launching import ROOT, SCRIPT, python, start
 from tests.faults.runs import environment
@@ -77,6 +77,10 @@ def test_the_benchmark_judges_the_largest_process(peak: int, child: int, is_held
     tenth = BYTES_OF_A_PROCESS // 10
     found = judged({"peak": peak * tenth, "child": child * tenth})
     assert found == {"at most 1 GB in its largest process": is_held}
+
+
+def test_of_several_tries_the_benchmark_takes_the_worst() -> None:
+    assert most_later([9.5, 11.0, 9.0], fresh=[8.5, 8.0]) == 3.0
 
 
 # In a process of its own: of what this one shares with others, its part changes while they come and go.
