@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.gpu
 # Some kernels add in an order of their own, else.
 FP32 = ("--full_determinism", "true")
 BF16 = (*FP32, "--bf16", "true")  # another attention, which draws its random numbers itself
+FP16 = (*FP32, "--fp16", "true", "--bf16", "false")
 
 Unbroken = Callable[[tuple[str, ...]], dict[str, Any]]
 
@@ -69,6 +71,18 @@ def test_a_run_that_is_asked_to_stop_goes_on(
     assert job.start(f"SIGTERM@{place}").returncode == EXIT_RESUMABLE
     assert job.start().returncode == 0
     assert job.outcome() == unbroken(flags)
+
+
+def test_fp16_goes_on_with_the_scale_of_its_loss(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """It begins at 2**16, and is halved at the first step, whose gradient overflows."""
+    overflow = "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:1"
+    whole, job = (Job(finished_run.recipe, tmp_path / name, flags=FP16) for name in ("whole", "out"))
+    result = whole.start(overflow)
+    assert result.returncode == 0, result.stderr
+    assert job.start(f"{overflow}+SIGTERM@{STEP}:3").returncode == EXIT_RESUMABLE
+    assert job.start().returncode == 0
+    assert torch.load(job.folder / "checkpoint-8" / "scaler.pt", weights_only=True)["scale"] < 2**16
+    assert job.outcome() == whole.outcome()
 
 
 @pytest.mark.parametrize("began", ["python", "accelerate"])
