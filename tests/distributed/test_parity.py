@@ -47,7 +47,7 @@ def differences(one: Run, other: Run) -> list[str]:
     return found
 
 
-SECOND_EXAMPLES = ("zero1", "zero3_offload")
+SECOND_EXAMPLES = ("zero1", "zero2_offload", "zero3_offload")
 
 
 @pytest.mark.parametrize(

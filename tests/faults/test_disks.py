@@ -424,6 +424,7 @@ def test_a_recipe_that_the_disk_does_not_take_is_told(
     assert re.search(rf"{told}\d[\d,]+ bytes{free}\. There is no earlier checkpoint; when ", result.stderr)
 
 
+@slow
 def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:

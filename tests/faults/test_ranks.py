@@ -457,8 +457,11 @@ def test_what_a_run_has_started_is_found_when_the_run_is_gone(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "launcher",
     [
-        *("accelerate, one process", "deepspeed"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("python", "accelerate, two processes", "torchrun")),
+        "accelerate, one process",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("python", "accelerate, two processes", "torchrun", "deepspeed")
+        ),
     ],
 )
 def test_no_process_outlives_its_launcher(

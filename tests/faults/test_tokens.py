@@ -394,6 +394,7 @@ def test_a_card_says_what_is_so_and_takes_labels_and_languages_for_data(push: Pu
         assert {"- sft", "- trl"} <= set(card.splitlines())
 
 
+@pytest.mark.slow
 def test_a_push_that_fails_says_how_to_go_on_and_keeps_the_token(
     finished_run: FinishedRun, hostile: list[str], tmp_path: Path
 ) -> None:
