@@ -38,7 +38,7 @@ from benchmarks.parts import Part, Plan, run_part
 PARTS: dict[str, tuple[Part, int]] = {
     "device": (classifier_gpu.prepare, 0),  # it may have all
     "classifier": (classifier_gpu.compare, 17),
-    "losses": (classifier_losses.compare_with_trainer, 7),  # twice the start of two
+    "losses": (classifier_losses.compare_with_trainer, 9),  # twice the start of two
     "stages": (stages.measure, 10),
     "llama": (partial(llama.compare, "qlora"), 16),
     "llama_stages": (stages.measure_llama, 7),
