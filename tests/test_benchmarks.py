@@ -126,10 +126,6 @@ def commits_in(found: Any) -> set[str]:
     return own.union(*map(commits_in, found.values()))
 
 
-# Measured on a working copy whose commit did not land. To be measured again, and taken from here.
-NOT_LANDED = {"2026-11-23-amd-epyc-2-cores-faults-full-rows-4.json"}
-
-
 def test_every_result_is_of_a_commit_that_everybody_has() -> None:
     """Else nobody could run again what was measured."""
     from benchmarks.environment import RESULTS, _git
@@ -140,7 +136,7 @@ def test_every_result_is_of_a_commit_that_everybody_has() -> None:
     known = set(str(_git("rev-list", "HEAD")).split())
     named = {path.name: commits_in(json.loads(path.read_text(encoding="utf-8"))) for path in RESULTS.glob("*.json")}
     assert set().union(*named.values())
-    assert {name for name, commits in named.items() if commits - known} == NOT_LANDED
+    assert {name for name, commits in named.items() if commits - known} == set()
 
 
 @pytest.mark.parametrize(("percentiles", "mean"), [(TWEETS, 30), (PROMPTS, 22), (ANSWERS, 169)])
