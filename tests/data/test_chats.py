@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from indictune.data import chats
 from indictune.data.chats import Chats, set_template, tokenise_splits
 from indictune.data.conversations import load_conversations
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatDataArguments
-from indictune.models import builtin
 
 # Prepares each file that is named, and writes by how many MiB each raised the most memory used so far.
 MEMORY = """
@@ -38,12 +37,6 @@ for path in sys.argv[1:]:
     tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
     print(peak() - before)
 """
-
-
-@pytest.fixture
-def tokenizer() -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
-    return tokenizer
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from indictune.data.chats import Chats, set_template, tokenise_splits
 from indictune.data.conversations import load_conversations
 from indictune.data.rejects import REJECTED
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatDataArguments
-from indictune.models import builtin
 
 # Takes no system message, as Gemma's, and marks an answer but for one word.
 TEMPLATE = """
@@ -38,12 +37,6 @@ TEST = [chat("g", "unmarked"), chat("h")]
 REFUSED = "a row refused by the chat template (no system message)."
 UNMARKED = "a row without an answer that the chat template marks."
 CUT_OFF = r"its answers lie wholly behind --max_length 64; --max_length \d+ takes it whole\."
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
-    return tokenizer
 
 
 @pytest.fixture(autouse=True)
