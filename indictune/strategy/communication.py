@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: torch compares the annotations of a communication hook with classes.
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from indictune.arguments import IndicTrainingArguments
 from indictune.errors import UserError
+from indictune.strategy.launch import Launch
 
 # Values of --reduce_dtype, and DeepSpeed's words for them.
 DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
@@ -62,14 +63,15 @@ def sent_bytes(
 
 
 def check_communication(
-    deepspeed: Mapping[str, Any], planned: Callable[[str], Any], world_size: int, accumulation_steps: int | None
+    launch: Launch, method: str, planned: Callable[[str], Any], world_size: int, accumulation_steps: int | None
 ) -> None:
     """Refuse settings of the communication that cannot be.
 
     Args:
-        deepspeed: content of the DeepSpeed file; empty where there is none.
+        launch: what the launcher asked for.
+        method: `--method`.
         planned: the value that a field of the training arguments will have.
-        world_size: number of processes.
+        world_size: number of processes; the launch does not tell it where it was refused.
         accumulation_steps: micro-batches a process and optimizer step, where that is known already.
 
     Raises:
@@ -81,7 +83,12 @@ def check_communication(
         problems.append(
             f"--reduce_dtype {reduce_dtype}: one process sends no gradients. Leave it out, or start more processes."
         )
-    given = deepspeed.get("communication_data_type", "auto")
+    if reduce_dtype != "float32" and launch.family == "fsdp2" and method != "full":
+        problems.append(
+            f"--reduce_dtype {reduce_dtype}: under {launch.strategy} the gradients of --method {method} are summed in "
+            "the type that they have. Leave it out, or use ddp.yaml."
+        )
+    given = (launch.deepspeed or {}).get("communication_data_type", "auto")
     if given not in ("auto", DEEPSPEED_NAMES[reduce_dtype]):
         problems.append(
             f"--deepspeed: the file says communication_data_type = {given}, and --reduce_dtype is {reduce_dtype}. "
@@ -103,22 +110,15 @@ def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments,
         accelerator: of the Trainer.
         args: of the run.
         model: to be trained.
-
-    Raises:
-        UserError: bfloat16, which cannot be for an adapter where its base is split.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
         config["communication_data_type"] = DEEPSPEED_NAMES[args.reduce_dtype]
     elif accelerator.distributed_type == DistributedType.FSDP:
         if not all(parameter.requires_grad for parameter in model.parameters()):
-            # torch 2.13 fails under accumulation where gradients are to be summed in another type than they have, and
-            # some weights have none: "'FSDPParam' object has no attribute '_unsharded_param'".
-            if args.reduce_dtype != "float32":
-                raise UserError(
-                    f"--reduce_dtype {args.reduce_dtype}: an adapter's gradients are summed in the "
-                    "type they have. Leave it out."
-                )
+            # An adapter's: torch 2.13 fails under accumulation where gradients are to be summed in another type than
+            # they have, and a group of weights had no part in the forward pass: "'FSDPParam' object has no attribute
+            # '_unsharded_param'". With --bf16 a LLaMA's adapter has such a group.
             return
         plugin = accelerator.state.fsdp_plugin
         policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()

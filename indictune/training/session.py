@@ -206,7 +206,8 @@ class Session:
         """Work out what follows from the launch and the recipe together; what cannot be goes to the problems."""
         planned = partial(self.planned, arguments)
         with self.checks():
-            optim = default_optimizer(self.launch, self.planned(ModelArguments, "method"), torch.cuda.is_available())
+            method = self.planned(ModelArguments, "method")
+            optim = default_optimizer(self.launch, method, torch.cuda.is_available())
             if optim is not None and "optim" not in self.recipe.values:
                 self._decided["optim"] = optim
             check_split_optimizer(self.launch, str(planned("optim")))
@@ -227,14 +228,11 @@ class Session:
             check_values(arguments, planned)
         with self.checks():
             check_optimizer(arguments, planned, self.launch.deepspeed or ())
-        steps = None
+        steps, world_size = None, launch.world_size_of(os.environ)
         with self.checks():
             if planned("max_tokens_per_device") is None:
-                steps = batch.accumulation_steps(
-                    planned("global_batch_size"),
-                    planned("per_device_train_batch_size"),
-                    launch.world_size_of(os.environ),
-                )
+                rows, at_once = planned("global_batch_size"), planned("per_device_train_batch_size")
+                steps = batch.accumulation_steps(rows, at_once, world_size)
                 self._decide_accumulation(steps, "--global_batch_size")
         with self.checks():
             compiled.check_compiling(planned, partial(self.planned, ModelArguments), os.environ)
@@ -250,11 +248,11 @@ class Session:
             named = {"--resume_from_checkpoint": planned("resume_from_checkpoint")}
             deepspeed.check_folders(self.launch.strategy, {"--output_dir": str(self.output_dir), **named})
         with self.checks():
-            check_communication(self.launch.deepspeed or {}, planned, launch.world_size_of(os.environ), steps)
+            check_communication(self.launch, method, planned, world_size, steps)
         with self.checks():
             check_kept_in_shards(self.launch, os.environ)
             if planned("async_save"):
-                check_async_save(self.launch, self.planned(ModelArguments, "method"))
+                check_async_save(self.launch, method)
         with self.checks():
             deepspeed.check_bad_steps(self.launch.strategy, planned("on_nonfinite"))
 
@@ -287,7 +285,7 @@ class Session:
         self._decided |= sizes
         self._decide_accumulation(steps, "--max_tokens_per_device")
         deepspeed.check_deepspeed(self.launch.deepspeed or {}, lambda name: sizes.get(name, planned(name)), steps)
-        check_communication(self.launch.deepspeed or {}, planned, world_size, steps)
+        check_communication(self.launch, self.planned(ModelArguments, "method"), planned, world_size, steps)
 
     def _decide_accumulation(self, steps: int, flag: str) -> None:
         given = self.recipe.values.get("gradient_accumulation_steps", steps)

@@ -11,22 +11,30 @@ import torch
 from torch import distributed, nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.strategy.communication import check_communication, gradient_buckets, passes_until_laid_out
+from indictune.strategy.launch import Launch
 from indictune.training.session import Session
 
 PLANNED: dict[str, Any] = {"reduce_dtype": "float32", "ddp_static_graph": None}
 
 
 def problems(
-    deepspeed: dict[str, Any] | None = None, world_size: int = 2, accumulation: int | None = 2, **planned: Any
+    deepspeed: dict[str, Any] | None = None,
+    world_size: int = 2,
+    accumulation: int | None = 2,
+    strategy: str = "ddp",
+    method: str = "full",
+    **planned: Any,
 ) -> list[str]:
+    launch = Launch(strategy, world_size, deepspeed=deepspeed)
     try:
-        check_communication(deepspeed or {}, {**PLANNED, **planned}.__getitem__, world_size, accumulation)
+        check_communication(launch, method, {**PLANNED, **planned}.__getitem__, world_size, accumulation)
     except UserError as error:
         return error.problems
     return []
@@ -41,6 +49,9 @@ def problems(
         {"deepspeed": {"communication_data_type": "auto"}, "reduce_dtype": "bfloat16"},
         {"deepspeed": {"communication_data_type": "fp32"}},
         {"deepspeed": {"communication_data_type": "bf16"}, "reduce_dtype": "bfloat16"},
+        {"strategy": "fsdp2_offload", "reduce_dtype": "bfloat16"},
+        {"strategy": "fsdp2", "method": "lora"},
+        {"strategy": "ddp", "method": "lora", "reduce_dtype": "bfloat16"},
         {"ddp_static_graph": False},
         {"ddp_static_graph": True, "accumulation": 1},
         {"ddp_static_graph": True, "accumulation": None},
@@ -61,6 +72,15 @@ def test_what_cannot_be_is_refused_all_at_once() -> None:
         "--ddp_static_graph true: torch fails with 2 accumulation steps. Leave it out, or make "
         "--per_device_train_batch_size the share of one process of --global_batch_size.",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_offload"])
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_an_adapters_gradients_keep_their_type_where_its_base_is_split(strategy: str, method: str) -> None:
+    assert problems(strategy=strategy, method=method, reduce_dtype="bfloat16") == [
+        f"--reduce_dtype bfloat16: under {strategy} the gradients of --method {method} are summed in the type that "
+        "they have. Leave it out, or use ddp.yaml."
+    ]
 
 
 def test_a_session_refuses_it_before_anything_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +229,18 @@ def test_torch_takes_no_static_graph_under_accumulation() -> None:
     model = replica(ddp_static_graph=True, gradient_accumulation_steps=2)
     with pytest.raises(RuntimeError, match="expect_autograd_hooks_ INTERNAL ASSERT FAILED"), model.no_sync():
         step(model)
+
+
+@pytest.mark.usefixtures("group")
+def test_torch_sums_no_gradients_in_another_type_where_weights_take_no_part() -> None:
+    """torch 2.13; see `communication.set_up_communication`. When this fails, an adapter's may be in bfloat16."""
+    model: Any = Layers(unused=True)
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    fully_shard(model.unused, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    model.set_requires_gradient_sync(False)
+    with pytest.raises(AttributeError, match="no attribute '_unsharded_param'"):
+        model(torch.ones(1, 10)).sum().backward()
 
 
 @pytest.mark.usefixtures("group")
