@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from accelerate.state import DistributedType
+from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_torch_tf32_available
 
@@ -90,11 +91,5 @@ def came_up(training_args: TrainingArguments) -> str:
         return f"zero{training_args.deepspeed_plugin.zero_stage}" if grouped else "single"
     if kind == DistributedType.NO:
         return "single"
-    asked_fsdp = training_args.fsdp_plugin_args is not None or _fsdp_in_environment()
+    asked_fsdp = training_args.fsdp_plugin_args is not None or parse_flag_from_env("ACCELERATE_USE_FSDP")
     return "fsdp2" if asked_fsdp and kind != DistributedType.MULTI_CPU else "ddp"
-
-
-def _fsdp_in_environment() -> bool:
-    from accelerate.utils import parse_flag_from_env
-
-    return bool(parse_flag_from_env("ACCELERATE_USE_FSDP"))

@@ -26,6 +26,7 @@ from transformers.integrations.deepspeed import (
 
 from indictune.progress import HERE
 from indictune.strategy import offload
+from indictune.strategy.check import came_up
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def _contains(outer: nn.ModuleList, inner: nn.ModuleList) -> bool:
     return outer is not inner and any(module is inner for module in outer.modules())
 
 
-def fit_to_model(model: nn.Module) -> None:
+def fit_to_model(model: nn.Module, args: TrainingArguments) -> None:
     """Make one config file serve every architecture. To be called before the Trainer exists.
 
     Tells accelerate which classes FSDP wraps (nothing else reads it), and mends the names of saved weights. A model
@@ -62,7 +63,7 @@ def fit_to_model(model: nn.Module) -> None:
     free its layers never run (accelerate 1.15, `compile_regions_fsdp2`), and nothing was compiled (torch 2.13).
     """
     os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(repeated_blocks(model))
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    if came_up(args) == "fsdp2":
         os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
@@ -139,6 +140,20 @@ def whole_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape that each parameter has when it is whole, also where this rank holds a part of it."""
     # A DTensor's shape is that of the whole; ZeRO-3 leaves an empty tensor, and notes the shape beside it.
     return {name: tuple(vars(each).get("ds_shape", each.shape)) for name, each in model.named_parameters()}
+
+
+def held_part(parameter: nn.Parameter) -> torch.Tensor:
+    """The part of a parameter that this rank holds."""
+    if isinstance(parameter, DTensor):
+        return parameter.to_local()
+    known = vars(parameter)
+    if "ds_tensor" not in known:
+        return parameter
+    # ZeRO-3 leaves an empty tensor, and keeps the rank's part beside it. Parts are of one size: the last ranks' end in
+    # whatever was in the memory (DeepSpeed 0.19, `_partition_param`), and that may be NaN.
+    part: torch.Tensor = known["ds_tensor"]
+    own = known["ds_numel"] - known["ds_zero_partition_rank"] * part.numel()
+    return part[: max(0, own)]
 
 
 def whole_norms(trainer: Trainer) -> dict[str, float]:

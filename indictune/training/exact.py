@@ -80,7 +80,7 @@ class ExactTrainer(Trainer):
         padded: bool,
         **settings: Any,
     ) -> None:
-        sharding.fit_to_model(model)
+        sharding.fit_to_model(model, args)
         self.padded = padded
         super().__init__(
             model=model,
@@ -240,6 +240,7 @@ class ExactTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _save_rng_state(self, output_dir: str) -> None:
+        """Save the random states to go on with. A callback comes when the Trainer has saved its own."""
         randomness.save(Path(output_dir), self.args)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -323,8 +324,7 @@ class ExactTrainer(Trainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Whether a step is saved under `--save_strategy best`: a new best, or one that a stop asks for. No callback
-        comes between this and the save."""
+        """Whether a step is saved under `--save_strategy best`: a new best, or a stop. No callback comes between."""
         is_best = best.is_compared(self) and super()._determine_best_metric(metrics, trial)
         return is_best or self.control.should_save
 

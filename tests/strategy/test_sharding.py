@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import pytest
+from accelerate.state import DistributedType
 from accelerate.utils import TorchDynamoPlugin
 from peft import LoraConfig, TaskType, get_peft_model
 from torch import distributed, nn
 from torch._C._distributed_c10d import HashStore
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, TrainingArguments
 
 from indictune.progress import HERE
 from indictune.strategy.restart import join
@@ -68,22 +70,34 @@ def test_a_model_without_layers_is_refused() -> None:
         repeated_blocks(model)
 
 
-def test_accelerate_is_told_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
+@pytest.fixture
+def args(monkeypatch: pytest.MonkeyPatch) -> TrainingArguments:
+    """Of one of several processes, by what the state tells."""
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"):
+        monkeypatch.setenv(name, "false")  # so that it is put back
+    made = TrainingArguments(output_dir="unused", use_cpu=True)
+    monkeypatch.setattr(made.distributed_state, "distributed_type", DistributedType.MULTI_GPU)
+    return made
 
+
+def test_accelerate_is_told_the_layers(monkeypatch: pytest.MonkeyPatch, args: TrainingArguments) -> None:
     monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "SomethingElse")
-    fit_to_model(classifier("bert"))
+    fit_to_model(classifier("bert"), args)
     assert os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] == "BertLayer"
 
 
-def test_a_split_model_is_compiled_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", raising=False)
-    monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
-    fit_to_model(classifier("bert"))
+def test_a_model_that_is_not_split_is_compiled_as_a_whole(args: TrainingArguments) -> None:
+    fit_to_model(classifier("bert"), args)
     assert not TorchDynamoPlugin(backend="inductor").use_regional_compilation
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "false")  # so that it is put back
-    fit_to_model(classifier("bert"))
+
+
+@pytest.mark.parametrize("by_flag", [True, False], ids=["--fsdp", "accelerate's config"])
+def test_a_split_model_is_compiled_by_blocks(args: TrainingArguments, by_flag: bool) -> None:
+    if by_flag:
+        args.fsdp_plugin_args = {"fsdp_version": 2}
+    else:
+        os.environ["ACCELERATE_USE_FSDP"] = "true"
+    fit_to_model(classifier("bert"), args)
     assert TorchDynamoPlugin(backend="inductor").use_regional_compilation
 
 

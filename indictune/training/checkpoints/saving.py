@@ -18,7 +18,6 @@ import torch
 from datasets import Dataset
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import IntervalStrategy
@@ -295,7 +294,7 @@ def check_weights(trainer: ExactTrainer) -> None:
         NonFiniteLossError: there is one.
     """
     bad = torch.zeros((), dtype=torch.int32, device=trainer.args.device)
-    for held in map(_held, _parameters(trainer)):
+    for held in map(sharding.held_part, _parameters(trainer)):
         if held.numel():
             # A 27th of the time of `isfinite(held).all()`, on one core.
             extremes = torch.stack(torch.aminmax(held.detach()))
@@ -314,20 +313,6 @@ def _parameters(trainer: ExactTrainer) -> Iterator[nn.Parameter]:
     return (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
 
 
-def _held(parameter: nn.Parameter) -> torch.Tensor:
-    """The part of a parameter that this rank holds."""
-    if isinstance(parameter, DTensor):
-        return parameter.to_local()
-    known = vars(parameter)
-    if "ds_tensor" not in known:
-        return parameter
-    # ZeRO-3 leaves an empty tensor, and keeps the rank's part beside it. Parts are of one size: the last ranks' end in
-    # whatever was in the memory (DeepSpeed 0.19, `_partition_param`), and that may be NaN.
-    part: torch.Tensor = known["ds_tensor"]
-    own = known["ds_numel"] - known["ds_zero_partition_rank"] * part.numel()
-    return part[: max(0, own)]
-
-
 def _share(trainer: ExactTrainer, unfinished: Path, group: ProcessGroup | None) -> list[str]:
     """The files that this rank reads back, of those on its disk; one rank lists them for all that share it."""
     args = trainer.args
@@ -338,5 +323,5 @@ def _share(trainer: ExactTrainer, unfinished: Path, group: ProcessGroup | None) 
 
 def _bytes_in_memory(trainer: ExactTrainer) -> int:
     """Of this rank's weights and the two states of each."""
-    trained = [_held(each) for each in _parameters(trainer)]
+    trained = [sharding.held_part(each) for each in _parameters(trainer)]
     return sum(each.nbytes + 8 * each.numel() for each in trained)
