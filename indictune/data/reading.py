@@ -29,15 +29,9 @@ _SIGNATURES = {
 }
 # Of Arrow, and of making Python objects: texts that are no UTF-8, times that Python has no numbers for.
 _PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
-_NO_COLUMNS: Mapping[str, str] = {}
 
 Row = tuple[int, tuple[str | None, ...]]
 Record = tuple[int, dict[str, object]]
-
-
-def read_table(path: str, columns: Mapping[str, str], optional: Mapping[str, str] = _NO_COLUMNS) -> pa.Table:
-    """All rows of `read_batches` as one table."""
-    return pa.Table.from_batches(list(read_batches(path, columns, optional, BadRows(path))))
 
 
 def read_batches(

@@ -17,11 +17,12 @@ from indictune.data import hub
 from indictune.data.conversations import load_conversations
 from indictune.data.conversations import sources_of as chat_sources_of
 from indictune.data.loading import Splits, load_splits
-from indictune.data.reading import read_records, read_table
+from indictune.data.reading import read_records
 from indictune.data.rejects import REJECTED, BadRows, Quarantine
 from indictune.data.sources import sources_of
 from indictune.errors import Problems, UserError
 from indictune.llama_arguments import ChatDataArguments
+from tests.data.tables import read_table
 from tests.data.test_hub_csv import DECLARED, problem_of
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -12,9 +12,10 @@ import pytest
 
 from indictune.data import reading
 from indictune.data.columns import normalise_label, text_batch
-from indictune.data.reading import Record, read_table
+from indictune.data.reading import Record
 from indictune.data.rejects import REJECTED, BadRows, Quarantine, place
 from indictune.errors import UserError
+from tests.data.tables import read_table
 
 COLUMNS = {"text": "text", "label": "label"}
 Write = Callable[[str, str | bytes], str]

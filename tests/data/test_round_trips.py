@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indictune.data.reading import read_records, read_table
+from indictune.data.reading import read_records
 from indictune.data.rejects import BadRows
+from tests.data.tables import read_table
 
 Table = Sequence[tuple[str, str]]
 

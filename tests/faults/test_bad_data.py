@@ -19,11 +19,11 @@ from indictune.cli import main
 from indictune.command_arguments import EvaluateArguments
 from indictune.data.conversations import load_test_conversations
 from indictune.data.loading import load_splits, load_test_rows
-from indictune.data.reading import read_table
 from indictune.data.rejects import REJECTED, keep_rejected
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.conftest import FinishedRun
+from tests.data.tables import read_table
 from tests.distributed import test_llama
 from tests.distributed.launching import SCRIPT, accelerate, python, start
 from tests.training.tiny import tiny_llama
