@@ -11,6 +11,7 @@ from indictune.errors import UserError
 from indictune.layout import printable
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_REFUSED = 2
 USAGE = """usage: indictune VERB [flags]
 
 verbs:
@@ -43,10 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("indictune: interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except UserError as error:
+        return _refused(error)
     except OSError as error:  # what a verb tells of a file by itself says more
         file = f"{error.filename}: " if error.filename else ""
-        print(printable(f"indictune: {UserError(f'{file}{error.strerror or error}.').message}"), file=sys.stderr)
-        return 2
+        return _refused(UserError(f"{file}{error.strerror or error}."))
 
 
 def prepare(argv: Sequence[str]) -> int:
@@ -76,6 +78,14 @@ def checkpoint(argv: Sequence[str]) -> int:
     from indictune.training.checkpoints.command import checkpoint_command
 
     return checkpoint_command(argv)
+
+
+def _refused(error: UserError) -> int:
+    """Tell why a verb does nothing; returns the exit code."""
+    from indictune.credentials import without_tokens  # slow
+
+    print(printable(without_tokens(f"indictune: {error.message}")), file=sys.stderr)
+    return EXIT_REFUSED
 
 
 def _until_stopped(verb: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:

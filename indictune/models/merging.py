@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from indictune.arguments import ModelArguments
 from indictune.command_arguments import MergeArguments
 from indictune.config import read_recipe
-from indictune.credentials import without_tokens
 from indictune.errors import Problems, UserError
 from indictune.layout import printable
 from indictune.models.adapters import nf4_config
@@ -25,19 +24,19 @@ from indictune.models.writing import TOKENIZER_FILES, check_free, copy_files, le
 
 
 def merge_command(argv: Sequence[str]) -> int:
-    """`indictune merge ADAPTER --output_dir D`; returns the exit code."""
+    """`indictune merge ADAPTER --output_dir D`; returns the exit code.
+
+    Raises:
+        UserError: all that cannot be.
+    """
     words = list(argv)
     if words and not words[0].startswith("-"):
         words.insert(0, "--adapter")
     recipe = read_recipe(words, (MergeArguments,))
-    try:
-        with recipe.problems.collecting():
-            args = recipe.build(MergeArguments)
-        recipe.problems.raise_any()
-        print(printable(merge(args)))
-    except UserError as error:
-        print(printable(without_tokens(f"indictune: {error.message}")), file=sys.stderr)
-        return 2
+    with recipe.problems.collecting():
+        args = recipe.build(MergeArguments)
+    recipe.problems.raise_any()
+    print(printable(merge(args)))
     return 0
 
 

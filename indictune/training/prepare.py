@@ -14,12 +14,10 @@ from datasets import Dataset
 
 from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config import Recipe, read_recipe
-from indictune.credentials import without_tokens
 from indictune.data.loading import load_splits
 from indictune.data.preparation import tokenise_splits
 from indictune.data.rejects import REJECTED
 from indictune.data.sources import SPLITS
-from indictune.errors import UserError
 from indictune.folders import cache_folder
 from indictune.layout import in_one_line, printable, table
 from indictune.models.classifier import label_order, load_classifier_config
@@ -52,14 +50,14 @@ def prepare_command(argv: Sequence[str]) -> int:
 
     Keys and flags that only a language model's run knows, such as `packing` and `chat_template`, tell that it is one;
     else it is a classifier's.
+
+    Raises:
+        UserError: all that cannot be.
     """
     try:
         with StopRequest().listening():
             let_through()
             return _prepared(argv)
-    except UserError as error:
-        print(printable(without_tokens(f"indictune: {error.message}")), file=sys.stderr)
-        return 2
     except (Stopped, KeyboardInterrupt):
         print("indictune: stopped. What is kept is whole; the same command does the rest.", file=sys.stderr)
         return EXIT_RESUMABLE

@@ -19,6 +19,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from indictune.arguments import DataArguments, ModelArguments
+from indictune.cli import main
 from indictune.command_arguments import MergeArguments
 from indictune.data.loading import load_splits
 from indictune.errors import UserError
@@ -29,7 +30,6 @@ from indictune.models.merging import merge
 from indictune.models.updates import read_adapter
 from indictune.training.checkpoints import store
 from indictune.training.checkpoints.store import MANIFEST
-from indictune.training.prepare import prepare_command
 from tests.conftest import FinishedRun
 from tests.distributed.launching import SCRIPT, accelerate, python, start
 from tests.faults.canaries import PICKLES, Canary, model_in
@@ -243,7 +243,7 @@ class TestAForeignModel:
     ) -> None:
         folder = model_in(tmp_path / "model")
         code_of_an_unknown_type(folder, canary)
-        assert prepare_command(["--config", str(finished_run.recipe), "--model_name_or_path", str(folder)]) == 2
+        assert main(["prepare", "--config", str(finished_run.recipe), "--model_name_or_path", str(folder)]) == 2
         assert "--trust_remote_code true" in capsys.readouterr().err
         assert not canary.ran.exists()
 

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import save_file
 
 from indictune.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
+from indictune.cli import main
 from indictune.config import read_recipe
 from indictune.credentials import _logged_in, without_tokens
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapters import check_published_base
-from indictune.models.merging import merge_command
 from indictune.strategy.launch import read_launch
 from indictune.training import evaluate
 from indictune.training.checkpoints import store
@@ -83,7 +83,7 @@ def test_a_command_that_is_refused_repeats_no_login(tmp_path: Path, capsys: pyte
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     weights = {f"base_model.model.query.lora_{part}.weight": torch.ones(1, 1) for part in "AB"}
     save_file(weights, tmp_path / "adapter_model.safetensors")
-    assert merge_command([str(tmp_path), "--output_dir", str(tmp_path / "out")]) == 2
+    assert main(["merge", str(tmp_path), "--output_dir", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "https://(a login)@huggingface.co/datasets/me/tweets" in said
     assert TOKEN not in said

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from indictune.command_arguments import CheckpointArguments
 from indictune.config import read_recipe
-from indictune.credentials import without_tokens
 from indictune.errors import UserError
 from indictune.layout import in_one_line, printable, table
 from indictune.training.checkpoints import abandoned, resuming, settings, store
@@ -47,27 +45,27 @@ class Found:
 
 
 def checkpoint_command(argv: Sequence[str]) -> int:
-    """`indictune checkpoint DIR [--convert_to FOLDER]`; returns the exit code, 1 where a checkpoint is damaged."""
+    """`indictune checkpoint DIR [--convert_to FOLDER]`; returns the exit code, 1 where a checkpoint is damaged.
+
+    Raises:
+        UserError: all that cannot be.
+    """
     words = list(argv)
     if words and not words[0].startswith("-"):
         words.insert(0, "--folder")
     recipe = read_recipe(words, (CheckpointArguments,))
-    try:
-        with recipe.problems.collecting():
-            args = recipe.build(CheckpointArguments)
-        recipe.problems.raise_any()
-        folder = Path(os.path.abspath(args.folder))
-        found = look(folder)
-        if args.convert_to is None:
-            print(printable(shown(folder, found)))
-            return int(any(each.state == "damaged" for each in found))
-        from indictune.training.checkpoints.converting import convert  # torch is slow to import
+    with recipe.problems.collecting():
+        args = recipe.build(CheckpointArguments)
+    recipe.problems.raise_any()
+    folder = Path(os.path.abspath(args.folder))
+    found = look(folder)
+    if args.convert_to is None:
+        print(printable(shown(folder, found)))
+        return int(any(each.state == "damaged" for each in found))
+    from indictune.training.checkpoints.converting import convert  # torch is slow to import
 
-        chosen = to_convert(folder, found)
-        print(printable(convert(args, chosen.path, chosen.problems)))
-    except UserError as error:
-        print(printable(without_tokens(f"indictune: {error.message}")), file=sys.stderr)
-        return 2
+    chosen = to_convert(folder, found)
+    print(printable(convert(args, chosen.path, chosen.problems)))
     return 0
 
 
