@@ -22,7 +22,7 @@ from indictune.training.checkpoints import converting, resuming, store
 from indictune.training.checkpoints.store import UNFINISHED
 from indictune.training.output import AUTO
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, SCRIPT, python, start
+from tests.distributed.launching import SCRIPT, python, start
 from tests.training.checkpoints.test_store import flip_a_bit, truncate, write
 
 
@@ -177,7 +177,8 @@ class TestConverting:
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
         AutoModelForSequenceClassification.from_pretrained(folder)
         test_file = str(finished_run.recipe.parent / "test.jsonl")
-        result = start([str(BIN / "indictune"), "evaluate", "--model", str(folder), "--test_file", test_file])
+        command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(folder), "--test_file", test_file]
+        result = start(command)
         assert result.returncode == 0, result.stderr
         metrics = json.loads((folder / "evaluation" / "test" / "metrics.json").read_text(encoding="utf-8"))
         assert metrics["test"] == finished_run.metrics["test"]

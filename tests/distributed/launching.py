@@ -89,7 +89,8 @@ def start(
         "HF_HUB_OFFLINE": "1",
         **(variables or {}),
     }
-    script = next((place for place, word in enumerate(command) if word.startswith(_FOLDERS)), None)
+    words = [word.removeprefix(f"{ROOT}{os.sep}") for word in command]
+    script = next((place for place, word in enumerate(words) if word.startswith(_FOLDERS)), None)
     if script is not None and not anew and not torch.cuda.is_available():
         if command[:script] == python():
             return fork(command[script:], environment, timeout_s)
