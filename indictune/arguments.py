@@ -80,10 +80,10 @@ class ModelArguments:
         for name in ("use_dora", "use_rslora", "modules_to_save"):
             if self.method == "full" and getattr(self, name):
                 problems.append(f"--{name}: has no effect with --method full; give --method lora or qlora.")
-        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
-            problems.append(f"--dropout {self.dropout}: expected a probability from 0 up to, not including, 1.")
-        if not 0.0 <= self.lora_dropout < 1.0:
-            problems.append(f"--lora_dropout {self.lora_dropout}: expected a probability from 0 up to 1.")
+        for name in ("dropout", "lora_dropout"):
+            share = getattr(self, name)
+            if share is not None and not 0.0 <= share < 1.0:
+                problems.append(f"--{name} {share}: expected a probability from 0 up to, not including, 1.")
         for name in ("lora_r", "lora_alpha"):
             if getattr(self, name) < 1:
                 problems.append(f"--{name} {getattr(self, name)}: expected a whole number of at least 1.")

@@ -37,7 +37,7 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
     Raises:
         UserError: all such values.
     """
-    epochs = planned("num_train_epochs") if planned("max_steps") < 0 else planned("max_steps")
+    duration = "num_train_epochs" if planned("max_steps") < 0 else "max_steps"
     at_least = {
         "per_device_eval_batch_size": (planned("per_device_eval_batch_size"), 1),
         "max_tokens_per_device": (planned("max_tokens_per_device"), 1),
@@ -61,8 +61,8 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
         )
     if not 0 <= planned("seed") < 2**32:
         problems.append(f"--seed {planned('seed')}: expected a whole number from 0 to {2**32 - 1}.")
-    if not epochs > 0:
-        problems.append(f"--num_train_epochs {planned('num_train_epochs')}: nothing would be trained.")
+    if not planned(duration) > 0:
+        problems.append(f"--{duration} {planned(duration)}: nothing would be trained; give more than 0.")
     smoothing = planned("label_smoothing_factor")
     if not 0 <= smoothing < 1:
         problems.append(f"--label_smoothing_factor {smoothing}: expected a share from 0 up to, not including, 1.")
@@ -87,8 +87,11 @@ def _problems_of_moments(planned: Callable[[str], Any]) -> list[str]:
     """What is wrong with when a run logs, evaluates and saves."""
     problems = []
     evaluates = str(planned("eval_strategy")) != "no"
-    if planned("early_stopping_patience") is not None and not evaluates:
-        problems.append("--early_stopping_patience: nothing to compare, because --eval_strategy is no.")
+    if (patience := planned("early_stopping_patience")) is not None and not evaluates:
+        problems.append(
+            f"--early_stopping_patience {patience}: goes by evaluations, and --eval_strategy is no; give "
+            "--eval_strategy epoch, or leave it out."
+        )
     if (schedule := planned("lr_scheduler_type")) in BY_EVALUATIONS and not evaluates:
         problems.append(
             f"--lr_scheduler_type {schedule}: goes by evaluations, and --eval_strategy is no; give --eval_strategy "

@@ -183,6 +183,7 @@ class TestTrainingArguments:
         ("logging_steps", 1.5),
         ("save_total_limit", 0),
         ("num_train_epochs", 0.0),
+        ("max_steps", 0),
         ("label_smoothing_factor", 1.0),
         ("metric_for_best_model", "f1"),
     ],
@@ -203,7 +204,7 @@ def test_the_metric_of_a_language_may_choose_the_best_model() -> None:
 def test_early_stopping_needs_evaluations() -> None:
     planned = {field.name: field.default for field in dataclasses.fields(SentimentTrainingArguments)}
     planned |= {"early_stopping_patience": 2, "eval_strategy": "no"}
-    with pytest.raises(UserError, match="--early_stopping_patience: nothing to compare"):
+    with pytest.raises(UserError, match="--early_stopping_patience 2: goes by evaluations, and --eval_strategy is no"):
         check_values(SentimentTrainingArguments, planned.__getitem__)
 
 

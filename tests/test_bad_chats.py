@@ -125,7 +125,7 @@ def test_a_tokenizer_without_a_template_is_refused_before_many_rows_are_read(job
     (plain / "chat_template.jinja").unlink()
     rows = [{"messages": [USER, ANSWER]}] * 2_001 + [{"messages": [USER]}]
     message = job.message(train_file=job.write("many.jsonl", *rows), model_name_or_path=str(plain))
-    assert f"{plain}: its tokenizer has no chat template" in message
+    assert f"the tokenizer of {plain} has no chat template" in message
     assert "many.jsonl" not in message
 
 

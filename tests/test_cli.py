@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from indictune.cli import USAGE, main
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, start
+from tests.distributed.launching import BIN, ROOT, python, start
 from tests.faults.runs import AS_A_USER
 
 
@@ -48,8 +48,8 @@ def test_evaluate_tells_all_that_is_missing_at_once_and_writes_nothing(
         "",
         "indictune: 3 problems:\n"
         "  1. --tset_file: there is no such flag. Did you mean `--test_file`?\n"
-        "  2. --model is missing.\n"
-        "  3. --test_file is missing.\n",
+        "  2. --model is missing: indictune evaluate --model DIR --test_file F.\n"
+        "  3. --test_file is missing: indictune evaluate --model DIR --test_file F.\n",
     )
     assert list(tmp_path.iterdir()) == []
     assert main(["prepare", "--config", "no.yaml"]) == 2
@@ -75,7 +75,8 @@ def test_evaluate_tells_of_a_model_that_cannot_be_read() -> None:
         (Path(folder) / "config.json").write_text("{}")
         (Path(folder) / "t.csv").write_text("text,label\nok,1\n")
         test_file = str(Path(folder) / "t.csv")
-        result = start([str(BIN / "indictune"), "evaluate", "--model", folder, "--test_file", test_file])
+        command = [*python(), "indictune/__main__.py", "evaluate", "--model", folder, "--test_file", test_file]
+        result = start(command)
         assert result.returncode == 2
         assert result.stderr.startswith(f"indictune: --model {folder}: ")
         assert "Traceback" not in result.stderr
@@ -90,9 +91,9 @@ def test_both_commands_are_installed() -> None:
 
 
 def test_the_exit_code_of_a_verb_reaches_the_shell() -> None:
-    result = start([sys.executable, "-m", "indictune", "evaluate"])
-    message = "indictune: 2 problems:\n  1. --model is missing.\n  2. --test_file is missing.\n"
-    assert (result.returncode, result.stderr) == (2, message)
+    result = start([*python(), "indictune/__main__.py", "checkpoint"])
+    message = "indictune: The folder is missing: indictune checkpoint DIR"
+    assert (result.returncode, result.stderr.startswith(message)) == (2, True), result.stderr
 
 
 def test_prepare_makes_ready_what_a_run_reads(

@@ -123,8 +123,8 @@ class ChatTokeniser:
     ) -> None:
         if not tokenizer.is_fast:
             raise UserError(
-                f"--model_name_or_path {tokenizer.name_or_path}: its tokenizer does not say where in the text a token "
-                "stands, so the answers cannot be marked; take a model with a tokenizer.json."
+                f"the tokenizer of {tokenizer.name_or_path} does not say where in the text a token stands, so the "
+                "answers cannot be marked; take a model with a tokenizer.json."
             )
         self.unusable = UnusableChats(rows, max_length, quarantine)
         self._tokenizer = tokenizer

@@ -78,8 +78,8 @@ def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) ->
         own = tokenizer.get_chat_template()
     except ValueError as error:
         raise UserError(
-            f"--model_name_or_path {tokenizer.name_or_path}: its tokenizer has no chat template; give --chat_template "
-            f"{_names()}, or a .jinja file."
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template; give --chat_template {_names()}, or a "
+            ".jinja file."
         ) from error
     if train_on_prompts or marks_answers(own):
         return own

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import RevisionNotFoundError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from indictune.arguments import ModelArguments
@@ -143,10 +142,7 @@ def find_base(name: str, revision: str, flag: str, trust_remote_code: bool = Fal
     folder = Path(builtin.resolve(name))
     if not folder.is_dir():
         with explained(args, OSError, ValueError, flag=flag):
-            try:
-                folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
-            except RevisionNotFoundError:
-                raise UserError(f"{flag} {name}: it has no branch, tag or commit {revision}.") from None
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
     if not (folder / "config.json").is_file():
         raise UserError(explanation(args, FileNotFoundError("config.json"), flag))
     return folder

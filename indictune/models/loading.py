@@ -92,7 +92,7 @@ def stored_quantisation(config: PreTrainedConfig) -> dict[str, Any]:
     return dict(config.to_dict().get("quantization_config") or {})
 
 
-def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
+def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTokenizerBase:
     """The model's tokenizer, with vowel signs kept where its vocabulary has them, and with a padding token.
 
     ALBERT's and BERT's tokenizers take the vowel signs of Indic scripts for accents and drop them by default. They
@@ -102,20 +102,24 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
     A tokenizer without a padding token (LLaMA) pads with its end-of-text token. It stands in no text, and a classifier
     on a decoder reads the last token that is not padding; a new token would add a row to the embedding.
 
+    Args:
+        args: name the model.
+        flag: what the user typed in front of its name.
+
     Raises:
         UserError: there is no such tokenizer, a link or its settings lead out of its folder, it has no words, no
             token to pad with, or a chat template whose name leads out of a folder.
     """
-    tokenizer = _read_tokenizer(args)
+    tokenizer = _read_tokenizer(args, flag)
     if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
         # Where there are no files transformers 5 makes one up, to which every text is unknown.
         raise UserError(
-            f"--model_name_or_path {args.model_name_or_path}: its tokenizer has special tokens and no words. Write "
-            "the one that belongs to the model into the folder (`tokenizer.save_pretrained`)."
+            f"{flag} {args.model_name_or_path}: its tokenizer has special tokens and no words. Write the one that "
+            "belongs to the model into the folder (`tokenizer.save_pretrained`)."
         )
     lost = lost_marks(tokenizer)
     if lost:
-        keeping = _read_tokenizer(args, keep_accents=True, strip_accents=False)
+        keeping = _read_tokenizer(args, flag, keep_accents=True, strip_accents=False)
         still_lost = lost_marks(keeping)
         if sum(still_lost.values()) < sum(lost.values()):
             tokenizer, lost = keeping, still_lost
@@ -128,7 +132,7 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
         )
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
-            raise UserError(f"--model_name_or_path {args.model_name_or_path}: its tokenizer has no token to pad with.")
+            raise UserError(f"{flag} {args.model_name_or_path}: its tokenizer has no token to pad with.")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
@@ -190,21 +194,21 @@ def _longest_that_reads_alone(config: PreTrainedConfig) -> int | None:
     return min(lengths, default=None)
 
 
-def _read_tokenizer(args: ModelArguments, **settings: bool) -> PreTrainedTokenizerBase:
+def _read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
     path = builtin.resolve(args.model_name_or_path)
-    flag = f"{MODEL_FLAG} {args.model_name_or_path}"
-    check_links(Path(path), flag)
+    named = f"{flag} {args.model_name_or_path}"
+    check_links(Path(path), named)
     # What a file of settings can break is any error (AttributeError, TypeError); tokenizers raises bare exceptions.
-    with explained(args, Exception):
+    with explained(args, Exception, flag=flag):
         revision = resolve_revision(path, args.model_revision)  # what is checked is what is read
-        check_named_files(path, revision, flag)
+        check_named_files(path, revision, named)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=args.trust_remote_code, **settings
         )
     for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
         if Path(name).name != name or "\0" in name:  # transformers 5.23 refuses to save it, after hours of training
             raise UserError(
-                f"{flag}: its tokenizer has a chat template called {name!r}, which can be no name of a file; give it "
+                f"{named}: its tokenizer has a chat template called {name!r}, which can be no name of a file; give it "
                 "another in its tokenizer_config.json."
             )
     return tokenizer

@@ -54,7 +54,7 @@ def explained(args: ModelArguments, *errors: type[Exception], flag: str = MODEL_
 def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FLAG) -> str:
     """One message for an error that came up while the model named in `args` was read."""
     name = args.model_name_or_path
-    flag = f"{flag} {name}"
+    is_trained, flag = flag == MODEL_FLAG, f"{flag} {name}"
     causes = tuple(_chain(error))
     if Path(name).is_dir():
         return _folder_explanation(flag, Path(name), error)
@@ -63,7 +63,8 @@ def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FL
     if any(isinstance(cause, GatedRepoError) for cause in causes):
         return f"{flag}: the model is gated. Ask for access at https://huggingface.co/{name}, then {LOG_IN}."
     if any(isinstance(cause, RevisionNotFoundError) for cause in causes):
-        return f"--model_revision {args.model_revision}: {name} has no such branch, tag or commit."
+        named = f"--model_revision {args.model_revision}: {name}" if is_trained else f"{flag}: it"
+        return f"{named} has no branch, tag or commit {args.model_revision}."
     if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
         return f"{flag}: neither a folder nor a model on the Hub. Check the spelling; for a private model {LOG_IN}."
     if "trust_remote_code" in str(error):

@@ -47,7 +47,7 @@ def evaluate_command(argv: Sequence[str]) -> int:
     model, test_file = (recipe.planned(EvaluateArguments, name) for name in ("model", "test_file"))
     for flag, value in (("--model", model), ("--test_file", test_file)):
         if not value:
-            recipe.problems.append(f"{flag} is missing.")
+            recipe.problems.append(f"{flag} is missing: indictune evaluate --model DIR --test_file F.")
     if model:
         with recipe.problems.collecting():
             _as_in_training(recipe, Path(model))
@@ -159,20 +159,22 @@ def _evaluate_classes(session: Session) -> None:
     session.decide_evaluation()
     with session.checks():
         asked = session.build(EvaluateArguments)
+        model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
         with session.checks():
             if config_file(asked.model).is_file():  # else `_as_in_training` has told
-                with explained(ModelArguments(model_name_or_path=asked.model), Exception, flag="--model"):
+                with explained(model_args, Exception, flag="--model"):
                     config = AutoConfig.from_pretrained(asked.model, trust_remote_code=asked.trust_remote_code)
                     labels = class_names(config)
                 session.warn(check_max_length(config, asked.max_length, begins=False))
+        with session.checks():
+            if labels is not None:
+                tokenizer = load_tokenizer(model_args, flag="--model")
         if asked.test_file:  # else that has been told too
             rows, stored, notes = load_test_rows(asked.test_file, asked, labels, session.recipe.problems)
     session.recipe.problems.raise_any()
     args = session.start_evaluation(SentimentTrainingArguments)
     session.warn(notes)
     keep_rejected(stored, session.output_dir, session.rank)
-    model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
-    tokenizer = load_tokenizer(model_args)
     assert labels is not None  # every problem has been raised
     dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length)["test"]
     model = load_trained(asked.model, asked.trust_remote_code, asked.trust_checkpoint)

@@ -42,7 +42,7 @@ def evaluate_answers(session: Session) -> None:
                 )
             session.warn(check_max_length(config, asked.max_length, begins=False))
         with session.checks():
-            tokenizer = load_tokenizer(model_args)
+            tokenizer = load_tokenizer(model_args, flag="--model")
             if asked.chat_template is not None:
                 choose_template(tokenizer, asked.chat_template, False, asked.train_on_prompts)
         if asked.test_file:  # else that has been told

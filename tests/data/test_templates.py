@@ -60,8 +60,8 @@ def test_a_name_that_is_none_is_refused(byte_level: PreTrainedTokenizerFast, tmp
 
 def test_a_tokenizer_without_a_template_needs_a_name() -> None:
     assert refusal(words_tokenizer(), None) == (
-        "--model_name_or_path : its tokenizer has no chat template; give --chat_template chatml, llama2, llama3 or "
-        "plain, or a .jinja file."
+        "the tokenizer of  has no chat template; give --chat_template chatml, llama2, llama3 or plain, or a .jinja "
+        "file."
     )
 
 

@@ -167,4 +167,6 @@ def test_a_model_that_the_hub_does_not_have() -> None:
 def test_a_revision_that_the_model_does_not_have() -> None:
     args = ModelArguments(NAME, model_revision="v9")
     message = explanation(args, hub_error(RevisionNotFoundError))
-    assert message == f"--model_revision v9: {NAME} has no such branch, tag or commit."
+    assert message == f"--model_revision v9: {NAME} has no branch, tag or commit v9."
+    base = explanation(args, hub_error(RevisionNotFoundError), flag="The base")
+    assert base == f"The base {NAME}: it has no branch, tag or commit v9."

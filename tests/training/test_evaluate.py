@@ -98,6 +98,22 @@ def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("kind", ["tweets", "chats"])
+def test_a_broken_tokenizer_is_told_with_the_flag_that_was_typed_and_all_else(
+    finished_run: FinishedRun, tmp_path: Path, kind: str
+) -> None:
+    model, missing = tmp_path / "model", tmp_path / "missing.jsonl"
+    shutil.copytree(finished_run.folder if kind == "tweets" else tiny_llama(tmp_path / "llama"), model)
+    (model / "tokenizer.json").write_text("{", encoding="utf-8")
+    flags = ["--model", str(model), "--test_file", str(missing), "--output_dir", str(tmp_path / "out")]
+    result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
+    assert result.returncode == 2, result.stderr
+    first, *told = result.stderr.splitlines()
+    assert first == "indictune: 2 problems:"
+    assert told[0].startswith(f"  1. --model {model}: the folder's files cannot be read as a model. (")
+    assert told[1] == f"  2. --test_file {missing}: no such file."
+
+
+@pytest.mark.parametrize("kind", ["tweets", "chats"])
 @pytest.mark.parametrize(
     ("flag", "value", "told"),
     [
