@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from indictune.arguments import DataArguments
 from indictune.data.loading import Rows, Splits, load_splits
 from indictune.data.preparation import SCHEMA, tokenise_splits, tokenised
 from indictune.models import builtin
+from tests.distributed.launching import python, start
 from tests.models.tiny import words_tokenizer
 
 LABELS = ["negative", "neutral", "positive"]
@@ -248,26 +247,6 @@ def test_ids_are_made_anew_when_anything_changes(splits: Splits, tmp_path: Path)
     assert len(set(seen)) == len(seen)
 
 
-MEMORY = """
-import sys
-from indictune.arguments import DataArguments
-from indictune.data import preparation, reading
-from indictune.data.loading import load_splits
-from indictune.data.preparation import tokenise_splits
-from tests.models.tiny import words_tokenizer
-
-def peak():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
-
-reading._CHUNK_ROWS //= int(sys.argv[3])
-preparation._BATCH_ROWS //= int(sys.argv[3])
-tokenise_splits(load_splits(DataArguments(train_file=sys.argv[1])), words_tokenizer(), ["a", "b"], 256)
-before = peak()
-tokenise_splits(load_splits(DataArguments(train_file=sys.argv[2])), words_tokenizer(), ["a", "b"], 256)
-print(before, peak())
-"""
-
-
 @pytest.mark.parametrize(
     ("few", "many", "words", "fewer_at_once", "seen"),
     [(2_000, 20_000, 100, 20, sum), pytest.param(100_000, 400_000, 20, 1, min, marks=pytest.mark.slow)],
@@ -280,9 +259,9 @@ def test_memory_does_not_grow_with_the_rows(
     text = "ok . " * words
     for name, number in (("few.csv", few), ("many.csv", many)):
         (tmp_path / name).write_text("text,label\n" + "".join(f"{text}{i},{'ab'[i % 2]}\n" for i in range(number)))
-    environment = {**os.environ, "INDICTUNE_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "few.csv"), str(tmp_path / "many.csv"), str(fewer_at_once)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    flags = [str(tmp_path / "few.csv"), str(tmp_path / "many.csv"), str(fewer_at_once)]
+    command = [*python(), "tests/data/tokenise_twice.py", *flags]
+    result = start(command, {"INDICTUNE_CACHE": str(tmp_path / "cache")})
     assert result.returncode == 0, result.stderr
     before, after = (1024 * int(number) for number in result.stdout.split())
     texts, ids = len(text) + 6, 4 * min(2 * words + 1, 256)

@@ -64,7 +64,7 @@ CASES = [
     pytest.param("ddp", "full", marks=slow),
     pytest.param("fsdp2", "full", marks=slow),
     pytest.param("zero2", "full", marks=slow),
-    ("zero3", "full"),
+    pytest.param("zero3", "full", marks=slow),
     pytest.param("zero3_offload", "full", marks=slow),
     pytest.param("ddp", "lora", marks=slow),
     pytest.param("fsdp2", "lora", marks=slow),

@@ -1,0 +1,25 @@
+"""The most memory after a file was read and tokenised, and after another: `FEW MANY FEWER_AT_ONCE`."""
+
+from __future__ import annotations
+
+import sys
+
+from indictune.arguments import DataArguments
+from indictune.data import preparation, reading
+from indictune.data.loading import load_splits
+from indictune.data.preparation import tokenise_splits
+from tests.models.tiny import words_tokenizer
+
+
+def peak_kib() -> int:
+    with open("/proc/self/status", encoding="utf-8") as status:
+        return int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+
+
+if __name__ == "__main__":
+    fewer_at_once = int(sys.argv[3])
+    reading._CHUNK_ROWS //= fewer_at_once
+    preparation._BATCH_ROWS //= fewer_at_once
+    for path in sys.argv[1:3]:
+        tokenise_splits(load_splits(DataArguments(train_file=path)), words_tokenizer(), ["a", "b"], 256)
+        print(peak_kib())
