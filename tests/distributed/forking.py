@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import selectors
 import shutil
 import signal
@@ -44,7 +45,7 @@ def fork(command: list[str], environment: dict[str, str], timeout_s: int) -> sub
     Raises:
         subprocess.TimeoutExpired: it took longer.
     """
-    path, _ = _server(tuple(sorted((name, environment[name]) for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"))))
+    path = _path(environment)
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "rb") as nothing:
         names = [Path(folder, name) for name in ("stdout", "stderr")]
         with names[0].open("ab") as stdout, names[1].open("ab") as stderr:
@@ -80,10 +81,72 @@ class Fork:
         self._answers = self._connection.makefile("rb")
         self.pid = int(self._answers.readline())
 
+    def has_ended(self, seconds: float | None) -> bool:
+        """Whether it has ended after so many seconds at most; None waits until it has."""
+        return bool(select.select([self._connection], [], [], seconds)[0])
+
     def wait(self) -> int:
         """Its exit code; a signal's number, negative, where one has killed it."""
         with self._connection, self._answers:
             return int(self._answers.readline())
+
+
+class Forked:
+    """A fork that goes on beside the tests, with what they use of `subprocess.Popen`; its standard error is kept.
+
+    Args:
+        command: a script, from the repository's root, and its flags.
+        environment: of the process, as of `fork`.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        path = _path(environment)
+        self.args = command
+        self.returncode: int | None = None
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115, until this is gone
+        with open(os.devnull, "r+b") as nothing:
+            files = [nothing.fileno(), nothing.fileno(), self._said.fileno()]
+            self._fork = Fork(path, command, {**environment, SOCKET: path}, files, None)
+        self.pid = self._fork.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, as `Popen` gives it.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on.
+        """
+        if self.returncode is None:
+            if not self._fork.has_ended(timeout):
+                raise subprocess.TimeoutExpired(self.args, float(timeout or 0))
+            self.returncode = self._fork.wait()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it goes on."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[None, str]:
+        """Nothing and what it said, when it has ended."""
+        self.wait(timeout)
+        self._said.seek(0)
+        return None, self._said.read().decode(errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _path(environment: dict[str, str]) -> str:
+    """Of the socket of the server that has read these variables."""
+    path, _ = _server(tuple(sorted((name, environment[name]) for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"))))
+    return path
 
 
 @functools.cache

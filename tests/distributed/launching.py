@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from indictune.models.vocabulary import ROW_IDS
-from tests.distributed.forking import RANK, fork
+from tests.distributed.forking import RANK, Forked, fork
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/train_sentiment.py"
@@ -99,6 +99,19 @@ def start(
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+def begin(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | Forked:
+    """Start a script that goes on beside the tests, forked where there is no GPU; what it says is kept.
+
+    Args:
+        command: the script, from the repository's root, and its flags.
+        environment: of the process.
+    """
+    if not torch.cuda.is_available():
+        return Forked(command, environment)
+    nothing, kept = subprocess.DEVNULL, subprocess.PIPE
+    return subprocess.Popen([*python(), *command], cwd=ROOT, env=environment, stdout=nothing, stderr=kept, text=True)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,19 @@ import pytest
 from indictune.training.checkpoints import store
 from tests.conftest import FinishedRun
 from tests.distributed import test_llama
-from tests.distributed.launching import BIN, ROOT, SCRIPT, accelerate, deepspeed, free_port, python, start, torchrun
+from tests.distributed.forking import Forked
+from tests.distributed.launching import (
+    BIN,
+    ROOT,
+    SCRIPT,
+    accelerate,
+    begin,
+    deepspeed,
+    free_port,
+    python,
+    start,
+    torchrun,
+)
 from tests.faults.runs import EVALUATION, FAULTY, STEP, Job, environment, processes_of, wait_for
 
 SLOW = ("fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
@@ -45,23 +57,13 @@ def test_a_request_to_one_rank_stops_all_at_one_step(finished_run: FinishedRun, 
 
 
 @contextmanager
-def two_ranks(recipe: Path, folder: Path, event: str, *flags: str) -> Iterator[list[subprocess.Popen[str]]]:
+def two_ranks(recipe: Path, folder: Path, event: str, *flags: str) -> Iterator[list[subprocess.Popen[str] | Forked]]:
     """Ranks that no launcher looks after, the second of which something happens to."""
-    command = [*python(), FAULTY, event, SCRIPT, "--config", str(recipe), "--output_dir", str(folder), *flags]
+    command = [FAULTY, event, SCRIPT, "--config", str(recipe), "--output_dir", str(folder), *flags]
     command += ["--save_strategy", "steps", "--save_steps", "2", "--eval_strategy", "no"]
     command += ["--load_best_model_at_end", "false"]
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**environment(), **group, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
+    ranks = [begin(command, {**environment(), **group, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     try:
         yield ranks
     finally:
