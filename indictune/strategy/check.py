@@ -67,10 +67,14 @@ def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
         )
 
 
-def use_one_gpu(training_args: TrainingArguments) -> list[str]:
-    """Keep one process on one GPU, where the Trainer would spread it over all by `nn.DataParallel`.
+def use_one_gpu(training_args: TrainingArguments, device_map: str | None) -> list[str]:
+    """Keep the batches of one process on one GPU, where the Trainer would deal them to all by `nn.DataParallel`.
 
     DataParallel averages losses over parts of a batch, and is slower than one process a GPU.
+
+    Args:
+        training_args: of the run.
+        device_map: `--device_map`, which spreads the layers over all GPUs.
 
     Returns:
         A sentence for the user where GPUs stay unused.
@@ -79,6 +83,8 @@ def use_one_gpu(training_args: TrainingArguments) -> list[str]:
         return []
     unused = training_args.n_gpu - 1
     training_args._n_gpu = 1
+    if device_map is not None:
+        return []
     return [f"One process uses one GPU; {unused} more stay unused. accelerate_configs/ddp.yaml uses them all."]
 
 

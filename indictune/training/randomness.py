@@ -15,20 +15,20 @@ from transformers.trainer_pt_utils import safe_globals
 
 @dataclass(frozen=True)
 class RandomStates:
-    """The states when this was made: of this process, and of its GPU."""
+    """The states when this was made: of this process, and of its GPUs, in the order of `_gpus`."""
 
     python: Any = field(default_factory=random.getstate)
     numpy: Any = field(default_factory=np.random.get_state)
     cpu: torch.Tensor = field(default_factory=torch.get_rng_state)
-    cuda: torch.Tensor | None = field(default_factory=lambda: torch.cuda.get_rng_state() if _has_gpu() else None)
+    cuda: list[torch.Tensor] = field(default_factory=lambda: [torch.cuda.get_rng_state(gpu) for gpu in _gpus()])
 
     def restore(self) -> None:
-        """Draw from now on as from then on."""
+        """Draw from now on as from then on, on as many GPUs as there are now."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
-        if self.cuda is not None and _has_gpu():
-            torch.cuda.set_rng_state(self.cuda)
+        for gpu, state in zip(_gpus(), self.cuda, strict=False):
+            torch.cuda.set_rng_state(state, gpu)
 
 
 def save(folder: Path, args: TrainingArguments) -> None:
@@ -53,7 +53,10 @@ def load(folder: Path, args: TrainingArguments) -> None:
     path = _path(folder, args)
     if path.is_file():
         with safe_globals():  # type: ignore[no-untyped-call]
-            RandomStates(**torch.load(path, weights_only=True)).restore()
+            states = torch.load(path, weights_only=True)
+        if not isinstance(states["cuda"], list):  # earlier versions wrote that of one GPU, or None
+            states["cuda"] = [] if states["cuda"] is None else [states["cuda"]]
+        RandomStates(**states).restore()
 
 
 def _path(folder: Path, args: TrainingArguments) -> Path:
@@ -61,5 +64,11 @@ def _path(folder: Path, args: TrainingArguments) -> Path:
     return folder / ("rng_state.pth" if args.world_size == 1 else f"rng_state_{args.process_index}.pth")
 
 
-def _has_gpu() -> bool:
-    return torch.cuda.is_available()
+def _gpus() -> list[int]:
+    """Numbers of the GPUs that this process draws on: a rank of several on its own, one process perhaps on all, over
+    which `--device_map` spreads its layers. Their generators stand on the host: to ask one touches no GPU."""
+    if not torch.cuda.is_available():
+        return []
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        return [torch.cuda.current_device()]
+    return list(range(torch.cuda.device_count()))

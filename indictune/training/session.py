@@ -393,6 +393,6 @@ class Session:
         self.warn(limits)
         args = self.build(arguments, **self._decided)
         check.check_came_up(self.launch, args)
-        self.warn(check.use_one_gpu(args))
+        self.warn(check.use_one_gpu(args, self.planned(ModelArguments, "device_map")))
         set_seed(args.seed)
         return args

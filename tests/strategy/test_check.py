@@ -105,11 +105,18 @@ def test_the_stand_in_says_what_it_leaves_out() -> None:
     ]
 
 
-def test_one_process_keeps_to_one_of_several_gpus_and_says_so(one_process: IndicTrainingArguments) -> None:
-    assert use_one_gpu(one_process) == []
+@pytest.mark.parametrize(
+    ("device_map", "told"),
+    [
+        (None, ["One process uses one GPU; 3 more stay unused. accelerate_configs/ddp.yaml uses them all."]),
+        ("auto", []),  # its layers are on all of them
+    ],
+)
+def test_one_process_deals_its_batches_to_one_of_several_gpus_and_tells_of_those_that_stay_unused(
+    one_process: IndicTrainingArguments, device_map: str | None, told: list[str]
+) -> None:
+    assert use_one_gpu(one_process, device_map) == []
     one_process._n_gpu = 4
-    assert use_one_gpu(one_process) == [
-        "One process uses one GPU; 3 more stay unused. accelerate_configs/ddp.yaml uses them all."
-    ]
+    assert use_one_gpu(one_process, device_map) == told
     assert one_process.n_gpu == 1
     assert one_process.train_batch_size == one_process.per_device_train_batch_size
