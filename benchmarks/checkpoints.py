@@ -71,7 +71,7 @@ def trained(folder: Path, width: int) -> IndicTrainer:
         BertForSequenceClassification(config), args, rows, None, tokenizer, ExactLoss(), padded=True
     )
     trainer.strategy = launch.strategy
-    trainer.bad_steps = BadSteps(trainer.batches, str, None)
+    trainer.bad_steps = BadSteps(trainer.batches, str, None, launch.strategy)
     trainer.train()
     return trainer
 

@@ -145,17 +145,23 @@ def check_folders(strategy: str, folders: Mapping[str, str | None]) -> None:
         raise UserError(problems)
 
 
-def check_bad_steps(strategy: str, on_nonfinite: str) -> None:
-    """Refuse to leave bad steps out where it cannot be done.
+def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
+    """The values of `--on_nonfinite` by which a strategy leaves bad steps out.
 
     DeepSpeed takes a step within the backward pass, and leaves it out where the norm of the gradients is NaN or
     infinite (0.19.8, `step` in `zero/stage_1_and_2.py` and `zero/stage3.py`), but not under bf16 where ZeRO-1 or
     ZeRO-2 has `check_grad_overflow` off. It looks at no loss, which may be infinite where its gradient is finite.
+    """
+    return ("rollback",) if strategy.startswith("zero") else ("skip", "rollback")
+
+
+def check_bad_steps(strategy: str, on_nonfinite: str) -> None:
+    """Refuse to leave bad steps out where it cannot be done.
 
     Raises:
         UserError: DeepSpeed decides which step is left out, and all bad ones were to be.
     """
-    if strategy.startswith("zero") and on_nonfinite == "skip":
+    if on_nonfinite not in ("stop", *leaves_bad_steps_out(strategy)):
         raise UserError(
             "--on_nonfinite skip: DeepSpeed decides itself, by the gradients alone, whether a step is left out, and "
             "has taken one whose loss alone is NaN or infinite before that is seen; give rollback or stop."

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from indictune.credentials import FIELD, holds_token
+from indictune.errors import UserError
+from indictune.strategy.deepspeed import check_bad_steps
 from indictune.strategy.launch import Launch, family_of
+from indictune.strategy.shards import check_async_save
 
 # Each of these goes on with the checkpoints of the others, on any number of processes (`strategy.conversion`). ZeRO's
 # states have no such way out: DeepSpeed's universal checkpoints were 8e-4 off in loss after 20 steps (0.19.8).
@@ -21,8 +25,7 @@ OFFLOADING = ("fsdp2_offload", "zero2_offload", "zero3_offload")
 
 # The last follows from the number of processes.
 _FLAGS_OF_LAUNCHES = ("--deepspeed", "--local_rank", "--fsdp", "--gradient_accumulation_steps")
-_TOKEN = (f"--{FIELD}", f"--{FIELD.replace('_', '-')}")
-_MICRO_BATCH = "--per_device_train_batch_size"
+_TOKEN = f"--{FIELD}"
 _PORT = "29500"
 
 
@@ -55,8 +58,31 @@ def not_carried_over(strategy: str, world_size: int, launch: Launch, optim: str 
     return None
 
 
+def refused_flags(strategy: str, world_size: int, configuration: Mapping[str, Any]) -> dict[str, str]:
+    """Flags whose values another strategy refuses, with values that it takes: for `command`.
+
+    Args:
+        strategy: that would train with them, and `world_size` its processes.
+        configuration: of the run: `async_save` and `on_nonfinite`, and `method` where it is known.
+    """
+    there, flags = Launch(strategy, world_size), {}
+    if configuration["async_save"] and _is_refused(check_async_save, there, configuration.get("method", "full")):
+        flags["--async_save"] = "false"
+    if _is_refused(check_bad_steps, strategy, configuration["on_nonfinite"]):
+        flags["--on_nonfinite"] = "rollback"
+    return flags
+
+
+def _is_refused(check: Callable[..., None], *asked: Any) -> bool:
+    try:
+        check(*asked)
+    except UserError:
+        return True
+    return False
+
+
 def command(
-    strategy: str, world_size: int, typed: Sequence[str], launch: Launch, per_device_batch_size: int | None = None
+    strategy: str, world_size: int, typed: Sequence[str], launch: Launch, changed: Mapping[str, str] | None = None
 ) -> str:
     """What was typed, under the launcher that brings another strategy up.
 
@@ -67,11 +93,11 @@ def command(
         world_size: its processes.
         typed: the script and its flags.
         launch: of the run that is refused.
-        per_device_batch_size: in place of the one that was given, where that does not fit; None leaves it.
+        changed: flags with their values, in place of those that the command line or the recipe file gives.
     """
     script, *flags = typed
     family, config = family_of(strategy), strategy if strategy in OFFLOADING else family_of(strategy)
-    more = {} if per_device_batch_size is None else {_MICRO_BATCH: str(per_device_batch_size)}
+    more = dict(changed or {})
     launcher = ["python"]
     if family.startswith("zero"):
         launcher = ["torchrun", *_places(world_size, launch)]
@@ -79,7 +105,7 @@ def command(
     elif strategy != "single":
         file = _beside(script, f"accelerate_configs/{config}.yaml")
         launcher = ["accelerate", "launch", "--config_file", file, *_machines(world_size, launch)]
-    kept = _without((*_FLAGS_OF_LAUNCHES, *_TOKEN, *more), flags)
+    kept = _without((*_FLAGS_OF_LAUNCHES, _TOKEN, *more), flags)
     return shlex.join([*launcher, script, *kept, *(word for flag in more.items() for word in flag)])
 
 
@@ -142,11 +168,12 @@ def _beside(script: str, name: str) -> str:
 
 def _without(dropped: Sequence[str], words: Iterable[str]) -> Iterator[str]:
     """The flags with their values, but for some, and for what holds a token: a message would repeat it."""
+    names = [name.replace("-", "_") for name in dropped]  # as a flag may be typed
     flags: list[list[str]] = [[]]
     for word in words:
         if word.startswith("--"):
             flags.append([])
         flags[-1].append(word)
     for flag in filter(None, flags):
-        if flag[0].partition("=")[0] not in dropped and not any(map(holds_token, flag)):
+        if flag[0].partition("=")[0].replace("-", "_") not in names and not any(map(holds_token, flag)):
             yield from flag

@@ -11,6 +11,7 @@ import torch
 
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.strategy import sharding
+from indictune.strategy.deepspeed import leaves_bad_steps_out
 from indictune.training import output
 from indictune.training.checkpoints import plan, resuming, saving, store
 from indictune.training.nonfinite import NonFiniteLossError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILE = "nonfinite.jsonl"
-LEFT_OUT = "--on_nonfinite skip or rollback leaves such steps out."
 _NAMED = 5  # rows of a step in a message; the record has all
 
 
@@ -32,15 +32,20 @@ class BadSteps:
         batches: tells the rows of a step.
         place: tells where a training row stands (`file:line`).
         path: of the record; None on ranks that write none.
+        strategy: of the run, in the names of `accelerate_configs/`.
 
     Attributes:
         count: of the steps that were left out, in the runs before this one too.
+        way_out: how such steps are left out, in a sentence.
     """
 
-    def __init__(self, batches: TrainingBatches, place: Callable[[int], str], path: Path | None) -> None:
+    def __init__(
+        self, batches: TrainingBatches, place: Callable[[int], str], path: Path | None, strategy: str
+    ) -> None:
         self.batches = batches
         self.place = place
         self.record = None if path is None else output.Record(path)
+        self.way_out = f"--on_nonfinite {' or '.join(leaves_bad_steps_out(strategy))} leaves such steps out."
         self.count = 0
 
     def go_on_after(self, step: int) -> None:
@@ -68,18 +73,18 @@ class BadSteps:
         if self.record is not None:
             self.record.end()
 
-    def stop(self, step: int, loss: float, why: str = LEFT_OUT) -> NonFiniteLossError:
+    def stop(self, step: int, loss: float, why: str | None = None) -> NonFiniteLossError:
         """The end of a run.
 
         Args:
             step: that is bad.
             loss: that it had.
-            why: it is not left out, or how it could be.
+            why: it is not left out; None tells how it could be.
         """
         return NonFiniteLossError(
             f"The loss or the gradient of step {step} is NaN or infinite; training has stopped and nothing was saved "
-            f"since. {why} Lower --learning_rate, use bf16 in place of fp16, or look at the rows of that step, "
-            f"whose loss was {loss:.4g}: {self.note(step, 'stop', loss)}."
+            f"since. {self.way_out if why is None else why} Lower --learning_rate, use bf16 in place of fp16, or look "
+            f"at the rows of that step, whose loss was {loss:.4g}: {self.note(step, 'stop', loss)}."
         )
 
     def stop_without_scale(self, step: int, loss: float) -> NonFiniteLossError:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from indictune.strategy.handover import can_go_on, command, doubt
+from indictune.arguments import IndicTrainingArguments
+from indictune.config import read_recipe
+from indictune.strategy.deepspeed import check_bad_steps
+from indictune.strategy.handover import can_go_on, command, doubt, refused_flags
 from indictune.strategy.launch import Launch
+from indictune.strategy.shards import check_async_save
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,11 +144,45 @@ def test_the_command_has_the_nodes_that_the_processes_need(
 
 
 @pytest.mark.parametrize(
-    "typed", [["--per_device_train_batch_size", "8"], ["--per_device_train_batch_size=8"], ["--seed", "1"]]
+    "typed", [["--per_device_train_batch_size", "8"], ["--per-device-train-batch-size=8"], ["--seed", "1"]]
 )
 def test_the_command_has_the_micro_batch_that_fits_in_place_of_the_given_one(typed: list[str]) -> None:
-    words = command("zero2", 2, ["s.py", *typed, "--gradient_accumulation_steps", "1"], Launch("ddp", 2, 2), 4).split()
+    given = ["s.py", *typed, "--gradient-accumulation-steps", "1"]
+    words = command("zero2", 2, given, Launch("ddp", 2, 2), {"--per_device_train_batch_size": "4"}).split()
+    assert not any("-" in word.removeprefix("--") for word in words if word.startswith("--"))
     assert words.count("--per_device_train_batch_size") == 1
     assert words[words.index("--per_device_train_batch_size") + 1] == "4"
     assert "--gradient_accumulation_steps" not in words
     assert " ".join(["s.py", *typed]) in command("zero2", 2, ["s.py", *typed], Launch("ddp", 2, 2))
+
+
+OF_BOTH = ["--async_save", "true", "--on-nonfinite=skip"]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("is_typed", [True, False])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp2", 1), ("fsdp2_offload", 2), ("zero3", 2)]
+)
+def test_the_strategy_of_the_command_takes_its_flags(
+    strategy: str, world_size: int, is_typed: bool, method: str
+) -> None:
+    """Wherever they are given: what is not typed is in the recipe file."""
+    given: dict[str, Any] = {"async_save": True, "on_nonfinite": "skip"}
+    changed = refused_flags(strategy, world_size, {**given, "method": method})
+    typed = ["s.py", *(OF_BOTH if is_typed else []), "--seed", "1"]
+    words = command(strategy, world_size, typed, Launch("ddp", 2, 2), changed).split()
+    recipe = read_recipe(words[words.index("s.py") + 1 :], (IndicTrainingArguments,))
+    assert not recipe.problems
+    effective = {**given, **recipe.values}
+    if effective["async_save"]:
+        check_async_save(Launch(strategy, world_size), method)
+    check_bad_steps(strategy, effective["on_nonfinite"])
+    assert effective["async_save"] == (strategy == "fsdp2_offload" and method == "full")
+    assert effective["on_nonfinite"] == ("rollback" if strategy == "zero3" else "skip")
+
+
+def test_flags_that_the_strategy_of_the_command_takes_are_left_as_they_are() -> None:
+    assert refused_flags("zero3", 2, {"async_save": False, "on_nonfinite": "rollback"}) == {}
+    assert refused_flags("zero3", 2, {"async_save": False, "on_nonfinite": "stop"}) == {}
+    assert refused_flags("fsdp2", 2, {"async_save": True, "on_nonfinite": "skip"}) == {}

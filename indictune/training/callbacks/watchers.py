@@ -46,7 +46,7 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
     trainer.add_callback(throughput)
     trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
     path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
-    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path)
+    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, trainer.strategy)
     is_writing, finish = partial(saving.is_writing, trainer), partial(saving.finish, trainer)
     has_no_scale = partial(is_below_one, trainer.accelerator.scaler)
     trainer.add_callback(

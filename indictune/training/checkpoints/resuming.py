@@ -28,6 +28,8 @@ LOOKED_AT = (
     "max_tokens_per_device",
     "optim",
     "lr_scheduler_type",
+    "async_save",
+    "on_nonfinite",
     *settings.OF_THE_END,
 )
 
@@ -292,11 +294,13 @@ def _as_another_launch(name: str, manifest: store.Manifest, launch: Launch) -> l
 
 
 def _command(manifest: store.Manifest, configuration: Mapping[str, Any], launch: Launch) -> str:
-    """What goes on with a checkpoint: what was typed, under its launch, with micro-batches that fit there."""
+    """What goes on with a checkpoint: what was typed, under its launch, with what fits there."""
+    changed = handover.refused_flags(manifest.strategy, manifest.world_size, configuration)
     fitting = planned = configuration["per_device_train_batch_size"]
     if configuration["max_tokens_per_device"] is None:
         fitting = batch.largest_that_fits(manifest.global_batch_size, planned, manifest.world_size)
-    changed = None if fitting == planned else fitting
+    if fitting != planned:
+        changed["--per_device_train_batch_size"] = str(fitting)
     return handover.command(manifest.strategy, manifest.world_size, sys.argv, launch, changed)
 
 

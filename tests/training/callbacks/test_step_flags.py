@@ -26,14 +26,14 @@ NAN = float("nan")
 class Driver:
     """Runs the callback the way the Trainer does: losses of the micro-batches, then the end of the step."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, strategy: str = "single") -> None:
         self.is_writing = True
         self.finished_at: list[int] = []
         self.nonfinite = NonFinite()
         # 5 rows: 3 steps an epoch, the last of one row for two micro-batches.
         self.batches = TrainingBatches([1] * 5, 2, 2, rank=0, world_size=1, seed=3)
         self.stop_request = StopRequest()
-        bad_steps = BadSteps(self.batches, lambda row: f"t.csv:{row + 2}", None)
+        bad_steps = BadSteps(self.batches, lambda row: f"t.csv:{row + 2}", None, strategy)
         self.scaler = torch.amp.GradScaler("cpu")
         self.callback = StepFlags(
             *(self.nonfinite, self.stop_request, bad_steps, lambda: self.is_writing, self.finish),
@@ -117,6 +117,15 @@ def test_the_message_lists_the_rows_of_that_step(driver: Driver, bad_step: int) 
         "since. --on_nonfinite skip or rollback leaves such steps out. Lower --learning_rate, use bf16 in place of "
         f"fp16, or look at the rows of that step, whose loss was nan: {places}."
     )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"), [("ddp", "skip or rollback"), ("zero0", "rollback"), ("zero3_offload", "rollback")]
+)
+def test_the_message_tells_what_would_leave_the_step_out(tmp_path: Path, strategy: str, told: str) -> None:
+    """What another one refuses is no way out (`check_bad_steps`)."""
+    with pytest.raises(NonFiniteLossError, match=f"since. --on_nonfinite {told} leaves such steps out. Lower"):
+        Driver(tmp_path, strategy).step(NAN, should_save=True)
 
 
 def test_the_flag_of_each_step_is_its_own(driver: Driver) -> None:

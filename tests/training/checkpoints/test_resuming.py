@@ -24,6 +24,8 @@ OF_THIS_RUN: dict[str, Any] = {
     "per_device_train_batch_size": 4,
     "max_tokens_per_device": None,
     "optim": "adamw_torch",
+    "async_save": False,
+    "on_nonfinite": "stop",
 }
 
 
@@ -288,13 +290,13 @@ class TestFits:
 
     def test_zero_is_refused_with_the_command(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "argv", ["scripts/train.py", "--local_rank=1", "--seed", "3"])
-        folder = write(tmp_path, 4)
+        folder, now = write(tmp_path, 4), OF_THIS_RUN | {"async_save": True}  # which is in the recipe file
         with pytest.raises(UserError) as raised:
-            resuming.check_fits(folder, Launch("zero3", 2, local_world_size=2), OF_THIS_RUN, {})
+            resuming.check_fits(folder, Launch("zero3", 2, local_world_size=2), now, {})
         assert raised.value.problems == [
             f"--resume_from_checkpoint {folder}: was written by ddp on 2 process(es), and this run is zero3 on 2; "
             "ZeRO's states cannot be carried over. Go on with it by `accelerate launch --config_file "
-            "accelerate_configs/ddp.yaml --num_processes 2 scripts/train.py --seed 3`."
+            "accelerate_configs/ddp.yaml --num_processes 2 scripts/train.py --seed 3 --async_save false`."
         ]
 
     @pytest.mark.parametrize("optim", ["adafactor", "paged_adamw_8bit"])
