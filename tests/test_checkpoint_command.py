@@ -146,6 +146,45 @@ class TestListing:
         assert lines[2].split() == ["12", "-", "-", "-", "unfinished"]
         assert [noted(line)[0] for line in lines[3:5]] == ["whole", "whole"]
 
+    def test_what_a_run_saves_and_removes_meanwhile_is_listed_as_it_is_then(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """To read gigabytes takes longer than a run needs for that."""
+        for step in (4, 8, 12):
+            write(tmp_path, step)
+        unfinished = tmp_path / UNFINISHED / "checkpoint-12"
+        (tmp_path / "checkpoint-12").rename(unfinished)
+        damage = store.damage
+
+        def damage_meanwhile(checkpoint: Path) -> list[str]:
+            if unfinished.exists():
+                store.give_name(unfinished, tmp_path / "checkpoint-12")
+                store.rotate(tmp_path, 2, [])
+                (tmp_path / UNFINISHED / "checkpoint-16").mkdir()
+            return damage(checkpoint)
+
+        monkeypatch.setattr(store, "damage", damage_meanwhile)
+        lines = listed(capsys, tmp_path, 0)
+        assert [(line.split()[0], noted(line)[0]) for line in lines[2:5]] == [
+            ("16", "unfinished"),
+            ("12", "whole"),
+            ("8", "whole"),
+        ]
+        assert lines[-1].endswith("goes on from checkpoint-12.")
+        assert "checkpoint-4" not in str(lines)
+
+    def test_one_that_was_named_and_is_removed_meanwhile_is_not_there(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        named, damage = write(tmp_path, 4), store.damage
+
+        def damage_meanwhile(checkpoint: Path) -> list[str]:
+            store.remove(checkpoint)
+            return damage(checkpoint)
+
+        monkeypatch.setattr(store, "damage", damage_meanwhile)
+        assert f"{named}: there is no such folder." in refused(capsys, str(named))
+
     def test_one_that_will_be_given_back_is_told(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         told = "checkpoint-8 is being replaced; if that was cut, the run's next start gives it back."
         (run / "checkpoint-8").rename(run / ".replaced-checkpoint")

@@ -72,23 +72,34 @@ def checkpoint_command(argv: Sequence[str]) -> int:
 def look(folder: Path) -> list[Found]:
     """The checkpoints of a run, the newest first, or the one that is named; all of their files are read.
 
+    That may take minutes, in which a run that is training saves and removes some: they are told as they are then.
+
     Raises:
         UserError: there are none.
         OSError: the folder cannot be read.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder.")
+    _check_there(folder)
     os.listdir(folder)  # to `glob` a folder that is closed to this user is an empty one
     if store.step_of(folder) >= 0 and not store.listed(folder):
-        return [_looked_at(folder)]
-    unfinished = [Found(path, None, [], unfinished=True) for path in store.listed(folder / UNFINISHED)]
-    found = unfinished + [_looked_at(path) for path in store.listed(folder)]
+        named = _looked_at(folder)
+        _check_there(folder)
+        return [named]
+    looked_at: dict[Path, Found] = {}
+    for _ in range(2):  # again for what got its name meanwhile
+        looked_at |= {path: _looked_at(path) for path in store.listed(folder) if path not in looked_at}
+    found = [Found(path, None, [], unfinished=True) for path in store.listed(folder / UNFINISHED)]
+    found += [each for path, each in looked_at.items() if path.is_dir()]
     if not found:
         problem = (
             f"{folder}: holds no checkpoint (no {PREFIX}<step>). Name a run's --output_dir, or a checkpoint of it."
         )
         raise UserError(" ".join([problem, *_notes(folder)]))
     return sorted(found, key=lambda each: each.step, reverse=True)
+
+
+def _check_there(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder.")
 
 
 def _looked_at(path: Path) -> Found:
