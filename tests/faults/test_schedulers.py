@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -140,6 +142,49 @@ def test_a_slurm_job_that_is_asked_before_its_ranks_are_there_asks_them_when_the
     assert (tmp_path / "calls").read_text(encoding="utf-8") == "requeue 7\n"
 
 
+SHORT_SLEEP = "#!/bin/bash\nexec /bin/sleep 0.05\n"
+# In place of accelerate's launcher, whose rank saves and ends when it is asked.
+LAUNCHER = """#!/bin/bash
+shift
+while [ "${{1#--}}" != "$1" ]; do shift 2; done
+ACCELERATE_MIXED_PRECISION=no exec {python} "$@"
+"""
+RANK = """import pathlib, signal, sys, time
+out = pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1])
+def save_and_end(*_):
+    (out / "status.json").write_text('{"state": "resumable"}')
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save_and_end)
+(out / "begun").touch()
+time.sleep(600)
+"""
+
+
+def test_a_slurm_job_finds_its_ranks_whatever_the_script_is_called(slurm: dict[str, str], tmp_path: Path) -> None:
+    script, out, commands = (
+        tmp_path / r"a+b (c [d] {e} ^f$ g|h *? .i \\." / "train.py",
+        tmp_path / "out",
+        tmp_path / "bin",
+    )
+    for folder in (script.parent, out):
+        folder.mkdir()
+    script.write_text(RANK, encoding="utf-8")
+    for name, text in (("accelerate", LAUNCHER.format(python=sys.executable)), ("sleep", SHORT_SLEEP)):
+        (commands / name).write_text(text, encoding="utf-8")
+        (commands / name).chmod(0o755)
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", str(script), "--output_dir", str(out)]
+    variables = {**slurm, "PROCESSES_PER_NODE": "1"}
+    with subprocess.Popen(job, cwd=ROOT, env=variables, start_new_session=True) as started:
+        try:
+            wait_for((out / "begun").exists, 60)
+            started.send_signal(signal.SIGUSR1)
+            assert started.wait(30) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+    assert (tmp_path / "calls").read_text(encoding="utf-8") == "requeue 7\n"
+
+
 def test_a_slurm_job_that_is_asked_in_vain_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
     """Its ranks were killed before one could tell anything; an attempt before has failed."""
     (tmp_path / "out").mkdir()
@@ -155,7 +200,6 @@ def test_a_slurm_job_that_is_asked_in_vain_is_queued_again(slurm: dict[str, str]
     assert (tmp_path / "calls").read_text(encoding="utf-8") == "requeue 7\n"
 
 
-SHORT_SLEEP = "#!/bin/bash\nexec /bin/sleep 0.05\n"
 # A clock that leaps, for what happens after minutes.
 DATE = """#!/bin/bash
 echo >> "$CALLS.clock"
