@@ -459,10 +459,10 @@ def test_what_a_run_has_started_is_found_when_the_run_is_gone(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "launcher",
     [
-        "accelerate, one process",
+        "torchrun",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("python", "accelerate, two processes", "torchrun", "deepspeed")
+            for name in ("python", "accelerate, one process", "accelerate, two processes", "deepspeed")
         ),
     ],
 )
