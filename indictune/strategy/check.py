@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from accelerate.state import DistributedType
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
-from transformers.utils.import_utils import is_torch_tf32_available
 
 from indictune.errors import UserError
 from indictune.strategy.launch import Launch
@@ -40,12 +36,6 @@ def check_fp16(fp16: bool, has_gpu: bool) -> None:
     """
     if fp16 and not has_gpu:
         raise UserError("--fp16 true: needs a GPU, and there is none; give --bf16 true, or neither.")
-
-
-def suits_tf32(planned: Callable[[str], Any]) -> bool:
-    """Whether most is computed in half precision, so that what stays in fp32 need not be more exact than a GPU's TF32,
-    which a T4 and a V100 have not."""
-    return is_torch_tf32_available() and bool(planned("bf16") or planned("fp16") or planned("bf16") is None)
 
 
 def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:

@@ -15,7 +15,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from indictune.errors import UserError
 
-_FLAGS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+FLAGS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")  # by any of which the model is compiled
 
 
 def check_compiling(training: Callable[[str], Any], model: Callable[[str], Any], environ: Mapping[str, str]) -> None:
@@ -49,7 +49,7 @@ def is_asked_for(training: Callable[[str], Any], model: Callable[[str], Any]) ->
         model: the same of the model's.
     """
     of_4_bits = model("method") == "qlora" and not torch.cuda.is_available()
-    return of_4_bits or model("attn_implementation") == "flex_attention" or any(map(training, _FLAGS))
+    return of_4_bits or model("attn_implementation") == "flex_attention" or any(map(training, FLAGS))
 
 
 def check_kept_from_others() -> None:

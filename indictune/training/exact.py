@@ -25,7 +25,7 @@ from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, in_order, lengths_of
 from indictune.models.loading import Model
 from indictune.progress import HERE
-from indictune.strategy import conversion, nodes, offload, sharding, shards, weights
+from indictune.strategy import conversion, nodes, offload, sharding, shards, tf32, weights
 from indictune.strategy.communication import set_up_communication
 from indictune.training import pushing, randomness
 from indictune.training.bad_steps import BadSteps, drop_if_bad
@@ -91,8 +91,8 @@ class ExactTrainer(Trainer):
             **settings,
         )
         set_up_communication(self.accelerator, args, model)
-        self.nonfinite = NonFinite()
-        self.stop_request = StopRequest()
+        tf32.put_back(args)
+        self.nonfinite, self.stop_request = NonFinite(), StopRequest()
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self._evaluated: Dataset = eval_dataset
         if train_dataset is not None:

@@ -22,7 +22,7 @@ from indictune.errors import UserError
 from indictune.layout import printable
 from indictune.models.adapters import check_published_base, without_effect
 from indictune.models.loading import check_max_length, stored_quantisation
-from indictune.strategy import batch, check, compiled, deepspeed, groups, launch, nodes, restart, sharding
+from indictune.strategy import batch, check, compiled, deepspeed, groups, launch, nodes, restart, sharding, tf32
 from indictune.strategy.communication import check_communication
 from indictune.strategy.shards import check_async_save, check_kept_in_shards
 from indictune.strategy.weights import check_split_optimizer, check_weights, default_optimizer
@@ -242,8 +242,8 @@ class Session:
         with self.checks():
             deepspeed.check_deepspeed(self.launch.deepspeed or {}, planned, steps)
             deepspeed.check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
-            if check.suits_tf32(planned) and "tf32" not in self.recipe.values:
-                self._decided["tf32"] = True
+            if "tf32" not in self.recipe.values and (decided := tf32.decided(planned)) is not None:
+                self._decided["tf32"] = decided
         with self.checks():
             named = {"--resume_from_checkpoint": planned("resume_from_checkpoint")}
             deepspeed.check_folders(self.launch.strategy, {"--output_dir": str(self.output_dir), **named})

@@ -163,7 +163,7 @@ def _allowed(trainer: ExactTrainer, saved: nn.Module) -> float:
 
 
 def _allowed_of_logits(allowed: float) -> float:
-    """More than of weights where fp32 is multiplied in TF32: by `--tf32`, or where a model is compiled in fp32.
+    """More than of weights where fp32 is multiplied in TF32, by `--tf32`, which comes with half precision.
 
     transformers (5.23, `enable_tf32`) and accelerate (1.15, `AcceleratorState`) switch it on by different settings of
     torch (2.13). Asked is for what comes of both; the older one, `allow_tf32`, cannot be read after the newer is set.

@@ -290,15 +290,29 @@ class TestDecide:
         assert (ranks.launch.strategy, ranks.launch.world_size) == ("ddp", 3)
 
     @pytest.mark.parametrize("ampere", [True, False])
-    def test_half_precision_takes_tf32_where_the_gpu_has_it(
-        self, monkeypatch: pytest.MonkeyPatch, ampere: bool
+    @pytest.mark.parametrize(
+        ("flags", "tf32"),
+        [
+            (("--bf16", "true"), True),
+            (("--bf16", "true", "--torch_compile", "true"), True),
+            (("--torch_compile", "true"), False),
+            (("--torch_compile_mode", "max-autotune"), False),
+            ((), None),
+        ],
+    )
+    def test_half_precision_takes_tf32_where_the_gpu_has_it_and_a_compiled_model_in_fp32_does_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ampere: bool, flags: tuple[str, ...], tf32: bool | None
     ) -> None:
         """A T4 and a V100 have none, and transformers refuses the flag there."""
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where torch keeps what it compiles
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        monkeypatch.setattr("indictune.strategy.check.is_torch_tf32_available", lambda: ampere)
-        session = self.session("--output_dir", "out", "--bf16", "true")
+        monkeypatch.setattr("indictune.strategy.tf32.is_torch_tf32_available", lambda: ampere)
+        session = self.session("--output_dir", "out", *flags)
         decide(session)
-        assert session._decided.get("tf32") is (True if ampere else None)
+        assert session._decided.get("tf32") is (tf32 if ampere else None)
+        asked = self.session("--output_dir", "out", *flags, "--tf32", "true")
+        decide(asked)
+        assert "tf32" not in asked._decided
 
     def test_an_optimizer_that_the_strategy_cannot_run_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
