@@ -13,15 +13,13 @@ from multiprocessing.connection import Connection
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from benchmarks.contenders import Contender, Job, Turns
 from benchmarks.parts import Note
-from benchmarks.speed import Runner, has_learned, tell_fall
+from benchmarks.speed import AIM, Runner, has_learned, largest_difference, tell_distance, tell_fall
 
-AIM = 1e-4  # how far apart losses in fp32 may be
 ATTENTION = r"^(?!.*backward).*(attention|varlen)"
 
 Target = Callable[[Contender, Job, Connection], None]
@@ -90,10 +88,10 @@ def judge(losses: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
 
     Where they do not, or it has not, the comparison shows nothing of what it is for, and a warning is printed.
     """
-    largest = float(np.abs(np.subtract(losses, others)).max())  # no number where one is none
+    largest = largest_difference(losses, others)
     agrees, learned = largest <= AIM, has_learned(losses)
     if not agrees:
-        print(f"WARNING: the losses in fp32 are {largest:.1e} apart, not {AIM:.0e} or less.", flush=True)
+        print(f"WARNING: {tell_distance(largest)}", flush=True)
     if not learned:
         print(f"WARNING: {tell_fall(losses)}", flush=True)
     return {"largest": largest, "agrees": agrees, "learned": learned}

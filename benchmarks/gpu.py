@@ -13,9 +13,9 @@ need. The classifier compiled beside itself, their losses, a whole epoch of 2M r
 own: they take longer than a share of nine minutes; the epoch, with its rows written and prepared before, some five of
 them, by reckoning.
 There is one result file a go, written whenever there is something new, so that one that is stopped keeps what it
-found; the profiler's traces lie beside it. It ends with 1 where anything failed, and says what. One GPU is used, the
-first of several. Models lie in TMPDIR, 17 GB of them: /dev/shm is quick where there is the memory. `--size tiny` tries
-the program on a CPU, in some minutes.
+found; the profiler's traces lie beside it. It ends with 1 where anything failed, or where losses do not agree or fall,
+or padding costs nothing, and says what. One GPU is used, the first of several. Models lie in TMPDIR, 17 GB of them:
+/dev/shm is quick where there is the memory. `--size tiny` tries the program on a CPU, in some minutes.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ IN_ONE_GO = [title for title in PARTS if title not in IN_GOES_OF_THEIR_OWN]
 # number of tokens, as ours do, it would still ask the GPU for pieces of new sizes in the steps that are timed, and one
 # whose steps are all alike would not: pieces that can grow are all found in the first steps, which are not timed.
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+WRONG = {"agrees": "losses do not agree", "learned": "nothing is learned"}  # where a part has found that it is not so
 SECONDS_TO_END = 25.0  # what is imported before the clock starts, and the end of the last part
 
 
@@ -80,11 +81,22 @@ def left_out(chosen: Sequence[str]) -> str:
     return f"Not measured: {', '.join(titles)}. It takes {commands}." if titles else ""
 
 
-def failures(parts: dict[str, Any]) -> list[str]:
-    """The parts that failed, and of others the contenders that did, as `part (contender)`."""
+def failures(parts: dict[str, Any], size: str) -> list[str]:
+    """The parts that failed, and of others the contenders that did, or what is wrong with what they found.
+
+    Args:
+        parts: findings of each, by its title.
+        size: `full` or `tiny`, whose two laps may cost anything.
+
+    Returns:
+        `part`, `part (contender)` or `part (what is wrong)`.
+    """
     found = []
     for title, part in parts.items():
         found += [title] * ("error" in part)
+        found += [f"{title} ({told})" for name, told in WRONG.items() if part.get(name) is False]
+        if size != "tiny" and part.get("padding_is_seen") is False:
+            found.append(f"{title} (padding is not seen)")
         found += [f"{title} ({line['contender']})" for line in part.get("contenders", []) if "error" in line]
     return found
 
@@ -147,7 +159,7 @@ def main() -> None:
                     sys.exit(f"All other parts need `{NEEDED}`, and were not begun. Mend it, or give more --minutes.")
         print(left_out(chosen))
         print(f"written to {write_results(name, results, options.results)}")
-    if failed := failures(results["parts"]):
+    if failed := failures(results["parts"], options.size):
         sys.exit(f"Failed: {', '.join(failed)}.")
 
 

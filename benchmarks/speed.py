@@ -12,7 +12,7 @@ Padding is that of what all layers compute; on a CPU, attention alone pads rows 
 indictune/models/attention.py).
 
 The loss of ours in fp32 without dropout is compared with the Trainer's on the same padded batches, step by step, while
-the model learns a few of the rows by heart.
+the model learns a few of the rows by heart; where it is further off than 1e-4, or does not fall, this fails, too.
 `--steps` of a lap make it longer where the machine is unsteady; the table has the median of the laps' ratios, the
 least and the largest. `--compile` (minutes) adds a contender of a compiled model, whose loss is then the one compared;
 its first lap, which is left out, has most of the compilation, and the least of its ratios a lap that met lengths for
@@ -54,6 +54,7 @@ LAPS = 5
 PADDED = 0.9  # of the speed of ours, at most
 STEPS_OF_CURVE, ROWS_OF_CURVE = 36, 4 * BATCH_SIZE  # that are seen again and again
 LEARNED = 0.9  # of the first steps' loss
+AIM = 1e-4  # how far apart losses in fp32 may be
 DRAWS = 1000  # of batches for a lap
 FP32 = {"dropout": 0.0, "logging_steps": 1}
 LEARNS = {**FP32, "learning_rate": 1e-3}  # from random weights, within a curve
@@ -328,6 +329,16 @@ def tell_fall(losses: Sequence[float]) -> str:
     return f"The loss fell from {first:.3f} to {last:.3f} only: such a curve compares little."
 
 
+def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float:
+    """How far apart two curves are at most; no number where one of them is none somewhere."""
+    return float(np.abs(np.subtract(losses, others)).max())
+
+
+def tell_distance(largest: float) -> str:
+    """What is wrong with curves that are so far apart."""
+    return f"The losses in fp32 are {largest:.1e} apart, not {AIM:.0e} or less."
+
+
 def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -> dict[str, Any]:
     """The losses of ours and of the plain Trainer, on the same padded batches, and how far apart they are at most.
 
@@ -338,8 +349,8 @@ def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -
     """
     ours = run_alone(Contender("curve_of_ours", settings=settings), job)
     plain = run_alone(Contender("curve_of_trainer", "longest", plain_settings, tuple(ours["order"])), job)
-    differences = [abs(one - other) for one, other in zip(ours["losses"], plain["losses"], strict=True)]
-    return {"steps": job.steps, "ours": ours["losses"], "trainer": plain["losses"], "largest": max(differences)}
+    largest = largest_difference(ours["losses"], plain["losses"])
+    return {"steps": job.steps, "ours": ours["losses"], "trainer": plain["losses"], "largest": largest}
 
 
 def show(vocab_size: int, lines: Sequence[dict[str, Any]]) -> None:
@@ -384,12 +395,14 @@ def main() -> None:
 
 
 def check(results: dict[str, Any]) -> None:
-    """Raise a `RuntimeError` where the results show nothing: the padding is not seen, or a model has not learned."""
+    """Raise a `RuntimeError` where the padding is not seen, or a model has not learned, or has learned otherwise."""
     for lines in results["speed"].values():
         check_padding_is_seen(lines)
     for curve in results["losses"].values():
         if not has_learned(curve["ours"]):
             raise RuntimeError(tell_fall(curve["ours"]))
+        if not curve["largest"] <= AIM:  # NaN is none
+            raise RuntimeError(tell_distance(curve["largest"]))
 
 
 def compare_speeds(rows: Sequence[Row], work: Path, steps: int, compiled: bool) -> dict[str, Any]:

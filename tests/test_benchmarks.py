@@ -50,6 +50,10 @@ def has_a_contender_that_failed(_plan: Plan, note: Note) -> None:
     note({"contenders": [{"contender": "one"}, {"contender": "two", "error": "no"}]})
 
 
+def has_losses_that_are_wrong(_plan: Plan, note: Note) -> None:
+    note({"agrees": False, "learned": True, "padding_is_seen": False})
+
+
 def hangs(_plan: Plan, note: Note) -> None:
     child = subprocess.Popen(["sleep", "600"])
     note({"child": child.pid})
@@ -83,16 +87,33 @@ def test_a_go_ends_with_the_names_of_what_failed_when_all_parts_have_run(
 
     for name in ("CUDA_VISIBLE_DEVICES", gpu.ALLOCATOR):  # which it sets
         monkeypatch.setenv(name, "")
-    parts = {"device": (tells, 0), "first": (breaks, 1), "last": (has_a_contender_that_failed, 1)}
+    parts = {
+        "device": (tells, 0),
+        "first": (breaks, 1),
+        "wrong": (has_losses_that_are_wrong, 1),
+        "last": (has_a_contender_that_failed, 1),
+    }
     monkeypatch.setattr(gpu, "PARTS", parts)
     command = ["gpu", "--size", "tiny", "--results", str(tmp_path), "--parts"]
-    monkeypatch.setattr(sys, "argv", [*command, "first", "last"])
+    monkeypatch.setattr(sys, "argv", [*command, "first", "wrong", "last"])
     with pytest.raises(SystemExit) as ended:
         gpu.main()
-    assert ended.value.code == "Failed: first, last (two)."  # python ends with 1 then
+    assert ended.value.code == "Failed: first, wrong (losses do not agree), last (two)."  # python ends with 1 then
     (path,) = tmp_path.iterdir()
-    assert len(json.loads(path.read_text(encoding="utf-8"))["parts"]["last"]["contenders"]) == 2
-    assert gpu.failures({"device": {"first": 1}, "last": {"contenders": [{"contender": "one"}]}}) == []
+    written = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    assert len(written["last"]["contenders"]) == 2
+    assert written["wrong"]["agrees"] is False
+
+
+def test_a_part_that_shows_nothing_has_failed() -> None:
+    from benchmarks.gpu import failures
+
+    sound = {"agrees": True, "learned": True, "padding_is_seen": None}  # where a contender had no lap
+    parts = {"device": {"first": 1}, "losses": sound, "last": {"contenders": [{"contender": "one"}]}}
+    assert failures(parts, "full") == []
+    parts = {"losses": {**sound, "learned": False}, "classifier": {"padding_is_seen": False}}
+    assert failures(parts, "full") == ["losses (nothing is learned)", "classifier (padding is not seen)"]
+    assert failures(parts, "tiny") == ["losses (nothing is learned)"]  # two laps of a tiny model may lie either way
 
 
 def is_alive(pid: int) -> bool:
@@ -470,6 +491,13 @@ def test_what_shows_nothing_is_written_before_it_fails(tmp_path: Path, monkeypat
     lines[1]["times_ours_fp32"] = [1.0]
     with pytest.raises(RuntimeError, match=r"ours_padded is 1\.00"):
         speed.main()
+    lines[1]["times_ours_fp32"] = [0.5]
+    for largest in (1e-3, float("nan")):
+        found["losses"][30_000] = {"ours": [1.0] * 3 + [0.5] * 3, "largest": largest}
+        with pytest.raises(RuntimeError, match=rf"The losses in fp32 are {largest:.1e} apart, not 1e-04 or less"):
+            speed.main()
+    found["losses"][30_000]["largest"] = 1e-4
+    speed.main()
     (path,) = tmp_path.iterdir()
     assert json.loads(path.read_text(encoding="utf-8"))["speed"]["30000"] == lines
 

@@ -355,7 +355,7 @@ def test_a_curve_that_shows_nothing_is_told(
     assert found["largest"] == pytest.approx(apart)
     said = capsys.readouterr().out
     assert ("WARNING: The loss fell from 1.000 to 1.000 only" in said) is not learned
-    assert ("WARNING: the losses in fp32 are 2.0e-04 apart, not 1e-04 or less." in said) is not agrees
+    assert ("WARNING: The losses in fp32 are 2.0e-04 apart, not 1e-04 or less." in said) is not agrees
 
 
 def test_a_row_of_a_curve_tells_its_label_and_is_as_long_as_before() -> None:
