@@ -54,9 +54,9 @@ def _cpu_name() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-def results_path(name: str, folder: Path = RESULTS) -> Path:
-    """`<date>-<hardware>-<name>.json` in a folder."""
-    about = environment()
+def results_path(name: str, folder: Path = RESULTS, about: dict[str, Any] | None = None) -> Path:
+    """`<date>-<hardware>-<name>.json` in a folder, of an `environment`: this one where none is given."""
+    about = about or environment()
     hardware = " ".join([*about["gpus"][:1]] or [about["cpu"], str(about["cpu_cores"]), "cores"])
     words = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(r\)|\(tm\)|cpu|@.*?ghz", "", hardware.lower())).strip("-")
     return folder / f"{about['date']}-{words}-{name}.json"
@@ -65,5 +65,10 @@ def results_path(name: str, folder: Path = RESULTS) -> Path:
 def write_results(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write to `results_path`; returns it."""
     path = results_path(name, folder)
-    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write(path, results)
     return path
+
+
+def write(path: Path, results: dict[str, Any]) -> None:
+    """Write a result file, or write it anew."""
+    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import classifier_gpu, classifier_losses, epoch, llama, llama_losses, stages
-from benchmarks.environment import RESULTS, environment, results_path, write_results
+from benchmarks.environment import RESULTS, environment, results_path, write
 from benchmarks.parts import Part, Plan, run_part
 
 # Each part and its weight: it gets that share of the time which is left for it and those after it.
@@ -129,15 +129,17 @@ def main() -> None:
     options.results.mkdir(parents=True, exist_ok=True)
     chosen = [title for title in PARTS if title in (NEEDED, *options.parts)]
     name = name_of(chosen, options.size, options.full_length)
+    about = environment()
+    path = results_path(name, options.results, about)  # once: a go may last past midnight
     results: dict[str, Any] = {
-        "environment": environment(),
+        "environment": about,
         "allocator": os.environ[ALLOCATOR],
         "size": options.size,
         "full_length": options.full_length,
         "not_measured": left_out(chosen),
         "parts": {},
     }
-    trace = results_path(name, options.results).with_suffix(".trace.json.gz")
+    trace = path.with_suffix(".trace.json.gz")
     with tempfile.TemporaryDirectory() as folder:
         for title in chosen:
             start = time.time()
@@ -147,7 +149,7 @@ def main() -> None:
 
             def note(finding: dict[str, Any], found: dict[str, Any] = found) -> None:
                 found |= finding
-                write_results(name, results, options.results)
+                write(path, results)
 
             print(f"-- {title}: {deadline - start:.0f} s at most", flush=True)
             plan = Plan(options.size, Path(folder), trace, options.full_length, start, deadline)
@@ -158,7 +160,7 @@ def main() -> None:
                 if title == NEEDED:
                     sys.exit(f"All other parts need `{NEEDED}`, and were not begun. Mend it, or give more --minutes.")
         print(left_out(chosen))
-        print(f"written to {write_results(name, results, options.results)}")
+        print(f"written to {path}")
     if failed := failures(results["parts"], options.size):
         sys.exit(f"Failed: {', '.join(failed)}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
@@ -103,6 +104,32 @@ def test_a_go_ends_with_the_names_of_what_failed_when_all_parts_have_run(
     written = json.loads(path.read_text(encoding="utf-8"))["parts"]
     assert len(written["last"]["contenders"]) == 2
     assert written["wrong"]["agrees"] is False
+
+
+class DaysThatPass(datetime.date):
+    """Today is another day each time."""
+
+    asked = 0
+
+    @classmethod
+    def today(cls) -> DaysThatPass:
+        cls.asked += 1
+        return cls(2026, 11, cls.asked)
+
+
+def test_a_go_that_lasts_past_midnight_leaves_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import gpu
+
+    for name in ("CUDA_VISIBLE_DEVICES", gpu.ALLOCATOR):  # which it sets
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(datetime, "date", DaysThatPass)
+    monkeypatch.setattr(gpu, "PARTS", {"device": (tells, 0)})
+    monkeypatch.setattr(sys, "argv", ["gpu", "--size", "tiny", "--results", str(tmp_path), "--parts", "device"])
+    gpu.main()
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert path.name.startswith(found["environment"]["date"])
+    assert found["parts"]["device"].keys() == {"first", "seconds"}
 
 
 def test_a_part_that_shows_nothing_has_failed() -> None:
