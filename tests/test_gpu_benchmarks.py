@@ -307,6 +307,7 @@ def test_a_compiled_models_losses_are_compared_in_a_run_of_their_own(tmp_path: P
     parts = parts_of_gpu(tmp_path, "gpu-device-compiled_losses-tiny", "--parts", "compiled_losses")
     curve = parts["compiled_losses"]
     assert (curve["agrees"], curve["learned"]) == (True, True)
+    assert (curve["rows"], curve["global_batch_size"]) == (256, 64)
     assert len(curve["bf16"]["compiled"]) == len(curve["compiled"]) == curve["steps"]
     assert curve["bf16"]["compiled"] != curve["compiled"]
 
