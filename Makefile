@@ -29,11 +29,13 @@ test-faults: $(BUILT)  ## everything that can happen to a run, under every strat
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/faults $(WRONG_CONFIGURATIONS)
 
 # `make test-gpu GPU_PYTHON=python3` installs nothing: that interpreter has all, and `accelerate` beside it. As many
-# processes as one GPU of 80 GB has memory for. Which tests have failed, and why, is told when they do.
+# processes as one GPU of 80 GB has memory for. Which tests have failed, and why, is told when they do. GPU_TESTS may
+# name some of the files.
 GPU_PYTHON ?= $(BIN)/python
+GPU_TESTS ?= tests/gpu
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## the tests that need a GPU: it fails without one
 	REQUIRE_GPU=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest \
-		--numprocesses 8 --dist worksteal --verbose -m gpu tests/gpu
+		--numprocesses 8 --dist worksteal --verbose -m gpu $(GPU_TESTS)
 
 bench: $(STAMP)  ## measure on a CPU what the documents claim, within 10 minutes on 2 cores that do nothing else
 	$(BIN)/python -m benchmarks.bench
