@@ -77,6 +77,7 @@ def test_the_size_is_the_one_asked_for(built: Path) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_two_processes_build_the_same_bytes(built: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from indictune.models import tiny_bert; "
