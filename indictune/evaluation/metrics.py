@@ -41,7 +41,7 @@ class ClassificationMetrics(evaluate.Metric):  # type: ignore[misc]  # evaluate 
     def __init__(self, label_names: Sequence[str]) -> None:
         self.label_names = list(label_names)
         # Metric makes a cache folder under the user's home even where it then keeps the rows in memory and never
-        # writes there (evaluate 0.4.6). A folder that is gone at once serves as well. Remove when it makes none.
+        # writes there (evaluate 0.4.6). A folder that is gone at once serves as well.
         with tempfile.TemporaryDirectory() as never_written:
             super().__init__(keep_in_memory=True, cache_dir=never_written)
 

@@ -13,15 +13,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-# Folder and first word of each name are accelerate's (1.15, `save_fsdp_model`).
-_SHARDS = "pytorch_model_fsdp_0"
-_MODEL = "model."
+from indictune.strategy.conversion import WEIGHT_SHARDS
+
+_MODEL = "model."  # the first word of each name (accelerate 1.15, `save_fsdp_model`)
 _DEEPSPEED = "latest"  # names the folder with ZeRO's parts
 
 
 def is_in_parts(checkpoint: Path) -> bool:
     """Whether there are parts, whose reading can run code: they are pickles, or are found by one."""
-    return (checkpoint / _SHARDS).is_dir() or (checkpoint / _DEEPSPEED).is_file()
+    return (checkpoint / WEIGHT_SHARDS).is_dir() or (checkpoint / _DEEPSPEED).is_file()
 
 
 def whole_weights(checkpoint: Path) -> dict[str, Tensor]:
@@ -30,8 +30,8 @@ def whole_weights(checkpoint: Path) -> dict[str, Tensor]:
     Args:
         checkpoint: in parts, and trusted.
     """
-    if (checkpoint / _SHARDS).is_dir():
-        return _from_shards(checkpoint / _SHARDS)
+    if (checkpoint / WEIGHT_SHARDS).is_dir():
+        return _from_shards(checkpoint / WEIGHT_SHARDS)
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint  # slow to import
 
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it prints what it does

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import evaluate
 import numpy as np
 import pytest
+from datasets import Features, Value
 from sklearn.metrics import classification_report
 
 from indictune.evaluation.metrics import ClassificationMetrics, classification_metrics, flatten_for_trainer
@@ -259,6 +261,19 @@ print(json.dumps(results[0]))
 
 
 @pytest.mark.slow
+class InMemory(evaluate.Metric):  # type: ignore[misc]
+    """A metric of anybody's."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(description="", citation="", features=Features({"references": Value("int64")}))
+
+
+def test_upstream_makes_a_folder_for_rows_that_it_keeps_in_memory(tmp_path: Path) -> None:
+    """evaluate 0.4.6; see `ClassificationMetrics`. When this fails, its temporary folder can go."""
+    InMemory(keep_in_memory=True, cache_dir=str(tmp_path))
+    assert list(tmp_path.rglob("*")) != []
+
+
 def test_two_processes_at_once_without_network_or_files(tmp_path: Path) -> None:
     home, meeting_place = tmp_path / "home", tmp_path / "meeting"
     home.mkdir()

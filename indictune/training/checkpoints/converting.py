@@ -26,7 +26,7 @@ from indictune.arguments import ModelArguments
 from indictune.command_arguments import CheckpointArguments
 from indictune.errors import UserError
 from indictune.models.bases import CONFIG, RECORD, config_file, continues_texts
-from indictune.models.checkpoints import INDEX, weights_files
+from indictune.models.checkpoints import ADAPTER, INDEX, weights_files
 from indictune.models.loading import read_weights
 from indictune.models.sources import explained
 from indictune.models.vocabulary import began_with_others, read_row_ids, unused_digest
@@ -37,7 +37,7 @@ from indictune.training.output import RECIPE
 
 FLAG = "--convert_to"
 GENERATION = "generation_config.json"
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 # What says which model the weights are of.
 DESCRIPTION = ("config.json", CONFIG, RECORD, ADAPTER_CONFIG, GENERATION, *TOKENIZER_FILES)
 
