@@ -16,9 +16,10 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from benchmarks.agreement import AIM, has_learned, largest_difference, tell_distance, tell_fall
 from benchmarks.contenders import Contender, Job, Turns
 from benchmarks.parts import Note
-from benchmarks.speed import AIM, Runner, has_learned, largest_difference, tell_distance, tell_fall
+from benchmarks.speed import Runner
 
 ATTENTION = r"^(?!.*backward).*(attention|varlen)"
 

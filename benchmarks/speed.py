@@ -41,6 +41,7 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
+from benchmarks.agreement import AIM, has_learned, largest_difference, tell_distance, tell_fall
 from benchmarks.contenders import BATCH_SIZE, MAX_LENGTH, Contender, Job, compete
 from benchmarks.environment import environment, write_results
 from indictune.data.cleaning import clean
@@ -53,8 +54,6 @@ BASELINES = ("trainer_defaults", "trainer_best", "ours_fp32")
 LAPS = 5
 PADDED = 0.9  # of the speed of ours, at most
 STEPS_OF_CURVE, ROWS_OF_CURVE = 36, 4 * BATCH_SIZE  # that are seen again and again
-LEARNED = 0.9  # of the first steps' loss
-AIM = 1e-4  # how far apart losses in fp32 may be
 DRAWS = 1000  # of batches for a lap
 FP32 = {"dropout": 0.0, "logging_steps": 1}
 LEARNS = {**FP32, "learning_rate": 1e-3}  # from random weights, within a curve
@@ -310,33 +309,6 @@ def compare_losses(rows: Sequence[Row], folder: Path, compiled: bool) -> dict[in
         write_model(own / "model", rows, vocab_size)
         found[vocab_size] = curves(Job(own / "model", train_file, STEPS_OF_CURVE, STEPS_OF_CURVE, own), ours, LEARNS)
     return found
-
-
-def has_learned(losses: Sequence[float]) -> bool:
-    """Whether a curve has fallen: a model that stays where it began has this loss whatever computes it."""
-    first, last = first_and_last(losses)
-    return last <= LEARNED * first
-
-
-def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
-    """The mean loss of the first three steps, and of the last three."""
-    return statistics.mean(losses[:3]), statistics.mean(losses[-3:])
-
-
-def tell_fall(losses: Sequence[float]) -> str:
-    """What is wrong with a curve that has not learned."""
-    first, last = first_and_last(losses)
-    return f"The loss fell from {first:.3f} to {last:.3f} only: such a curve compares little."
-
-
-def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """How far apart two curves are at most; no number where one of them is none somewhere."""
-    return float(np.abs(np.subtract(losses, others)).max())
-
-
-def tell_distance(largest: float) -> str:
-    """What is wrong with curves that are so far apart."""
-    return f"The losses in fp32 are {largest:.1e} apart, not {AIM:.0e} or less."
 
 
 def curves(job: Job, settings: dict[str, Any], plain_settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.speed import LEARNED
+from benchmarks.agreement import LEARNED
 from tests.distributed.launching import Run
 
 LEARNS = ("--dropout", "0.1", "--learning_rate", "1e-3", "--max_steps", "36", "--save_strategy", "no")
