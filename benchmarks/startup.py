@@ -21,7 +21,7 @@ from benchmarks.environment import environment, write_results
 from benchmarks.preparation import write_rows
 from indictune.layout import table
 
-LAPS = 5
+LAPS = 3
 ROWS = 100_000
 RUN = "a second run, to its first step"
 

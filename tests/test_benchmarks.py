@@ -607,16 +607,16 @@ def test_a_program_of_a_bench_that_fails_does_not_stop_the_others(
     assert found["seconds"].keys() == {"no_such_program", "row_lengths", "all"}
 
 
-def test_a_bench_prepares_the_rows_of_the_comparison_five_times(
+def test_a_bench_prepares_each_number_of_rows_once_and_a_comparison_is_of_five_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from benchmarks import bench, preparation
     from benchmarks.environment import write_results
 
-    prepared: list[tuple[str, int]] = []
+    prepared: list[tuple[str, bool]] = []
 
     def measure_once(rows: Path, _tokenizer: Path, stages: list[str]) -> dict[str, dict[str, float]]:
-        prepared.append((rows.stem, len(stages)))
+        prepared.append((rows.stem, "plain_map" in stages))
         return {"ours_tokenise": dict.fromkeys(["peak_bytes", "imported_bytes", "largest_child_bytes", "seconds"], 1)}
 
     for name in ("write_tokenizer", "write_rows"):
@@ -626,10 +626,11 @@ def test_a_bench_prepares_the_rows_of_the_comparison_five_times(
     flags, _ = bench.PROGRAMS["preparation"]
     monkeypatch.setattr(sys, "argv", ["preparation", *flags])
     preparation.main()
-    assert prepared == [("100000", 4)] * 5 + [("500000", 2), ("2000000", 2)]
-    monkeypatch.setattr(sys, "argv", ["preparation", *flags, "--repeats", "5", "1"])
-    with pytest.raises(SystemExit):
-        preparation.main()
+    assert prepared == [("100000", False), ("500000", False), ("2000000", False)]
+    prepared.clear()
+    monkeypatch.setattr(sys, "argv", ["preparation", "--rows", "100000", "--vocabularies", "30000"])
+    preparation.main()
+    assert prepared == [("100000", True)] * 5
 
 
 SMALL_CHECKPOINTS = """
