@@ -16,6 +16,7 @@ from indictune.layout import printable
 from indictune.models.adapters import nf4_config
 from indictune.models.bases import base_of, check_base, find_base
 from indictune.models.checkpoints import Checkpoint, weights_files, write_shards
+from indictune.models.compiled import check_kept_from_others
 from indictune.models.links import check_links
 from indictune.models.sources import explained
 from indictune.models.sourcing import Merger, plan, skeleton
@@ -65,6 +66,8 @@ def merge(args: MergeArguments) -> str:
     with explained(ModelArguments(str(base_folder)), Exception, flag="The base"):
         model, settings = skeleton(adapter, base_folder, args.trust_remote_code)
     merger = plan(args, adapter, base, model, settings)
+    if merger.rounding or base.in_4bit or args.to_4bit:
+        check_kept_from_others()  # bitsandbytes (0.50) compiles on a CPU
     way_out = "name a folder on another disk, or give --dtype bfloat16"
     with whole_folder(output_dir, "--output_dir", merger.size_bytes(), way_out) as merged:
         written = merged.with_name("unrounded") if args.to_4bit else merged

@@ -114,6 +114,26 @@ def gather_full_model(accelerator: Accelerator) -> None:
         accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
 
 
+def tied_once(model: nn.Module | None, state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Whole weights to save, without copies of tied ones.
+
+    Where FSDP2 gathers them, one that has two names becomes two tensors, and transformers (5.23,
+    `remove_tied_weights_from_state_dict`) leaves out a second name of the same memory alone.
+
+    Args:
+        model: whose weights they are, bare or as a strategy wraps it.
+        state: weights by name; None where the model has them whole.
+    """
+    if not state or not isinstance(model, PreTrainedModel):
+        return state
+    copies = {
+        name
+        for name, origin in model.all_tied_weights_keys.items()
+        if name in state and origin in state and torch.equal(state[name], state[origin])
+    }
+    return {name: weight for name, weight in state.items() if name not in copies}
+
+
 def load_in_place(trainer: Trainer, checkpoint: str) -> None:
     """Take weights and optimizer states back to a checkpoint in the middle of a training. All ranks must call it.
 

@@ -25,12 +25,15 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from trl.trainer.sft_trainer import SFTTrainer
 
+from indictune.strategy import sharding
 from tests.conftest import FinishedRun
 from tests.distributed import mutants
 from tests.distributed.launching import Run, accelerate, python, start, train
 from tests.faults.runs import STEP, Job
+from tests.models.tiny import SMALL
 
 Start = Callable[..., Run]
 
@@ -41,6 +44,18 @@ def test_safetensors_lets_nobody_else_read_what_it_writes(tmp_path: Path) -> Non
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "a.json").stat().st_mode & 0o777 != 0o600
+
+
+def test_a_copy_of_a_tied_weight_is_saved_beside_it() -> None:
+    """transformers 5.23; see `sharding.tied_once`."""
+    model = LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True))
+    gathered = {name: weight.clone() for name, weight in model.state_dict().items()}
+    names = gathered.keys() - {"lm_head.weight"}
+    assert remove_tied_weights_from_state_dict(model.state_dict(), model).keys() == names
+    assert remove_tied_weights_from_state_dict(gathered, model).keys() == gathered.keys()
+    assert set(sharding.tied_once(model, gathered) or ()) == names
+    gathered["lm_head.weight"] += 1
+    assert set(sharding.tied_once(model, gathered) or ()) == gathered.keys()
 
 
 @pytest.mark.slow
