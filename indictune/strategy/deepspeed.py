@@ -65,6 +65,12 @@ def check_deepspeed(
             "--deepspeed: the file says zero_optimization.compute_grad_norm = false, and a NaN is known by the norm "
             "of the gradients. Take the line out."
         )
+    scale = _look_up(config, "fp16.loss_scale")
+    if planned("fp16") and scale not in (None, 0):
+        problems.append(
+            f"--deepspeed: the file says fp16.loss_scale = {scale}; DeepSpeed leaves each step out whose gradients "
+            "it makes infinite, be it all of them, without a word. Write 0: it looks for a scale."
+        )
     if problems:
         raise UserError(problems)
 

@@ -20,7 +20,7 @@ from indictune.training.exact import ExactTrainer
 FLAGS = (
     *(name for name in settings.OF_THE_STEPS if name not in ("model_name_or_path", "class_weights")),  # files, often
     *(*settings.IN_THE_STATES, *settings.OF_THE_DEALING, *settings.OF_THE_BEST, *settings.OF_THE_ADAPTER),
-    *("method", "optim", "seed", "data_seed", "global_batch_size", "active_vocabulary"),
+    *("method", "seed", "data_seed", "global_batch_size", "active_vocabulary"),
     *("on_nonfinite", "max_nonfinite_steps"),
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "logging_strategy", "logging_steps"),
 )

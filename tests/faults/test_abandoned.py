@@ -242,13 +242,22 @@ class TestNotGoneOnFrom:
         self, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write(out, 8)
-        (out / "model.safetensors").unlink()
-        left = abandoned.not_gone_on_from(out, out / "checkpoint-2")
-        for number in range(1, len(left) + 1):
+        (out / "model.safetensors").rename(out / "model-00001-of-00002.safetensors")
+        (out / "model-00002-of-00002.safetensors").touch()
+        for number in range(1, 7):
+            left = abandoned.not_gone_on_from(out, out / "checkpoint-2")
             abandoned.copy_records(out)
-            abandoned.move(left[number - 1 : number], out / f"abandoned-{number}")
-            assert steps(out) == [2, 4, 8, 10][: max(5 - number, 1)][::-1]
-        assert [path.name for path in abandoned.folders(out)] == [f"abandoned-{n}" for n in (4, 3, 2, 1)]
+            abandoned.move(left[:1], out / f"abandoned-{number}")
+            assert steps(out) == [2, 4, 8, 10][: min(7 - number, 4)][::-1]
+        assert abandoned.not_gone_on_from(out, out / "checkpoint-2") == []
+        assert not [*out.glob("*.safetensors")]
+        assert [path.name for path in abandoned.folders(out)] == [f"abandoned-{n}" for n in (6, 5, 4, 3, 2, 1)]
+
+    def test_a_model_that_the_run_writes_anew_stays(self, out: Path) -> None:
+        abandoned.copy_records(out)
+        abandoned.move(abandoned.not_gone_on_from(out, out / "checkpoint-4"), out / "abandoned-1")
+        (out / "model.safetensors").touch()  # and it was killed before its mark
+        assert self.left(out, out / "checkpoint-4") == []
 
 
 @pytest.mark.parametrize("is_moved", [False, True])

@@ -88,7 +88,11 @@ def written_by_two(folder: Path, recipe: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["attn_implementation", "tf32", "torch_compile", "padding_free", "use_liger_kernel", "full_determinism"]
+    "name",
+    [
+        *("attn_implementation", "tf32", "torch_compile", "padding_free", "use_liger_kernel", "full_determinism"),
+        "optim",  # of the same states
+    ],
 )
 @pytest.mark.parametrize("world_size", [2, 1])
 def test_a_setting_by_which_numbers_are_rounded_or_drawn_is_named(tmp_path: Path, name: str, world_size: int) -> None:

@@ -298,6 +298,20 @@ exit 75
     assert attempt("8") == (ended if ends else again)
 
 
+def test_the_folder_of_a_slurm_job_that_came_nowhere_is_its_users_alone(slurm: dict[str, str], tmp_path: Path) -> None:
+    """Whatever the umask: a run goes on from no folder that others can write to."""
+    stopped = '#!/bin/bash\n[ "$1" = --overlap ] && exit\nkill -USR1 $PPID\nexit 1\n'
+    (tmp_path / "bin" / "srun").write_text(stopped, encoding="utf-8")
+    (tmp_path / "bin" / "sleep").write_text(SHORT_SLEEP, encoding="utf-8")
+    (tmp_path / "bin" / "sleep").chmod(0o755)
+    job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT]
+    variables = {**slurm, "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) + 100)}
+    out = tmp_path / "runs" / "out"
+    subprocess.run([*job, "--output_dir", str(out)], cwd=ROOT, env=variables, umask=0o002, check=False)
+    assert (out / ".in_vain").read_text(encoding="utf-8").split() == ["7"]
+    assert out.stat().st_mode & 0o777 == 0o755
+
+
 @pytest.mark.parametrize("cores", ["64", None])
 def test_a_slurm_jobs_ranks_have_the_cores_that_it_has(
     slurm: dict[str, str], tmp_path: Path, cores: str | None

@@ -29,9 +29,9 @@ FLAGS: dict[str, Any] = {
 }
 
 
-def problems(config: dict[str, Any], accumulation: int | None = 4) -> list[str]:
+def problems(config: dict[str, Any], accumulation: int | None = 4, **flags: Any) -> list[str]:
     try:
-        check_deepspeed(config, FLAGS.__getitem__, accumulation)
+        check_deepspeed(config, {**FLAGS, **flags}.__getitem__, accumulation)
     except UserError as error:
         return error.problems
     return []
@@ -100,6 +100,15 @@ def test_a_file_that_leaves_the_norm_out_is_refused(kept: dict[str, bool]) -> No
     assert problems({"zero_optimization": {"stage": 2, **kept}}) == []
     (problem,) = problems({"zero_optimization": {"stage": 2, "compute_grad_norm": False}})
     assert "zero_optimization.compute_grad_norm = false" in problem
+
+
+@pytest.mark.parametrize("scale", [0, 1024, None])
+def test_a_fixed_loss_scale_by_which_every_step_may_be_left_out_is_refused(scale: int | None) -> None:
+    config = {"fp16": {"enabled": "auto", "loss_scale": scale}}
+    assert problems(config, fp16=False) == []
+    told = problems(config, fp16=True)
+    assert bool(told) == bool(scale)
+    assert all("fp16.loss_scale = 1024" in problem for problem in told)
 
 
 def test_what_decides_the_steps_and_follows_from_no_flag_is_told_by_its_place_in_the_file() -> None:

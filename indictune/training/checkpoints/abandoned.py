@@ -69,11 +69,12 @@ def not_gone_on_from(output_dir: Path, checkpoint: Path | None) -> list[Path]:
 
 
 def _model_in(output_dir: Path) -> list[str]:
-    """The files of a finished run's model."""
-    if not (output_dir / _MARK_OF_THE_END).exists():
-        return []
+    """The files of a finished run's model, also where their moving was cut: its mark has gone before them."""
     found = {path.name for pattern in output.OF_A_MODEL for path in output_dir.glob(pattern) if path.suffix != ".py"}
-    return sorted(found)
+    if (output_dir / _MARK_OF_THE_END).exists():
+        return sorted(found)
+    gone_before = next((folder for folder in folders(output_dir) if (folder / _MARK_OF_THE_END).exists()), None)
+    return [] if gone_before is None else sorted(name for name in found if not (gone_before / name).exists())
 
 
 def copy_records(output_dir: Path) -> None:

@@ -29,13 +29,13 @@ IN_THE_STATES = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "a
 OF_THE_ADAPTER = ("lora_r", "lora_target_modules", "use_dora", "modules_to_save")
 
 # Others that decide what is learnt. Rows, their order and their tokens are compared by a digest, and
-# `--global_batch_size`, `--optim`, `--method`, those of the adapter's weights, and a schedule by evaluations in place
-# of another, are refused.
+# `--global_batch_size`, an `--optim` of other states, `--method`, those of the adapter's weights, and a schedule by
+# evaluations in place of another, are refused.
 OF_THE_STEPS = (
     *("model_name_or_path", "model_revision", "dropout"),
     *("lora_alpha", "lora_dropout", "use_rslora"),
     *("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
-    *("optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
+    *("optim", "optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
     *("bf16", "fp16", "tf32", "reduce_dtype", "attn_implementation", "torch_compile", "padding_free"),
     *("use_liger_kernel", "full_determinism"),
     *("load_best_model_at_end", "early_stopping_patience"),
@@ -56,7 +56,7 @@ OF_THE_END = ("max_steps", "num_train_epochs")
 # What counts for nothing where the run is finished. It stands in its recipe as it is typed.
 OF_A_FINISHED_RUN = (
     *("train_file", "validation_file", "test_file", "dataset_name", "max_length", "chat_template", "packing"),
-    *("train_on_prompts", "num_sample_generations", "global_batch_size", "seed", "data_seed", "method", "optim"),
+    *("train_on_prompts", "num_sample_generations", "global_batch_size", "seed", "data_seed", "method"),
     *OF_THE_ADAPTER,
     *(name for name in OF_THE_STEPS if name not in ("load_best_model_at_end", "lr_scheduler_kwargs")),
     *IN_THE_STATES,
