@@ -216,8 +216,9 @@ def write_recipe(output_dir: Path, configuration: dict[str, Any]) -> None:
 
 
 def is_finished(output_dir: Path) -> bool:
-    """Whether a run has ended here: its metrics are written last."""
-    return (output_dir / "metrics.json").exists()
+    """Whether a run has ended here: its metrics are written last. An empty file may be what a power cut left of it."""
+    mark = output_dir / "metrics.json"
+    return mark.is_file() and mark.stat().st_size > 0
 
 
 def not_pushed(output_dir: Path) -> str:

@@ -140,6 +140,8 @@ def write_metrics(trainer: ExactTrainer, session: Session, metrics: dict[str, An
     """Write `metrics.json`, the mark of a finished run on every disk, and tell what there is now."""
     if trainer.args.should_save:
         output.write_json(session.output_dir / "metrics.json", metrics)
+        write_through(session.output_dir / "metrics.json")
+        write_through(session.output_dir)
     if session.rank == 0:
         session.show(f"Written to {session.output_dir}: {', '.join(written(session.output_dir))}")
 

@@ -9,11 +9,14 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
 from indictune.errors import UserError
+from indictune.training import results
 from indictune.training.output import (
     Record,
     check_folder,
@@ -260,8 +263,19 @@ def test_files_of_ones_own_that_a_command_does_not_write_are_no_hindrance(tmp_pa
 def test_a_run_is_finished_when_its_metrics_are_there(tmp_path: Path) -> None:
     touch(tmp_path / "model.safetensors")
     assert not is_finished(tmp_path)
+    (tmp_path / "metrics.json").touch()  # a power cut may leave it so
+    assert not is_finished(tmp_path)
     touch(tmp_path / "metrics.json")
     assert is_finished(tmp_path)
+
+
+def test_the_mark_of_a_finished_run_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[tuple[Path, bool]] = []
+    mark = tmp_path / "metrics.json"
+    monkeypatch.setattr(results, "write_through", lambda path: reached.append((path, mark.stat().st_size > 0)))
+    trainer = SimpleNamespace(args=SimpleNamespace(should_save=True))
+    results.write_metrics(cast(Any, trainer), cast(Any, SimpleNamespace(output_dir=tmp_path, rank=1)), {"train": {}})
+    assert reached == [(mark, True), (tmp_path, True)]
 
 
 def test_a_manifest_of_another_program_makes_no_checkpoint(tmp_path: Path) -> None:
