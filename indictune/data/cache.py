@@ -24,7 +24,7 @@ from indictune.versions import versions_of
 
 logger = logging.getLogger(__name__)
 
-_SIZES = "sizes.json"
+_DIGESTS = "digests.json"
 # Other versions of these may read, clean or tokenise otherwise.
 _PACKAGES = ("datasets", "pyarrow", "sentencepiece", "tokenizers", "transformers", "trl")
 # What file systems say that write folders through by themselves, or never.
@@ -93,11 +93,15 @@ def _alone(folder: Path, what: str) -> Iterator[None]:
         lock.release()
 
 
+def _digest(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def file_digest(path: str) -> str:
     """Of the bytes of a file. A file that cannot be read has a digest too: reading it tells what is wrong."""
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return _digest(path)
     except OSError as error:
         return f"unreadable: {error}"
 
@@ -121,8 +125,8 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         make(unfinished)
-        sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
-        (unfinished / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+        digests = {path.name: _digest(path) for path in unfinished.iterdir()}
+        (unfinished / _DIGESTS).write_text(json.dumps(digests), encoding="utf-8")
         for path in (*unfinished.iterdir(), unfinished):
             write_through(path)
         with suppress(OSError):  # a file system may refuse modes
@@ -140,10 +144,11 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether the folder is there, with all files in the size that they were written in."""
+    """Whether the folder is there, with all files as they were written: nothing would tell of a row that the disk has
+    changed. Reading them takes a second for 1.4 GB, and brings them to memory, where they are needed next."""
     try:
-        sizes = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        digests = json.loads((folder / _DIGESTS).read_text(encoding="utf-8"))
+        return all(_digest(folder / name) == digest for name, digest in digests.items())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
 

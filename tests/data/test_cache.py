@@ -232,7 +232,7 @@ def test_rows_that_another_user_keeps_to_himself_are_told(monkeypatch: pytest.Mo
         monkeypatch.setenv("INDICTUNE_CACHE", shared)
         os.chmod(shared, 0o777)
         ours = made_once("things", ["a"], "The things", writes("root's"))
-        (ours / "sizes.json").chmod(0o600)
+        (ours / "digests.json").chmod(0o600)
         with (
             ProcessPoolExecutor(1, get_context("fork")) as pool,
             pytest.raises(UserError, match=r"The things cannot be kept in .*: Permission denied.*INDICTUNE_CACHE"),
@@ -240,13 +240,15 @@ def test_rows_that_another_user_keeps_to_himself_are_told(monkeypatch: pytest.Mo
             pool.submit(make_as_nobody, ["a"]).result()
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "sizes"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "digests"])
 def test_a_damaged_folder_is_made_again(damage: str) -> None:
     made = made_once("things", [], "The things", writes("the whole text"))
     if damage == "cut":
         os.truncate(made / "text", 5)
+    elif damage == "changed":  # by the disk: its size is as it was
+        (made / "text").write_text("the vhole text")
     else:
-        (made / {"gone": "text", "sizes": "sizes.json"}[damage]).unlink()
+        (made / {"gone": "text", "digests": "digests.json"}[damage]).unlink()
     assert made_once("things", [], "The things", writes("the whole text")) == made
     assert (made / "text").read_text() == "the whole text"
 
