@@ -33,6 +33,9 @@ class EvaluateArguments(TextArguments, BadRowArguments):
     )
     bf16: bool = field(default=False, metadata={"help": "Compute in bf16."})
     fp16: bool = field(default=False, metadata={"help": "Compute in fp16."})
+    ddp_timeout: int = field(
+        default=1800, metadata={"help": "Seconds after which a process that the others wait for ends the command."}
+    )
     verbose: bool = field(default=False, metadata={"help": "Show the messages of the other libraries too."})
 
     def __post_init__(self) -> None:
@@ -43,6 +46,8 @@ class EvaluateArguments(TextArguments, BadRowArguments):
             BadRowArguments.__post_init__(self)
         if self.per_device_eval_batch_size < 1:
             problems.append(f"--per_device_eval_batch_size {self.per_device_eval_batch_size}: expected at least 1.")
+        if self.ddp_timeout < 1:
+            problems.append(f"--ddp_timeout {self.ddp_timeout}: expected at least 1.")
         problems.raise_any()
 
 

@@ -107,7 +107,7 @@ class Session:
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
             self.stop_request.tells = self._log.descriptors
             self.ranks.begin()
-            if not replaceable and self.ranks.world_size > 1:
+            if self.ranks.world_size > 1:
                 self._watch(self._log.path)
         except OSError as error:
             raise disks.refused(self.output_dir, error) from error

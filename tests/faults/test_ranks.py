@@ -222,6 +222,21 @@ def test_a_rank_that_hangs_is_named(finished_run: FinishedRun, tmp_path: Path, l
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_stopped_in_the_evaluate_command_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
+    command = [*torchrun(2), FAULTY, f"SIGSTOP@{EVALUATION}:2@1", "indictune/__main__.py", "evaluate"]
+    files = ["--model", str(finished_run.folder), "--test_file", str(finished_run.recipe.parent / "validation.jsonl")]
+    flags = ["--output_dir", str(tmp_path), "--per_device_eval_batch_size", "2", "--ddp_timeout", "10"]
+    result = start([*command, *files, *flags])
+    assert result.returncode != 0
+    status = json.loads((tmp_path / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "failed"
+    named = rf"rank 1 \(process \d+ on {re.escape(socket.gethostname())}\) is stopped \(SIGSTOP\)"
+    assert re.search(named, status["message"]), status
+    assert re.search(rf"warning: nothing has moved for 5 s after step 0: {named}", result.stderr)
+    assert "most recent call first" in (tmp_path / "logs" / "rank-0.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_while_it_prepares_the_rows_is_named(
     finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,6 +501,8 @@ def test_no_process_outlives_its_launcher(
         wait_for(lambda: started.poll() is not None and not processes_of(tmp_path), 20)
     (last,) = store.listed(tmp_path / "out")
     assert store.damage(last) == []
+    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "resumable"
 
 
 def ranks_that_import(folder: Path) -> list[psutil.Process]:
