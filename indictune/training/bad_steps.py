@@ -14,7 +14,7 @@ from indictune.strategy import sharding
 from indictune.strategy.deepspeed import leaves_bad_steps_out
 from indictune.training import output
 from indictune.training.checkpoints import plan, resuming, saving, store
-from indictune.training.nonfinite import NonFiniteLossError
+from indictune.training.nonfinite import LOWER_RATE, NonFiniteLossError
 
 if TYPE_CHECKING:
     from indictune.training.exact import ExactTrainer
@@ -49,14 +49,17 @@ class BadSteps:
         self.count = 0
 
     def go_on_after(self, step: int) -> None:
-        """Count the steps up to this one that were left out; later ones are done again. All ranks must call it."""
-        noted = [] if self.record is None else output.keep_steps(self.record.path, step)
+        """Count the steps up to this one that were left out; later ones are done again, and their lines dropped, but
+        for those that a run stopped at: no other place has all their rows. All ranks must call it."""
+        noted = []
+        if self.record is not None:
+            noted = output.keep_lines(self.record.path, lambda line: line["step"] <= step or line["action"] == "stop")
         left_out = [each for each in noted if each["action"] != "stop"]
         self.count = max(sharding.from_all(len(left_out)))  # rank 0 alone has a record
 
-    def note(self, step: int, action: str, loss: float) -> str:
-        """Record a step, its loss, and what is done about it: `stop`, `skip` or `rollback`; returns the places of its
-        first rows, as a message names them."""
+    def note(self, step: int, action: str, loss: float | None) -> str:
+        """Record a step, its loss where that or its gradient is bad, and what is done about it: `stop`, `skip` or
+        `rollback`; returns the places of its first rows, as a message names them."""
         self.count += 1
         epoch, step_of_epoch = divmod(step - 1, self.batches.steps_per_epoch)
         micro_batches = self.batches.micro_batches(epoch, step_of_epoch)
@@ -83,8 +86,19 @@ class BadSteps:
         """
         return NonFiniteLossError(
             f"The loss or the gradient of step {step} is NaN or infinite; training has stopped and nothing was saved "
-            f"since. {self.way_out if why is None else why} Lower --learning_rate, use bf16 in place of fp16, or look "
-            f"at the rows of that step, whose loss was {loss:.4g}: {self.note(step, 'stop', loss)}."
+            f"since. {self.way_out if why is None else why} Use bf16 in place of fp16, {LOWER_RATE}, or look at the "
+            f"rows of that step, whose loss was {loss:.4g}: {self.note(step, 'stop', loss)}."
+        )
+
+    def stop_by_weights(self, step: int) -> NonFiniteLossError:
+        """The end of a run whose loss and gradient were finite, and a weight is not.
+
+        Args:
+            step: the last one that the optimizer took. An earlier one would have spoilt the loss of this one.
+        """
+        return NonFiniteLossError(
+            f"A weight is NaN or infinite after step {step}; training has stopped and nothing was saved since. Use "
+            f"bf16 in place of fp16, {LOWER_RATE}, or look at the rows of that step: {self.note(step, 'stop', None)}."
         )
 
     def stop_without_scale(self, step: int, loss: float) -> NonFiniteLossError:
@@ -97,7 +111,7 @@ class BadSteps:
         return NonFiniteLossError(
             "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which "
             f"it leaves out, and has come below 1 at step {step}; training has stopped. Use bf16 in place of fp16, "
-            f"lower --learning_rate, or look at the rows of that step, whose loss was {loss:.4g}: "
+            f"{LOWER_RATE}, or look at the rows of that step, whose loss was {loss:.4g}: "
             f"{self.note(step, 'stop', loss)}."
         )
 

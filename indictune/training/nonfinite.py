@@ -7,6 +7,10 @@ import math
 import torch
 from torch.distributed.tensor import DTensor
 
+LOWER_RATE = (
+    "begin again in another --output_dir with a lower --learning_rate (a run that goes on keeps the one it has)"
+)
+
 
 class NonFiniteLossError(RuntimeError):
     """A loss, gradient or weight was NaN or infinite. The last checkpoint is from before that."""

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -155,12 +155,12 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def keep_steps(path: Path, last: int) -> list[dict[str, Any]]:
-    """Drop what a file of JSON lines tells of later steps, which are done again, and lines that were cut off.
+def keep_lines(path: Path, keeps: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Drop lines of a file of JSON lines, such as those of steps that are done again, and lines that were cut off.
 
     Args:
-        path: of the file, where there is one; each line has a `step`.
-        last: step that is kept.
+        path: of the file, where there is one.
+        keeps: tells which lines are kept.
 
     Returns:
         The lines that are left.
@@ -168,17 +168,17 @@ def keep_steps(path: Path, last: int) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    kept = [line for line in lines if _step_of(line) <= last]
+    kept = [line for line in lines if _is_kept(line, keeps)]
     write_whole(path, "".join(f"{line}\n" for line in kept))
     return [json.loads(line) for line in kept]
 
 
-def _step_of(line: str) -> float:
-    """The step of a line; infinite for a line that a killed run has left unfinished."""
+def _is_kept(line: str, keeps: Callable[[dict[str, Any]], bool]) -> bool:
+    """Whether a line is; not one that a killed run has left unfinished."""
     try:
-        return int(json.loads(line)["step"])
+        return keeps(json.loads(line))
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return False
 
 
 def write_status(output_dir: Path, state: State, message: str) -> None:

@@ -130,7 +130,9 @@ def stopped_after(job: Job, step: int) -> None:
             shutil.rmtree(path)
 
 
-def test_a_run_that_goes_on_counts_on_and_notes_no_step_twice(finished_run: FinishedRun, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_counts_on_and_notes_again_what_it_stopped_at_alone(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
     flags = ("--save_total_limit", "20", "--on_nonfinite", "skip")
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start(LOSS).returncode == 0
@@ -146,7 +148,7 @@ def test_a_run_that_goes_on_counts_on_and_notes_no_step_twice(finished_run: Fini
     assert elsewhere.start(at_step_5).returncode == 1  # where there is no record of step 3
     assert "1 such steps were left out before it, and --max_nonfinite_steps is 1." in elsewhere.status["message"]
     assert replace(job, flags=(*flags, "--max_nonfinite_steps", "2")).start(at_step_5).returncode == 0
-    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "skip")]
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "stop"), (5, "skip")]
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +258,9 @@ def test_weights_that_the_last_step_spoils_are_no_model_and_no_checkpoint(
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start().returncode == 1
     assert job.status["message"].startswith("A weight is NaN or infinite after step 1; training has stopped")
+    (entry,) = noted(job)
+    assert (entry["step"], entry["action"], entry["loss"]) == (1, "stop", None)
+    assert f"look at the rows of that step: {entry['places'][0]}, " in job.status["message"]
     assert not list(job.folder.rglob("*.safetensors"))
 
 
@@ -345,8 +350,9 @@ def test_fp16_whose_every_gradient_overflows_ends_the_run(
     assert entry["loss"] > 0.5  # that it had
     assert job.status["message"] == (
         "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which it "
-        "leaves out, and has come below 1 at step 17; training has stopped. Use bf16 in place of fp16, lower "
-        f"--learning_rate, or look at the rows of that step, whose loss was {entry['loss']:.4g}: "
+        "leaves out, and has come below 1 at step 17; training has stopped. Use bf16 in place of fp16, begin "
+        "again in another --output_dir with a lower --learning_rate (a run that goes on keeps the one it has), or "
+        f"look at the rows of that step, whose loss was {entry['loss']:.4g}: "
         f"{', '.join(entry['places'][:5])} and 3 more "
         "(nonfinite.jsonl lists them)."
     )

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.training.callbacks.throughput import Throughput
-from indictune.training.output import Record, json_line, keep_steps, write_whole
+from indictune.training.output import Record, json_line, keep_lines, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,8 @@ class TrainLog(TrainerCallback):
         if not state.is_world_process_zero:
             return
         path = self.record.path
-        kept = {entry["step"]: entry for entry in keep_steps(path, state.global_step)}
+        done = keep_lines(path, lambda entry: int(entry["step"]) <= state.global_step)
+        kept = {entry["step"]: entry for entry in done}
         # A new disk, a checkpoint from elsewhere, or a disk that had been full.
         known = {entry["step"]: entry for entry in state.log_history if "loss" in entry}
         if known.keys() - kept.keys() or not path.exists():

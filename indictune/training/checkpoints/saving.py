@@ -31,7 +31,6 @@ from indictune.strategy import nodes, sharding, shards
 from indictune.training.callbacks.throughput import throughput_of
 from indictune.training.checkpoints import disks, flag_files, plan, store
 from indictune.training.checkpoints.store import UNFINISHED, FileDigest, Manifest
-from indictune.training.nonfinite import NonFiniteLossError
 from indictune.training.output import RECIPE
 from indictune.training.stopping import Stopped
 from indictune.versions import versions_of_steps
@@ -302,10 +301,7 @@ def check_weights(trainer: ExactTrainer) -> None:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MAX)
     if bad.item():
-        raise NonFiniteLossError(
-            f"A weight is NaN or infinite after step {trainer.state.global_step}; training has stopped and nothing "
-            "was saved since. Lower --learning_rate, or use bf16 in place of fp16."
-        )
+        raise trainer.bad_steps.stop_by_weights(trainer.state.global_step)
 
 
 def _parameters(trainer: ExactTrainer) -> Iterator[nn.Parameter]:

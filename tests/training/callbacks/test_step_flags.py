@@ -114,8 +114,9 @@ def test_the_message_lists_the_rows_of_that_step(driver: Driver, bad_step: int) 
     places = ", ".join(f"t.csv:{row + 2}" for row in rows)
     assert str(raised.value) == (
         f"The loss or the gradient of step {bad_step} is NaN or infinite; training has stopped and nothing was saved "
-        "since. --on_nonfinite skip or rollback leaves such steps out. Lower --learning_rate, use bf16 in place of "
-        f"fp16, or look at the rows of that step, whose loss was nan: {places}."
+        "since. --on_nonfinite skip or rollback leaves such steps out. Use bf16 in place of fp16, begin again in "
+        "another --output_dir with a lower --learning_rate (a run that goes on keeps the one it has), or look at the "
+        f"rows of that step, whose loss was nan: {places}."
     )
 
 
@@ -124,7 +125,7 @@ def test_the_message_lists_the_rows_of_that_step(driver: Driver, bad_step: int) 
 )
 def test_the_message_tells_what_would_leave_the_step_out(tmp_path: Path, strategy: str, told: str) -> None:
     """What another one refuses is no way out (`check_bad_steps`)."""
-    with pytest.raises(NonFiniteLossError, match=f"since. --on_nonfinite {told} leaves such steps out. Lower"):
+    with pytest.raises(NonFiniteLossError, match=f"since. --on_nonfinite {told} leaves such steps out. Use bf16"):
         Driver(tmp_path, strategy).step(NAN, should_save=True)
 
 
@@ -161,8 +162,9 @@ def test_loss_scaling_that_finds_no_scale_ends_the_run(driver: Driver) -> None:
     assert driver.finished_at == [18]
     assert str(raised.value).startswith(
         "fp16 has found no scale for the loss: it halves it at each step whose gradient is NaN or infinite, which it "
-        "leaves out, and has come below 1 at step 17; training has stopped. Use bf16 in place of fp16, lower "
-        "--learning_rate, or look at the rows of that step, whose loss was 1: t.csv:"
+        "leaves out, and has come below 1 at step 17; training has stopped. Use bf16 in place of fp16, begin again in "
+        "another --output_dir with a lower --learning_rate (a run that goes on keeps the one it has), or look at the "
+        "rows of that step, whose loss was 1: t.csv:"
     )
 
 
