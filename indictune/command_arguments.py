@@ -44,10 +44,9 @@ class EvaluateArguments(TextArguments, BadRowArguments):
             TextArguments.__post_init__(self)
         with problems.collecting():
             BadRowArguments.__post_init__(self)
-        if self.per_device_eval_batch_size < 1:
-            problems.append(f"--per_device_eval_batch_size {self.per_device_eval_batch_size}: expected at least 1.")
-        if self.ddp_timeout < 1:
-            problems.append(f"--ddp_timeout {self.ddp_timeout}: expected at least 1.")
+        for name in ("per_device_eval_batch_size", "ddp_timeout"):
+            if (value := getattr(self, name)) < 1:
+                problems.append(f"--{name} {value}: expected at least 1.")
         problems.raise_any()
 
 
