@@ -36,7 +36,10 @@ WITHOUT_DROPOUT = {"dropout": 0.0}  # torch's attention for joined rows is taken
 RECIPE = Path(__file__).parents[1] / "recipes/sentiment/indicbert_v2.yaml"
 # What both sides import. Who starts first would compile it, and read it and the GPU's libraries from the disk.
 WARM_UP = """
-import deepspeed, torch  # accelerate imports the first where it is installed
+import torch
+from accelerate.utils import is_deepspeed_available
+if is_deepspeed_available():
+    import deepspeed  # as accelerate does
 from datasets import load_dataset
 from transformers import BertForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerFast, Trainer
 from benchmarks import contenders
@@ -51,7 +54,8 @@ class Size:
 
     Attributes:
         model: of the BertConfig.
-        used_ids: tokens that the rows draw from.
+        used_ids: tokens that the rows draw from, by assumption: the fewer they are, the more `ours` leaves out of what
+            it trains (`trained_vocabulary`), and `ours_whole_vocabulary` does not.
         global_batch_size: rows.
         rows: of the training file.
         rows_of_epoch: of `benchmarks/epoch.py`.
@@ -316,6 +320,7 @@ def _line(title: str, size: Size, race: Race, mfu_per_row: float, tokens_per_row
         "tokens_per_second": round(speed * tokens_per_row),
         "padding_fraction": round(counted["padding_fraction"], 4),
         "peak_memory_bytes": counted["peak_memory_bytes"],
+        "trained_vocabulary": counted["trained_vocabulary"],
     }
 
 

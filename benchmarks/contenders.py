@@ -241,6 +241,11 @@ class CountingTrainer(Trainer):
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *others: Any) -> torch.Tensor:
         mask = inputs["attention_mask"]
+        if len(mask) > self.args.per_device_train_batch_size:  # all are reckoned as asked for
+            raise RuntimeError(
+                f"A batch has {len(mask)} rows, and {self.args.per_device_train_batch_size} were asked for: the "
+                "Trainer splits it over all GPUs that it sees. Show it one by CUDA_VISIBLE_DEVICES."
+            )
         self.rows += len(mask)
         self.places += mask.numel()
         self.tokens = self.tokens + mask.sum()

@@ -81,6 +81,12 @@ def left_out(chosen: Sequence[str]) -> str:
     return f"Not measured: {', '.join(titles)}. It takes {commands}." if titles else ""
 
 
+def first_gpu(visible: str | None) -> str:
+    """Of those that CUDA_VISIBLE_DEVICES names, as SLURM names all of a node; empty where it hides all. The Trainer
+    would split each batch over all GPUs that it sees."""
+    return "0" if visible is None else visible.partition(",")[0]
+
+
 def failures(parts: dict[str, Any], size: str) -> list[str]:
     """The parts that failed, and of others the contenders that did, or what is wrong with what they found.
 
@@ -122,8 +128,7 @@ def main() -> None:
     parser.add_argument("--full_length", action="store_true", help="LLaMA's rows have all 1,024 tokens")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result file")
     options = parser.parse_args()
-    # The Trainer would split each batch over all GPUs that it sees.
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    os.environ["CUDA_VISIBLE_DEVICES"] = first_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
     os.environ.setdefault(ALLOCATOR, "expandable_segments:True")  # read by the processes that are started from here on
     end = time.time() + 60 * options.minutes - SECONDS_TO_END
     options.results.mkdir(parents=True, exist_ok=True)

@@ -23,9 +23,9 @@ from trl.kernels import chunked_logprob
 
 from benchmarks import classifier_gpu, llama
 from benchmarks.classifier_losses import telling_its_label
-from benchmarks.contenders import Contender, Job, compete, count_places
+from benchmarks.contenders import Contender, CountingTrainer, Job, compete, count_places
 from benchmarks.curves import TurnsWithAttention, compare_curves, judge
-from benchmarks.gpu import IN_ONE_GO, PARTS, SECONDS_TO_END, deadline_of, left_out, name_of
+from benchmarks.gpu import IN_ONE_GO, PARTS, SECONDS_TO_END, deadline_of, first_gpu, left_out, name_of
 from benchmarks.parts import Plan
 from benchmarks.row_lengths import TWEETS, draw_lengths
 from benchmarks.speed import FP32, read_tweets, write_model, write_rows
@@ -137,6 +137,19 @@ def test_a_go_that_measures_something_else_has_another_name() -> None:
     assert len(set(names)) == len(goes)
 
 
+@pytest.mark.parametrize(("visible", "one"), [(None, "0"), ("0,1,2", "0"), ("2,3", "2"), ("5", "5"), ("", "")])
+def test_one_gpu_is_used_of_those_that_are_visible(visible: str | None, one: str) -> None:
+    assert first_gpu(visible) == one
+
+
+def test_a_trainer_whose_batches_go_to_several_gpus_is_not_compared() -> None:
+    """Its steps, of more rows than were asked for, would take longer, and be reckoned as if they had those alone."""
+    trainer = object.__new__(CountingTrainer)
+    trainer.args = TrainingArguments(per_device_train_batch_size=2, use_cpu=True)
+    with pytest.raises(RuntimeError, match="A batch has 4 rows, and 2 were asked for: the Trainer splits it"):
+        trainer.training_step(torch.nn.Linear(1, 1), {"attention_mask": torch.ones(4, 3)})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--full_length",)])
 def test_nothing_is_begun_without_what_all_need(tmp_path: Path, flags: tuple[str, ...]) -> None:
@@ -161,7 +174,7 @@ def test_rows_a_second_are_those_of_the_steps_of_its_laps_and_few_laps_are_told(
     capsys: pytest.CaptureFixture[str], title: str, rows: int
 ) -> None:
     race = Race(compete, 0.0, 0.0)
-    race.counted[title] = {"padding_fraction": 0.0, "peak_memory_bytes": 1}
+    race.counted[title] = {"padding_fraction": 0.0, "peak_memory_bytes": 1, "trained_vocabulary": 9}
     lines = []
     for laps in (4, 5):
         race.laps[title] = [2.0] * laps
@@ -188,7 +201,7 @@ def test_all_padding_is_put_back_and_what_it_costs_is_told(capsys: pytest.Captur
     race = Race(compete, 0.0, 0.0)
     for title, seconds in (("ours", 2.0), ("ours_padded", 5.0)):
         race.laps[title] = [seconds] * 5
-        race.counted[title] = {"padding_fraction": 0.0, "peak_memory_bytes": 1}
+        race.counted[title] = {"padding_fraction": 0.0, "peak_memory_bytes": 1, "trained_vocabulary": 9}
     found = [classifier_gpu._line(title, size, race, 1.0, 1.0) for title in race.laps]
     assert [line["times_ours"] for line in classifier_gpu._with_ratios(found)] == [1.0, 0.4]
     classifier_gpu.show(found)
@@ -292,6 +305,9 @@ def test_nobody_is_the_first_to_import_what_all_import() -> None:
     ours = {"indictune.training.trainer", "indictune.data.cache", "indictune.strategy.launch"}
     theirs = {"accelerate.data_loader", "datasets.arrow_dataset", "transformers.models.bert.modeling_bert"}
     assert ours | theirs | {"deepspeed.runtime.engine"} <= set(told.stdout.split())
+    hidden = f"import sys\nsys.modules['deepspeed'] = None\n{listing}"  # as where it is not installed
+    told = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ours | theirs <= set(told.stdout.split())
 
 
 @pytest.mark.slow
@@ -416,6 +432,8 @@ def test_every_other_part_of_the_gpu_benchmark_runs_on_a_cpu_in_one_go(tmp_path:
     assert [title for title, line in lines.items() if line.get("seconds_to_first_step", 0) > 0] == started_alone
     assert lines["ours"]["padding_fraction"] == 0 < lines["ours_padded"]["padding_fraction"]
     assert lines["ours_padded"]["times_ours"] > 0
+    vocabulary = {title: line["trained_vocabulary"] for title, line in lines.items()}
+    assert vocabulary["ours"] < vocabulary["ours_whole_vocabulary"] == vocabulary["trainer_best"] == 2_000
     assert parts["classifier"]["padding_is_seen"] in (True, False)  # two laps of a tiny model may lie either way
     assert lines["trainer_best"]["padding_fraction"] < lines["trainer_defaults"]["padding_fraction"]
     for upstream, curve in (("trainer", parts["losses"]), ("trl", parts["llama_losses"])):
