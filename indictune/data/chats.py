@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.data import packing
 from indictune.data.cache import made_once
 from indictune.data.chat_tokens import SCHEMA, ChatTokeniser, ChatTokens, truncation_notes
-from indictune.data.conversations import ChatSource, Conversations, ConversationSplits, is_as_written
+from indictune.data.conversations import ChatSource, Conversations, ConversationSplits, is_as_written, leak_note
 from indictune.data.packing import packed, packing_facts, stored_groups
 from indictune.data.preparation import mapped_dataset, tokenizer_parts
 from indictune.data.progress import shown
@@ -114,7 +114,7 @@ def tokenise_splits(
     folder = made_once("chats", parts, "The token ids", make)
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     datasets = {name: mapped_dataset(folder, name) for name in loaded}
-    left = {name: _left(folder, name, rows) for name, rows in loaded.items()}
+    left = {name: _left(splits.folder, folder, name, rows) for name, rows in loaded.items()}
     return Chats(
         *(datasets["train"], datasets.get("validation"), datasets.get("test"), left, folder),
         *(facts["summary"], facts["notes"]),
@@ -150,9 +150,10 @@ def _prepare(
             tokens = _tokenise(stored / f"{name}.arrow", rows, tokenizer, template, args, folder)
             notes += [*tokens.notes, *truncation_notes(rows, tokens, args.max_length)]
             if name == "train":
-                left = _left(folder, name, rows)
+                left = _left(stored, folder, name, rows)
                 summary = health_table(tokenizer_health(left, tokens.full_lengths, tokenizer, args.max_length))
     problems.raise_any()
+    notes += _leak_notes(stored, folder, loaded)
     if args.packing:
         _pack(folder / "train.arrow", args.max_length)
         summary += f"\n{packing_facts(mapped_dataset(folder, 'train'), args.max_length)}"
@@ -179,10 +180,22 @@ def _tokenise(
     return ChatTokens(mapped_dataset(folder, name), tokeniser.full_lengths(), tokeniser.unusable.notes())
 
 
-def _left(folder: Path, name: str, rows: Conversations) -> Conversations:
+def _left(stored: Path, folder: Path, name: str, rows: Conversations) -> Conversations:
     """Those of a split that were not left out when they became tokens."""
-    path = folder / f"{name}-rows.arrow"
-    return replace(rows, table=map_table(path)) if path.exists() else rows
+    return replace(rows, table=map_table(_file_of_left(stored, folder, name)))
+
+
+def _file_of_left(stored: Path, folder: Path, name: str) -> Path:
+    left = folder / f"{name}-rows.arrow"
+    return left if left.exists() else stored / f"{name}.arrow"
+
+
+def _leak_notes(stored: Path, folder: Path, loaded: Mapping[str, Conversations]) -> Iterator[str]:
+    """What there is to say of training rows that also stand in held-out rows, of those that are left of both."""
+    left = {name: _left(stored, folder, name, rows) for name, rows in loaded.items()}
+    for name in SPLITS[1:]:
+        if name in left and (note := leak_note(left["train"], _file_of_left(stored, folder, "train"), left[name])):
+            yield note
 
 
 def _pack(path: Path, max_length: int) -> None:

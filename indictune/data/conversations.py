@@ -192,7 +192,6 @@ def _prepare(sources: Mapping[str, ChatSource], args: ChatDataArguments, problem
     if "train" in loaded:
         problems.extend(_differently_written(loaded["train"], held_out))
     problems.raise_any()
-    notes += [note for rows in held_out if (note := _leaked(loaded["train"], folder / "train.arrow", rows))]
     described = {
         split: (rows.source, rows.origin, rows.as_written, rows.files, rows.left_out) for split, rows in loaded.items()
     }
@@ -315,8 +314,8 @@ def _differently_written(train: Conversations, held_out: list[Conversations]) ->
             )
 
 
-def _leaked(train: Conversations, path: Path, held_out: Conversations) -> str | None:
-    """A note about training rows, stored at `path`, that also stand in held-out rows."""
+def leak_note(train: Conversations, path: Path, held_out: Conversations) -> str | None:
+    """A note about training rows, stored at `path`, that also stand in held-out rows; None where none does."""
     held = pa.chunked_array([_whole_texts(batch) for batch in held_out.table.to_batches()])
     count, batches = 0, stored_batches(path)
     while some := list(islice(batches, _LEAK_BATCHES)):

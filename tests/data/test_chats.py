@@ -69,7 +69,8 @@ def test_a_second_call_gives_the_same_without_tokenising(
     first = prepare(tokenizer, max_length=longest - 1)
     monkeypatch.setattr(chats, "ChatTokeniser", lambda *_: pytest.fail("tokenised again"))
     second = prepare(tokenizer, max_length=longest - 1)
-    assert (len(first.notes), first.summary.count("packs of")) == (1, 1)
+    assert (len(first.notes), first.summary.count("packs of")) == (2, 1)
+    assert first.notes[1].startswith("train.jsonl: 2 of 4 training rows also stand in test.jsonl")
     assert (second.notes, second.summary) == (first.notes, first.summary)
     assert second.validation is None
     assert first.test is not None

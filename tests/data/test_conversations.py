@@ -14,7 +14,7 @@ import pytest
 
 from indictune.arguments import BadRowArguments
 from indictune.data import conversations, hub, reading
-from indictune.data.conversations import Conversations, load_conversations, load_test_conversations
+from indictune.data.conversations import Conversations, leak_note, load_conversations, load_test_conversations
 from indictune.data.rejects import REJECTED, BadRows
 from indictune.errors import UserError
 from indictune.llama_arguments import ChatDataArguments
@@ -182,22 +182,27 @@ def test_rows_in_train_and_held_out_are_told(write: Write, monkeypatch: pytest.M
             test_file=write("test.jsonl", [{"instruction": "c", "output": "d"}, {"instruction": "a", "output": "bc"}]),
         )
     )
-    assert splits.notes == [
+    held_out = [rows for rows in (splits.validation, splits.test) if rows is not None]
+    assert [leak_note(splits.train, splits.folder / "train.arrow", rows) for rows in held_out] == [
         "train.jsonl: 2 of 6 training rows also stand in val.jsonl, whose scores will look too good; "
         "remove them from one of the two.",
         "train.jsonl: 1 of 6 training rows also stand in test.jsonl, whose scores will look too good; "
         "remove them from one of the two.",
     ]
+    assert splits.test is not None
+    assert leak_note(splits.test, splits.folder / "test.arrow", held_out[0]) is None
     assert len(splits.train) == 6
 
 
 def test_a_second_call_reads_no_file_again(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     args = ChatDataArguments(
-        train_file=write("train.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]),
+        train_file=write(
+            "train.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d\ud83d"}]
+        ),
         test_file=write("test.jsonl", [{"prompt": "a", "completion": "b"}]),
     )
     first = load_conversations(args)
-    assert len(first.notes) == 1
+    assert len(first.notes) == 1  # of half an emoji
     monkeypatch.setattr(conversations, "messages_of", lambda *_: pytest.fail("read again"))
     second = load_conversations(args)
     assert second.folder == first.folder

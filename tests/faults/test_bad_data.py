@@ -548,6 +548,7 @@ def test_a_run_of_chats_leaves_out_what_becomes_no_tokens(tmp_path: Path) -> Non
     assert [(each["file"], each["line"]) for each in entries] == [(file, line) for line in (2, 1) for file in files]
     for file in files:
         assert f"{file}: 1 more bad rows were left out; rejected.jsonl has them, with reasons." in job.stderr
+    assert "also stand in" not in job.stderr  # the only row that does is left out
     sample = json.loads((tmp_path / "out" / "samples.jsonl").read_text(encoding="utf-8"))
     assert "a a a a" not in sample["prompt"]
 
