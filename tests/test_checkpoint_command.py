@@ -173,6 +173,22 @@ class TestListing:
         assert lines[-1].endswith("goes on from checkpoint-12.")
         assert "checkpoint-4" not in str(lines)
 
+    def test_one_that_is_saved_anew_meanwhile_is_looked_at_again(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A rollback, or a run that goes on, comes to a step again; the files that were read first are others now."""
+        write(tmp_path, 4)
+        unfinished = write(tmp_path / UNFINISHED, 4, state={"saved": "again"})
+        digest = store.digest
+
+        def digest_meanwhile(path: Path) -> store.FileDigest:
+            if unfinished.exists():
+                store.give_name(unfinished, tmp_path / "checkpoint-4")
+            return digest(path)
+
+        monkeypatch.setattr(store, "digest", digest_meanwhile)
+        assert noted(listed(capsys, tmp_path, 0)[2]) == ("whole", ["auto"])
+
     def test_one_that_was_named_and_is_removed_meanwhile_is_not_there(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -103,7 +103,11 @@ def _check_there(folder: Path) -> None:
 
 
 def _looked_at(path: Path) -> Found:
-    return Found(path, store.read_manifest(path), store.damage(path))
+    """One of them; looked at again where it was saved anew meanwhile, for then its files are of two saves."""
+    manifest = store.read_manifest(path)
+    found = Found(path, manifest, store.damage(path))
+    is_of_two = bool(found.problems) and path.is_dir() and store.read_manifest(path) != manifest
+    return _looked_at(path) if is_of_two else found
 
 
 def best_step(found: Sequence[Found]) -> int | None:
