@@ -97,9 +97,10 @@ class Ranks:
         """Whether this rank has told how it ended."""
         return self._mine["end"] is not None
 
-    def ended(self, state: str, message: str) -> None:
-        """Tell how this rank ended."""
-        self._mine["end"] = {"state": state, "message": message, "time": time.time()}
+    def ended(self, state: str, message: str, before_training: bool = False) -> None:
+        """Tell how this rank ended, and whether it was asked to stop before its first step."""
+        end = {"state": state, "message": message, "time": time.time(), "before_training": before_training}
+        self._mine["end"] = end
         self._tell()
 
     def first_end(self) -> tuple[int, str, str] | None:
@@ -171,13 +172,21 @@ class Ranks:
 
     def left(self) -> tuple[int, str, str] | None:
         """As `first_end`, now. Of a rank that was there before this one began an end tells nothing of this launch."""
+        return _first(self._of_this_launch())
+
+    def left_before_training(self) -> tuple[int, str, str] | None:
+        """As `left`, of ranks that were asked to stop before their first step: no step can be taken without them."""
+        told = self._of_this_launch().items()
+        return _first({rank: each for rank, each in told if each["end"] and each["end"]["before_training"]})
+
+    def _of_this_launch(self) -> dict[int, dict[str, Any]]:
+        """As `_others`, without those that were there before this rank began, unless both began together."""
         before = {rank: told["pid"] for rank, told in self._before.items()}
-        there = {
+        return {
             rank: told
             for rank, told in self._others().items()
             if told["pid"] != before.get(rank) or abs(told["born"] - self._mine["born"]) < _TOGETHER_S
         }
-        return _first(there)
 
     def _unheard(self) -> dict[int, tuple[str, str]]:
         """Name and state of each other rank that has not begun, where all were started here."""
@@ -358,6 +367,8 @@ class Watchdog(threading.Thread):
     def _left_alone_by(self) -> tuple[int, str, str] | None:
         """Rank, state and message of the one that has ended, where this one waits for it in vain, or it for this."""
         still_s = self.progress.still_s
+        if still_s > _GRACE_S and (never_began := self.ranks.left_before_training()) is not None:
+            return never_began
         is_meeting = self.progress.place in _MEETINGS and still_s > _GRACE_S
         if not is_meeting and still_s < min(self.patience_s, _ENDS_AFTER_ANOTHER_S):
             return None

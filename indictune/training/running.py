@@ -57,11 +57,13 @@ class End(NamedTuple):
         state: for `status.json`.
         message: for the user; empty where there is nothing to say.
         trace: of this rank's error, where it is not one that the user can mend.
+        before_training: whether this rank was asked to stop before its first step.
     """
 
     state: output.State
     message: str
     trace: str = ""
+    before_training: bool = False
 
 
 def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection[str] = ()) -> int:
@@ -92,9 +94,10 @@ def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection
     session.end = partial(_end, session, started)
     with session.stop_request.listening():
         end = _outcome(main, session, replaceable)
-        end = End(end.state, without_tokens(end.message), without_tokens(end.trace))  # before any file has it
+        # Before any file has it.
+        end = end._replace(message=without_tokens(end.message), trace=without_tokens(end.trace))
         session.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
-        session.ranks.ended(end.state, end.message)
+        session.ranks.ended(end.state, end.message, end.before_training)
         if end.state != "ok":
             end = _first_cause(session, end, started)
         _tell(session, end, started)
@@ -127,8 +130,9 @@ def _outcome(main: Callable[[Session], None], session: Session, replaceable: Col
         return End("failed", str(error))
     except Stopped as error:
         names_one = session.recipe.values.get("resume_from_checkpoint") not in (None, output.AUTO)
-        begins_again = replaceable or (names_one and isinstance(error, NotBegun))
-        return End("resumable", f"{error} {AGAIN if begins_again else GO_ON}")
+        not_begun = isinstance(error, NotBegun)
+        begins_again = replaceable or (names_one and not_begun)
+        return End("resumable", f"{error} {AGAIN if begins_again else GO_ON}", before_training=not_begun)
     except KeyboardInterrupt:
         stopping.kill_programs()
         return End("resumable", f"interrupted. {AGAIN}" if replaceable else INTERRUPTED)

@@ -198,6 +198,16 @@ def test_a_rank_that_commits_no_checkpoint_looks_for_none_before_it_is_there(
     assert store.listed(tmp_path / "out") != []
 
 
+@pytest.mark.slow
+def test_no_rank_ends_before_what_it_has_saved_has_its_name(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """Its launcher would then kill the one that gives the name, after 30 s."""
+    event = f"SIGTERM@{STEP}:1@1+SLOW@indictune.training.checkpoints.store:give_name:1@0"
+    with two_ranks(finished_run.recipe, tmp_path / "out", event):
+        told = tmp_path / "out" / "logs" / ".ranks" / "1.json"
+        wait_for(lambda: told.exists() and json.loads(told.read_text(encoding="utf-8"))["end"], 120)
+        assert [path.name for path in store.listed(tmp_path / "out")] == ["checkpoint-2"]
+
+
 def assert_named(folder: Path, rank: int, pid: int, what: str) -> None:
     """The watchdog of the other of two warns of a rank while it waits for it, and the run ends with its name."""
     expected = told_by(1 - rank, rank, pid, what)

@@ -357,6 +357,28 @@ def test_a_rank_does_not_wait_to_meet_one_that_has_ended(
     assert happened == expected
 
 
+@pytest.mark.parametrize("before_training", [True, False])
+def test_a_rank_does_not_wait_for_one_that_was_asked_to_stop_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_training: bool
+) -> None:
+    """NCCL would wait for it; after a step all stop together, and what this one does then may take a while."""
+    monkeypatch.setattr("indictune.training.ranks._GRACE_S", 0.1)
+    happened: list[Any] = []
+    stopped, waits = Ranks(tmp_path, 0, 2, "attempt"), Ranks(tmp_path, 1, 2, "attempt")
+    waits.begin()
+    stopped.begin()
+    ask = functools.partial(happened.append, "asked")
+    watchdog = Watchdog(waits, 900.0, tmp_path / "rank-1.log", ask, lambda *end: happened.append(end))
+    watchdog.progress = Progress()
+    watchdog.progress.passed("writing a checkpoint")
+    stopped.ended("resumable", "stopped by SIGTERM.", before_training)
+    watchdog.look()
+    assert happened == []  # it may just have come there
+    time.sleep(0.2)
+    watchdog.look()
+    assert happened == (["asked", ENDED] if before_training else [])
+
+
 @pytest.mark.parametrize("state", ["failed", "user_error", "resumable", "ok"])
 def test_a_rank_that_stands_still_anywhere_does_not_wait_for_one_that_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
