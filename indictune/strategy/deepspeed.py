@@ -161,6 +161,12 @@ def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
     return ("rollback",) if strategy.startswith("zero") else ("skip", "rollback")
 
 
+def has_found_no_scale(error: Exception) -> bool:
+    """Whether an exception is the one by which DeepSpeed ends a run under fp16 whose loss has no scale that makes its
+    gradient finite, within a step and on all ranks (0.19.8, `DynamicLossScaler.update_scale`)."""
+    return type(error) is Exception and "loss scale already at minimum" in str(error)
+
+
 def check_bad_steps(strategy: str, on_nonfinite: str) -> None:
     """Refuse to leave bad steps out where it cannot be done.
 

@@ -11,7 +11,7 @@ import torch
 
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.strategy import sharding
-from indictune.strategy.deepspeed import leaves_bad_steps_out
+from indictune.strategy.deepspeed import has_found_no_scale, leaves_bad_steps_out
 from indictune.training import output
 from indictune.training.checkpoints import plan, resuming, saving, store
 from indictune.training.nonfinite import LOWER_RATE, NonFiniteLossError
@@ -123,6 +123,22 @@ def of_all_ranks(loss: torch.Tensor | None) -> float:
     """
     losses = sharding.from_all(0.0 if loss is None else loss.item())
     return sum(losses) / len(losses)
+
+
+def scaled(trainer: ExactTrainer, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The loss of a micro-batch's step, in which DeepSpeed scales fp16's loss, and may have found no scale.
+
+    Raises:
+        NonFiniteLossError: it has found none; on all ranks.
+    """
+    try:
+        return step()
+    except Exception as error:
+        if not has_found_no_scale(error):
+            raise
+        before, last = trainer.nonfinite.loss, trainer.nonfinite.last
+        loss = of_all_ranks(last if before is None or last is None else before + last)
+        raise trainer.bad_steps.stop_without_scale(trainer.state.global_step + 1, loss) from None
 
 
 def drop_if_bad(trainer: ExactTrainer) -> None:

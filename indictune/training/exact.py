@@ -28,7 +28,7 @@ from indictune.progress import HERE
 from indictune.strategy import conversion, nodes, offload, sharding, shards, tf32, weights
 from indictune.strategy.communication import set_up_communication
 from indictune.training import pushing, randomness
-from indictune.training.bad_steps import BadSteps, drop_if_bad
+from indictune.training.bad_steps import BadSteps, drop_if_bad, scaled
 from indictune.training.callbacks.epochs import EpochShuffle
 from indictune.training.checkpoints import best, resuming, saving, store
 from indictune.training.copies import sent_to_device
@@ -172,13 +172,14 @@ class ExactTrainer(Trainer):
         """A micro-batch's step. A callback sees its loss only after the Trainer has waited for it."""
         step = partial(super().training_step, *args, **settings)
         rehearse(self, args[0], step)
-        loss = step()
+        loss = scaled(self, step)
         self.nonfinite.note_loss(loss)
         return loss
 
     def compute_loss(self, *args: Any, **settings: Any) -> Any:
         """A micro-batch's loss. No callback comes after it, before the ranks wait for each other."""
-        loss = super().compute_loss(*args, **settings)
+        loss: Any = super().compute_loss(*args, **settings)
+        self.nonfinite.last = loss.detach()
         HERE.passed("a backward pass")
         return loss
 

@@ -36,11 +36,13 @@ class NonFinite:
 
     Attributes:
         loss: of the micro-batches since the last `take`, summed: a scalar on the device; None before the first.
+        last: of the micro-batch that is computed, before it is noted; likewise.
     """
 
     def __init__(self) -> None:
         self._flag: torch.Tensor | None = None
         self.loss: torch.Tensor | None = None
+        self.last: torch.Tensor | None = None
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Note the loss of a micro-batch, as its share of the step's."""
