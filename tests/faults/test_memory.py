@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import TrainerCallback, TrainerState
 
 from benchmarks.fault_sizes import BYTES_OF_A_PROCESS, judged, most_later, write_rows
 from tests.conftest import FinishedRun
-from tests.distributed.launching import ROOT, SCRIPT, python, start
-from tests.faults import growing
+from tests.distributed.launching import ROOT, SCRIPT, python, start, torchrun
+from tests.faults.many_steps import FEW, FEW_COLLECTIVES, MANY
 from tests.faults.runs import environment
-from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
+from tests.training.tiny import tiny_llama
 
 BYTES_PER_STEP = 1000
 NOISE = 400_000
@@ -44,34 +40,17 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"
 """
 
 
-class Held(TrainerCallback):
-    """Notes the bytes that this process holds of its own after some steps, but for what it could give back."""
-
-    def __init__(self, *steps: int) -> None:
-        self.bytes = dict.fromkeys(steps, 0)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        if state.global_step in self.bytes:
-            gc.collect()
-            ctypes.CDLL(None).malloc_trim(0)
-            self.bytes[state.global_step] = growing.held()["own"]
-
-
-def test_many_steps_hold_no_more_memory_than_a_few(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_many_steps_hold_no_more_memory_than_a_few(tmp_path: Path, ranks: int) -> None:
     """Nothing stays of a step but its share of what is logged. Without a fault, 150 steps hold 0.2 MB more."""
-    trainer = tiny_trainer(
-        tiny_llama(tmp_path / "base"),
-        tmp_path / "out",
-        answer_rows(5, 9),
-        max_steps=210,
-        logging_steps=10,
-        padded=False,
-    )
-    noted = Held(60, 210)
-    trainer.add_callback(noted)
-    trainer.train()
-    print(noted.bytes)
-    assert noted.bytes[210] - noted.bytes[60] < 150 * BYTES_PER_STEP + NOISE, noted.bytes
+    tiny_llama(tmp_path / "base")
+    launcher = python() if ranks == 1 else torchrun(ranks)
+    result = start([*launcher, "tests/faults/many_steps.py", str(tmp_path)], FEW_COLLECTIVES)
+    assert result.returncode == 0, result.stderr
+    for rank in range(ranks):
+        few, many = json.loads((tmp_path / f"held-{rank}").read_text(encoding="ascii"))
+        print(few, many)
+        assert many - few < (MANY - FEW) * BYTES_PER_STEP + NOISE
 
 
 @pytest.mark.slow
