@@ -7,7 +7,7 @@ the share of padding in what is computed, and how much more than the mean the bu
 the others wait. Time and memory are those of a process that deals an epoch of 2M rows to one rank: until its first
 micro-batch, and to the end; medians of several processes, by turns. The largest global batch is that of three epochs
 of 2M rows as long as `benchmarks/row_lengths.py` says tweets are. `--max_tokens_per_device` costs the search for the
-smallest accumulation with which no micro-batch of an epoch has more than half of a rank's mean tokens.
+smallest accumulation with which no micro-batch of three epochs has more than half of a rank's mean tokens.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ SAMPLES = Path(__file__).parents[1] / "indictune/data/samples/train.jsonl"
 RANKS = 8
 GLOBAL_BATCH = 512
 PEAK = Path("/proc/self/clear_refs")
+EPOCHS = 3  # of the recipe
 ROWS_OF_QUALITY = 100_000
 ROWS_OF_SPEED = 2_000_000
 
@@ -126,7 +127,8 @@ def measure_budget(lengths_file: Path) -> dict[str, float]:
     max_tokens = int(lengths.double().mean() * GLOBAL_BATCH / RANKS / 2)
     PEAK.write_text("5", encoding="ascii")
     before, start = peak_memory_bytes(), time.perf_counter()
-    steps = smallest_accumulation(lengths, GLOBAL_BATCH, RANKS, max_tokens, seed=0, epochs=1, padded=False)
+    steps_of_run = EPOCHS * -(-len(lengths) // GLOBAL_BATCH)
+    steps = smallest_accumulation(lengths, GLOBAL_BATCH, RANKS, max_tokens, seed=0, steps=steps_of_run, padded=False)
     seconds = time.perf_counter() - start
     memory = peak_memory_bytes() - before
     return {"max_tokens": max_tokens, "accumulation_steps": steps, "seconds": seconds, "memory_bytes": memory}
@@ -155,7 +157,7 @@ def compare(repeats: int) -> dict[str, dict[str, Any]]:
 def largest_batches() -> list[int]:
     """Tokens of the largest global batch of each of three epochs over 2M tweets, by the seed of the recipes."""
     lengths = torch.from_numpy(row_lengths.draw_lengths(row_lengths.TWEETS, ROWS_OF_SPEED, np.random.default_rng(0)))
-    deals = (deal_epoch(lengths, GLOBAL_BATCH, 1, 42, epoch, padded=False) for epoch in range(3))
+    deals = (deal_epoch(lengths, GLOBAL_BATCH, 1, 42, epoch, padded=False) for epoch in range(EPOCHS))
     return [int(deal.costs.max()) for deal in deals]
 
 

@@ -194,7 +194,7 @@ def test_all_padding_is_put_back_and_what_it_costs_is_told(capsys: pytest.Captur
     assert settings["padding_free"] == "off"
     lengths = torch.from_numpy(draw_lengths(TWEETS, size.rows, np.random.default_rng(0)))
     rows, limit = size.global_batch_size, settings["max_tokens_per_device"]
-    assert smallest_accumulation(lengths, rows, 1, limit, seed=42, epochs=1, padded=True) == 1
+    assert smallest_accumulation(lengths, rows, 1, limit, seed=42, steps=len(lengths) // rows, padded=True) == 1
     places = deal_epoch(lengths, rows, 1, seed=42, epoch=0, padded=True).costs.sum()
     assert lengths.sum() / places < 0.3
 

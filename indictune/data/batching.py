@@ -99,15 +99,24 @@ def deal_epoch(lengths: torch.Tensor, global_batch_size: int, parts: int, seed: 
         epoch: from 0; each has its own shuffle.
         padded: whether rows are padded to the longest of their micro-batch.
     """
-    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed + epoch))
-    whole = len(lengths) // global_batch_size * global_batch_size
-    at_once = max(1, ROWS_AT_ONCE // global_batch_size)
-    batches = torch.split(order[:whole].view(-1, global_batch_size), at_once) if whole else ()
-    dealt = [_deal(each, lengths, parts, padded) for each in batches]
-    if whole < len(lengths):
-        dealt.append(_deal(order[whole:][None], lengths, parts, padded))
-    rows, counts, costs = (torch.cat(pieces) for pieces in zip(*dealt, strict=True))
+    pieces = _pieces(_shuffled(len(lengths), seed, epoch), global_batch_size)
+    dealt = [_deal(each, lengths, parts, padded) for each in pieces]
+    rows, counts, costs = (torch.cat(of_pieces) for of_pieces in zip(*dealt, strict=True))
     return Deal(rows, counts.cumsum(0), costs)
+
+
+def _shuffled(rows: int, seed: int, epoch: int) -> torch.Tensor:
+    """The rows' numbers in the order of an epoch, int64 [rows]."""
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(seed + epoch))
+
+
+def _pieces(order: torch.Tensor, global_batch_size: int) -> Iterator[torch.Tensor]:
+    """Global batches of rows in this order, many at a time, each [batches, rows]; a smaller last one alone."""
+    whole = len(order) // global_batch_size * global_batch_size
+    if whole:
+        yield from torch.split(order[:whole].view(-1, global_batch_size), max(1, ROWS_AT_ONCE // global_batch_size))
+    if whole < len(order):
+        yield order[whole:][None]
 
 
 def _deal(batches: torch.Tensor, lengths: torch.Tensor, parts: int, padded: bool) -> tuple[torch.Tensor, ...]:
@@ -131,25 +140,30 @@ def smallest_accumulation(
     world_size: int,
     max_tokens: int,
     seed: int,
-    epochs: int,
+    steps: int,
     padded: bool,
 ) -> int:
-    """The fewest accumulation steps with which no micro-batch of a whole run has more than `max_tokens` tokens.
+    """The fewest micro-batches a rank and step with which none of a whole run has more than `max_tokens` tokens.
+
+    Batches that fit into some of them fit into more: none of either deal grows when it has one part more.
 
     Args:
         lengths: tokens of each row, int64 [rows], none above `max_tokens`.
         max_tokens: that one rank computes at once, padding included.
-        epochs: of the run.
+        steps: optimizer steps of the run.
 
     The others as of `deal_epoch`.
     """
-    global_batches = -(-len(lengths) // global_batch_size)
-    # Fewer would be too few for a global batch of the mean size, and so for the largest.
-    steps = max(1, -(-int(lengths.sum()) // (global_batches * world_size * max_tokens)))
-    for epoch in range(epochs):
-        while deal_epoch(lengths, global_batch_size, steps * world_size, seed, epoch, padded).costs.max() > max_tokens:
-            steps += 1
-    return steps
+    steps_per_epoch = -(-len(lengths) // global_batch_size)
+    fewest = 1
+    for epoch in range(-(-steps // steps_per_epoch)):
+        rows_that_come = (steps - epoch * steps_per_epoch) * global_batch_size  # of the last epoch maybe a part
+        for batches in _pieces(_shuffled(len(lengths), seed, epoch)[:rows_that_come], global_batch_size):
+            largest = int(lengths[batches].sum(1).max())
+            fewest = max(fewest, -(-largest // (world_size * max_tokens)))
+            while _deal(batches, lengths, fewest * world_size, padded)[2].max() > max_tokens:
+                fewest += 1
+    return fewest
 
 
 class TrainingBatches(Sampler[MicroBatch]):

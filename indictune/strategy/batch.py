@@ -51,6 +51,18 @@ def largest_that_fits(global_batch_size: int, per_device_batch_size: int, world_
     return next((size for size in sizes if global_batch_size % (world_size * size) == 0), per_device_batch_size)
 
 
+def steps_of_run(rows: int, global_batch_size: int, max_steps: int, epochs: float) -> int:
+    """Optimizer steps of a run, as transformers (5.23) counts them.
+
+    Args:
+        rows: that it trains on.
+        global_batch_size: rows of one step.
+        max_steps: `--max_steps`; below 1 the epochs count.
+        epochs: `--num_train_epochs`.
+    """
+    return max_steps if max_steps > 0 else math.ceil(epochs * math.ceil(rows / max(1, global_batch_size)))
+
+
 def accumulation_for_tokens(
     lengths: torch.Tensor,
     place: Callable[[int], str],
@@ -58,7 +70,7 @@ def accumulation_for_tokens(
     global_batch_size: int,
     world_size: int,
     seed: int,
-    epochs: float,
+    steps: int,
     padded: bool,
 ) -> int:
     """Micro-batches that each process runs for one optimizer step, so that none has more than `max_tokens` tokens.
@@ -70,7 +82,7 @@ def accumulation_for_tokens(
         global_batch_size: rows of one optimizer step over all processes.
         world_size: number of processes.
         seed: of the shuffle.
-        epochs: of the run.
+        steps: optimizer steps of the run.
         padded: whether rows are padded to the longest of their micro-batch.
 
     Raises:
@@ -88,4 +100,4 @@ def accumulation_for_tokens(
             f"{longest} tokens: {places}{more}. Give --max_tokens_per_device {longest} or more, or a smaller "
             "--max_length."
         )
-    return smallest_accumulation(lengths, global_batch_size, world_size, max_tokens, seed, math.ceil(epochs), padded)
+    return smallest_accumulation(lengths, global_batch_size, world_size, max_tokens, seed, steps, padded)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indictune.errors import UserError
-from indictune.strategy.batch import accumulation_for_tokens, accumulation_steps
+from indictune.strategy.batch import accumulation_for_tokens, accumulation_steps, steps_of_run
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,19 @@ def test_every_split_is_exact_or_refused_with_sizes_that_are_accepted(
         assert steps * per_device * world == global_batch
 
 
+@pytest.mark.parametrize(
+    ("rows", "batch", "max_steps", "epochs", "expected"),
+    [(101, 24, 12, 3.0, 12), (101, 24, -1, 3.0, 15), (101, 24, -1, 2.3, 12), (96, 24, -1, 1.0, 4), (5, 0, -1, 1.0, 5)],
+)
+def test_the_steps_of_a_run(rows: int, batch: int, max_steps: int, epochs: float, expected: int) -> None:
+    assert steps_of_run(rows, batch, max_steps, epochs) == expected
+
+
 class TestALimitOfTokens:
     @staticmethod
-    def steps(lengths: list[int], max_tokens: int, epochs: float = 1, padded: bool = False, batch: int = 4) -> int:
+    def steps(lengths: list[int], max_tokens: int, run: int = 1, padded: bool = False, batch: int = 4) -> int:
         rows = torch.tensor(lengths)
-        return accumulation_for_tokens(rows, lambda row: f"t.csv:{row + 2}", max_tokens, batch, 2, 0, epochs, padded)
+        return accumulation_for_tokens(rows, lambda row: f"t.csv:{row + 2}", max_tokens, batch, 2, 0, run, padded)
 
     def test_the_fewest_steps_that_keep_to_it(self) -> None:
         assert self.steps([10] * 4, 20) == 1
@@ -86,13 +94,15 @@ class TestALimitOfTokens:
         assert self.steps([20, 18, 9, 5], 30, padded=False) == 1
         assert self.steps([20, 18, 9, 5], 30, padded=True) == 2
 
-    def test_every_epoch_is_looked_at(self) -> None:
+    def test_every_step_of_every_epoch_is_looked_at(self) -> None:
         # Which two rows of the eight come together depends on the epoch.
         lengths = [10, 10, 10, 10, 1, 1, 1, 1]
-        by_epoch = [self.steps(lengths, 10, epochs, batch=2) for epochs in (1, 50)]
-        assert by_epoch == [1, 1]
-        by_epoch = [self.steps([9, 9, 9, 9, 1, 1, 1, 1], 10, epochs) for epochs in (0.5, 50)]
-        assert by_epoch == [1, 2]
+        assert [self.steps(lengths, 10, run, batch=2) for run in (4, 200)] == [1, 1]
+        assert [self.steps([9, 9, 9, 9, 1, 1, 1, 1], 10, run) for run in (2, 100)] == [1, 2]
+
+    def test_what_never_comes_is_not_looked_at(self) -> None:
+        # In the first epoch all long rows come in its second step.
+        assert [self.steps([1, 9, 9, 1, 1, 9, 1, 1], 10, run) for run in (1, 2)] == [1, 2]
 
     def test_rows_that_are_longer_by_themselves_are_named(self) -> None:
         with pytest.raises(UserError) as raised:

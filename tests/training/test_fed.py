@@ -46,23 +46,23 @@ def test_each_micro_batch_runs_as_one_sequence_without_padding(
 
 
 def test_no_forward_pass_has_more_tokens_than_it_may_and_one_step_fewer_would_not_do(tmp_path: Path) -> None:
-    """All through the run, padding and the rows of its last epoch included."""
-    limit, seed = 120, 5
+    """All through the run, padding and the rows of its last epoch included, of which it ends in the middle."""
+    limit, seed = 121, 6
     flags = ("--max_tokens_per_device", str(limit), "--seed", "0", "--data_seed", str(seed), "--padding_free", "off")
     dealt, passes = dealt_and_fed(conftest.write_job(tmp_path), tmp_path, SCRIPT, *flags)
 
-    def most(parts: int, seed: int = seed, epochs: int = 3, padded: bool = True) -> int:
-        """Tokens of a micro-batch in so many epochs; of five global batches each."""
+    def most(parts: int, seed: int = seed, steps: int = STEPS, padded: bool = True) -> int:
+        """Tokens of a micro-batch in so many steps; five are an epoch."""
         deals = [
             deal_epoch(torch.tensor(dealt["lengths"]), GLOBAL_BATCH_SIZE, parts, seed, epoch, padded)
-            for epoch in range(epochs)
+            for epoch in range(3)
         ]
-        return max(int(deal.costs.max()) for deal in deals)
+        return int(torch.cat([deal.costs for deal in deals])[: steps * parts].max())
 
     parts = dealt["accumulation_steps"]
     assert dealt["seed"] == seed
     assert most(parts) <= limit < most(parts - 1)
-    for other in ({"seed": 0}, {"epochs": 1}, {"padded": False}):  # from which another number would follow
+    for other in ({"seed": 0}, {"steps": 5}, {"padded": False}):  # from which another number would follow
         assert most(parts - 1, **other) <= limit
     assert len(passes) == STEPS * parts
     assert {one["step"] for one in passes} == set(range(STEPS))
