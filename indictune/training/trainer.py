@@ -80,6 +80,9 @@ class IndicTrainer(ExactTrainer):
             classify_unpadded(model)
         self._uncounted_token = uncounted_token(model.config)
         self._class_names = class_names(model.config)
+        # Others read a row's first token and count positions from it, or find its last one that is no padding.
+        if model.config.model_type != "xlnet":
+            tokenizer.padding_side = "right"  # in the saved model too
         self._padding = (tokenizer.pad_token_id, tokenizer.padding_side)
 
     def collator(self, evaluating: bool) -> Callable[[list[Row]], dict[str, Any]]:
