@@ -64,7 +64,8 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
     flag = f"{MODEL_FLAG} {args.model_name_or_path}"
     path = builtin.resolve(args.model_name_or_path)
     if (Path(path) / "adapter_config.json").exists():
-        base = PeftConfig.from_pretrained(path).base_model_name_or_path
+        with explained(args, Exception):
+            base = PeftConfig.from_pretrained(path).base_model_name_or_path
         raise UserError(f"{flag}: the folder holds an adapter. Give its base model ({base}), or a merged model.")
     check_links(Path(path), flag)
     with explained(args, Exception):
@@ -72,6 +73,7 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
             path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
         )
         is_quantised = bool(stored_quantisation(config))
+    check_weights_named(config, flag)
     brings_code = args.trust_remote_code and "auto_map" in config.to_dict()
     if type(config) not in known and not brings_code:
         raise UserError(f"{flag}: transformers has no {task} for the model type {config.model_type}.")
@@ -85,6 +87,25 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
             "Give --method lora or qlora, or the checkpoint that they were quantised from."
         )
     return config
+
+
+def check_weights_named(config: PreTrainedConfig, flag: str) -> None:
+    """Refuse a configuration that names the file of its weights: transformers (5.23) reads it in place of the usual
+    ones, be it a pickle, or an index that leads out of the model's folder.
+
+    Args:
+        config: of a model.
+        flag: how a message names it.
+
+    Raises:
+        UserError: it does.
+    """
+    named = config.to_dict().get("transformers_weights")
+    if named is not None:
+        raise UserError(
+            f"{flag}: its config.json names its weights by transformers_weights ({named!r}). If they are its own, "
+            "give them their usual name (model.safetensors) and take the entry out."
+        )
 
 
 def stored_quantisation(config: PreTrainedConfig) -> dict[str, Any]:
@@ -238,6 +259,7 @@ def read_weights(
             or do not fit the configuration.
     """
     name = builtin.resolve(args.model_name_or_path)
+    check_weights_named(config, f"{flag} {args.model_name_or_path}")
     if Path(name).is_dir():
         check_indexes(Path(name), f"{flag} {args.model_name_or_path}")
     with explained(args, *BROKEN, flag=flag):

@@ -37,6 +37,14 @@ def model_whose_index_names(name: object, root: Path) -> Path:
     return folder
 
 
+def model_whose_configuration_names(name: str, root: Path) -> Path:
+    """The file of its weights, which transformers reads in place of those that lie beside it."""
+    folder = model_in(root / "model")
+    settings = json.loads((folder / "config.json").read_text()) | {"transformers_weights": name}
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
 def model_whose_tokenizer_names(setting: str, root: Path) -> Path:
     """A setting of its tokenizer is the path of a file outside."""
     folder = model_in(root / "model")

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
-from transformers import AutoTokenizer, TrainerState
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoTokenizer, TrainerState
 
 from indictune.arguments import DataArguments, ModelArguments
 from indictune.data import hub
@@ -54,6 +54,28 @@ class TestAnIndexOfWeights:
 
     def test_may_name_files_below_it(self) -> None:
         assert all(map(is_inside, ["model-00001-of-00002.safetensors", "shards/model..1.safetensors"]))
+
+
+class TestAConfiguration:
+    @pytest.mark.parametrize(
+        "name", ["x.safetensors.index.json", "../x.safetensors", "adapter_model.bin", "model.bin"]
+    )
+    def test_that_names_the_file_of_its_weights_is_refused(self, tmp_path: Path, name: str) -> None:
+        """transformers 5.23 reads a pickle by it, and an index that leads out, whatever else is there."""
+        args = ModelArguments(str(hostile.model_whose_configuration_names(name, tmp_path)))
+        told = r"names its weights by transformers_weights \('.*'\)\. .* take the entry out"
+        with pytest.raises(UserError, match=told):
+            load_classifier_config(args)
+        with pytest.raises(UserError, match=told):
+            load_classifier(args, ["no", "yes"], load_tokenizer(args))
+
+    def test_is_heeded_by_transformers(self, tmp_path: Path) -> None:
+        """When it is no more, `check_weights_named` can go."""
+        folder = hostile.model_whose_configuration_names("other.safetensors", tmp_path)
+        weights = load_file(folder / "model.safetensors")
+        save_file({name: torch.zeros_like(weight) for name, weight in weights.items()}, folder / "other.safetensors")
+        model = AutoModel.from_pretrained(folder)
+        assert not model.embeddings.word_embeddings.weight.any()
 
 
 class TestATokenizer:

@@ -256,6 +256,14 @@ def test_a_size_below_one_is_refused_before_a_weight_is_read(tmp_path: Path, nam
         load_classifier_config(args)
 
 
+@pytest.mark.parametrize("text", ["{", '{"peft_type": "NEWKIND"}'])
+def test_an_adapter_that_cannot_be_read_in_place_of_a_model_is_refused(tmp_path: Path, text: str) -> None:
+    args = classifier_folder(tmp_path, LABELS)
+    (Path(args.model_name_or_path) / "adapter_config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=f"^--model_name_or_path {args.model_name_or_path}: "):
+        load_classifier_config(args)
+
+
 @pytest.mark.parametrize("name", ["../../x", "/x", "a/b", "a\0b"])
 def test_a_chat_template_that_would_be_saved_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     args = classifier_folder(tmp_path, LABELS)
