@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 # Each is compared with the padded model in tests/models/test_unpadded.py.
 CLASSIFIERS = ("albert", "bert", "llama", "modernbert", "roberta", "xlm-roberta")
 CAUSAL = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
-CAUSAL_ATTENTION = (None, "sdpa")
+ATTENTIONS = (None, "sdpa")  # that `ATTENTION` takes the place of
+# Classifiers of transformers (5.23) whose logits of a row change with the padding behind it: their convolutions,
+# Fourier transforms and landmarks take no notice of the mask.
+SEE_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
 
 
 def why_padded(
@@ -42,7 +45,7 @@ def why_padded(
     """
     if device_map is not None:  # accelerate moves what layers get, and not what the hooks here keep and look up
         return f"--device_map {device_map} may leave a text's states on another GPU than what tells where it ends"
-    return _why_padded(config, attn_implementation, own_code, CLASSIFIERS, [None])
+    return _why_padded(config, attn_implementation, own_code, CLASSIFIERS)
 
 
 def _why_padded(
@@ -50,14 +53,13 @@ def _why_padded(
     attn_implementation: str | None,
     own_code: bool,
     types: Collection[str],
-    attentions: Collection[str | None],
 ) -> str | None:
-    """As `why_padded`, of models of these types with one of these attentions."""
+    """As `why_padded`, of models of these types."""
     if own_code:
         return "the model has code of its own, which is not known to keep joined rows apart"
     if config.model_type not in types:
         return f"models of the type {config.model_type} are not known to work without it ({', '.join(types)} are)"
-    if attn_implementation not in attentions:
+    if attn_implementation not in ATTENTIONS:
         return f"--attn_implementation {attn_implementation} needs it"
     return None
 
@@ -83,10 +85,21 @@ def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, confi
 
 def pads_causal(args: ModelArguments, config: PreTrainedConfig) -> bool:
     """Whether the rows of a causal language model are padded."""
-    reason = _why_padded(config, args.attn_implementation, has_own_code(args, config), CAUSAL, CAUSAL_ATTENTION)
+    reason = _why_padded(config, args.attn_implementation, has_own_code(args, config), CAUSAL)
     if reason is not None:
         _tell(reason)
     return reason is not None
+
+
+def padding_notes(config: PreTrainedConfig) -> list[str]:
+    """What the user should know of a model whose rows are padded, in at most one sentence."""
+    if config.model_type not in SEE_PADDING:
+        return []
+    return [
+        f"{config.name_or_path}: models of the type {config.model_type} see the padding behind a text, so that losses "
+        "and scores depend on which texts share a micro-batch, and so on the launch. --per_device_train_batch_size 1 "
+        "and --per_device_eval_batch_size 1 read each alone."
+    ]
 
 
 def _tell(reason: str) -> None:
@@ -95,7 +108,7 @@ def _tell(reason: str) -> None:
 
 def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None) -> bool:
     """Whether a causal language model with this attention, or the default, may be given to `read_unpadded`."""
-    return config.model_type in CAUSAL and attn_implementation in CAUSAL_ATTENTION
+    return config.model_type in CAUSAL and attn_implementation in ATTENTIONS
 
 
 def uncounted_token(config: PreTrainedConfig) -> int | None:

@@ -194,6 +194,7 @@ def save_whole_vocabulary(model: nn.Module, folder: str | Path) -> None:
         temporary.replace(path)
         if index is not None:
             index["metadata"]["total_size"] += tensors[name].nbytes - rows.nbytes
+            index["metadata"]["total_parameters"] += tensors[name].numel() - rows.numel()
             temporary.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
             temporary.replace(index_path)
     except BaseException:

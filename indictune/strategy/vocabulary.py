@@ -136,7 +136,7 @@ def _chosen(
     if against is not None:
         if args.active_vocabulary == "on":
             raise UserError(f"--active_vocabulary on: {against}. Leave it out, or type --active_vocabulary off.")
-        logger.info("active vocabulary: all rows are trained: %s", against)
+        logger.info("active vocabulary: not used: %s", against)
         return None
     embedding = cast(nn.Embedding, model.get_input_embeddings())
     row_ids = used_ids(datasets, tokenizer, embedding)

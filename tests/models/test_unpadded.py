@@ -18,7 +18,9 @@ from indictune.models import unpadded
 from indictune.models.unpadded import (
     CAUSAL,
     CLASSIFIERS,
+    SEE_PADDING,
     classify_unpadded,
+    padding_notes,
     pads,
     pads_causal,
     read_unpadded,
@@ -203,6 +205,27 @@ class TestWhoPads:
 
     def test_whoever_asks_for_padding_gets_it(self) -> None:
         assert pads("off", ModelArguments(), CONFIGS["bert"]())
+
+    def test_transformers_own_attention_may_be_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert not pads("auto", ModelArguments(attn_implementation="sdpa"), CONFIGS["bert"]())
+        assert not caplog.records
+
+    @pytest.mark.parametrize("model_type", [*SEE_PADDING, "bert"])
+    def test_models_that_see_it_are_told(self, model_type: str) -> None:
+        """When transformers hides it from one of them, it need not be told any more."""
+        small = {**SMALL, "embedding_size": 32, "max_position_embeddings": 64}
+        config = AutoConfig.for_model(model_type, initializer_range=0.3, **small)
+        torch.manual_seed(0)
+        model: Any = AutoModelForSequenceClassification.from_config(config).eval()  # type: ignore[no-untyped-call]
+        row, length = torch.randint(5, 120, (1, 12)), 4
+        row[:, length:] = config.pad_token_id
+        mask = (torch.arange(12) < length).long()[None]
+        with torch.no_grad():
+            alone = model(input_ids=row[:, :length]).logits
+            given = {} if model_type == "fnet" else {"attention_mask": mask}
+            padded = model(input_ids=row, **given).logits
+        assert bool((alone - padded).abs().max() > 1e-4) is (model_type != "bert")
+        assert bool(padding_notes(config)) is (model_type != "bert")
 
     def test_others_do_and_are_told_why(self, caplog: pytest.LogCaptureFixture) -> None:
         assert pads("auto", ModelArguments(), AutoConfig.for_model("electra"))

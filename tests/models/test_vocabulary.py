@@ -177,6 +177,7 @@ class TestWholeWeightsOnDisk:
         weights = {name: weight for file in files for name, weight in load_file(file).items()}
         index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
         assert index["metadata"]["total_size"] == sum(weight.nbytes for weight in weights.values())
+        assert index["metadata"]["total_parameters"] == sum(weight.numel() for weight in weights.values())
         assert index["weight_map"].keys() == weights.keys()
         assert weights[self.NAME].shape == (128, 64)
 
