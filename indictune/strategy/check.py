@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from accelerate.state import DistributedType
 from accelerate.utils import parse_flag_from_env
@@ -55,6 +58,28 @@ def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
             f"The launcher asked for {launch.world_size} processes and {training_args.world_size} came up: the "
             "processes do not know of each other. Start all of them with one launcher command."
         )
+
+
+def check_mixed_precision(planned: Callable[[str], Any], environ: Mapping[str, str]) -> None:
+    """Refuse a type that accelerate's flag or file names and the recipe does not: transformers (5.23) would take it,
+    and neither `recipe.yaml` nor what is saved would know.
+
+    Args:
+        planned: the value that a field of the training arguments will have.
+        environ: of this process.
+
+    Raises:
+        UserError: the launcher asks for another type.
+    """
+    asked = environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    own = next((name for name in ("bf16", "fp16") if planned(name)), "no")
+    if asked in ("no", own):
+        return
+    instead = f"give the script --{asked} true" if asked in ("bf16", "fp16") else "give the script --bf16 true"
+    raise UserError(
+        f"accelerate's --mixed_precision (mixed_precision in its file) is {asked}, and the run's own is {own}: "
+        f"recipe.yaml would not have it. Leave it out, and {instead}."
+    )
 
 
 def use_one_gpu(training_args: TrainingArguments, device_map: str | None) -> list[str]:

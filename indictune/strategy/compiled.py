@@ -35,6 +35,19 @@ def check_compiling(training: Callable[[str], Any], model: Callable[[str], Any],
         check_kept_from_others()
 
 
+def check_quantised(stored: Mapping[str, Any]) -> None:
+    """The same of weights that are quantised already, which bitsandbytes may compile for on a CPU, as for QLoRA.
+
+    Args:
+        stored: how they are quantised; empty where they are not.
+
+    Raises:
+        UserError: other users can write to torch's folder.
+    """
+    if stored and not torch.cuda.is_available():
+        check_kept_from_others()
+
+
 def is_asked_for(training: Callable[[str], Any], model: Callable[[str], Any]) -> bool:
     """Whether torch compiles for a run: its own code, an attention, or bitsandbytes' (0.50) on a CPU, whose library
     does not know every shape; that of GPUs has all.

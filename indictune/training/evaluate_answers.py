@@ -17,9 +17,10 @@ from indictune.data.unusable_chats import quarantine_of
 from indictune.llama_arguments import LlamaTrainingArguments
 from indictune.models.bases import config_file
 from indictune.models.causal import load_trained_causal
-from indictune.models.loading import check_max_length, check_vocabulary, load_tokenizer
+from indictune.models.loading import check_max_length, check_vocabulary, load_tokenizer, stored_quantisation
 from indictune.models.sources import explained
 from indictune.strategy import sharding
+from indictune.strategy.compiled import check_quantised
 from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
 from indictune.training.results import evaluate_file
 from indictune.training.session import Session
@@ -41,6 +42,7 @@ def evaluate_answers(session: Session) -> None:
                     config_file(asked.model), trust_remote_code=asked.trust_remote_code
                 )
             session.warn(check_max_length(config, asked.max_length, begins=False))
+            check_quantised(stored_quantisation(config))
         with session.checks():
             tokenizer = load_tokenizer(model_args, flag="--model")
             if asked.chat_template is not None:

@@ -22,6 +22,7 @@ from indictune.errors import UserError
 from indictune.layout import printable
 from indictune.models.adapters import check_published_base, without_effect
 from indictune.models.loading import check_max_length, stored_quantisation
+from indictune.models.unpadded import padding_notes
 from indictune.strategy import batch, check, compiled, deepspeed, groups, launch, nodes, restart, sharding, tf32
 from indictune.strategy.communication import check_communication
 from indictune.strategy.shards import check_async_save, check_kept_in_shards
@@ -181,9 +182,10 @@ class Session:
             is_one_node = self.launch.local_world_size == self.launch.world_size  # else another's disk may tell
             holds_none = asked == output.AUTO and resuming.candidate(self.output_dir, asked) is None
             begins = asked is None or (holds_none and is_one_node)
-            self.warn(check_max_length(config, max_length, begins))
+            self.warn([*check_max_length(config, max_length, begins), *padding_notes(config)])
         with self.checks():
             check_weights(self.launch, args, stored_quantisation(config))
+            compiled.check_quantised(stored_quantisation(config))
         with self.checks():
             check_published_base(args, self.planned(IndicTrainingArguments, "push_to_hub"))
         with self.checks():
@@ -239,6 +241,7 @@ class Session:
         with self.checks():
             check.check_visible_gpus(self.launch, torch.cuda.device_count())
             check.check_fp16(planned("fp16"), torch.cuda.is_available())
+            check.check_mixed_precision(planned, os.environ)
         with self.checks():
             deepspeed.check_deepspeed(self.launch.deepspeed or {}, planned, steps)
             deepspeed.check_offloaded_optimizer(self.launch.strategy, str(planned("optim")))
@@ -273,14 +276,12 @@ class Session:
         planned = partial(self.planned, arguments)
         if (max_tokens := planned("max_tokens_per_device")) is None:
             return
-        given = self.recipe.values.get("per_device_train_batch_size")
-        if given is not None:
+        if (given := self.recipe.values.get("per_device_train_batch_size")) is not None:
             self.warn([f"--per_device_train_batch_size {given} counts for nothing: --max_tokens_per_device is given."])
         rows, world_size = planned("global_batch_size"), launch.world_size_of(os.environ)
         seed = planned("seed") if planned("data_seed") is None else planned("data_seed")
-        max_steps = planned("max_steps")
-        epochs = max_steps / math.ceil(len(lengths) / rows) if max_steps > 0 else planned("num_train_epochs")
-        steps = batch.accumulation_for_tokens(lengths, place, max_tokens, rows, world_size, seed, epochs, padded)
+        run = batch.steps_of_run(len(lengths), rows, planned("max_steps"), planned("num_train_epochs"))
+        steps = batch.accumulation_for_tokens(lengths, place, max_tokens, rows, world_size, seed, run, padded)
         sizes = {"per_device_train_batch_size": math.ceil(rows / (world_size * steps))}
         self._decided |= sizes
         self._decide_accumulation(steps, "--max_tokens_per_device")
@@ -373,6 +374,7 @@ class Session:
         with self.checks():
             planned = partial(self.planned, IndicTrainingArguments)
             compiled.check_compiling(planned, partial(self.planned, ModelArguments), os.environ)
+            check.check_mixed_precision(planned, os.environ)
             check.check_visible_gpus(self.launch, torch.cuda.device_count())
             self.launch = launch.for_evaluation(self.launch, os.environ)
             self._decided["deepspeed"] = self._decided["deepspeed"] if self.launch.deepspeed is not None else None

@@ -11,7 +11,14 @@ import torch
 from indictune.arguments import IndicTrainingArguments
 from indictune.errors import UserError
 from indictune.strategy import standin
-from indictune.strategy.check import came_up, check_came_up, check_fp16, check_visible_gpus, use_one_gpu
+from indictune.strategy.check import (
+    came_up,
+    check_came_up,
+    check_fp16,
+    check_mixed_precision,
+    check_visible_gpus,
+    use_one_gpu,
+)
 from indictune.strategy.launch import Launch
 
 
@@ -36,6 +43,37 @@ def test_more_processes_than_gpus_are_refused_with_the_ways_out() -> None:
 @pytest.mark.parametrize(("fp16", "has_gpu"), [(True, True), (False, True), (False, False)])
 def test_fp16_is_taken_where_there_is_a_gpu(fp16: bool, has_gpu: bool) -> None:
     check_fp16(fp16, has_gpu)
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "way_out"),
+    [
+        ("bf16", {}, "--bf16"),
+        ("fp16", {"bf16": True}, "--fp16"),
+        ("bf16", {"fp16": True}, "--bf16"),
+        ("fp8", {}, "--bf16"),
+    ],
+)
+def test_a_type_that_the_launcher_alone_asks_for_is_refused(asked: str, own: dict[str, bool], way_out: str) -> None:
+    """transformers (5.23) computes in it, and no file of the run says so."""
+    with pytest.raises(UserError) as raised:
+        check_mixed_precision(own.get, {"ACCELERATE_MIXED_PRECISION": asked})
+    given = next(iter(own), "no")
+    assert raised.value.problems == [
+        f"accelerate's --mixed_precision (mixed_precision in its file) is {asked}, and the run's own is {given}: "
+        f"recipe.yaml would not have it. Leave it out, and give the script {way_out} true."
+    ]
+
+
+@pytest.mark.parametrize(("asked", "own"), [("no", {}), ("no", {"bf16": True}), ("bf16", {"bf16": True}), (None, {})])
+def test_a_type_that_both_ask_for_or_the_recipe_alone_is_taken(asked: str | None, own: dict[str, bool]) -> None:
+    check_mixed_precision(own.get, {} if asked is None else {"ACCELERATE_MIXED_PRECISION": asked})
+
+
+def test_transformers_takes_the_launchers_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it does no more, `check_mixed_precision` can go."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert IndicTrainingArguments(output_dir=str(tmp_path), use_cpu=True).mixed_precision == "bf16"
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from indictune.errors import UserError
-from indictune.strategy.compiled import check_compiling, is_asked_for
+from indictune.strategy.compiled import check_compiling, check_quantised, is_asked_for
 
 
 def test_what_compiles_by_itself_is_asked_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +34,19 @@ def test_what_accelerate_would_compile_is_refused_with_the_flags_that_say_it(
     with pytest.raises(UserError, match=r"--dynamo_backend .* is inductor: .* --torch_compile_backend inductor"):
         check_compiling(off, off, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"})
     assert not [*tmp_path.iterdir()]
+
+
+def test_weights_in_4_bits_are_not_compiled_for_where_others_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an evaluation and by `--method lora` too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = Path(default_cache_dir())
+    folder.mkdir()
+    (folder / "compiled").touch()
+    folder.chmod(0o777)
+    check_quantised({})
+    with pytest.raises(UserError, match=f"{folder} can be written by other users"):
+        check_quantised({"load_in_4bit": True})
+    folder.chmod(0o700)
+    check_quantised({"load_in_4bit": True})
