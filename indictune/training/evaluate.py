@@ -22,9 +22,17 @@ from indictune.data.rejects import keep_rejected
 from indictune.errors import UserError
 from indictune.models.bases import config_file, continues_texts
 from indictune.models.classifier import class_names, load_trained
-from indictune.models.loading import check_max_length, check_vocabulary, load_tokenizer, positions_of
+from indictune.models.loading import (
+    check_max_length,
+    check_vocabulary,
+    load_tokenizer,
+    positions_of,
+    stored_quantisation,
+)
 from indictune.models.sources import explained
+from indictune.models.unpadded import padding_notes
 from indictune.strategy import sharding
+from indictune.strategy.compiled import check_quantised
 from indictune.training.loss import ExactLoss
 from indictune.training.results import evaluate_file
 from indictune.training.running import run
@@ -87,23 +95,28 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
     types = get_type_hints(EvaluateArguments)
     for name in FROM_TRAINING:
         value = configuration.get(name)
+        if name == "chat_template" and isinstance(value, str) and value.endswith(".jinja"):
+            value = _saved_template(model)
         if value is not None and isinstance(value, types[name]):
-            recipe.values.setdefault(name, _saved_template(model, value) if name == "chat_template" else value)
+            recipe.values.setdefault(name, value)
 
 
-def _saved_template(model: Path, name: str) -> str:
-    """The `--chat_template` of a run, where it was a file as the run has saved it: that file may since have changed,
-    and be out of reach from the current folder."""
+def _saved_template(model: Path) -> str | None:
+    """The file that was a run's `--chat_template`, as the run has saved it: that file may since have changed, and be
+    another's who made the folder. None where it is not saved; the tokenizer may have it."""
     saved = model / "chat_template.jinja"  # as transformers calls it
-    return str(saved) if name.endswith(".jinja") and saved.is_file() else name
+    return str(saved) if saved.is_file() else None
 
 
 def _folder_within(model: Path, name: str) -> Path:
     """Where a model's evaluation goes.
 
     Raises:
-        UserError: a link is there, by which a model that was unpacked would have files written anywhere.
+        UserError: the name is none of a folder, or a link is there, by which a model that was unpacked would have
+            files written anywhere.
     """
+    if name in (".", ".."):
+        raise UserError(f"--test_file: its name without the ending, {name!r}, names no folder; give --output_dir.")
     folder = model / "evaluation" / name
     for each in (folder.parent, folder):
         if each.is_symlink():
@@ -165,7 +178,8 @@ def _evaluate_classes(session: Session) -> None:
                 with explained(model_args, Exception, flag="--model"):
                     config = AutoConfig.from_pretrained(asked.model, trust_remote_code=asked.trust_remote_code)
                     labels = class_names(config)
-                session.warn(check_max_length(config, asked.max_length, begins=False))
+                session.warn([*check_max_length(config, asked.max_length, begins=False), *padding_notes(config)])
+                check_quantised(stored_quantisation(config))
         with session.checks():
             if labels is not None:
                 tokenizer = load_tokenizer(model_args, flag="--model")

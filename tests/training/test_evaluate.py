@@ -240,6 +240,28 @@ def test_a_template_that_was_a_file_is_the_one_that_was_saved_with_the_model(tmp
     assert metrics["test"]["num_tokens"] == 5  # of a prompt and an answer, but the first, which nothing is before
 
 
+def test_a_template_that_was_a_file_elsewhere_and_was_not_saved_is_not_read(tmp_path: Path) -> None:
+    """A folder that somebody else made may name any file."""
+    model = Path(tiny_llama(tmp_path / "model"))
+    (model / "recipe.yaml").write_text(f"chat_template: {tmp_path}/secret.jinja\n", encoding="utf-8")
+    recipe = read_recipe(["--model", str(model)], [EvaluateArguments])
+    _as_in_training(recipe, model)
+    assert recipe.values == {"model": str(model)}
+
+
+@pytest.mark.parametrize("name", ["...jsonl", "..jsonl"])
+def test_a_name_that_leads_out_of_the_model_names_no_folder(
+    finished_run: FinishedRun, tmp_path: Path, name: str
+) -> None:
+    status = (finished_run.folder / "status.json").read_bytes()
+    (tmp_path / name).write_text(json.dumps({"text": "a", "label": "positive"}), encoding="utf-8")
+    flags = ["--model", str(finished_run.folder), "--test_file", str(tmp_path / name)]
+    result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
+    assert result.returncode == 2, result.stderr
+    assert "names no folder; give --output_dir." in result.stderr
+    assert (finished_run.folder / "status.json").read_bytes() == status
+
+
 ONE_OF_TWO = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}  # as accelerate leaves it
 
 
