@@ -9,8 +9,9 @@ from functools import cache
 import yaml
 from huggingface_hub import get_token
 
-# A token of the Hub (34 characters behind the first), whatever stands in front of it. A file's name is seldom as long.
-_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
+# A token of the Hub (34 characters behind the first, or its OAuth and JWT ones, which have other signs too), whatever
+# stands in front of it. A file's name is seldom as long.
+_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}|hf_(?:oauth|jwt)_[\w.\-]{20,}")
 _LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user's part of a URL (https://user:token@host)
 # What stands in a URL of the Hub's storage opens a private file to everybody, for an hour.
 _SIGNATURE = re.compile(r"(?<=[?&])([\w-]*(?:signature|credential|token|policy)=)[^&\s'\"]+", re.IGNORECASE)

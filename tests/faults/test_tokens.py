@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from indictune.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
 from indictune.cli import main
 from indictune.config import read_recipe
-from indictune.credentials import _logged_in, without_tokens
+from indictune.credentials import _logged_in, holds_token, without_tokens
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapters import check_published_base
@@ -71,8 +71,14 @@ def test_a_token_in_a_flag_is_refused_without_repeating_it(words: list[str]) -> 
     assert not any(part in problem for part in (TOKEN, "anything", "x" * 8))
 
 
+@pytest.mark.parametrize("token", ["hf_oauth_eyJhbGciOi.JIUzI1NiJ9-x_y", "hf_jwt_eyJhbGciOiJIUzI1.NiJ9-x_yzabc"])
+def test_the_hubs_other_tokens_are_tokens_too(token: str) -> None:
+    assert holds_token(f"run-{token}")
+    assert without_tokens(f"see {token}, again") == "see (a token), again"
+
+
 def test_a_name_that_begins_as_a_token_is_none() -> None:
-    given = {"train_file": "data/hf_sentimenttweets2024.csv", "output_dir": "outputs/hf_indicbertsentiment"}
+    given = {"train_file": "data/hf_sentimenttweets2024.csv", "output_dir": "outputs/hf_oauth_sentiment"}
     words = [word for name, value in given.items() for word in (f"--{name}", value)]
     recipe = read_recipe(words, (ModelArguments, DataArguments, SentimentTrainingArguments))
     assert (recipe.values, recipe.problems) == (given, [])
