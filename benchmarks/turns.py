@@ -96,6 +96,8 @@ class Race:
             took = time.time() - since
             after_round()
         for runner in self._runners.values():
+            runner.process.kill()  # all of them, before one is waited for: those on a GPU take their time to end
+        for runner in self._runners.values():
             runner.end()
         for title, seconds in self.laps.items():
             if not seconds and title not in self.errors:

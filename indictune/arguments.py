@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from transformers import TrainingArguments
+from transformers.utils.import_utils import is_liger_kernel_available
 
 from indictune.errors import Problems, UserError
 
@@ -289,6 +290,11 @@ class IndicTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        if self.use_liger_kernel and not is_liger_kernel_available():
+            raise UserError(
+                "--use_liger_kernel true: its package is not installed, or there is no GPU for it: type "
+                "`pip install liger-kernel`, or leave it out."
+            )
         super().__post_init__()  # type: ignore[no-untyped-call]
         if torch.backends.cuda.matmul.fp32_precision == "tf32":
             # transformers (5.23, `enable_tf32`) sets this alone. A compiler that tries several kernels (torch 2.13,
@@ -336,6 +342,8 @@ FIXED = {
     "logging_nan_inf_filter": (False, "NaN losses stop the run instead of being hidden"),
     "prediction_loss_only": (False, "evaluations need the predictions"),
     "batch_eval_metrics": (False, "metrics are computed once, over all rows"),
+    "eval_do_concat_batches": (True, "metrics are computed over all rows"),
+    "eval_use_gather_object": (False, "the rows' results are tensors, which are gathered as such"),
     "neftune_noise_alpha": (None, "its noise depends on how a global batch is cut"),
     "ignore_data_skip": (False, "a resumed run goes on where it stopped"),
     "restore_callback_states_from_checkpoint": (True, "early stopping goes on counting where it was"),

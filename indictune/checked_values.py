@@ -23,6 +23,9 @@ MOMENTS = {
     "save": ("no", "steps", "epoch", "best"),
 }
 
+# What torch's checkpoint takes, as far as JSON can hold it (2.13).
+RECOMPUTING = ("debug", "determinism_check", "early_stop", "preserve_rng_state", "use_reentrant")
+
 # Learning rates that fall, or rise, when evaluations are no longer better.
 BY_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
 
@@ -45,6 +48,8 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
         "max_nonfinite_steps": (planned("max_nonfinite_steps"), 0),
         "ddp_timeout": (planned("ddp_timeout"), 1),
         "dataloader_num_workers": (planned("dataloader_num_workers"), 0),
+        "dataloader_prefetch_factor": (planned("dataloader_prefetch_factor"), 1),
+        "eval_accumulation_steps": (planned("eval_accumulation_steps"), 1),
         "learning_rate": (planned("learning_rate"), 0),
         "weight_decay": (planned("weight_decay"), 0),
         "warmup_steps": (planned("warmup_steps"), 0),
@@ -73,14 +78,30 @@ def check_values(arguments: type[IndicTrainingArguments], planned: Callable[[str
         problems.append(f"--metric_for_best_model {metric}: expected {' or '.join(expected)}.")
     if planned("bf16") and planned("fp16"):
         problems.append("--bf16 true and --fp16 true: a run computes in one of them; leave one out.")
+    if planned("accelerator_config") is not None:
+        problems.append("--accelerator_config: has no effect, for rows are dealt without accelerate; leave it out.")
     if planned("dataloader_prefetch_factor") is not None and planned("dataloader_num_workers") == 0:
         problems.append(
             f"--dataloader_prefetch_factor {planned('dataloader_prefetch_factor')}: has no effect with "
             "--dataloader_num_workers 0; leave it out, or give workers."
         )
-    problems += _problems_of_moments(planned)
+    problems += [*_problems_of_moments(planned), *_problems_of_recomputing(planned("gradient_checkpointing_kwargs"))]
     if problems:
         raise UserError(problems)
+
+
+def _problems_of_recomputing(given: dict[str, Any] | str | None) -> list[str]:
+    """What is wrong with the settings by which activations are computed again."""
+    try:
+        settings = {} if given is None else json.loads(given) if isinstance(given, str) else given
+        unknown = sorted(settings.keys() - set(RECOMPUTING))
+    except (ValueError, AttributeError):
+        unknown = [str(given)]
+    return [
+        f"--gradient_checkpointing_kwargs: has {each}; expected some of {', '.join(RECOMPUTING)}, as in "
+        """--gradient_checkpointing_kwargs '{"use_reentrant": false}'."""
+        for each in unknown
+    ]
 
 
 def _problems_of_moments(planned: Callable[[str], Any]) -> list[str]:
@@ -206,12 +227,23 @@ def _try_optimizer(arguments: type[IndicTrainingArguments], planned: Callable[[s
         chooses_weights = {"params", "model", "optimizer_dict"} & settings.keys()
         if not chooses_weights:
             kind(layer.parameters(), **settings)
+        plain: Any = SimpleNamespace(**{**values, "optim_args": None}, parallel_mode=ParallelMode.NOT_PARALLEL)
+        in_vain = values["optim_args"] and Trainer.get_optimizer_cls_and_kwargs(plain, model)[1] == settings
     except Exception as error:
         given = f" --optim_args {values['optim_args']}" if values["optim_args"] else ""
         raise UserError(
             f"--optim {values['optim']}{given}: cannot be made ({_said(error)}). Mend that, or give another; "
             "adamw_torch needs no package of its own."
         ) from error
+    if in_vain:
+        raise UserError(
+            f"--optim_args {values['optim_args']}: has no effect with --optim {values['optim']}; leave it out."
+        )
+    if values["optim_target_modules"] is not None and not chooses_weights:
+        raise UserError(
+            f"--optim_target_modules {' '.join(planned('optim_target_modules'))}: has no effect with --optim "
+            f"{values['optim']}; leave it out."
+        )
 
 
 def _try_schedule(planned: Callable[[str], Any]) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from transformers.utils.import_utils import is_liger_kernel_available
 from trl.trainer.sft_config import SFTConfig
 
 from indictune.arguments import IndicTrainingArguments, ModelArguments, SourceArguments
@@ -135,10 +134,5 @@ class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
             raise UserError(
                 "--activation_offloading true: there is no GPU whose memory it could spare; "
                 "give --activation_offloading false."
-            )
-        if self.use_liger_kernel and not is_liger_kernel_available():
-            raise UserError(
-                "--use_liger_kernel true: its package is not installed, or there is no GPU for it: type "
-                "`pip install liger-kernel`, or leave it out."
             )
         super().__post_init__()

@@ -157,7 +157,7 @@ class TestTrainingArguments:
         assert problem == f"--{name} {other}: must stay {value}, because {reason}; leave it out."
 
     def test_all_of_them_are_told_at_once(self) -> None:
-        assert len(problems_of(check_fixed, planned=lambda name: "other")) == len(FIXED) == 16
+        assert len(problems_of(check_fixed, planned=lambda name: "other")) == len(FIXED) == 18
 
 
 @pytest.mark.parametrize(
@@ -165,6 +165,7 @@ class TestTrainingArguments:
     [
         ("per_device_eval_batch_size", 0),
         ("max_tokens_per_device", 0),
+        ("eval_accumulation_steps", 0),
         ("early_stopping_patience", 0),
         ("learning_rate", -1.0),
         ("weight_decay", -0.1),
@@ -194,6 +195,25 @@ def test_a_value_that_would_fail_late_is_refused(name: str, value: object) -> No
     with pytest.raises(UserError, match=f"--{name} {value}: ") as raised:
         check_values(SentimentTrainingArguments, {**planned, name: value}.__getitem__)
     assert len(raised.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 0},
+            "--dataloader_prefetch_factor 0: expected at least 1.",
+        ),
+        ({"gradient_checkpointing_kwargs": '{"foo": 1, "debug": true}'}, "--gradient_checkpointing_kwargs: has foo; "),
+        ({"accelerator_config": {"split_batches": True}}, "--accelerator_config: has no effect, "),
+        ({"gradient_checkpointing_kwargs": "foo"}, "--gradient_checkpointing_kwargs: has foo; expected some of debug"),
+    ],
+)
+def test_settings_that_a_step_would_fail_on_are_refused(given: dict[str, object], told: str) -> None:
+    (problem,) = problems_of(check_values, arguments=SentimentTrainingArguments, planned=moments(**given))
+    assert problem.startswith(told)
+    fine = moments(gradient_checkpointing_kwargs={"use_reentrant": False}, dataloader_num_workers=1)
+    check_values(SentimentTrainingArguments, fine)
 
 
 def test_the_metric_of_a_language_may_choose_the_best_model() -> None:
@@ -327,6 +347,11 @@ class TestOptimizer:
             (
                 {"optim": "sgd", "optim_args": "nesterov=true"},
                 "--optim sgd --optim_args nesterov=true: cannot be made (",
+            ),
+            ({"optim_args": "a=1"}, "--optim_args a=1: has no effect with --optim adamw_torch_fused; leave it out."),
+            (
+                {"optim_target_modules": ["q", "k"]},
+                "--optim_target_modules q k: has no effect with --optim adamw_torch_fused; leave it out.",
             ),
         ],
     )

@@ -71,6 +71,10 @@ def check_loggers(report_to: Sequence[str]) -> None:
     available = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     for name in report_to:
         if name in ("none", "all"):
+            if len(report_to) > 1:
+                problems.append(
+                    f"--report_to {' '.join(report_to)}: {name} stands alone; leave it out, or the others."
+                )
             continue
         if name not in INTEGRATION_TO_CALLBACK:
             problems.append(f"--report_to {name}: expected none, {', '.join(INTEGRATION_TO_CALLBACK)}.")

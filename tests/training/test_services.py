@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from indictune.errors import UserError
-from indictune.training.services import check_hub_token, check_repository
+from indictune.training.services import check_hub_token, check_loggers, check_repository
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +55,10 @@ def test_a_token_comes_from_the_environment_or_the_login(monkeypatch: pytest.Mon
     (tmp_path / "no token").unlink()
     monkeypatch.setenv("HF_TOKEN", "hf_environment")
     check_hub_token(push_to_hub=True)
+
+
+def test_a_list_of_loggers_holds_loggers_alone() -> None:
+    check_loggers(["none"])
+    for name in ("none", "all"):
+        with pytest.raises(UserError, match=f"^--report_to {name} tensorboard: {name} stands alone; "):
+            check_loggers([name, "tensorboard"])
