@@ -470,8 +470,8 @@ class TestACheckpoint:
 def test_a_checkpoint_in_parts_runs_its_code_only_where_it_is_trusted(
     finished_run: FinishedRun, tmp_path: Path, canary: Canary
 ) -> None:
-    """Of all files, those are unpickled without a list of what may be in them."""
-    launcher, foreign = tuple(accelerate("fsdp2", 1)), tmp_path / "elsewhere" / "checkpoint-2"
+    """Of all files, those are unpickled without a list of what may be in them. Two ranks read them."""
+    launcher, foreign = tuple(accelerate("fsdp2", 2)), tmp_path / "elsewhere" / "checkpoint-2"
     Job(finished_run.recipe, foreign.parent, launcher).start(f"SIGTERM@{STEP}:1")
     poison(foreign, canary)
     trusted = ("--trust_checkpoint", "true")

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from indictune.training.checkpoints import resuming, store
 from indictune.training.checkpoints.best import best_of
 from indictune.training.checkpoints.store import MANIFEST, FileDigest
 from indictune.training.pushing import published
-from tests.distributed.launching import SCRIPT, python, start
+from tests.distributed.launching import SCRIPT, python, start, torchrun
 from tests.faults import hostile
 from tests.faults.canaries import model_in
 from tests.faults.hostile import ROWS
@@ -54,6 +54,20 @@ class TestAnIndexOfWeights:
 
     def test_may_name_files_below_it(self) -> None:
         assert all(map(is_inside, ["model-00001-of-00002.safetensors", "shards/model..1.safetensors"]))
+
+
+@pytest.mark.parametrize("make", [hostile.model_whose_index_names, hostile.model_whose_configuration_names])
+def test_two_ranks_read_no_weights_elsewhere(tmp_path: Path, make: Callable[[str, Path], Path]) -> None:
+    folder, out = make("../outside.safetensors", tmp_path), tmp_path / "out"
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    flags = ["--model_name_or_path", str(folder), "--train_file", str(tmp_path / "rows.jsonl")]
+    flags += ["--output_dir", str(out), "--global_batch_size", "2", "--per_device_train_batch_size", "1"]
+    result = start([*torchrun(2), SCRIPT, *flags, "--save_strategy", "no", "--load_best_model_at_end", "false"])
+    assert result.returncode != 0
+    status = json.loads((out / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "user_error", result.stderr
+    assert re.search("outside the model's folder|names its weights by transformers_weights", status["message"])
+    assert "Traceback" not in result.stderr.partition("indictune: ")[0]
 
 
 class TestAConfiguration:

@@ -28,7 +28,7 @@ from indictune.training.checkpoints import store
 from indictune.training.class_weights import class_weights
 from indictune.training.pushing import published
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, SCRIPT, python, start
+from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start
 from tests.faults.hostile import IN_ROWS, OBEYED
 from tests.faults.hub import BASE, Hub, hub
 from tests.faults.runs import FAULTY
@@ -243,10 +243,10 @@ def hostile(tmp_path: Path) -> list[str]:
 
 
 def pushed(
-    recipe: Path, flags: list[str], endpoint: str, *before: str, script: str = SCRIPT
+    recipe: Path, flags: list[str], endpoint: str, *before: str, script: str = SCRIPT, ranks: int = 1
 ) -> tuple[int, str, list[list[str]]]:
     """Exit code, what it said, and the arguments of all processes that it started; `before` the script comes a
-    program that runs it."""
+    program that runs it. Several ranks are of DDP."""
     environment = {
         **os.environ,
         "HF_ENDPOINT": endpoint,
@@ -254,7 +254,8 @@ def pushed(
         "HF_HUB_OFFLINE": "0",
         "OMP_NUM_THREADS": "1",
     }
-    command = [str(BIN / "python"), *before, script, "--config", str(recipe), *flags]
+    launcher = python() if ranks == 1 else accelerate("ddp", ranks)
+    command = [*launcher, *before, script, "--config", str(recipe), *flags]
     seen: dict[int, list[str]] = {}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -283,12 +284,14 @@ class Kind:
         flags: of the run.
         base: the built-in model that it starts from, as a folder of this machine or as `hub.BASE`.
         files: that are pushed.
+        ranks: that train it.
     """
 
     script: str
     flags: tuple[str, ...]
     base: str
     files: frozenset[str]
+    ranks: int = 1
 
 
 OF_ALL = frozenset({"README.md", "metrics.json", "tokenizer.json", "tokenizer_config.json"})
@@ -298,6 +301,10 @@ KINDS = {
     "classifier": Kind(
         *(SCRIPT, ("--model_name_or_path", "{base}", "--max_tokens_per_device", "32"), "builtin:tiny-indic-bert"),
         OF_ALL | {"config.json", "model.safetensors"},
+    ),
+    "classifier on two ranks": Kind(
+        *(SCRIPT, ("--model_name_or_path", "{base}"), "builtin:tiny-indic-bert"),
+        *(OF_ALL | {"config.json", "model.safetensors"}, 2),
     ),
     "adapter of a classifier": Kind(SCRIPT, LORA, "builtin:tiny-indic-bert", OF_AN_ADAPTER | {"config.json"}),
     "adapter of a LLaMA": Kind(
@@ -335,7 +342,8 @@ class Pushed:
 @pytest.fixture(
     scope="module",
     params=[
-        *("classifier", pytest.param("adapter of a classifier", marks=pytest.mark.slow)),
+        *("classifier on two ranks", pytest.param("classifier", marks=pytest.mark.slow)),
+        pytest.param("adapter of a classifier", marks=pytest.mark.slow),
         pytest.param("adapter of a LLaMA", marks=pytest.mark.slow),
     ],
 )
@@ -355,7 +363,7 @@ def push(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         patch.setenv("INDICTUNE_CACHE", str(cache))
         patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hf")))
         kept.base = base
-        code, said, arguments = pushed(recipe, flags, kept.url, script=kind.script)
+        code, said, arguments = pushed(recipe, flags, kept.url, script=kind.script, ranks=kind.ranks)
     assert code == 0, said
     assert sorted(work.iterdir()) == sorted([*before, cache])
     return Pushed(kind, kept, said, arguments, out, cache)
