@@ -35,8 +35,8 @@ def check_kept_from_others() -> None:
         is_open = 0
     if not is_own or is_open or can_be_replaced:
         raise UserError(
-            "--torch_compile, or what compiles by itself (flex attention; --method qlora, weights in 4 bit and their "
-            "merge on a CPU): "
+            "--torch_compile, or what compiles by itself (flex attention; on a CPU --method qlora, weights in 4 bit, "
+            "a merge in 4 bit): "
             f"{folder} can be written by other users, and torch runs what it finds compiled there. Remove it, or name "
             "a folder of your own by TMPDIR."
         )
