@@ -76,29 +76,38 @@ def default_optimizer(launch: Launch, method: str, has_gpu: bool) -> str | None:
 
 
 def runs_optimizer(launch: Launch, optim: str) -> bool:
-    """Whether the strategy can run an optimizer.
+    """Whether the strategy can run an optimizer; arguments as in `check_split_optimizer`."""
+    return _why_not(launch, optim) is None
+
+
+def _why_not(launch: Launch, optim: str) -> str | None:
+    """Why a strategy cannot run an optimizer; None where it can.
 
     bitsandbytes' do not take the split parameters of FSDP2: its updates are operators of its own, which torch cannot
-    share out, whatever the device (bitsandbytes 0.50, torch 2.13).
+    share out, whatever the device (bitsandbytes 0.50, torch 2.13). Adafactor adds split and whole tensors there
+    ("mixed torch.Tensor and DTensor"). Adagrad makes its states before they could be split: FSDP2 cannot save them
+    ("KeyError"), and DeepSpeed (0.19.8) does not take its first step ("IndexError").
+    """
+    if launch.family == "fsdp2" and optim in _BITSANDBYTES_OPTIMIZERS:
+        return f"bitsandbytes' optimizers do not take weights that {launch.strategy} has split"
+    of_torch: tuple[str, ...] = {"fsdp2": ("adafactor", "adagrad")}.get(launch.family, ())
+    if launch.family.startswith("zero") and "optimizer" not in (launch.deepspeed or {}):
+        of_torch = ("adagrad",)
+    return f"its states cannot be split as {launch.strategy} splits them" if optim in of_torch else None
+
+
+def check_split_optimizer(launch: Launch, optim: str) -> None:
+    """Refuse an optimizer that the strategy cannot run.
 
     Args:
         launch: what the launcher asked for.
         optim: `--optim`.
-    """
-    return launch.family != "fsdp2" or optim not in _BITSANDBYTES_OPTIMIZERS
-
-
-def check_split_optimizer(launch: Launch, optim: str) -> None:
-    """Refuse an optimizer that the strategy cannot run; arguments as in `runs_optimizer`.
 
     Raises:
         UserError: it cannot.
     """
-    if not runs_optimizer(launch, optim):
-        raise UserError(
-            f"--optim {optim}: bitsandbytes' optimizers do not take weights that {launch.strategy} has split. Leave "
-            "--optim out, or use accelerate_configs/ddp.yaml."
-        )
+    if (why := _why_not(launch, optim)) is not None:
+        raise UserError(f"--optim {optim}: {why}. Leave --optim out, or use accelerate_configs/ddp.yaml.")
 
 
 def forget_pages(optimizer: object) -> None:

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
+from transformers.optimization import Adafactor
 
 from indictune.arguments import Method, ModelArguments
 from indictune.errors import UserError
@@ -133,6 +134,38 @@ def test_fsdp_takes_no_optimizer_of_bitsandbytes(strategy: str, optim: str) -> N
         f"--optim {optim}: bitsandbytes' optimizers do not take weights that {strategy} has split. Leave --optim out, "
         "or use accelerate_configs/ddp.yaml."
     )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("optim", ["adagrad", "adafactor"])
+def test_an_optimizer_whose_states_cannot_be_split_is_refused_where_they_would_be(strategy: str, optim: str) -> None:
+    if not strategy.startswith(("fsdp2", "zero") if optim == "adagrad" else "fsdp2"):
+        check_split_optimizer(Launch(strategy, 8), optim)
+        return
+    with pytest.raises(UserError) as caught:
+        check_split_optimizer(Launch(strategy, 8), optim)
+    assert caught.value.message == (
+        f"--optim {optim}: its states cannot be split as {strategy} splits them. Leave --optim out, or use "
+        "accelerate_configs/ddp.yaml."
+    )
+
+
+def test_a_deepspeed_files_own_optimizer_takes_the_place_of_the_flag() -> None:
+    check_split_optimizer(Launch("zero2", 8, deepspeed={"optimizer": {"type": "AdamW"}}), "adagrad")
+
+
+def test_adafactor_adds_split_and_whole_tensors() -> None:
+    """transformers 5.23 and torch 2.13; when it does not, `check_split_optimizer` can let it through."""
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        layer: Any = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
+        kind: Any = Adafactor
+        optimizer = kind(layer.parameters(), lr=0.1, scale_parameter=False, relative_step=False)
+        layer(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(RuntimeError, match="got mixed torch"):
+            optimizer.step()
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(
