@@ -205,29 +205,30 @@ def gathered(parameter: torch.Tensor) -> Iterator[None]:
         yield
 
 
-def told_by_rank_0(word: Any, args: TrainingArguments) -> Any:
+def told_by_rank_0(word: Any, patient: ProcessGroup | None) -> Any:
     """What rank 0 says, on all ranks, however long it takes: a GPU's collectives would give up waiting.
 
     Args:
         word: rank 0's, on rank 0.
-        args: of the run.
+        patient: from `patient_group`.
     """
-    if args.world_size == 1:
+    if patient is None:
         return word
     said = [word]
-    torch.distributed.broadcast_object_list(said, src=0, group=_patient_group())
+    torch.distributed.broadcast_object_list(said, src=0, group=patient)
     return said[0]
 
 
-def wait_for_all(args: TrainingArguments) -> None:
-    """Wait until all ranks are here, however long one takes. All must call it."""
-    if args.world_size > 1:
-        from_all(None, _patient_group())
+def wait_for_all(patient: ProcessGroup | None) -> None:
+    """Wait until all ranks are here, however long one takes. All must call it, with what `patient_group` gave."""
+    if patient is not None:
+        from_all(None, patient)
 
 
-def _patient_group() -> ProcessGroup:
-    """All ranks, in which one may be waited for."""
-    return group_on_cpu(timedelta(hours=12))
+def patient_group(args: TrainingArguments) -> ProcessGroup | None:
+    """All ranks, in which one may be waited for; None where there is one. All must call it, before what takes long:
+    who waits in it hears at once that one has ended, and while it is made nobody would."""
+    return group_on_cpu(timedelta(hours=12)) if args.world_size > 1 else None
 
 
 def group_on_cpu(timeout: timedelta, ranks: list[int] | None = None) -> ProcessGroup:

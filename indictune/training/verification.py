@@ -79,6 +79,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     facts = Facts(shapes_when_saved(model), sharding.whole_norms(trainer), active_embedding(model), probe, trained)
     trainer.look_for_stop("the saved model was read back; going on saves it again", at_once=True)
     found: list[str] = []
+    patient = sharding.patient_group(trainer.args)
     HERE.passed("reading the saved model back")
     if trainer.is_world_process_zero():
         try:
@@ -86,7 +87,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
         except Exception as error:  # whatever it is: the other ranks wait for this one's word
             logger.exception("The saved model cannot be read")
             found = [f"It cannot be read: {' '.join(str(error).split())}"]
-    found = sharding.told_by_rank_0(found, trainer.args)
+    found = sharding.told_by_rank_0(found, patient)
     if found:
         raise SavedModelError(
             f"{folder}: the saved model is not the trained one; its checkpoints are untouched. " + " ".join(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -585,3 +586,16 @@ def test_the_means_that_trl_logs_go_on_where_they_were(tmp_path: Path) -> None:
     (first, *_) = [entry for entry in job.outcome()["history"] if "loss" in entry]
     assert {"entropy", "mean_token_accuracy", "num_tokens"} <= first.keys()
     assert job.outcome() == whole.outcome()
+
+
+@pytest.mark.slow
+def test_the_mean_loss_of_a_run_that_goes_on_is_of_its_own_steps(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """Not of those before, which it has yet to log."""
+    whole = Job(finished_run.recipe, tmp_path / "whole", flags=("--logging_steps", "1"))
+    assert whole.start().returncode == 0
+    job = Job(finished_run.recipe, tmp_path / "out", flags=("--logging_steps", "50"))
+    job.start(f"SIGTERM@{STEP}:5")
+    assert job.status["message"].startswith("stopped after step 6")
+    assert job.start().returncode == 0
+    told = re.findall(r"'train_loss': '([\d.]+)'", (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8"))
+    assert float(told[-1]) == pytest.approx(sum(Run(whole.folder).series("loss")[6:8]) / 2, rel=1e-3)

@@ -28,3 +28,12 @@ def test_it_is_what_was_asked_for(tmp_path: Path, strategy: str) -> None:
 def test_it_is_what_was_asked_for_after_a_restart(tmp_path: Path) -> None:
     command = [*torchrun(2), "--max-restarts", "1"]
     assert waiting(tmp_path, command, "--resume_from_checkpoint", "auto") == [["default_pg", 777.0]]
+
+
+def test_who_waits_long_for_a_rank_hears_at_once_that_it_is_gone(tmp_path: Path) -> None:
+    """Nodes with disks of their own hear of each other in no other way; to make the group would take 12 hours."""
+    told = tmp_path / "told"
+    start([*torchrun(2), "tests/strategy/patience.py", str(told)], timeout_s=60)
+    seconds, _, error = told.read_text(encoding="utf-8").partition(" ")
+    assert float(seconds) < 20
+    assert "onnection" in error

@@ -153,14 +153,14 @@ class LeaveBehind(TrainerCallback):
         what = taken[0].name if taken else "the records of what is left behind"
         needed = sum(_bytes_in(each) for each in taken) + (abandoned.bytes_of_records(self.output_dir) if left else 0)
         copies: list[Path] = []
+        patient = None if self.checkpoint is None else sharding.patient_group(args)  # of those that copy many bytes
         HERE.passed("copying what is gone on from")
         if args.should_save:
             with disks.telling_of_copy(self.output_dir, what, needed):
                 copies = copying.copy(taken, self.output_dir, lambda: self.stop_request.asked)
                 if left:
                     abandoned.copy_records(self.output_dir)
-        if self.checkpoint is not None:
-            sharding.wait_for_all(args)  # those that copy many bytes
+        sharding.wait_for_all(patient)
         agreed = self._agreed(left)
         if agreed.is_asked:
             if args.should_save:
@@ -237,6 +237,7 @@ class GoOn(TrainerCallback):
         self._forget_best_that_was_judged_otherwise(state, manifest)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
+        trainer._total_loss_scalar -= loss  # of this start's steps alone the Trainer takes the mean in the end
         trainer._globalstep_last_logged = since_step
         trainer.log_on(alike(self.checkpoint, "task"))
         throughput = throughput_of(trainer)
