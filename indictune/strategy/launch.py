@@ -103,6 +103,7 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
             was asked for what needs a launcher.
     """
     world_size = world_size_of(environ)
+    _check_fsdp(environ)
     config = None if deepspeed is None else read_deepspeed(deepspeed)
     # accelerate's plain launcher (`distributed_type: NO`, `--cpu`) starts one process whatever --num_processes says.
     # The only trace of the number is an address for a group that nobody else joins.
@@ -145,6 +146,15 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
         deepspeed={} if config is None and strategy.startswith("zero") else config,
         deepspeed_source=deepspeed,
     )
+
+
+def _check_fsdp(environ: Mapping[str, str]) -> None:
+    """Refuse FSDP 1, which would be trained under the name of FSDP2."""
+    if _is_true(environ, "ACCELERATE_USE_FSDP") and environ.get("FSDP_VERSION") == "1":
+        raise UserError(
+            "accelerate was asked for FSDP 1, which it takes where its file does not say. Write `fsdp_version: 2` "
+            "below `fsdp_config`, as in accelerate_configs/fsdp2.yaml."
+        )
 
 
 def read_deepspeed(source: str) -> dict[str, Any]:

@@ -91,7 +91,6 @@ def written_by_two(folder: Path, recipe: str) -> Path:
     "name",
     [
         *("attn_implementation", "tf32", "torch_compile", "padding_free", "use_liger_kernel", "full_determinism"),
-        "optim",  # of the same states
     ],
 )
 @pytest.mark.parametrize("world_size", [2, 1])
@@ -99,6 +98,14 @@ def test_a_setting_by_which_numbers_are_rounded_or_drawn_is_named(tmp_path: Path
     checkpoint = written_by_two(tmp_path, f"{name}: before")
     (told,) = settings.differences(checkpoint, {name: "after"}, {}, world_size)
     assert f": --{name} before, now after: the steps from here on are by the new ones." in told
+
+
+@pytest.mark.parametrize("name", ["optim", "optim_args"])
+def test_an_optimizer_of_the_same_states_stays_as_it_was(tmp_path: Path, name: str) -> None:
+    checkpoint = written_by_two(tmp_path, f"{name}: before")
+    (told,) = settings.differences(checkpoint, {name: "after"}, {}, 2)
+    assert f": --{name} before, now after: the old ones stay, " in told
+    assert settings.in_the_states(str(checkpoint)) == {name: "before"}
 
 
 def test_how_rows_are_dealt_is_named_where_the_number_of_ranks_is_not_told_already(tmp_path: Path) -> None:

@@ -147,6 +147,11 @@ def test_plain_python_with_deepspeed_is_refused_with_the_ways_to_start_it() -> N
     ]
 
 
+def test_fsdp_1_is_refused_with_what_its_file_lacks() -> None:
+    with pytest.raises(UserError, match=r"accelerate was asked for FSDP 1, .* Write `fsdp_version: 2` below"):
+        read_launch({**ACCELERATE, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1", "LOCAL_RANK": "0"})
+
+
 @pytest.mark.parametrize(
     ("environ", "flag", "asked"),
     [({}, "full_shard", "--fsdp full_shard"), ({"ACCELERATE_USE_FSDP": "true"}, None, "ACCELERATE_USE_FSDP")],

@@ -23,7 +23,10 @@ from indictune.versions import versions_of_steps
 
 # They are in the optimizer's states and the schedule's, which take those of the command's place (torch 2.13,
 # `Optimizer.load_state_dict`, `LambdaLR.load_state_dict`).
-IN_THE_STATES = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+IN_THE_STATES = (
+    *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("optim", "optim_args"),  # of the same states
+)
 
 # They are in the names and shapes of an adapter's weights, and so in the optimizer's states.
 OF_THE_ADAPTER = ("lora_r", "lora_target_modules", "use_dora", "modules_to_save")
@@ -35,7 +38,7 @@ OF_THE_STEPS = (
     *("model_name_or_path", "model_revision", "dropout"),
     *("lora_alpha", "lora_dropout", "use_rslora"),
     *("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
-    *("optim", "optim_args", "optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
+    *("optim_target_modules", "max_grad_norm", "label_smoothing_factor", "class_weights"),
     *("bf16", "fp16", "tf32", "reduce_dtype", "attn_implementation", "torch_compile", "padding_free"),
     *("use_liger_kernel", "full_determinism"),
     *("load_best_model_at_end", "early_stopping_patience"),
@@ -91,7 +94,7 @@ def settings_of(checkpoint: Path) -> dict[str, Any]:
 def in_the_states(checkpoint: str | None) -> dict[str, Any]:
     """The settings that a run has from the checkpoint that it goes on from, whatever it was given."""
     before = {} if checkpoint is None else settings_of(Path(checkpoint))
-    return {name: before[name] for name in IN_THE_STATES if isinstance(before.get(name), int | float)}
+    return {name: before[name] for name in IN_THE_STATES if isinstance(before.get(name, ()), int | float | str | None)}
 
 
 def differences(checkpoint: Path, now: Mapping[str, Any], in_files: flag_files.Content, world_size: int) -> list[str]:
