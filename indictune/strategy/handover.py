@@ -12,6 +12,7 @@ import torch
 
 from indictune.credentials import FIELD, holds_token
 from indictune.errors import UserError
+from indictune.strategy.communication import check_communication
 from indictune.strategy.deepspeed import check_bad_steps
 from indictune.strategy.launch import Launch, family_of
 from indictune.strategy.shards import check_async_save
@@ -63,11 +64,14 @@ def refused_flags(strategy: str, world_size: int, configuration: Mapping[str, An
 
     Args:
         strategy: that would train with them, and `world_size` its processes.
-        configuration: of the run: `async_save` and `on_nonfinite`, and `method` where it is known.
+        configuration: of the run: `async_save`, `on_nonfinite` and `reduce_dtype`, and `method` where it is known.
     """
-    there, flags = Launch(strategy, world_size), {}
-    if configuration["async_save"] and _is_refused(check_async_save, there, configuration.get("method", "full")):
+    there, flags, method = Launch(strategy, world_size), {}, configuration.get("method", "full")
+    if configuration["async_save"] and _is_refused(check_async_save, there, method):
         flags["--async_save"] = "false"
+    sums = {"reduce_dtype": configuration.get("reduce_dtype", "float32")}
+    if _is_refused(check_communication, there, method, sums.get, world_size, None):
+        flags["--reduce_dtype"] = "float32"
     if _is_refused(check_bad_steps, strategy, configuration["on_nonfinite"]):
         flags["--on_nonfinite"] = "rollback"
     return flags
@@ -109,9 +113,12 @@ def command(
     return shlex.join([*launcher, script, *kept, *(word for flag in more.items() for word in flag)])
 
 
-def doubt(strategy: str, world_size: int, launch: Launch) -> str:
-    """What `command` cannot know, in a sentence each; empty where there is nothing."""
+def doubt(strategy: str, world_size: int, launch: Launch, typed: Sequence[str]) -> str:
+    """What `command` cannot know or change, in a sentence each; empty where there is nothing. Arguments as there."""
     is_zero, told = strategy.startswith("zero"), ""
+    is_typed = any(each.startswith("--deepspeed") for each in typed)
+    if not is_zero and launch.deepspeed_source is not None and not is_typed:
+        told += " Take deepspeed out of the recipe before."
     if not _is_for_one_node(world_size, launch):
         number = "" if is_zero else " and the node's number, from 0, for RANK"
         told += f" Type it on every node, {world_size} processes in all, with the name of the first for HOST{number}."

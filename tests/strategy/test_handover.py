@@ -101,9 +101,10 @@ def test_the_command_has_the_deepspeed_file_of_a_run_of_the_same_stage() -> None
     assert command("zero3", 4, typed, refused) == (
         "torchrun --nproc_per_node 4 s.py --seed 1 --deepspeed ds_configs/zero3.json"
     )
-    assert doubt("zero2_offload", 2, refused) == ""
-    assert doubt("ddp", 2, refused) == doubt("single", 1, refused) == ""
-    assert doubt("zero3", 4, refused) == " If it was trained with a DeepSpeed file of your own, give that one."
+    assert doubt("zero2_offload", 2, refused, typed) == ""
+    assert doubt("ddp", 2, refused, typed) == doubt("single", 1, refused, typed) == ""
+    assert doubt("zero3", 4, refused, typed) == " If it was trained with a DeepSpeed file of your own, give that one."
+    assert doubt("ddp", 2, refused, ["s.py", "--config", "r.yaml"]) == " Take deepspeed out of the recipe before."
 
 
 @pytest.mark.parametrize(
@@ -133,12 +134,12 @@ def test_the_command_has_the_nodes_that_the_processes_need(
         machines = f" --num_machines {count} --machine_rank RANK --main_process_ip HOST --main_process_port 29500"
     assert command("zero3", processes, ["s.py"], launch) == f"torchrun {places} s.py --deepspeed ds_configs/zero3.json"
     own_file = " If it was trained with a DeepSpeed file of your own, give that one."
-    assert doubt("zero3", processes, launch) == told + own_file
+    assert doubt("zero3", processes, launch, ["s.py"]) == told + own_file
     file = "--config_file accelerate_configs/fsdp2.yaml"
     assert command("fsdp2", processes, ["s.py"], launch) == (
         f"accelerate launch {file} --num_processes {processes}{machines} s.py"
     )
-    assert doubt("fsdp2", processes, launch) == told.replace(
+    assert doubt("fsdp2", processes, launch, ["s.py"]) == told.replace(
         "for HOST", "for HOST and the node's number, from 0, for RANK"
     )
 
@@ -180,6 +181,22 @@ def test_the_strategy_of_the_command_takes_its_flags(
     check_bad_steps(strategy, effective["on_nonfinite"])
     assert effective["async_save"] == (strategy == "fsdp2_offload" and method == "full")
     assert effective["on_nonfinite"] == ("rollback" if strategy == "zero3" else "skip")
+
+
+@pytest.mark.parametrize(
+    ("there", "method", "is_refused"),
+    [
+        (("single", 1), "full", True),
+        (("ddp", 2), "full", False),
+        (("fsdp2", 2), "lora", True),
+        (("ddp", 2), "lora", False),
+    ],
+)
+def test_a_type_of_sums_that_the_strategy_of_the_command_does_not_take_is_changed(
+    there: tuple[str, int], method: str, is_refused: bool
+) -> None:
+    asked = {"async_save": False, "on_nonfinite": "stop", "reduce_dtype": "bfloat16", "method": method}
+    assert refused_flags(*there, asked) == ({"--reduce_dtype": "float32"} if is_refused else {})
 
 
 def test_flags_that_the_strategy_of_the_command_takes_are_left_as_they_are() -> None:

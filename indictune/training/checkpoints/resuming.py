@@ -28,8 +28,7 @@ LOOKED_AT = (
     "max_tokens_per_device",
     "optim",
     "lr_scheduler_type",
-    "async_save",
-    "on_nonfinite",
+    *("async_save", "on_nonfinite", "reduce_dtype"),
     *settings.OF_THE_END,
 )
 
@@ -273,7 +272,7 @@ def check_fits(
             f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "
             f"{launch.strategy} on {launch.world_size}; {lost} cannot be carried over. Go on with it by "
             f"`{_command(manifest, configuration, launch)}`."
-            f"{handover.doubt(manifest.strategy, manifest.world_size, launch)}"
+            f"{handover.doubt(manifest.strategy, manifest.world_size, launch, sys.argv)}"
         )
     else:
         problems += flag_files.other_states(checkpoint, launch.deepspeed or {})
