@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from indictune.cli import main
 from indictune.command_arguments import CheckpointArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.training.checkpoints import converting, resuming, store
+from indictune.training.checkpoints import converting, copying, resuming, store
 from indictune.training.checkpoints.store import UNFINISHED
 from indictune.training.output import AUTO
 from tests.conftest import FinishedRun
@@ -146,6 +147,23 @@ class TestListing:
         assert lines[2].split() == ["12", "-", "-", "-", "unfinished"]
         assert [noted(line)[0] for line in lines[3:5]] == ["whole", "whole"]
 
+    def test_one_that_the_next_start_gives_its_name_is_what_it_goes_on_from(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The run was killed before it could."""
+        unfinished = tmp_path / UNFINISHED / "checkpoint-4"
+        written = write(tmp_path, 4)
+        unfinished.parent.mkdir(exist_ok=True)
+        written.rename(unfinished)
+        *_, told, auto = listed(capsys, tmp_path, 0)
+        assert told == f"unfinished: {unfinished} is written, and has yet to get its name"
+        assert auto == "--resume_from_checkpoint auto gives it its name, and goes on from checkpoint-4."
+        copying.recover(tmp_path)
+        assert listed(capsys, tmp_path, 0)[-1].endswith("goes on from checkpoint-4.")
+        write(tmp_path, 8)
+        (tmp_path / "checkpoint-8").rename(tmp_path / UNFINISHED / "checkpoint-8")  # beside another it is none
+        assert listed(capsys, tmp_path, 0)[-1].endswith("auto goes on from checkpoint-4.")
+
     def test_what_a_run_saves_and_removes_meanwhile_is_listed_as_it_is_then(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -156,12 +174,12 @@ class TestListing:
         (tmp_path / "checkpoint-12").rename(unfinished)
         damage = store.damage
 
-        def damage_meanwhile(checkpoint: Path) -> list[str]:
+        def damage_meanwhile(checkpoint: Path, **how: Any) -> list[str]:
             if unfinished.exists():
                 store.give_name(unfinished, tmp_path / "checkpoint-12")
                 store.rotate(tmp_path, 2, [])
                 (tmp_path / UNFINISHED / "checkpoint-16").mkdir()
-            return damage(checkpoint)
+            return damage(checkpoint, **how)
 
         monkeypatch.setattr(store, "damage", damage_meanwhile)
         lines = listed(capsys, tmp_path, 0)
@@ -194,9 +212,9 @@ class TestListing:
     ) -> None:
         named, damage = write(tmp_path, 4), store.damage
 
-        def damage_meanwhile(checkpoint: Path) -> list[str]:
+        def damage_meanwhile(checkpoint: Path, **how: Any) -> list[str]:
             store.remove(checkpoint)
-            return damage(checkpoint)
+            return damage(checkpoint, **how)
 
         monkeypatch.setattr(store, "damage", damage_meanwhile)
         assert f"{named}: there is no such folder." in refused(capsys, str(named))

@@ -11,7 +11,7 @@ from indictune.command_arguments import CheckpointArguments
 from indictune.config import read_recipe
 from indictune.errors import UserError
 from indictune.layout import in_one_line, printable, table
-from indictune.training.checkpoints import abandoned, resuming, settings, store
+from indictune.training.checkpoints import abandoned, copying, resuming, settings, store
 from indictune.training.checkpoints.best import best_of
 from indictune.training.checkpoints.store import MANIFEST, PREFIX, UNFINISHED, Manifest
 from indictune.training.output import is_finished
@@ -156,9 +156,12 @@ def shown(folder: Path, found: Sequence[Found]) -> str:
         body.append([str(each.step), *_about(each.manifest), each.state, ", ".join(notes)])
     lines = [table(HEADER, body)]
     lines += [in_one_line(f"damaged: {problem}") for each in found for problem in each.problems]
-    lines += [f"unfinished: {each.path} has no {MANIFEST} yet" for each in found if each.unfinished]
+    lines += [_unfinished(each.path) for each in found if each.unfinished]
     lines += _versions(found)
-    if resumed is not None:
+    waiting = [] if is_finished(folder) else copying.to_adopt(folder)
+    if waiting:
+        lines.append(f"--resume_from_checkpoint auto gives it its name, and goes on from {waiting[0].name}.")
+    elif resumed is not None:
         lines.append(_told_of_auto(folder, resumed))
     elif abandoned.number_of(folder):
         lines.append(
@@ -170,6 +173,12 @@ def shown(folder: Path, found: Sequence[Found]) -> str:
         lines.append("None is whole: --resume_from_checkpoint auto starts afresh.")
     lines += _notes(folder)
     return "\n".join(lines)
+
+
+def _unfinished(path: Path) -> str:
+    if store.read_manifest(path) is None:
+        return f"unfinished: {path} has no {MANIFEST} yet"
+    return f"unfinished: {path} is written, and has yet to get its name"
 
 
 def _notes(folder: Path) -> list[str]:

@@ -74,13 +74,19 @@ def adopt(copies: Iterable[Path], output_dir: Path) -> None:
 def recover(output_dir: Path) -> None:
     """Adopt what a killed run had copied when its others were moved away, to go on from there; remove other leftovers.
 
-    All copies are whole then, and where one is a checkpoint of the run already, it is the best of the newest.
-
     Raises:
         OSError: the disk does not take it.
     """
-    copies = store.listed(output_dir / UNFINISHED)
-    are_whole = bool(copies) and not any(store.damage(each, thorough=False) for each in copies)
-    if are_whole and all(store.is_best_of(own, copies[0]) for own in store.listed(output_dir)):
-        adopt(copies, output_dir)
+    adopt(to_adopt(output_dir), output_dir)
     store.remove_leftovers(output_dir)
+
+
+def to_adopt(output_dir: Path) -> list[Path]:
+    """What the next start gives its name, the newest first: all that is written, or nothing.
+
+    All copies are whole then, and where one is a checkpoint of the run already, it is the best of the newest.
+    """
+    copies = store.listed(output_dir / UNFINISHED)
+    are_whole = not any(store.damage(each, thorough=False) for each in copies)
+    is_ready = are_whole and all(store.is_best_of(own, copies[0]) for own in store.listed(output_dir) if copies)
+    return copies if is_ready else []
