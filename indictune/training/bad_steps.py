@@ -66,6 +66,8 @@ class BadSteps:
         rows = [row for micro_batch in micro_batches for row in micro_batch if row != NO_ROW]
         places = [self.place(row) for row in rows]
         if self.record is not None:
+            if action == "stop":  # at which a run that goes on may stop again
+                output.keep_lines(self.record.path, lambda line: (line["step"], line["action"]) != (step, action))
             noted = {"step": step, "action": action, "loss": loss, "rows": rows, "places": places}
             self.record.append(output.json_line(noted))
         more = f" and {len(places) - _NAMED} more ({FILE} lists them)" if len(places) > _NAMED else ""

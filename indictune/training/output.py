@@ -107,14 +107,16 @@ class Record:
     def append(self, line: str) -> None:
         """Add a line, after those that wait; the first time that the disk does not take them, warn."""
         self._waiting += line
-        size = self.path.stat().st_size if self.path.exists() else 0
+        size = None
         try:
+            size = self.path.stat().st_size if self.path.exists() else 0
             content = _encoded(self._waiting)
             with _naming(self.path, content):
                 _add(self.path, content)
         except OSError as error:
             with suppress(OSError):
-                os.truncate(self.path, size)  # a part of a line
+                if size is not None:
+                    os.truncate(self.path, size)  # a part of a line
             if not self._warned:
                 logger.warning(
                     "%s cannot be written: %s. The run goes on; lines wait for room", self.path, error.strerror

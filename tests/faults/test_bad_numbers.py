@@ -143,6 +143,8 @@ def test_a_run_that_goes_on_counts_on_and_notes_again_what_it_stopped_at_alone(
     assert "step 5 is NaN or infinite; training has stopped" in job.status["message"]
     assert "1 such steps were left out before it, and --max_nonfinite_steps is 1." in job.status["message"]
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "stop")]
+    assert limited.start(at_step_5).returncode == 1  # again, as `--max-restarts` would
+    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(3, "skip"), (5, "stop")]
     named = ("--resume_from_checkpoint", str(job.folder / "checkpoint-4"), "--trust_checkpoint", "true")
     elsewhere = replace(limited, folder=tmp_path / "elsewhere", flags=(*limited.flags, *named))
     assert elsewhere.start(at_step_5).returncode == 1  # where there is no record of step 3
