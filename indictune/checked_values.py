@@ -228,20 +228,21 @@ def _try_optimizer(arguments: type[IndicTrainingArguments], planned: Callable[[s
         if not chooses_weights:
             kind(layer.parameters(), **settings)
         plain: Any = SimpleNamespace(**{**values, "optim_args": None}, parallel_mode=ParallelMode.NOT_PARALLEL)
-        in_vain = values["optim_args"] and Trainer.get_optimizer_cls_and_kwargs(plain, model)[1] == settings
+        is_read = not str(values["optim"]).startswith(("adamw_torch", "adafactor"))  # others may be given a default
+        same = Trainer.get_optimizer_cls_and_kwargs(plain, model)[1] == settings
     except Exception as error:
         given = f" --optim_args {values['optim_args']}" if values["optim_args"] else ""
         raise UserError(
             f"--optim {values['optim']}{given}: cannot be made ({_said(error)}). Mend that, or give another; "
             "adamw_torch needs no package of its own."
         ) from error
-    if in_vain:
+    if values["optim_args"] and same and not is_read:
         raise UserError(
             f"--optim_args {values['optim_args']}: has no effect with --optim {values['optim']}; leave it out."
         )
     if values["optim_target_modules"] is not None and not chooses_weights:
         raise UserError(
-            f"--optim_target_modules {' '.join(planned('optim_target_modules'))}: has no effect with --optim "
+            f"--optim_target_modules {_in_words(planned('optim_target_modules'))}: has no effect with --optim "
             f"{values['optim']}; leave it out."
         )
 
@@ -258,6 +259,10 @@ def _try_schedule(planned: Callable[[str], Any]) -> None:
             f"--lr_scheduler_type {name}{shown}: cannot be made ({_said(error)}). Its settings are given as in "
             """--lr_scheduler_kwargs '{"num_cycles": 2}'; linear needs none."""
         ) from error
+
+
+def _in_words(names: list[str] | str) -> str:
+    return names if isinstance(names, str) else " ".join(names)
 
 
 def _said(error: Exception) -> str:

@@ -91,14 +91,19 @@ def pads_causal(args: ModelArguments, config: PreTrainedConfig) -> bool:
     return reason is not None
 
 
-def padding_notes(config: PreTrainedConfig) -> list[str]:
-    """What the user should know of a model whose rows are padded, in at most one sentence."""
+def padding_notes(config: PreTrainedConfig, trains: bool) -> list[str]:
+    """What the user should know of a model whose rows are padded, in at most one sentence.
+
+    Args:
+        config: of the model.
+        trains: whether it is trained, and not evaluated alone.
+    """
     if config.model_type not in SEE_PADDING:
         return []
     return [
         f"{config.name_or_path}: models of the type {config.model_type} see the padding behind a text, so that losses "
-        "and scores depend on which texts share a micro-batch, and so on the launch. --per_device_train_batch_size 1 "
-        "and --per_device_eval_batch_size 1 read each alone."
+        "and scores depend on which texts share a micro-batch, and so on the launch. "
+        f"{'--per_device_train_batch_size 1 and ' * trains}--per_device_eval_batch_size 1 read each alone."
     ]
 
 

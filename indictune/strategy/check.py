@@ -72,7 +72,8 @@ def check_mixed_precision(planned: Callable[[str], Any], environ: Mapping[str, s
         UserError: the launcher asks for another type.
     """
     asked = environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    own = next((name for name in ("bf16", "fp16") if planned(name)), "no")
+    bf16 = planned("bf16")
+    own = "fp16" if planned("fp16") else "no" if bf16 is False else "bf16"  # a LLaMA's where nothing is said
     if asked in ("no", own):
         return
     instead = f"give the script --{asked} true" if asked in ("bf16", "fp16") else "give the script --bf16 true"

@@ -36,7 +36,7 @@ def check_compiling(training: Callable[[str], Any], model: Callable[[str], Any],
 
 
 def check_quantised(stored: Mapping[str, Any]) -> None:
-    """The same of weights that are quantised already, which bitsandbytes may compile for on a CPU, as for QLoRA.
+    """The same of weights that bitsandbytes has quantised, for which it may compile on a CPU, as for QLoRA.
 
     Args:
         stored: how they are quantised; empty where they are not.
@@ -44,7 +44,7 @@ def check_quantised(stored: Mapping[str, Any]) -> None:
     Raises:
         UserError: other users can write to torch's folder.
     """
-    if stored and not torch.cuda.is_available():
+    if (stored.get("load_in_4bit") or stored.get("load_in_8bit")) and not torch.cuda.is_available():
         check_kept_from_others()
 
 

@@ -149,8 +149,9 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
 
 
 def _check_fsdp(environ: Mapping[str, str]) -> None:
-    """Refuse FSDP 1, which would be trained under the name of FSDP2."""
-    if _is_true(environ, "ACCELERATE_USE_FSDP") and environ.get("FSDP_VERSION") == "1":
+    """Refuse FSDP 1, which would be trained under the name of FSDP2; without a launcher there is none."""
+    is_asked = _is_true(environ, "ACCELERATE_USE_FSDP") and "LOCAL_RANK" in environ
+    if is_asked and environ.get("FSDP_VERSION", "1") == "1":
         raise UserError(
             "accelerate was asked for FSDP 1, which it takes where its file does not say. Write `fsdp_version: 2` "
             "below `fsdp_config`, as in accelerate_configs/fsdp2.yaml."

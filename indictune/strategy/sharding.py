@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 GROUPING = "making a group of ranks"
+WAITING = "waiting for the others, however long they take"
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
@@ -214,6 +215,7 @@ def told_by_rank_0(word: Any, patient: ProcessGroup | None) -> Any:
     """
     if patient is None:
         return word
+    HERE.passed(WAITING)
     said = [word]
     torch.distributed.broadcast_object_list(said, src=0, group=patient)
     return said[0]
@@ -222,6 +224,7 @@ def told_by_rank_0(word: Any, patient: ProcessGroup | None) -> Any:
 def wait_for_all(patient: ProcessGroup | None) -> None:
     """Wait until all ranks are here, however long one takes. All must call it, with what `patient_group` gave."""
     if patient is not None:
+        HERE.passed(WAITING)
         from_all(None, patient)
 
 

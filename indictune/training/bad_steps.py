@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,8 @@ class BadSteps:
         places = [self.place(row) for row in rows]
         if self.record is not None:
             if action == "stop":  # at which a run that goes on may stop again
-                output.keep_lines(self.record.path, lambda line: (line["step"], line["action"]) != (step, action))
+                with suppress(OSError):  # a disk that refuses leaves it there twice
+                    output.keep_lines(self.record.path, lambda line: (line["step"], line["action"]) != (step, action))
             noted = {"step": step, "action": action, "loss": loss, "rows": rows, "places": places}
             self.record.append(output.json_line(noted))
         more = f" and {len(places) - _NAMED} more ({FILE} lists them)" if len(places) > _NAMED else ""

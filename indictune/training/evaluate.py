@@ -169,7 +169,7 @@ def _evaluate_answers(session: Session) -> None:
 
 def _evaluate_classes(session: Session) -> None:
     labels: list[str] | None = None
-    session.decide_evaluation()
+    session.decide_evaluation(SentimentTrainingArguments)
     with session.checks():
         asked = session.build(EvaluateArguments)
         model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
@@ -178,7 +178,9 @@ def _evaluate_classes(session: Session) -> None:
                 with explained(model_args, Exception, flag="--model"):
                     config = AutoConfig.from_pretrained(asked.model, trust_remote_code=asked.trust_remote_code)
                     labels = class_names(config)
-                session.warn([*check_max_length(config, asked.max_length, begins=False), *padding_notes(config)])
+                session.warn(
+                    [*check_max_length(config, asked.max_length, begins=False), *padding_notes(config, trains=False)]
+                )
                 check_quantised(stored_quantisation(config))
         with session.checks():
             if labels is not None:

@@ -32,7 +32,7 @@ def evaluate_answers(session: Session) -> None:
     Raises:
         UserError: all problems of the command and the file at once.
     """
-    session.decide_evaluation()
+    session.decide_evaluation(LlamaTrainingArguments)
     with session.checks():
         asked = session.build(EvaluateArguments)
         model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)

@@ -32,7 +32,7 @@ _TOGETHER_S = 3.0
 _ENDS_AFTER = 1.8
 # Longer than a rank waits until rank 0 has told its problem (20 s), so that launchers and gloo come first.
 _ENDS_AFTER_ANOTHER_S = 30.0
-_MEETINGS = (restart.JOINING, sharding.GROUPING)  # where no rank goes on before all are there
+_MEETINGS = (restart.JOINING, sharding.GROUPING, sharding.WAITING)  # where no rank goes on before all are there
 _GONE = "is gone: it was killed, or died without a word"
 _STOPPED = "is stopped (SIGSTOP)"
 

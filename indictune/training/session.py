@@ -182,7 +182,7 @@ class Session:
             is_one_node = self.launch.local_world_size == self.launch.world_size  # else another's disk may tell
             holds_none = asked == output.AUTO and resuming.candidate(self.output_dir, asked) is None
             begins = asked is None or (holds_none and is_one_node)
-            self.warn([*check_max_length(config, max_length, begins), *padding_notes(config)])
+            self.warn([*check_max_length(config, max_length, begins), *padding_notes(config, trains=True)])
         with self.checks():
             check_weights(self.launch, args, stored_quantisation(config))
             compiled.check_quantised(stored_quantisation(config))
@@ -369,10 +369,10 @@ class Session:
         self.watchdog = Watchdog(self.ranks, patience_s, log, self.stop_request.ask, self.end)
         self.watchdog.start()
 
-    def decide_evaluation(self) -> None:
+    def decide_evaluation(self, arguments: type[IndicTrainingArguments]) -> None:
         """As `decide`, of an evaluation without training."""
         with self.checks():
-            planned = partial(self.planned, IndicTrainingArguments)
+            planned = partial(self.planned, arguments)
             compiled.check_compiling(planned, partial(self.planned, ModelArguments), os.environ)
             check.check_mixed_precision(planned, os.environ)
             check.check_visible_gpus(self.launch, torch.cuda.device_count())

@@ -225,7 +225,7 @@ class TestWhoPads:
             given = {} if model_type == "fnet" else {"attention_mask": mask}
             padded = model(input_ids=row, **given).logits
         assert bool((alone - padded).abs().max() > 1e-4) is (model_type != "bert")
-        assert bool(padding_notes(config)) is (model_type != "bert")
+        assert bool(padding_notes(config, trains=True)) is (model_type != "bert")
 
     def test_others_do_and_are_told_why(self, caplog: pytest.LogCaptureFixture) -> None:
         assert pads("auto", ModelArguments(), AutoConfig.for_model("electra"))

@@ -4,6 +4,7 @@ torchrun --nproc_per_node 2 tests/strategy/patience.py FILE
 """
 
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -15,6 +16,7 @@ from transformers import TrainingArguments
 from indictune.strategy import sharding
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which torchrun sends when the other has ended
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=600))
     args = TrainingArguments(sys.argv[1], use_cpu=True)
     assert args.world_size == 2

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from indictune.arguments import IndicTrainingArguments
-from indictune.errors import UserError
+from indictune.config import Recipe
+from indictune.errors import Problems, UserError
+from indictune.llama_arguments import LlamaTrainingArguments
 from indictune.strategy import standin
 from indictune.strategy.check import (
     came_up,
@@ -57,7 +60,7 @@ def test_fp16_is_taken_where_there_is_a_gpu(fp16: bool, has_gpu: bool) -> None:
 def test_a_type_that_the_launcher_alone_asks_for_is_refused(asked: str, own: dict[str, bool], way_out: str) -> None:
     """transformers (5.23) computes in it, and no file of the run says so."""
     with pytest.raises(UserError) as raised:
-        check_mixed_precision(own.get, {"ACCELERATE_MIXED_PRECISION": asked})
+        check_mixed_precision({"bf16": False, **own}.get, {"ACCELERATE_MIXED_PRECISION": asked})
     given = next(iter(own), "no")
     assert raised.value.problems == [
         f"accelerate's --mixed_precision (mixed_precision in its file) is {asked}, and the run's own is {given}: "
@@ -67,7 +70,14 @@ def test_a_type_that_the_launcher_alone_asks_for_is_refused(asked: str, own: dic
 
 @pytest.mark.parametrize(("asked", "own"), [("no", {}), ("no", {"bf16": True}), ("bf16", {"bf16": True}), (None, {})])
 def test_a_type_that_both_ask_for_or_the_recipe_alone_is_taken(asked: str | None, own: dict[str, bool]) -> None:
-    check_mixed_precision(own.get, {} if asked is None else {"ACCELERATE_MIXED_PRECISION": asked})
+    check_mixed_precision({"bf16": False, **own}.get, {} if asked is None else {"ACCELERATE_MIXED_PRECISION": asked})
+
+
+def test_a_llamas_run_computes_in_bf16_where_nothing_is_said() -> None:
+    planned = partial(Recipe({}, Problems()).planned, LlamaTrainingArguments)
+    check_mixed_precision(planned, {"ACCELERATE_MIXED_PRECISION": "bf16"})
+    with pytest.raises(UserError, match="is fp16, and the run's own is bf16"):
+        check_mixed_precision(planned, {"ACCELERATE_MIXED_PRECISION": "fp16"})
 
 
 def test_transformers_takes_the_launchers_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,8 @@ class GoOn(TrainerCallback):
         self._forget_best_that_was_judged_otherwise(state, manifest)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
-        trainer._total_loss_scalar -= loss  # of this start's steps alone the Trainer takes the mean in the end
+        carried = sharding.from_all(loss)  # in the end the Trainer takes the mean of this start's steps alone
+        trainer._total_loss_scalar -= sum(carried) / len(carried)
         trainer._globalstep_last_logged = since_step
         trainer.log_on(alike(self.checkpoint, "task"))
         throughput = throughput_of(trainer)

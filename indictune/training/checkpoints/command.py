@@ -156,9 +156,9 @@ def shown(folder: Path, found: Sequence[Found]) -> str:
         body.append([str(each.step), *_about(each.manifest), each.state, ", ".join(notes)])
     lines = [table(HEADER, body)]
     lines += [in_one_line(f"damaged: {problem}") for each in found for problem in each.problems]
-    lines += [_unfinished(each.path) for each in found if each.unfinished]
-    lines += _versions(found)
     waiting = [] if is_finished(folder) else copying.to_adopt(folder)
+    lines += [_unfinished(each.path, waiting) for each in found if each.unfinished]
+    lines += _versions(found)
     if waiting:
         lines.append(f"--resume_from_checkpoint auto gives it its name, and goes on from {waiting[0].name}.")
     elif resumed is not None:
@@ -175,10 +175,12 @@ def shown(folder: Path, found: Sequence[Found]) -> str:
     return "\n".join(lines)
 
 
-def _unfinished(path: Path) -> str:
+def _unfinished(path: Path, waiting: Sequence[Path]) -> str:
+    if path in waiting:
+        return f"unfinished: {path} is written, and has yet to get its name"
     if store.read_manifest(path) is None:
         return f"unfinished: {path} has no {MANIFEST} yet"
-    return f"unfinished: {path} is written, and has yet to get its name"
+    return f"unfinished: {path} has yet to get its name; if that was cut, the run's next start removes it"
 
 
 def _notes(folder: Path) -> list[str]:
