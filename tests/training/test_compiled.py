@@ -36,8 +36,8 @@ def test_its_losses_are_those_of_the_plain_one(
     assert ("BertLayer" in noted["modules"]) == (strategy == "fsdp2")
     assert len(plain.log) == 8
     assert compiled.series("loss") == pytest.approx(plain.series("loss"), abs=1e-4)
-    # Other kernels round otherwise; those of single blocks, which is what FSDP2 leaves to compile, do not.
-    assert (compiled.series("loss") != plain.series("loss")) == (strategy != "fsdp2")
+    if strategy != "fsdp2":  # other kernels round otherwise; those of single blocks do so on some processors alone
+        assert compiled.series("loss") != plain.series("loss")
     assert compiled.weights.keys() == plain.weights.keys()
 
 
