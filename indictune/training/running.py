@@ -181,9 +181,10 @@ def _first_cause(session: Session, end: End, started: float) -> End:
         errors = [each.message for each in (told or end,) if each.state == "failed"]
         return End("failed", "; ".join([*others, *errors]))
     is_the_same = first is not None and first[1:] == end[:2]  # what all ranks have run into
-    if told is None or is_the_same or told.state == end.state == "resumable":
-        return end
-    return told
+    cause = end if told is None or is_the_same or told.state == end.state == "resumable" else told
+    # That one was killed on another machine the others see by the connection alone.
+    untold = ranks.untold() if cause.state == "failed" and (cause.trace or cause is told) else {}
+    return cause._replace(message="; ".join([cause.message, *untold.values()]))
 
 
 def _lost(session: Session) -> dict[int, str]:

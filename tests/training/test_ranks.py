@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,6 +25,7 @@ from torch._C._distributed_c10d import HashStore
 from indictune.progress import HERE, Progress
 from indictune.strategy.restart import JOINING
 from indictune.strategy.sharding import GROUPING
+from indictune.training import running
 from indictune.training.ranks import Ranks, Watchdog
 from tests.distributed.launching import python, start
 
@@ -84,6 +86,23 @@ def test_an_end_counts_wherever_its_rank_began_if_it_comes_after_this_one_began(
     mine = Ranks(tmp_path, 0, 2, "attempt")
     other.ended("failed", "out of memory")
     assert mine.first_end() == (1, "failed", "out of memory")
+
+
+def test_a_rank_of_another_machine_that_tells_no_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was killed there; by gloo's words alone its address would be known, and a port."""
+    monkeypatch.setattr("indictune.training.ranks._END_WAIT_S", 0.3)
+    ranks = [Ranks(tmp_path, rank, 4, "attempt") for rank in range(4)]
+    for rank, host in ((1, "killed-there"), (2, "failed-there"), (3, socket.gethostname())):
+        ranks[rank]._mine |= {"host": host, "pid": rank}
+        ranks[rank].begin()
+    ranks[2].ended("failed", "Connection closed by peer")
+    session: Any = SimpleNamespace(ranks=ranks[0], is_named=True, watchdog=None, output_dir=tmp_path)
+    monkeypatch.setattr(Ranks, "dead", lambda _: {})
+    cause = running._first_cause(session, running.End("failed", "Connection reset", "Traceback"), time.time())
+    told = "rank 1 (process 1 on killed-there) has not told how it ended"
+    assert cause.message == f"[rank 2] Connection closed by peer; {told}"
+    ranks[1].ended("failed", "out of memory")
+    assert ranks[0].untold() == {}
 
 
 def test_what_the_user_gave_is_the_cause_whatever_other_ranks_told_before(tmp_path: Path) -> None:
