@@ -116,13 +116,9 @@ def command(
 def doubt(strategy: str, world_size: int, launch: Launch, typed: Sequence[str]) -> str:
     """What `command` cannot know or change, in a sentence each; empty where there is nothing. Arguments as there."""
     is_zero, told = strategy.startswith("zero"), ""
-    by_launcher = os.environ.get("ACCELERATE_USE_FSDP") is not None
-    for name, is_of_recipe in (
-        ("deepspeed", not is_zero and launch.deepspeed_source is not None),
-        ("fsdp", family_of(strategy) != launch.family == "fsdp2" and not by_launcher),
-    ):
-        if is_of_recipe and not any(each.startswith(f"--{name}") for each in typed):
-            told += f" Take {name} out of the recipe before."
+    is_typed = any(each.startswith("--deepspeed") for each in typed)
+    if not is_zero and launch.deepspeed_source is not None and not is_typed:
+        told += " Take deepspeed out of the recipe before."
     if not _is_for_one_node(world_size, launch):
         number = "" if is_zero else " and the node's number, from 0, for RANK"
         told += f" Type it on every node, {world_size} processes in all, with the name of the first for HOST{number}."

@@ -113,15 +113,10 @@ class Ranks:
             time.sleep(0.1)
 
     def untold(self) -> dict[int, str]:
-        """A sentence for each rank of another machine that has not told how it ended, after a moment for it to tell:
-        of whether it is there only its own machine knows."""
-        deadline = time.time() + _END_WAIT_S
-        while True:
-            here = self._mine["host"]
-            found = {rank: each for rank, each in self._others().items() if each["host"] != here and not each["end"]}
-            if not found or time.time() > deadline:
-                return {rank: f"{_name(rank, each)} has not told how it ended" for rank, each in found.items()}
-            time.sleep(0.1)
+        """A sentence for each rank of another machine that has not told how it ended."""
+        there = {rank: each for rank, each in self._others().items() if each["host"] != self._mine["host"]}
+        untold = {rank: _name(rank, each) for rank, each in there.items() if not each["end"]}
+        return {rank: f"{name} has not told how it ended" for rank, name in untold.items()}
 
     def dead(self) -> dict[int, str]:
         """A sentence for each other rank of this machine that is stopped, or gone without telling how it ended."""

@@ -43,6 +43,7 @@ _CODES: dict[output.State, int] = {
 # How long rank 0 may take to tell of a problem that another rank has found too: what the user gave is the same for all
 # ranks, on machines however busy; a failure may be this rank's alone, and holds up the others.
 SECONDS_FOR_RANK_0: dict[output.State, float] = {"user_error": 20.0, "failed": 5.0, "resumable": 5.0}
+SECONDS_TO_TELL = 2.0  # of the others, when a connection is broken
 GO_ON = "--resume_from_checkpoint auto goes on with it."
 INTERRUPTED = (
     "interrupted before it could save. --resume_from_checkpoint auto goes on from the last checkpoint, if any."
@@ -182,9 +183,11 @@ def _first_cause(session: Session, end: End, started: float) -> End:
         return End("failed", "; ".join([*others, *errors]))
     is_the_same = first is not None and first[1:] == end[:2]  # what all ranks have run into
     cause = end if told is None or is_the_same or told.state == end.state == "resumable" else told
-    # That one was killed on another machine the others see by the connection alone.
-    untold = ranks.untold() if cause.state == "failed" and (cause.trace or cause is told) else {}
-    return cause._replace(message="; ".join([cause.message, *untold.values()]))
+    if cause.state != "failed" or not (cause.trace or cause is told) or not ranks.untold():
+        return cause
+    # That one was killed on another machine the others see by the connection alone, and tell it at about one time.
+    time.sleep(SECONDS_TO_TELL)
+    return cause._replace(message="; ".join([cause.message, *ranks.untold().values()]))
 
 
 def _lost(session: Session) -> dict[int, str]:

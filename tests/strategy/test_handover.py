@@ -91,7 +91,7 @@ def test_the_command_names_a_file_that_is_there_wherever_it_is_typed(
     assert config.stem == strategy or strategy == "zero1_offload"
 
 
-def test_the_command_has_the_deepspeed_file_of_a_run_of_the_same_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_has_the_deepspeed_file_of_a_run_of_the_same_stage() -> None:
     """Another number of processes is all that it changes."""
     refused = Launch("zero2", 4, 4, deepspeed_source="mine.json")
     typed = ["s.py", "--deepspeed", "mine.json", "--seed", "1"]
@@ -105,11 +105,6 @@ def test_the_command_has_the_deepspeed_file_of_a_run_of_the_same_stage(monkeypat
     assert doubt("ddp", 2, refused, typed) == doubt("single", 1, refused, typed) == ""
     assert doubt("zero3", 4, refused, typed) == " If it was trained with a DeepSpeed file of your own, give that one."
     assert doubt("ddp", 2, refused, ["s.py", "--config", "r.yaml"]) == " Take deepspeed out of the recipe before."
-    monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
-    of_recipe = Launch("fsdp2", 2, 2)
-    assert doubt("single", 1, of_recipe, ["s.py"]) == " Take fsdp out of the recipe before."
-    assert doubt("single", 1, of_recipe, ["s.py", "--fsdp", "full_shard"]) == ""
-    assert doubt("fsdp2", 1, of_recipe, ["s.py"]) == ""
 
 
 @pytest.mark.parametrize(

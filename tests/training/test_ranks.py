@@ -90,7 +90,7 @@ def test_an_end_counts_wherever_its_rank_began_if_it_comes_after_this_one_began(
 
 def test_a_rank_of_another_machine_that_tells_no_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was killed there; by gloo's words alone its address would be known, and a port."""
-    monkeypatch.setattr("indictune.training.ranks._END_WAIT_S", 0.3)
+    monkeypatch.setattr(running, "SECONDS_TO_TELL", 0.1)
     ranks = [Ranks(tmp_path, rank, 4, "attempt") for rank in range(4)]
     for rank, host in ((1, "killed-there"), (2, "failed-there"), (3, socket.gethostname())):
         ranks[rank]._mine |= {"host": host, "pid": rank}
