@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 BUILT := $(VENV)/.built
 # A file's tests share the runs that they compare, so a file stays with one process.
 PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
-WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix strategy/test_,check.py launch.py deepspeed.py))
+WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix distributed/test_,launch_check.py launch.py deepspeed_config.py))
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo demo-llama test test-all test-faults test-gpu bench lint clean

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.environment import RESULTS, environment, write_results
-from indictune.layout import table
+from indictune.console_text import table
 
 # Ours alone, once at each size, for the straight line; beside plain `datasets` by a run of that program for itself.
 ROWS = ("--rows", "100000", "500000", "2000000", "--repeats", "1", "--vocabularies", "30000")

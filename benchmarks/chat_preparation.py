@@ -31,10 +31,10 @@ from trl.trainer.sft_trainer import SFTTrainer
 from benchmarks.contenders import peak_memory_bytes
 from benchmarks.environment import environment, write_results
 from benchmarks.preparation import watched_children, words
-from indictune.data.chats import set_template, tokenise_splits
+from indictune.config.chat_arguments import ChatDataArguments
+from indictune.console_text import table
 from indictune.data.conversations import load_conversations
-from indictune.layout import table
-from indictune.llama_arguments import ChatDataArguments
+from indictune.data.prepare_chats import set_template, tokenise_splits
 from indictune.models import builtin
 
 MODEL = builtin.resolve("builtin:tiny-indic-llama")

@@ -29,15 +29,15 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.environment import environment, write_results
-from indictune.arguments import ModelArguments, SentimentTrainingArguments
-from indictune.layout import table
-from indictune.models.loading import load_tokenizer
-from indictune.strategy import sharding, standin
-from indictune.strategy.launch import read_launch, world_size_of
-from indictune.training.bad_steps import BadSteps
-from indictune.training.checkpoints import saving, store
-from indictune.training.loss import ExactLoss
-from indictune.training.trainer import IndicTrainer
+from indictune.checkpoint import save, store
+from indictune.config.arguments import ModelArguments, SentimentTrainingArguments
+from indictune.console_text import table
+from indictune.distributed import cpu_fallback, sharding
+from indictune.distributed.launch import read_launch, world_size_of
+from indictune.models.load import load_tokenizer
+from indictune.train.bad_steps import BadSteps
+from indictune.train.classifier_trainer import IndicTrainer
+from indictune.train.loss import ExactLoss
 
 RANKS = world_size_of(os.environ)
 
@@ -55,7 +55,7 @@ def trained(folder: Path, width: int) -> IndicTrainer:
     rows = Dataset.from_dict({"input_ids": [[5, 6, 7, 8]] * 8, "labels": [0, 1] * 4, "length": [4] * 8})
     args = SentimentTrainingArguments(
         output_dir=str(folder),
-        **standin.start(launch, 600),
+        **cpu_fallback.start(launch, 600),
         bf16=False,
         max_steps=1,
         global_batch_size=8,
@@ -106,7 +106,7 @@ def seconds_waited(trainer: IndicTrainer) -> tuple[float, float]:
     trainer.args.async_save = False
     assert trainer.unfinished is not None
     trainer.unfinished.settled.result()
-    commit = seconds_of(lambda: saving.finish(trainer))
+    commit = seconds_of(lambda: save.finish(trainer))
     return begin[0] + commit[0], begin[1] + commit[1]
 
 
@@ -135,7 +135,7 @@ def measure(trainer: IndicTrainer, laps: int) -> dict[str, list[float]]:
             with nothing_hashed() if name == "ours, not hashed" else nullcontext():
                 seconds[name].append(act())
         seconds["hash"].append(seconds_of(lambda: hash_all(folder)))
-        seconds["check for NaN"].append(seconds_of(lambda: saving.check_weights(trainer)))
+        seconds["check for NaN"].append(seconds_of(lambda: save.check_weights(trainer)))
     return {
         name: [round(statistics.median(kind), 3) for kind in zip(*each, strict=True)] for name, each in seconds.items()
     }

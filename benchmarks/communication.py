@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import environment, write_results
-from indictune.layout import table
-from indictune.strategy.communication import sent_bytes
+from indictune.console_text import table
+from indictune.distributed.communication import sent_bytes
 
 ROOT = Path(__file__).parents[1]
 RANKS = 2

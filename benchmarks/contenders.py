@@ -184,7 +184,7 @@ def order_of(batches: TrainingBatches, steps: int) -> list[int]:
 
 def run_sentiment(contender: Contender, job: Job, callback: Callable[[Any, Any], TrainerCallback]) -> None:
     """scripts/train_sentiment.py with a contender's settings; `callback` as of `run_script`."""
-    from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+    from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
     from scripts import train_sentiment
 
     settings = {
@@ -218,8 +218,8 @@ def run_script(
         settings: its flags.
         callback: makes the callback from the trainer and its throughput.
     """
-    from indictune.config import read_recipe
-    from indictune.training.running import run
+    from indictune.config.recipe import read_recipe
+    from indictune.supervise.run import run
 
     watch = vars(script)["watch"]
 

@@ -16,11 +16,11 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config import read_recipe
-from indictune.strategy.sharding import repeated_blocks, whole_shapes
-from indictune.training import exact
-from indictune.training.running import run
+from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.recipe import read_recipe
+from indictune.distributed.sharding import repeated_blocks, whole_shapes
+from indictune.supervise.run import run
+from indictune.train import exact_trainer
 from scripts import train_sentiment
 
 
@@ -73,7 +73,7 @@ def main() -> int:
         return watch(trainer, *args)
 
     if os.environ.get("AS_TRAINER"):
-        setattr(exact, "set_up_communication", lambda *_: None)  # noqa: B010
+        setattr(exact_trainer, "set_up_communication", lambda *_: None)  # noqa: B010
     setattr(train_sentiment, "watch", watch_and_count)  # noqa: B010
     arguments = (ModelArguments, DataArguments, SentimentTrainingArguments)
     return run(train_sentiment.main, read_recipe(sys.argv[1:], arguments))

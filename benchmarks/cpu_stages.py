@@ -49,8 +49,8 @@ from benchmarks.speed import (
     write_rows,
 )
 from benchmarks.stages import StageProfiler, Steps
+from indictune.console_text import table
 from indictune.data.batching import TrainingBatches
-from indictune.layout import table
 
 STEPS = 6
 ROUNDS = 5

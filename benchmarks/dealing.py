@@ -30,8 +30,8 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSa
 from benchmarks import row_lengths
 from benchmarks.contenders import peak_memory_bytes
 from benchmarks.environment import environment, write_results
+from indictune.console_text import table
 from indictune.data.batching import TrainingBatches, deal_epoch, smallest_accumulation
-from indictune.layout import table
 from indictune.models import builtin
 
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples/train.jsonl"

@@ -43,10 +43,10 @@ SUITES: dict[str, dict[str, tuple[str, ...]]] = {
         "launchers and their files": (
             *_tests("test_bad_input", "TestUnderLaunchers"),
             *_tests("test_bad_chats", "test_qlora_under_zero3_is_refused_before_anything_is_loaded"),
-            *_tests("strategy/test_deepspeed", "test_a_contradiction_names_both_values"),
-            *_tests("strategy/test_check", "test_another_strategy_than_was_asked_for_is_refused"),
+            *_tests("distributed/test_deepspeed_config", "test_a_contradiction_names_both_values"),
+            *_tests("distributed/test_launch_check", "test_another_strategy_than_was_asked_for_is_refused"),
             *_tests(
-                "strategy/test_launch",
+                "distributed/test_launch",
                 "test_several_processes_asked_for_and_one_started_is_refused",
                 "test_plain_python_with_fsdp_is_refused_with_the_ways_to_start_it",
             ),
@@ -67,9 +67,9 @@ SUITES: dict[str, dict[str, tuple[str, ...]]] = {
         "token ids beyond the embedding": (
             *_tests("faults/test_bad_data", "test_token_ids_beyond_the_embedding_are_told_before_the_first_step"),
             *_tests(
-                "training/test_evaluate", "test_a_tokenizer_with_ids_beyond_the_embedding_is_told_without_a_traceback"
+                "train/test_evaluate", "test_a_tokenizer_with_ids_beyond_the_embedding_is_told_without_a_traceback"
             ),
-            *_tests("models/test_vocabulary", "TestUsedRows::test_a_token_that_the_model_has_not_is_refused"),
+            *_tests("models/test_active_vocabulary", "TestUsedRows::test_a_token_that_the_model_has_not_is_refused"),
         ),
     },
     "14": {

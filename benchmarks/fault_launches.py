@@ -35,8 +35,8 @@ from benchmarks.fault_runs import (
     status_of,
     tells_of_going_on,
 )
-from tests.distributed.launching import BIN, ROOT, accelerate, deepspeed, free_port, python, torchrun
 from tests.faults.runs import environment, processes_of
+from tests.ranks.launching import BIN, ROOT, accelerate, deepspeed, free_port, python, torchrun
 
 PATIENCE = ("--ddp_timeout", "20")
 GIVE_UP_S = 60

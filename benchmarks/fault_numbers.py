@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from benchmarks.fault_rows import Counts, Found
 from benchmarks.fault_runs import MANY_STEPS, Contender, Job, logged, losses, status_of
-from indictune.training import bad_steps
-from indictune.training.checkpoints import store
+from indictune.checkpoint import store
+from indictune.train import bad_steps
 
 BAD_NUMBERS = {
     "NaN in the loss": ("NAN", "loss"),

@@ -29,11 +29,11 @@ from benchmarks.fault_runs import (
     steps_lost,
     tells_of_going_on,
 )
-from indictune.training.checkpoints import store
-from indictune.training.checkpoints.store import UNFINISHED
-from tests.distributed.launching import ROOT
+from indictune.checkpoint import store
+from indictune.checkpoint.store import UNFINISHED
 from tests.faults.faulty import SIGNALLED
 from tests.faults.runs import environment
+from tests.ranks.launching import ROOT
 
 Counts = dict[str, int]
 Found = dict[str, Any]  # by case: words and how often, or how much
@@ -94,7 +94,7 @@ def lost_by_a_kill(folder: Path) -> Counter[str]:
 WRITES = (
     *("os:fsync", "os:makedirs", "os:chmod", "shutil:rmtree", "shutil:copyfile"),
     *("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.write_text"),
-    *("torch:save", "transformers.modeling_utils:safe_save_file", "indictune.models.vocabulary:save_file"),
+    *("torch:save", "transformers.modeling_utils:safe_save_file", "indictune.models.active_vocabulary:save_file"),
     *("transformers.configuration_utils:PreTrainedConfig.to_json_file",),
     *("transformers.tokenization_utils_base:PreTrainedTokenizerBase.save_pretrained",),
     *("transformers.trainer_callback:TrainerState.save_to_json", "pathlib:Path.mkdir"),

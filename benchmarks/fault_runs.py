@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from indictune.training.checkpoints import store
-from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start, torchrun
+from indictune.checkpoint import store
 from tests.faults.runs import EVALUATION, FAULTY, FOLDER, SAVE, STEP, processes_of
+from tests.ranks.launching import ROOT, SCRIPT, accelerate, python, start, torchrun
 
 SAMPLES = ROOT / "indictune/data/samples/train.jsonl"
 STEPS, MANY_STEPS = 8, 20  # in two epochs and in five
@@ -323,9 +323,9 @@ def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]], packed: tu
             "in a step": "transformers.trainer:Trainer.training_step",
             "in evaluation": EVALUATION,
             "in saving": SAVE,
-            "in data preparation": "indictune.data.preparation:_encoder",
-            "loss": "indictune.training.loss:ExactLoss.__call__",
-            "gradients": "indictune.training.exact:ExactTrainer.training_step",
+            "in data preparation": "indictune.data.tokenisation:_encoder",
+            "loss": "indictune.train.loss:ExactLoss.__call__",
+            "gradients": "indictune.train.exact_trainer:ExactTrainer.training_step",
         },
         packed,
         ("stop", "skip", "rollback"),

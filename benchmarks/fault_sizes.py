@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.fault_rows import Counts, Found
 from benchmarks.fault_runs import GLOBAL_BATCH, Contender, Job, gone_on_from
 from benchmarks.preparation import LABELS, words
-from indictune.training.checkpoints import store
+from indictune.checkpoint import store
 
 TIMEOUT_S = 600
 TIMES = 2  # each start is tried

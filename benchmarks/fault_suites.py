@@ -18,9 +18,9 @@ from xml.etree import ElementTree
 from benchmarks.fault_cases import SUITES, case_of
 from benchmarks.fault_rows import Found, names_the_file
 from benchmarks.fault_runs import DDP, ONE, ZERO2, Contender, Job, ended, status_of, weights
-from tests.distributed.launching import BIN, ROOT, accelerate, python, start, torchrun
 from tests.faults.canaries import Canary
 from tests.faults.test_tokens import TOKEN
+from tests.ranks.launching import BIN, ROOT, accelerate, python, start, torchrun
 
 # As transformers' Trainer reads the shards of FSDP2, by way of accelerate.
 READ_SHARDS = (

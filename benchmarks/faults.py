@@ -33,8 +33,8 @@ from benchmarks import fault_launches, fault_numbers, fault_rows, fault_sizes, f
 from benchmarks.environment import environment, write_results
 from benchmarks.fault_rows import Counts, Found
 from benchmarks.fault_runs import DDP, FSDP2, ONE, ZERO2, ZERO3_OFFLOAD, Contender, contenders
-from indictune.layout import table
-from tests.distributed.launching import python, start
+from indictune.console_text import table
+from tests.ranks.launching import python, start
 
 # Of kills: how many. `every`: of the places, of which one is tried. Of others: how many of the kinds.
 COUNTS: dict[str, Counts] = {

@@ -237,7 +237,7 @@ def train_by_indictune(contender: Contender, job: Job, connection: Connection, t
 
 def run_llama(contender: Contender, job: Job, callback: Callable[[Any, Any], TrainerCallback]) -> None:
     """scripts/train_llama.py with a contender's settings; `callback` as of `run_script`."""
-    from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+    from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
     from scripts import train_llama
 
     if contender.title.endswith(NOT_JOINED):  # no flag of a LLaMA's puts the padding back

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import environment, write_results
-from indictune.layout import table
-from tests.distributed.launching import Run, python, train
+from indictune.console_text import table
+from tests.ranks.launching import Run, python, train
 
 SCRIPT = "scripts/train_llama.py"
 DEMO = "recipes/llama/demo.yaml"

@@ -33,7 +33,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from benchmarks.environment import environment, write_results
-from indictune.layout import table
+from indictune.console_text import table
 
 SAMPLES = Path("indictune/data/samples/train.jsonl")
 LABELS = ("negative", "neutral", "positive")
@@ -98,7 +98,7 @@ def write_tokenizer(folder: Path, vocabulary_size: int) -> None:
 
 def run_stage(stage: str, rows: str, tokenizer_folder: str, cache: str) -> dict[str, float]:
     """In a process of its own: seconds of a stage without imports, peak memory, and the memory of the imports."""
-    importlib.import_module("indictune.data.preparation" if stage.startswith("ours") else "datasets")
+    importlib.import_module("indictune.data.tokenisation" if stage.startswith("ours") else "datasets")
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     imported = _peak_bytes()
     with watched_children() as peaks:
@@ -108,12 +108,12 @@ def run_stage(stage: str, rows: str, tokenizer_folder: str, cache: str) -> dict[
 
 
 def _ours(stage: str, rows: str, tokenizer: Any) -> float:
-    from indictune.arguments import DataArguments, TextArguments
+    from indictune.config.arguments import DataArguments, TextArguments
+    from indictune.data.bad_rows import BadRows
     from indictune.data.clean_batches import clean_batch
-    from indictune.data.loading import load_splits
-    from indictune.data.preparation import tokenise_splits
-    from indictune.data.rejects import BadRows
-    from indictune.data.sources import file_source
+    from indictune.data.load_rows import load_splits
+    from indictune.data.row_sources import file_source
+    from indictune.data.tokenisation import tokenise_splits
 
     started = time.perf_counter()
     if stage in ("ours_read", "ours_clean"):

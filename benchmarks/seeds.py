@@ -23,8 +23,8 @@ import torch
 from benchmarks.contenders import BATCH_SIZE, MAX_LENGTH
 from benchmarks.environment import environment, write_results
 from benchmarks.speed import VOCABULARIES, read_tweets, write_model, write_rows
-from indictune.layout import table
-from tests.distributed.launching import accelerate, python, train
+from indictune.console_text import table
+from tests.ranks.launching import accelerate, python, train
 
 SEEDS = range(5)
 # From random weights, so that it learns within these steps; a loss that stays where it began shows nothing.

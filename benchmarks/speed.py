@@ -44,8 +44,8 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from benchmarks.agreement import AIM, has_learned, largest_difference, tell_distance, tell_fall
 from benchmarks.contenders import BATCH_SIZE, MAX_LENGTH, Contender, Job, compete
 from benchmarks.environment import environment, write_results
+from indictune.console_text import table
 from indictune.data.cleaning import clean
-from indictune.layout import table
 from indictune.models.tiny_bert import train_tokenizer
 
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples"

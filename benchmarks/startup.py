@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.environment import environment, write_results
 from benchmarks.preparation import write_rows
-from indictune.layout import table
+from indictune.console_text import table
 
 LAPS = 3
 ROWS = 100_000

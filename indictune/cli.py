@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from indictune.console_text import printable
 from indictune.errors import UserError
-from indictune.layout import printable
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_REFUSED = 2
@@ -53,29 +53,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(argv: Sequence[str]) -> int:
     """Read and tokenise the rows of a run, once."""
-    import indictune.held_signals  # noqa: F401, before all that is slow
-    from indictune.training.prepare import prepare_command
+    import indictune.block_stop_signals  # noqa: F401, before all that is slow
+    from indictune.train.prepare import prepare_command
 
     return prepare_command(argv)
 
 
 def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file."""
-    from indictune.training.evaluate import evaluate_command
+    from indictune.train.evaluate import evaluate_command
 
     return evaluate_command(argv)
 
 
 def merge(argv: Sequence[str]) -> int:
     """Make an adapter and its base one model."""
-    from indictune.models.merging import merge_command
+    from indictune.models.merge import merge_command
 
     return merge_command(argv)
 
 
 def checkpoint(argv: Sequence[str]) -> int:
     """List and verify checkpoints, or make one a plain model."""
-    from indictune.training.checkpoints.command import checkpoint_command
+    from indictune.checkpoint.command import checkpoint_command
 
     return checkpoint_command(argv)
 
@@ -90,7 +90,7 @@ def _refused(error: UserError) -> int:
 
 def _until_stopped(verb: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """A verb that does not listen to signals by itself: one ends it, and what it was writing is removed."""
-    from indictune.training.stopping import EXIT_RESUMABLE, Stopped, StopRequest
+    from indictune.supervise.signals import EXIT_RESUMABLE, Stopped, StopRequest
 
     try:
         with StopRequest().listening():

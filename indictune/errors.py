@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from indictune.layout import in_one_line
+from indictune.console_text import in_one_line
 
 
 class UserError(Exception):

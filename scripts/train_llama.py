@@ -12,25 +12,25 @@ deepspeed --num_gpus 8 scripts/train_llama.py --deepspeed ds_configs/zero3_offlo
 import sys
 from functools import partial
 
-import indictune.held_signals  # noqa: F401, before all that is slow
-from indictune.config import read_recipe
+import indictune.block_stop_signals  # noqa: F401, before all that is slow
+from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.recipe import read_recipe
 from indictune.data.chat_tokens import answer_ends
-from indictune.data.chats import check_template, set_template, tokenise_splits
 from indictune.data.collation import lengths_of
 from indictune.data.conversations import load_conversations, sources_of
-from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.data.prepare_chats import check_template, set_template, tokenise_splits
+from indictune.distributed.sharding import reading_weights
 from indictune.models.adapters import check_precision
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
-from indictune.models.loading import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.unpadded import pads_causal
-from indictune.strategy.sharding import reading_weights
-from indictune.training.callbacks.continuing import train
-from indictune.training.callbacks.samples import write_samples
-from indictune.training.callbacks.watchers import watch
-from indictune.training.llama_trainer import LlamaTrainer, compute_dtype
-from indictune.training.results import finish, save
-from indictune.training.running import run
-from indictune.training.session import Session
+from indictune.supervise.run import run
+from indictune.supervise.session import Session
+from indictune.train.callbacks.register import watch
+from indictune.train.callbacks.resume import train
+from indictune.train.chat_trainer import LlamaTrainer, compute_dtype
+from indictune.train.finish import finish, save_model
+from indictune.train.samples import write_samples
 
 
 def main(session: Session) -> None:
@@ -68,7 +68,7 @@ def main(session: Session) -> None:
     trainer = LlamaTrainer(model, args, chats.train, chats.validation, tokenizer, padded)
     throughput = watch(trainer, chats.place, session)
     result = train(trainer, session, chats.folder, chats.test)
-    save(trainer, session)
+    save_model(trainer, session)
     write_samples(
         trainer, session, chats.samples, template, data_args.num_sample_generations, data_args.max_new_tokens
     )

@@ -12,26 +12,26 @@ deepspeed --num_gpus 8 scripts/train_sentiment.py --deepspeed ds_configs/zero3.j
 import sys
 from functools import partial
 
-import indictune.held_signals  # noqa: F401, before all that is slow
-from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config import read_recipe
+import indictune.block_stop_signals  # noqa: F401, before all that is slow
+from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.recipe import read_recipe
 from indictune.data.collation import lengths_of
-from indictune.data.loading import load_splits
-from indictune.data.preparation import tokenise_splits
-from indictune.data.sources import sources_of
+from indictune.data.load_rows import load_splits
+from indictune.data.row_sources import sources_of
+from indictune.data.tokenisation import tokenise_splits
+from indictune.distributed.sharding import reading_weights
+from indictune.distributed.vocabulary_choice import check_active_vocabulary, use_active_vocabulary
 from indictune.models.classifier import check_classifier, label_order, load_classifier, load_classifier_config
-from indictune.models.loading import load_tokenizer
+from indictune.models.load import load_tokenizer
 from indictune.models.unpadded import pads
-from indictune.strategy.sharding import reading_weights
-from indictune.strategy.vocabulary import check_active_vocabulary, use_active_vocabulary
-from indictune.training.callbacks.continuing import train
-from indictune.training.callbacks.watchers import watch
-from indictune.training.class_weights import as_tensor, check_file, class_weights
-from indictune.training.loss import ExactLoss
-from indictune.training.results import finish, save
-from indictune.training.running import run
-from indictune.training.session import Session
-from indictune.training.trainer import IndicTrainer, check_metric
+from indictune.supervise.run import run
+from indictune.supervise.session import Session
+from indictune.train.callbacks.register import watch
+from indictune.train.callbacks.resume import train
+from indictune.train.class_weights import as_tensor, check_file, class_weights
+from indictune.train.classifier_trainer import IndicTrainer, check_metric
+from indictune.train.finish import finish, save_model
+from indictune.train.loss import ExactLoss
 
 
 def main(session: Session) -> None:
@@ -72,7 +72,7 @@ def main(session: Session) -> None:
     trainer = IndicTrainer(model, args, train_rows, validation, tokenizer, loss, padded)
     throughput = watch(trainer, splits.train.place, session)
     result = train(trainer, session, splits.folder, test)
-    save(trainer, session)
+    save_model(trainer, session)
     finish(trainer, session, result, throughput, test)
 
 

@@ -9,7 +9,7 @@ import os
 
 from deepspeed.accelerator import get_accelerator
 
-from tests.distributed.launching import path
+from tests.ranks.launching import path
 
 OPERATORS = ("ShareMemCommBuilder", "CPUAdamBuilder")  # what ranks talk by, and the optimizer of an offload
 

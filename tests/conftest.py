@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import ROOT, SCRIPT, Run, path, python, start
+from tests.ranks.launching import ROOT, SCRIPT, Run, path, python, start
 
 
 def pytest_configure() -> None:

@@ -31,10 +31,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.environment import environment, write_results
-from indictune.data.hub import hub_batches, hub_records, load_hub_dataset
+from indictune.data.bad_rows import BadRows, Quarantine
+from indictune.data.hub_datasets import hub_batches, hub_records, load_hub_dataset
 from indictune.data.json_rows import holds_lines
-from indictune.data.reading import RECORD_EXTENSIONS, Record, read_batches, read_records
-from indictune.data.rejects import BadRows, Quarantine
+from indictune.data.read_files import RECORD_EXTENSIONS, Record, read_batches, read_records
 from indictune.errors import UserError
 from tests.data.test_round_trips import WRITERS
 from tests.plain_readers import Unreadable, are_same, cells_of, may_end_elsewhere, plain_rows

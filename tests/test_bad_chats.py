@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from indictune.config import read_recipe
-from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.recipe import read_recipe
 from indictune.models import builtin
-from indictune.training.running import run
-from tests.distributed.launching import ROOT, accelerate, start
+from indictune.supervise.run import run
+from tests.ranks.launching import ROOT, accelerate, start
 
 SCRIPT = ROOT / "scripts" / "train_llama.py"
 USER, ANSWER = {"role": "user", "content": "क्या?"}, {"role": "assistant", "content": "हाँ"}

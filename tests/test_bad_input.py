@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from indictune.models import builtin
-from indictune.training.output import check_free
+from indictune.supervise.run_folder import check_free
 from tests.conftest import FinishedRun
-from tests.distributed.launching import SCRIPT, accelerate, deepspeed, python, start, torchrun
+from tests.ranks.launching import SCRIPT, accelerate, deepspeed, python, start, torchrun
 
 GOOD = [("फिल्म अच्छी थी", "positive"), ("बहुत बुरा", "negative"), ("ठीक है", "positive"), ("मत देखना", "negative")]
 

@@ -387,7 +387,7 @@ def test_seeds_need_no_second_gpu(gpus: int, monkeypatch: pytest.MonkeyPatch, tm
     import torch
 
     from benchmarks import seeds
-    from tests.distributed.launching import python
+    from tests.ranks.launching import python
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     alone = gpus == 1

@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, TrainingArguments
 from transformers.utils.logging import get_verbosity, set_verbosity, set_verbosity_warning
 
+from indictune.checkpoint import copying, export, resume, store
+from indictune.checkpoint.store import UNFINISHED
 from indictune.cli import main
-from indictune.command_arguments import CheckpointArguments
+from indictune.config.command_arguments import CheckpointArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.training.checkpoints import converting, copying, resuming, store
-from indictune.training.checkpoints.store import UNFINISHED
-from indictune.training.output import AUTO
+from indictune.supervise.run_folder import AUTO
+from tests.checkpoint.test_store import flip_a_bit, truncate, write
 from tests.conftest import FinishedRun
-from tests.distributed.launching import SCRIPT, python, start
-from tests.training.checkpoints.test_store import flip_a_bit, truncate, write
+from tests.ranks.launching import SCRIPT, python, start
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ class TestListing:
             write(tmp_path, step, state=state, recipe=recipe)
         args = TrainingArguments(str(tmp_path), use_cpu=True)
         args.load_best_model_at_end = ends_with_best
-        taken, _ = resuming.newest_whole(store.listed(tmp_path), AUTO, args, False)
+        taken, _ = resume.newest_whole(store.listed(tmp_path), AUTO, args, False)
         assert taken is not None
         expected = 4 if ends_with_best and whole == (2, 4, 8) else 8
         assert taken.name == f"checkpoint-{expected}"
@@ -323,12 +323,12 @@ class TestConverting:
 def test_pickles_that_were_left_behind_are_trusted_as_the_rest_of_the_run(tmp_path: Path) -> None:
     left = write(tmp_path / "abandoned-1", 4)
     with pytest.raises(UserError, match=r"is not in a run's --output_dir \(.* has no recipe.yaml\)"):
-        converting.check_trusted(left, trust_checkpoint=False)
+        export.check_trusted(left, trust_checkpoint=False)
     (tmp_path / "recipe.yaml").touch()
-    converting.check_trusted(left, trust_checkpoint=False)
+    export.check_trusted(left, trust_checkpoint=False)
     left.parent.chmod(0o777)
     with pytest.raises(UserError, match=r"abandoned-1 can be written by other users"):
-        converting.check_trusted(left, trust_checkpoint=False)
+        export.check_trusted(left, trust_checkpoint=False)
 
 
 def test_an_adapter_stays_an_adapter(finished_run: FinishedRun, tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_the_base_of_a_model_in_parts_may_be_a_bin_where_that_is_trusted(
 
     def embedding(trusts: bool) -> torch.Tensor:
         args = CheckpointArguments(str(checkpoint), trust_checkpoint=trusts)
-        return converting._embedding_at_start(args, checkpoint, AutoModelForSequenceClassification, config)
+        return export._embedding_at_start(args, checkpoint, AutoModelForSequenceClassification, config)
 
     with pytest.raises(UserError, match=r"its weights are a pickle.*--trust_checkpoint true"):
         embedding(trusts=False)
@@ -372,7 +372,7 @@ def test_the_base_of_a_model_in_parts_is_read_without_a_word_of_the_head_that_it
     logging.getLogger("transformers").addHandler(handler)
     set_verbosity_warning()  # type: ignore[no-untyped-call]
     try:
-        converting._embedding_at_start(args, checkpoint, AutoModelForSequenceClassification, config)
+        export._embedding_at_start(args, checkpoint, AutoModelForSequenceClassification, config)
         assert said.getvalue() == ""
         assert get_verbosity() == logging.WARNING
     finally:

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from indictune.cli import USAGE, main
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, python, start
 from tests.faults.runs import AS_A_USER
+from tests.ranks.launching import BIN, ROOT, python, start
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -164,7 +164,7 @@ def test_weights_that_are_closed_are_told_as_that(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, file)
     file.chmod(0o000)
     by_safetensors = f"from safetensors import safe_open; safe_open({str(file)!r}, 'pt')"
-    ours = f"from pathlib import Path; from indictune.models.checkpoints import *; Checkpoint([Path({str(file)!r})])"
+    ours = f"from pathlib import Path; from indictune.models.weight_files import *; Checkpoint([Path({str(file)!r})])"
     said = [start([*AS_A_USER, "-c", program]).stderr.splitlines()[-1] for program in (by_safetensors, ours)]
     assert said[0].startswith("FileNotFoundError: No such file or directory")
     assert said[1] == f"PermissionError: [Errno 13] Permission denied: '{file}'"

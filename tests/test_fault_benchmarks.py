@@ -52,15 +52,16 @@ from benchmarks.fault_runs import (
 )
 from benchmarks.fault_sizes import say_step
 from benchmarks.faults import COUNTS, TITLES, parts
-from indictune.data.reading import read_batches
-from indictune.training import bad_steps, output
-from indictune.training.checkpoints import store
-from indictune.training.checkpoints.store import UNFINISHED
+from indictune.checkpoint import store
+from indictune.checkpoint.store import UNFINISHED
+from indictune.data.read_files import read_batches
+from indictune.supervise import run_folder
+from indictune.train import bad_steps
 from tests import fuzz_readers
 from tests.conftest import FinishedRun
-from tests.distributed.launching import ROOT
 from tests.faults.faulty import FOLDER, hit
 from tests.plain_readers import are_same, cells_of, plain_records, plain_rows
+from tests.ranks.launching import ROOT
 
 
 class Unbroken(Job):
@@ -140,10 +141,10 @@ def test_a_disk_that_refuses_writes_is_that_of_the_run(tmp_path: Path, monkeypat
 def test_a_stop_is_told_by_75_or_by_the_status(copy: Path) -> None:
     assert [tells_of_going_on(copy, code, is_of_the_run=True) for code in (75, 1, -15, None)] == [True] + 3 * [False]
     assert not tells_of_going_on(copy, 75, is_of_the_run=False)
-    output.write_status(copy, "resumable", "stopped after step 4, which is saved.")
+    run_folder.write_status(copy, "resumable", "stopped after step 4, which is saved.")
     assert tells_of_going_on(copy, 1, is_of_the_run=False)
     assert saved_what_is_told(copy)
-    output.write_status(copy, "resumable", "stopped after step 3, which is saved.")
+    run_folder.write_status(copy, "resumable", "stopped after step 3, which is saved.")
     assert not saved_what_is_told(copy)
 
 
@@ -319,7 +320,7 @@ def test_what_is_done_about_a_bad_step_counts_where_it_is_noted_told_and_done(
 ) -> None:
     code = 1 if policy == "stop" else 0
     told = "The loss or the gradient of step 3 is NaN or infinite; training has stopped"
-    output.write_status(copy, "failed" if code else "ok", told if code else "")
+    run_folder.write_status(copy, "failed" if code else "ok", told if code else "")
     said = (
         f"warning: the loss or the gradient of step 3 is NaN or infinite: {policy}; its loss was nan; its rows: a:1\n"
     )
@@ -335,7 +336,7 @@ def test_what_is_done_about_a_bad_step_counts_where_it_is_noted_told_and_done(
     assert done_about(copy, *about, -9, said).startswith("failed: gave -9")
     assert done_about(copy, 4, policy, 1, code, said).startswith("failed")
     if policy == "stop":
-        output.write_status(copy, "failed", "RuntimeError: something else")
+        run_folder.write_status(copy, "failed", "RuntimeError: something else")
     else:
         assert done_about(copy, *about, code, "").startswith("failed")
         change_weights(copy / "checkpoint-3")
@@ -480,7 +481,7 @@ def test_what_a_launch_came_to_is_what_was_trained_or_the_message(tmp_path: Path
     assert came_up(0, ours) == "trained as fsdp2 on 2 process(es)"
     assert came_up(1, f"{ours}\n[rank0]: ValueError: no\nOSError: x") == "ended by ValueError: no"
     assert came_up(None, ours) == "ended by None"
-    output.write_status(tmp_path, "user_error", "2 problems:\n  1. --bf16")
+    run_folder.write_status(tmp_path, "user_error", "2 problems:\n  1. --bf16")
     assert came_up(2, "ValueError: no") == "ended by 2 problems: 1. --bf16"
 
 

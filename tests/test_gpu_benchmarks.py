@@ -33,7 +33,7 @@ from benchmarks.stages import StageProfiler, Steps, host, stage_of
 from benchmarks.turns import Race, tell_whether_padding_is_seen
 from indictune.data.batching import deal_epoch, smallest_accumulation
 from indictune.data.collation import PadToLongest
-from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
+from tests.train.tiny import answer_rows, tiny_llama, tiny_trainer
 
 ROOT = Path(__file__).parents[1]
 
@@ -302,7 +302,7 @@ def parts_of_gpu(results: Path, name: str, *flags: str) -> dict[str, Any]:
 def test_nobody_is_the_first_to_import_what_all_import() -> None:
     listing = f"{classifier_gpu.WARM_UP}\nimport sys\nprint(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, check=True)
-    ours = {"indictune.training.trainer", "indictune.data.cache", "indictune.strategy.launch"}
+    ours = {"indictune.train.classifier_trainer", "indictune.data.cache", "indictune.distributed.launch"}
     theirs = {"accelerate.data_loader", "datasets.arrow_dataset", "transformers.models.bert.modeling_bert"}
     assert ours | theirs | {"deepspeed.runtime.engine"} <= set(told.stdout.split())
     hidden = f"import sys\nsys.modules['deepspeed'] = None\n{listing}"  # as where it is not installed

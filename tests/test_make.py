@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import build_operators
-from tests.distributed.launching import BIN, ROOT
+from tests.ranks.launching import BIN, ROOT
 
 
 def commands_of(folder: Path, *words: str) -> str:

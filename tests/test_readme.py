@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from benchmarks.fault_cases import SUITES
-from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
-from indictune.config import read_recipe
-from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
-from indictune.strategy.launch import read_deepspeed
+from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
+from indictune.config.recipe import read_recipe
+from indictune.distributed.launch import read_deepspeed
 from tests.conftest import FinishedRun
-from tests.distributed.launching import ROOT
+from tests.ranks.launching import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "recipes").rglob("*.yaml"))]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.expected_memory import expected
-from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config import read_recipe
-from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.recipe import read_recipe
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").rglob("*.yaml"))
 TYPES = {

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import ROOT, start
+from tests.ranks.launching import ROOT, start
 
 # Each may import those of the lines above it, and itself.
 LAYERS = [
-    {"indictune.credentials", "indictune.errors", "indictune.held_signals", "indictune.launchers"}
-    | {"indictune.layout", "indictune.progress", "indictune"},
-    {"indictune.arguments", "indictune.config"},
-    {"indictune.checked_values", "indictune.command_arguments", "indictune.llama_arguments"},
+    {"indictune.credentials", "indictune.errors", "indictune.block_stop_signals", "indictune.exit_with_launcher"}
+    | {"indictune.console_text", "indictune.progress", "indictune.versions", "indictune.cache_folders", "indictune"},
+    {"indictune.config"},
     {"indictune.data", "indictune.models", "indictune.evaluation"},
-    {"indictune.strategy"},
-    {"indictune.training"},
+    {"indictune.distributed"},
+    {"indictune.preflight", "indictune.checkpoint", "indictune.train", "indictune.supervise", "indictune.hub"},
     {"indictune.cli", "indictune.__main__", "scripts"},
 ]
 TOP_LEVEL = {
@@ -77,9 +76,9 @@ def test_what_runs_leave_behind_is_not_kept() -> None:
 def test_the_layers_are_told_apart() -> None:
     assert len(FILES) > 30
     assert layer_of("indictune.errors.UserError") == 0
-    assert layer_of("indictune.config.Recipe") == 1
-    assert layer_of("indictune.data.batching") == layer_of("indictune.models.loading.load_config") == 3
-    assert layer_of("scripts.train_sentiment") == 6
+    assert layer_of("indictune.config.recipe.Recipe") == 1
+    assert layer_of("indictune.data.batching") == layer_of("indictune.models.load.load_config") == 2
+    assert layer_of("scripts.train_sentiment") == 5
 
 
 @every_file
@@ -91,16 +90,16 @@ def test_imports_point_one_way(path: Path) -> None:
 
 
 def test_arguments_and_recipes_know_nothing_but_errors_credentials_and_plain_yaml() -> None:
-    known = {"indictune.errors", "indictune.credentials", "indictune.plain_yaml"}
-    for name in ("arguments", "config"):
-        ours = {name for name in imported(ROOT / f"indictune/{name}.py") if name.startswith("indictune")}
+    known = {"indictune.errors", "indictune.credentials", "indictune.config.strict_yaml"}
+    for name in ("arguments", "recipe"):
+        ours = {name for name in imported(ROOT / f"indictune/config/{name}.py") if name.startswith("indictune")}
         assert {name.rpartition(".")[0] for name in ours} <= known
 
 
 def test_the_packages_of_a_line_stay_apart_but_for_models_that_read_the_built_in_tweets() -> None:
     allowed = {
         ("indictune.models", "indictune.data.cleaning"),  # the tokenizer learns from the texts that a run sees
-        ("indictune.data", "indictune.arguments"),
+        ("indictune.data", "indictune.config.arguments"),
     }
     peers = ("indictune.data", "indictune.models", "indictune.evaluation")
     for path in FILES:
@@ -152,7 +151,7 @@ def test_the_words_of_a_module_are_its_code_not_its_reasons() -> None:
 
 @every_file
 def test_no_code_outside_strategy_names_a_strategy(path: Path) -> None:
-    if (ROOT / "indictune/strategy") in path.parents:
+    if (ROOT / "indictune/distributed") in path.parents:
         return
     named = {word for word in words_of(parsed(path)) if STRATEGY.search(word)} - FLAGS
     assert named == set()

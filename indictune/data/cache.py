@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from indictune.folders import cache_folder, kept_in
+from indictune.cache_folders import cache_folder, kept_in
 from indictune.progress import HERE
 from indictune.versions import versions_of
 

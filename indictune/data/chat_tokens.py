@@ -12,12 +12,11 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from indictune.data.arrow_tables import smaller_batches
+from indictune.data.bad_rows import Quarantine
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.conversations import Conversations
-from indictune.data.preparation import all_cores
-from indictune.data.progress import shown
-from indictune.data.rejects import Quarantine
-from indictune.data.tables import smaller_batches
+from indictune.data.progress_bar import shown
 from indictune.data.templates import (
     EXAMPLE,
     JINJA_ERRORS,
@@ -28,6 +27,7 @@ from indictune.data.templates import (
     marks_of,
     written_out,
 )
+from indictune.data.tokenisation import all_cores
 from indictune.data.unusable_chats import UnusableChats
 from indictune.errors import UserError
 

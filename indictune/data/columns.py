@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.rejects import BadRows
+from indictune.data.bad_rows import BadRows
 from indictune.errors import Problems, UserError
 
 _MAX_SHOWN = 30

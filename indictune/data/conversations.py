@@ -14,18 +14,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.arguments import BadRowArguments
+from indictune.config.arguments import BadRowArguments
+from indictune.config.chat_arguments import ChatDataArguments
+from indictune.data.arrow_tables import map_table, stored_batches, write_table
+from indictune.data.bad_rows import BadRows, Quarantine, bad_rows, place
 from indictune.data.cache import file_digest, made_once
-from indictune.data.hub import CsvFiles, fingerprint_of, hub_records, load_hub_dataset, name_of
+from indictune.data.hub_datasets import CsvFiles, fingerprint_of, hub_records, load_hub_dataset, name_of
 from indictune.data.languages import language_of
 from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
-from indictune.data.progress import shown
-from indictune.data.reading import RECORD_EXTENSIONS, Record, read_records, without_halves
-from indictune.data.rejects import BadRows, Quarantine, bad_rows, place
-from indictune.data.sources import BUILTIN_PREFIX, SPLITS, by_split, refuse_early, used_splits
-from indictune.data.tables import map_table, stored_batches, write_table
+from indictune.data.progress_bar import shown
+from indictune.data.read_files import RECORD_EXTENSIONS, Record, read_records, without_halves
+from indictune.data.row_sources import BUILTIN_PREFIX, SPLITS, by_split, refuse_early, used_splits
 from indictune.errors import Problems, UserError
-from indictune.llama_arguments import ChatDataArguments
 
 BUILTIN_CHATS = "builtin:chats"
 

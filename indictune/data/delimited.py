@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 
+from indictune.data.bad_rows import BadRows
 from indictune.data.columns import check_columns
-from indictune.data.lines import decoded_lines
-from indictune.data.rejects import BadRows
+from indictune.data.text_lines import decoded_lines
 
 # A text of more lines is told to the user: it may be many rows that a stray quote has made one.
 _MANY_LINES = 100

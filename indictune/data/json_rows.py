@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
+from indictune.data.bad_rows import BadRows
 from indictune.data.columns import check_columns, shortened
-from indictune.data.lines import decoded_lines
-from indictune.data.rejects import BadRows
+from indictune.data.text_lines import decoded_lines
 from indictune.errors import UserError
 
 _SPACE = re.compile(r"[ \t\n\r]*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indictune.data.columns import shortened
 from indictune.data.json_rows import kind_of
-from indictune.data.reading import without_halves
+from indictune.data.read_files import without_halves
 
 MESSAGES = "messages"
 CONVERSATIONS = "conversations"

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
+from indictune.data.arrow_tables import map_table
 from indictune.data.collation import ListColumn
-from indictune.data.tables import map_table
 
 # Packed together: enough to find good fits.
 _GROUP_ROWS = 10_000

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
+from indictune.console_text import table
 from indictune.data.conversations import Conversations
-from indictune.layout import table
 
 _MEASURED_ROWS = 1_000  # of each language; enough for two digits
 

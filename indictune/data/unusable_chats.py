@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from indictune.arguments import BadRowArguments
+from indictune.config.arguments import BadRowArguments
+from indictune.data.bad_rows import Quarantine
 from indictune.data.conversations import Conversations
-from indictune.data.rejects import Quarantine
 from indictune.errors import Problems, UserError
 
 _MAX_PLACES = 20

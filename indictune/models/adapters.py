@@ -12,10 +12,10 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
-from indictune.arguments import ModelArguments
+from indictune.config.arguments import ModelArguments
 from indictune.errors import Problems, UserError
 from indictune.models import builtin
-from indictune.models.bases import CONFIG, record_base
+from indictune.models.adapter_base import CONFIG, record_base
 
 ALL_LINEAR = "all-linear"
 
@@ -143,7 +143,7 @@ def check_published_base(args: ModelArguments, push_to_hub: bool) -> None:
 
 def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
     """Write what peft leaves out of an adapter's folder: the configuration, with the label names and the quantisation
-    (`bases.config_file`), how answers end, and which weights the adapter belongs to.
+    (`adapter_base.config_file`), how answers end, and which weights the adapter belongs to.
 
     A model that is no adapter is left alone; its own `save_pretrained` writes everything. Call it on one process,
     beside every `save_pretrained` of the model.

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from indictune.cache_folders import cache_folder, kept_in
 from indictune.errors import UserError
-from indictune.folders import cache_folder, kept_in
 from indictune.models import tiny_bert, tiny_llama
 
 PREFIX = "builtin:"

@@ -17,12 +17,13 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from indictune.arguments import ModelArguments
+from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
+from indictune.models.adapter_base import config_file
 from indictune.models.adapters import add_lora, freeze_quantised, nf4_config
-from indictune.models.bases import config_file
+from indictune.models.config_shapes import check_shapes
 from indictune.models.dropout import set_config_dropout, set_module_dropout
-from indictune.models.loading import (
+from indictune.models.load import (
     Model,
     check_vocabulary,
     has_own_code,
@@ -32,8 +33,7 @@ from indictune.models.loading import (
     set_padding,
     stored_quantisation,
 )
-from indictune.models.shapes import check_shapes
-from indictune.models.sources import BROKEN, MODEL_FLAG, explained
+from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
 
 OUTPUT_LAYER = "lm_head"
 

@@ -19,11 +19,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from indictune.arguments import ModelArguments
+from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import HEAD_NAMES, add_lora, freeze_quantised, nf4_config
+from indictune.models.config_shapes import check_shapes
 from indictune.models.dropout import set_config_dropout, set_module_dropout
-from indictune.models.loading import (
+from indictune.models.load import (
     Model,
     check_vocabulary,
     load_config,
@@ -32,8 +33,7 @@ from indictune.models.loading import (
     set_padding,
     stored_quantisation,
 )
-from indictune.models.shapes import check_shapes
-from indictune.models.sources import MODEL_FLAG, explained
+from indictune.models.load_errors import MODEL_FLAG, explained
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedConfig
 
-from indictune.arguments import ModelArguments
+from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models.attention import ATTENTION
-from indictune.models.loading import has_own_code
+from indictune.models.load import has_own_code
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, BertTokenizerLegacy, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from indictune.arguments import BadRowArguments
+from indictune.config.arguments import BadRowArguments
 from indictune.data.chat_tokens import (
     ChatTokeniser,
     ChatTokens,
@@ -29,8 +29,8 @@ from indictune.data.conversations import Conversations, load_test_conversations
 from indictune.data.templates import Message, choose_template
 from indictune.errors import UserError
 from indictune.models import builtin
-from tests.distributed.launching import ROOT
 from tests.models.tiny import words_tokenizer
+from tests.ranks.launching import ROOT
 
 LLAMA2_FILE = ROOT / "../shared/data/tokenizers/llama2/tokenizer.model"
 LLAMA3_TOKENS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]

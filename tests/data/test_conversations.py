@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from indictune.arguments import BadRowArguments
-from indictune.data import conversations, hub, reading
+from indictune.config.arguments import BadRowArguments
+from indictune.config.chat_arguments import ChatDataArguments
+from indictune.data import conversations, hub_datasets, read_files
+from indictune.data.bad_rows import REJECTED, BadRows
 from indictune.data.conversations import Conversations, leak_note, load_conversations, load_test_conversations
-from indictune.data.rejects import REJECTED, BadRows
 from indictune.errors import UserError
-from indictune.llama_arguments import ChatDataArguments
 
 Row = dict[str, Any]
 Write = Callable[[str, list[Row]], str]
@@ -159,7 +159,7 @@ def test_a_row_names_its_language_or_its_script_decides(write: Write) -> None:
 
 def test_order_and_lines_across_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "_CHUNK_ROWS", 2)
-    monkeypatch.setattr(reading, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(read_files, "_CHUNK_ROWS", 3)
     rows = [chat(f"q{index}", "a") for index in range(7)]
     for name in ("a.jsonl", "a.parquet"):
         table = of_file(write(name, rows)).table
@@ -341,7 +341,7 @@ def hub_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A folder laid out like a dataset on the Hub."""
     import datasets
 
-    monkeypatch.setattr(hub, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(hub_datasets, "_CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     Path("chats").mkdir()
     for split in ("train", "validation", "test"):
@@ -372,7 +372,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
 
     rows = datasets.Dataset.from_dict({"messages": []}, split="validation")
     with pytest.raises(UserError, match=r"^validation: the split holds no rows\.$"):
-        next(hub.hub_records(rows, BadRows("validation")))
+        next(hub_datasets.hub_records(rows, BadRows("validation")))
 
 
 _SFT = Path(__file__).parents[3] / "shared" / "data" / "sft"

@@ -10,12 +10,12 @@ from typing import Any
 import datasets
 import pytest
 
-from indictune.arguments import DataArguments
+from indictune.config.arguments import DataArguments
+from indictune.config.chat_arguments import ChatDataArguments
+from indictune.data.bad_rows import REJECTED
 from indictune.data.conversations import load_conversations
-from indictune.data.loading import load_splits
-from indictune.data.rejects import REJECTED
+from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
-from indictune.llama_arguments import ChatDataArguments
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from indictune.arguments import DataArguments
-from indictune.data import hub
+from indictune.config.arguments import DataArguments
+from indictune.config.chat_arguments import ChatDataArguments
+from indictune.data import hub_datasets
+from indictune.data.bad_rows import REJECTED, BadRows, Quarantine
 from indictune.data.conversations import load_conversations
 from indictune.data.conversations import sources_of as chat_sources_of
-from indictune.data.loading import Splits, load_splits
-from indictune.data.reading import read_records
-from indictune.data.rejects import REJECTED, BadRows, Quarantine
-from indictune.data.sources import sources_of
+from indictune.data.load_rows import Splits, load_splits
+from indictune.data.read_files import read_records
+from indictune.data.row_sources import sources_of
 from indictune.errors import Problems, UserError
-from indictune.llama_arguments import ChatDataArguments
 from tests.data.tables import read_table
 from tests.data.test_hub_csv import DECLARED, problem_of
 
@@ -45,9 +45,9 @@ def rows_of(splits: Splits) -> list[tuple[str, str]]:
     return list(zip(*(splits.train.table[column].to_pylist() for column in ("text", "label")), strict=True))
 
 
-def json_files() -> hub.JsonFiles:
-    files = hub.load_hub_dataset("set", None)["train"]
-    assert isinstance(files, hub.JsonFiles)
+def json_files() -> hub_datasets.JsonFiles:
+    files = hub_datasets.load_hub_dataset("set", None)["train"]
+    assert isinstance(files, hub_datasets.JsonFiles)
     return files
 
 
@@ -112,7 +112,7 @@ def test_a_key_there_twice_is_told(folder: Path) -> None:
 def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
     (folder / "train-1.jsonl").write_text(GOOD)
     (folder / "train-2.jsonl").write_text("\n{}}\n" + GOOD + '{"text": ["c"], "label": "x"}\n')
-    batches = list(hub.hub_batches(json_files(), COLUMNS, {"language": "language"}, quarantine))
+    batches = list(hub_datasets.hub_batches(json_files(), COLUMNS, {"language": "language"}, quarantine))
     first, second = str(folder / "train-1.jsonl"), str(folder / "train-2.jsonl")
     assert [quarantine.place(line) for batch in batches for line in batch["line"].to_pylist()] == [
         *(f"{first}:1", f"{first}:2"),
@@ -125,7 +125,7 @@ def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, 
 
 def test_bad_lines_of_chats_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
     (folder / "train.jsonl").write_text('{"prompt": "a", "completion": 1.50}\nbroken\n{"prompt": "b"}\n')
-    records = list(hub.hub_records(json_files(), quarantine))
+    records = list(hub_datasets.hub_records(json_files(), quarantine))
     assert records == [(1, {"prompt": "a", "completion": "1.50"}), (3, {"prompt": "b"})]
     assert [entry["line"] for entry in rejects(quarantine, 2)] == [2]
     with pytest.raises(UserError, match=r"train\.jsonl:2: no valid JSON: Expecting value"):
@@ -266,8 +266,8 @@ def test_a_class_id_out_of_range_is_told_by_row_and_left_out(
     pq.write_table(table, folder / "train.parquet")
     told = f"train row 3: label {wrong} is none of those that the dataset declares (negative, positive)."
     assert problem_of().endswith(told)
-    (rows,) = hub.load_hub_dataset("set", None).values()
-    (batch,) = hub.hub_batches(rows, COLUMNS, {}, quarantine)
+    (rows,) = hub_datasets.load_hub_dataset("set", None).values()
+    (batch,) = hub_datasets.hub_batches(rows, COLUMNS, {}, quarantine)
     assert batch.select(["text", "label", "line"]).to_pylist() == [
         {"text": "a", "label": "positive", "line": 1},
         {"text": "b", "label": "negative", "line": 2},
@@ -326,10 +326,10 @@ def test_bytes_in_parquet_that_are_no_text_are_told_by_row_and_left_out(folder: 
     texts = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff", b"c"], pa.binary()).buffers())
     pq.write_table(pa.table({"text": texts, "label": ["x", "y", "y"], "prompt": ["a"] * 3}), folder / "train.parquet")
     assert problem_of().endswith("train row 2: column text: byte 0xff is no UTF-8 text.")
-    (rows,) = hub.load_hub_dataset("set", None).values()
-    (batch,) = hub.hub_batches(rows, COLUMNS, {}, quarantine)
+    (rows,) = hub_datasets.load_hub_dataset("set", None).values()
+    (batch,) = hub_datasets.hub_batches(rows, COLUMNS, {}, quarantine)
     assert (batch["text"].to_pylist(), batch["line"].to_pylist()) == (["a", "c"], [1, 3])
-    assert [line for line, _ in hub.hub_records(rows, quarantine)] == [1, 3]
+    assert [line for line, _ in hub_datasets.hub_records(rows, quarantine)] == [1, 3]
     assert [entry["read"]["label"] for entry in rejects(quarantine, 4)] == ["y", "y"]
 
 

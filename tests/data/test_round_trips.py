@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indictune.data.reading import read_records
-from indictune.data.rejects import BadRows
+from indictune.data.bad_rows import BadRows
+from indictune.data.read_files import read_records
 from tests.data.tables import read_table
 
 Table = Sequence[tuple[str, str]]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from indictune.data.chats import Chats, set_template, tokenise_splits
+from indictune.config.chat_arguments import ChatDataArguments
+from indictune.data.bad_rows import REJECTED
 from indictune.data.conversations import load_conversations
-from indictune.data.rejects import REJECTED
+from indictune.data.prepare_chats import Chats, set_template, tokenise_splits
 from indictune.errors import UserError
-from indictune.llama_arguments import ChatDataArguments
 
 # Takes no system message, as Gemma's, and marks an answer but for one word.
 TEMPLATE = """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from indictune.arguments import DataArguments
-from indictune.data import preparation, reading
-from indictune.data.loading import load_splits
-from indictune.data.preparation import tokenise_splits
+from indictune.config.arguments import DataArguments
+from indictune.data import read_files, tokenisation
+from indictune.data.load_rows import load_splits
+from indictune.data.tokenisation import tokenise_splits
 from tests.models.tiny import words_tokenizer
 
 
@@ -18,8 +18,8 @@ def peak_kib() -> int:
 
 if __name__ == "__main__":
     fewer_at_once = int(sys.argv[3])
-    reading._CHUNK_ROWS //= fewer_at_once
-    preparation._BATCH_ROWS //= fewer_at_once
+    read_files._CHUNK_ROWS //= fewer_at_once
+    tokenisation._BATCH_ROWS //= fewer_at_once
     for path in sys.argv[1:3]:
         tokenise_splits(load_splits(DataArguments(train_file=path)), words_tokenizer(), ["a", "b"], 256)
         print(peak_kib())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
+from indictune.checkpoint import resume
 from indictune.errors import UserError
-from indictune.training.checkpoints import resuming
 
 if __name__ == "__main__":
     rank = int(os.environ["RANK"])
@@ -20,7 +20,7 @@ if __name__ == "__main__":
     assert args.world_size == 2
     named = Path(folder, sys.argv[1])
     try:
-        told = f"takes {resuming.newest_whole([named], str(named), args, False)[0]}"
+        told = f"takes {resume.newest_whole([named], str(named), args, False)[0]}"
     except UserError as error:
         told = error.message
     Path(folder, "told").write_text(told)

@@ -2,10 +2,10 @@
 
 import sys
 
-from indictune.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config import read_recipe
-from indictune.training.running import run
-from indictune.training.session import Session
+from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.recipe import read_recipe
+from indictune.supervise.run import run
+from indictune.supervise.session import Session
 
 
 def main(session: Session) -> None:

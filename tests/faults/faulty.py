@@ -1,6 +1,6 @@
 """Run a training script and let something hit it at a place that is always the same.
 
-    faulty.py SIGTERM@indictune.training.callbacks.step_flags:StepFlags.on_step_end:3 SCRIPT FLAGS...
+    faulty.py SIGTERM@indictune.train.callbacks.step_flags:StepFlags.on_step_end:3 SCRIPT FLAGS...
     ... SIGKILL@os:fsync:7@1 ...
     ... SIGKILL@os:fsync:7@1@0 ...
     ... SIGKILL@after:2.5 ...
@@ -36,8 +36,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from indictune.checkpoint import store
 from indictune.errors import UserError
-from indictune.training.checkpoints import store
 
 SLOW_S = 5
 SIGNALLED = "SIGNALLED"

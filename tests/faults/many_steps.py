@@ -17,10 +17,10 @@ from transformers import TrainerCallback, TrainerState
 
 sys.path.append(str(Path(__file__).parents[2]))  # a script has its own folder alone
 
-from indictune.strategy.groups import bring_up
-from indictune.strategy.launch import read_launch
+from indictune.distributed.launch import read_launch
+from indictune.distributed.process_group import bring_up
 from tests.faults.growing import held
-from tests.training.tiny import answer_rows, tiny_trainer
+from tests.train.tiny import answer_rows, tiny_trainer
 
 FEW, MANY = 60, 210
 # torch (2.13) keeps that many of the last collectives, 2,000 if nothing is said: full within some 300 steps.

@@ -17,7 +17,7 @@ import torch
 from transformers import Trainer
 
 from indictune.data.collation import IndexedRows, Row
-from indictune.strategy import conversion
+from indictune.distributed import convert_state
 
 
 def note_rows(folder: Path) -> None:
@@ -40,12 +40,12 @@ def fresh_states() -> None:
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
 
     Trainer._load_optimizer_and_scheduler = scheduler_only  # type: ignore[method-assign]
-    conversion.load_states = lambda model, optimizer, checkpoint: None
+    convert_state.load_states = lambda model, optimizer, checkpoint: None
 
 
 def fresh_weights() -> None:
     """The weights are those that the first run began with."""
-    conversion.load_weights = lambda model, checkpoint: None
+    convert_state.load_weights = lambda model, checkpoint: None
 
 
 MUTANTS = {"": lambda: None, "fresh_states": fresh_states, "fresh_weights": fresh_weights}

@@ -14,13 +14,13 @@ from typing import Any
 
 import psutil
 
-from indictune.training.checkpoints import store
-from tests.distributed.launching import SCRIPT, Run, python, start
+from indictune.checkpoint import store
+from tests.ranks.launching import SCRIPT, Run, python, start
 
 FAULTY = "tests/faults/faulty.py"
-STEP = "indictune.training.callbacks.step_flags:StepFlags.on_step_end"
-EVALUATION = "indictune.training.exact:ExactTrainer.prediction_step"
-SAVE = "indictune.training.checkpoints.saving:_share"
+STEP = "indictune.train.callbacks.step_flags:StepFlags.on_step_end"
+EVALUATION = "indictune.train.exact_trainer:ExactTrainer.prediction_step"
+SAVE = "indictune.checkpoint.save:_share"
 EXIT_RESUMABLE = 75
 FOLDER = "TEST_FOLDER"  # in the environment of what is started for a folder, and of all that this starts
 # Root may read and write everything; started by this it may not.

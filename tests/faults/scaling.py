@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from indictune.strategy import check
+from indictune.distributed import launch_check
 
 prepared = Accelerator.__init__
 
@@ -21,5 +21,5 @@ def with_scaling(self: Accelerator, *args: Any, **settings: Any) -> None:
 
 if __name__ == "__main__":
     Accelerator.__init__ = with_scaling
-    check.check_fp16 = lambda *_: None
+    launch_check.check_fp16 = lambda *_: None
     runpy.run_path("scripts/train_sentiment.py", run_name="__main__")

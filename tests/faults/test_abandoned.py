@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from indictune.checkpoint import abandoned, resume, store
+from indictune.checkpoint.best import best_of
 from indictune.cli import main
 from indictune.errors import UserError
-from indictune.training.checkpoints import abandoned, resuming, store
-from indictune.training.checkpoints.best import best_of
+from tests.checkpoint.test_store import flip_a_bit, write
 from tests.conftest import FinishedRun
-from tests.distributed.launching import Run, accelerate
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
-from tests.training.checkpoints.test_store import flip_a_bit, write
+from tests.ranks.launching import Run, accelerate
 
 FLAGS = ("--save_total_limit", "20", "--logging_steps", "1")
 
@@ -120,7 +120,7 @@ def test_a_run_none_of_whose_checkpoints_is_whole_starts_afresh(finished: Job, t
 def test_a_disk_without_room_for_them_leaves_all_as_it_was(finished: Job, tmp_path: Path) -> None:
     job = replace(finished, folder=shutil.copytree(finished.folder, tmp_path / "out"))
     named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
-    result = replace(job, flags=(*FLAGS, *named)).start("FULL@indictune.training.checkpoints.copying:copy:1")
+    result = replace(job, flags=(*FLAGS, *named)).start("FULL@indictune.checkpoint.copying:copy:1")
     assert result.returncode == 1
     assert f"checkpoint-4 could not be written to {job.folder}: " in job.status["message"]
     assert job.status["message"].endswith("checkpoint-8 is whole; when there is room, the same command goes on.")
@@ -133,7 +133,7 @@ def test_a_rank_is_asked_to_stop_before_its_first_step_and_all_is_as_it_was(fini
     folder = shutil.copytree(finished.folder, tmp_path / "out")
     named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
     job = replace(finished, folder=folder, flags=(*FLAGS, *named), launcher=tuple(accelerate("ddp", 2)))
-    result = job.start("SIGTERM@indictune.training.callbacks.continuing:LeaveBehind._left_behind:1@1")
+    result = job.start("SIGTERM@indictune.train.callbacks.resume:LeaveBehind._left_behind:1@1")
     assert result.returncode != 0
     told = "stopped before its first step. The same command begins again."
     assert job.status == {"state": "resumable", "message": told}, result.stderr
@@ -148,7 +148,7 @@ def test_a_rank_that_copies_for_long_is_waited_for(finished: Job, tmp_path: Path
     named = ("--resume_from_checkpoint", str(finished.folder / "checkpoint-4"), "--trust_checkpoint", "true")
     flags = (*FLAGS, *named, "--max_steps", "5", "--ddp_timeout", "8")
     job = Job(finished.recipe, tmp_path / "out", tuple(accelerate("ddp", 2)), flags)
-    slow = "SLOW@indictune.training.checkpoints.copying:copy:1@0"
+    slow = "SLOW@indictune.checkpoint.copying:copy:1@0"
     result = job.start("+".join(2 * [slow]))
     assert result.returncode == 0, result.stderr
 
@@ -287,12 +287,12 @@ def test_the_way_back_is_to_one_that_is_whole(tmp_path: Path) -> None:
 
 def test_what_was_left_behind_is_trusted_as_the_rest_of_the_run(tmp_path: Path) -> None:
     left = write(tmp_path / "abandoned-1", 4)
-    resuming.check_trusted(left, tmp_path, trust_checkpoint=False)
+    resume.check_trusted(left, tmp_path, trust_checkpoint=False)
     left.parent.chmod(0o777)
     with pytest.raises(UserError, match=r"abandoned-1 can be written by other users"):
-        resuming.check_trusted(left, tmp_path, trust_checkpoint=False)
+        resume.check_trusted(left, tmp_path, trust_checkpoint=False)
     with pytest.raises(UserError, match="is not in this run's --output_dir"):
-        resuming.check_trusted(write(tmp_path / "other", 4), tmp_path, trust_checkpoint=False)
+        resume.check_trusted(write(tmp_path / "other", 4), tmp_path, trust_checkpoint=False)
 
 
 def test_a_folder_with_nothing_else_says_where_its_checkpoints_are(

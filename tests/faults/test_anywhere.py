@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from indictune.training.checkpoints import store
-from indictune.training.output import RECIPE
+from indictune.checkpoint import store
+from indictune.supervise.run_folder import RECIPE
 from tests.conftest import FinishedRun
-from tests.distributed import test_llama
-from tests.distributed.launching import SCRIPT, Run, accelerate, python
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
+from tests.ranks import test_llama
+from tests.ranks.launching import SCRIPT, Run, accelerate, python
 
 BATCHES = {
     "one micro-batch": ("--per_device_train_batch_size", "8"),
@@ -67,7 +67,7 @@ def test_the_scale_of_the_loss_goes_on(finished_run: FinishedRun, tmp_path: Path
     """The scale begins at 2**16, and is halved at the first step, whose gradient overflows."""
     script, overflow = (
         "tests/faults/scaling.py",
-        "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:1",
+        "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:1",
     )
     whole, job = (Job(finished_run.recipe, tmp_path / name, flags=("--fp16", "true")) for name in ("whole", "out"))
     result = whole.start(overflow, script)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from indictune.training.checkpoints import store
+from indictune.checkpoint import store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import Run, accelerate
 from tests.faults.runs import STEP, Job
+from tests.ranks.launching import Run, accelerate
 
-WRITE = "indictune.strategy.shards:write"
-WRITE_OF_A_FOLDER = "indictune.strategy.shards:save"  # of two a checkpoint
-LAST_FILE = "indictune.training.checkpoints.saving:write_unlogged"  # of each rank
-SAVE = "indictune.training.checkpoints.saving:save_checkpoint"
+WRITE = "indictune.distributed.async_shards:write"
+WRITE_OF_A_FOLDER = "indictune.distributed.async_shards:save"  # of two a checkpoint
+LAST_FILE = "indictune.checkpoint.save:write_unlogged"  # of each rank
+SAVE = "indictune.checkpoint.save:save_checkpoint"
 
 
 def job_in(folder: Path, recipe: Path, *flags: str) -> Job:

@@ -14,19 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from indictune.arguments import BadRowArguments, DataArguments
 from indictune.cli import main
-from indictune.command_arguments import EvaluateArguments
+from indictune.config.arguments import BadRowArguments, DataArguments
+from indictune.config.command_arguments import EvaluateArguments
+from indictune.data.bad_rows import REJECTED, keep_rejected
 from indictune.data.conversations import load_test_conversations
-from indictune.data.loading import load_splits, load_test_rows
-from indictune.data.rejects import REJECTED, keep_rejected
+from indictune.data.load_rows import load_splits, load_test_rows
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.conftest import FinishedRun
 from tests.data.tables import read_table
-from tests.distributed import test_llama
-from tests.distributed.launching import SCRIPT, accelerate, python, start
-from tests.training.tiny import tiny_llama
+from tests.ranks import test_llama
+from tests.ranks.launching import SCRIPT, accelerate, python, start
+from tests.train.tiny import tiny_llama
 
 COLUMNS = {"text": "text", "label": "label"}
 HEAD = b"text,label\n"

@@ -18,22 +18,22 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from indictune.arguments import DataArguments, ModelArguments
+from indictune.checkpoint import store
+from indictune.checkpoint.store import MANIFEST
 from indictune.cli import main
-from indictune.command_arguments import MergeArguments
-from indictune.data.loading import load_splits
+from indictune.config.arguments import DataArguments, ModelArguments
+from indictune.config.command_arguments import MergeArguments
+from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
+from indictune.models.adapter_deltas import read_adapter
 from indictune.models.causal import load_trained_causal
 from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
-from indictune.models.loading import load_tokenizer
-from indictune.models.merging import merge
-from indictune.models.updates import read_adapter
-from indictune.training.checkpoints import store
-from indictune.training.checkpoints.store import MANIFEST
+from indictune.models.load import load_tokenizer
+from indictune.models.merge import merge
 from tests.conftest import FinishedRun
-from tests.distributed.launching import SCRIPT, accelerate, python, start
 from tests.faults.canaries import PICKLES, Canary, model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
+from tests.ranks.launching import SCRIPT, accelerate, python, start
 
 Tamper = Callable[[Path, Canary], None]
 

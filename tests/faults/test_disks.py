@@ -17,20 +17,20 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from indictune.checkpoint import disk_errors, store
 from indictune.cli import main
-from indictune.models.checkpoints import ADAPTER
-from indictune.training.callbacks.continuing import LeaveBehind
-from indictune.training.checkpoints import disks, store
-from indictune.training.lock import LOCK
-from indictune.training.pushing import published
-from indictune.training.stopping import StopRequest
+from indictune.hub.push import published
+from indictune.models.weight_files import ADAPTER
+from indictune.supervise.lock import LOCK
+from indictune.supervise.signals import StopRequest
+from indictune.train.callbacks.resume import LeaveBehind
+from tests.checkpoint.test_store import write
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start, torchrun
 from tests.faults.runs import AS_A_USER, EVALUATION, FAULTY, STEP, Job, environment
-from tests.training.checkpoints.test_store import write
+from tests.ranks.launching import BIN, ROOT, SCRIPT, Run, accelerate, free_port, python, start, torchrun
 
 slow = pytest.mark.slow
-STORE = "indictune.training.checkpoints.store"
+STORE = "indictune.checkpoint.store"
 
 
 def on_two_nodes(
@@ -328,7 +328,7 @@ def test_a_disk_that_fills_up_before_a_run_has_come_from_another_folder_leaves_a
             begins.on_train_begin(
                 TrainingArguments(output_dir=str(out), use_cpu=True), TrainerState(), TrainerControl()
             )
-        except disks.SaveError as error:
+        except disk_errors.SaveError as error:
             told.append(str(error))
         else:
             break
@@ -385,7 +385,7 @@ def test_a_model_that_the_disk_does_not_take_is_told_and_the_last_checkpoint_sta
 ) -> None:
     command = tuple(python() if launcher == "python" else accelerate(launcher, 2))
     job = Job(finished_run.recipe, tmp_path / "out", command)
-    result = job.start("FULL@indictune.training.results:save:1")
+    result = job.start("FULL@indictune.train.finish:save_model:1")
     assert result.returncode == 1
     message = job.status["message"]
     assert message.startswith(f"the model could not be written to {job.folder}: File too large. It needs "), message
@@ -402,7 +402,7 @@ def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
-    result = job.start(f"ENOSPC@indictune.training.output:_add:1+SIGTERM@{STEP}:5")
+    result = job.start(f"ENOSPC@indictune.supervise.run_folder:_add:1+SIGTERM@{STEP}:5")
     assert result.returncode == 75, result.stderr
     warning = f"warning: {job.folder / 'train_log.jsonl'} cannot be written: No space left on device. It needs "
     assert result.stderr.count(warning) == 1

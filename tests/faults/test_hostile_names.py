@@ -18,28 +18,28 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, TrainerState
 
-from indictune.arguments import DataArguments, ModelArguments
-from indictune.data import hub
-from indictune.data.loading import load_splits
+from indictune.checkpoint import resume, store
+from indictune.checkpoint.best import best_of
+from indictune.checkpoint.store import MANIFEST, FileDigest
+from indictune.config.arguments import DataArguments, ModelArguments
+from indictune.console_text import printable, table
+from indictune.data import hub_datasets
+from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
 from indictune.evaluation.metrics import flatten_for_trainer
-from indictune.layout import printable, table
+from indictune.hub.push import published
 from indictune.models import builtin
-from indictune.models.bases import base_of
-from indictune.models.checkpoints import INDEX, is_inside, weights_files
+from indictune.models.adapter_base import base_of
+from indictune.models.atomic_folder import TOKENIZER_FILES, copy_files
 from indictune.models.classifier import load_classifier, load_classifier_config
-from indictune.models.loading import load_tokenizer
-from indictune.models.writing import TOKENIZER_FILES, copy_files
-from indictune.training.callbacks.continuing import GoOn
-from indictune.training.checkpoints import resuming, store
-from indictune.training.checkpoints.best import best_of
-from indictune.training.checkpoints.store import MANIFEST, FileDigest
-from indictune.training.pushing import published
-from tests.distributed.launching import SCRIPT, python, start, torchrun
+from indictune.models.load import load_tokenizer
+from indictune.models.weight_files import INDEX, is_inside, weights_files
+from indictune.train.callbacks.resume import GoOn
+from tests.checkpoint.test_store import write
 from tests.faults import hostile
 from tests.faults.canaries import model_in
 from tests.faults.hostile import ROWS
-from tests.training.checkpoints.test_store import write
+from tests.ranks.launching import SCRIPT, python, start, torchrun
 
 
 class TestAnIndexOfWeights:
@@ -253,7 +253,7 @@ class TestAState:
         best = self.best(tmp_path / "out", "checkpoint-4")
         assert best is not None
         with pytest.raises(UserError, match="is not in this run's"):
-            resuming.check_trusted(best, tmp_path / "out", trust_checkpoint=False)
+            resume.check_trusted(best, tmp_path / "out", trust_checkpoint=False)
 
 
 class TestADataset:
@@ -281,9 +281,9 @@ class TestADataset:
         ],
     )
     def test_on_the_hub_that_names_files_elsewhere_is_refused(self, file: str) -> None:
-        hub._check_files("me/tweets", {"train": ["hf://datasets/me/tweets@0f/data/t.csv"]})
+        hub_datasets._check_files("me/tweets", {"train": ["hf://datasets/me/tweets@0f/data/t.csv"]})
         with pytest.raises(UserError, match="outside the dataset"):
-            hub._check_files("me/tweets", {"train": [file]})
+            hub_datasets._check_files("me/tweets", {"train": [file]})
 
 
 class TestAnAdapter:

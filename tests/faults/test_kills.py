@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from indictune.training.checkpoints import store
-from indictune.training.results import written
+from indictune.checkpoint import store
+from indictune.train.finish import written
 from tests.conftest import FinishedRun
-from tests.distributed.launching import accelerate
 from tests.faults.faulty import spoil
 from tests.faults.runs import SAVE, STEP, Job
+from tests.ranks.launching import accelerate
 
 KILLS = 3
 LONG = ("--num_train_epochs", "4", "--save_total_limit", "9")
@@ -48,7 +48,7 @@ def test_a_run_that_is_killed_while_its_model_moves_to_its_place_moves_all_of_it
     model = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training_args.bin"}
     for count in (0, 2):
         # Each file is written through just before it moves, weights last.
-        assert job.start(f"SIGKILL@indictune.training.results:write_through:{count + 1}").returncode == -9
+        assert job.start(f"SIGKILL@indictune.train.finish:write_through:{count + 1}").returncode == -9
         moved = {name for name in model if (job.folder / name).exists()}
         assert len(moved) == count
         assert {path.name for path in (job.folder / store.UNFINISHED_MODEL).iterdir()} == model - moved

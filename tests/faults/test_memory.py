@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.fault_sizes import BYTES_OF_A_PROCESS, judged, most_later, write_rows
 from tests.conftest import FinishedRun
-from tests.distributed.launching import ROOT, SCRIPT, python, start, torchrun
 from tests.faults.many_steps import FEW, FEW_COLLECTIVES, MANY
 from tests.faults.runs import environment
-from tests.training.tiny import tiny_llama
+from tests.ranks.launching import ROOT, SCRIPT, python, start, torchrun
+from tests.train.tiny import tiny_llama
 
 BYTES_PER_STEP = 1000
 NOISE = 400_000

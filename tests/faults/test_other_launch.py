@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from indictune.training.checkpoints import store
-from tests.distributed import conftest, test_llama
-from tests.distributed.launching import (
+from indictune.checkpoint import store
+from tests.faults.runs import environment
+from tests.ranks import conftest, test_llama
+from tests.ranks.launching import (
     BIN,
     ROOT,
     SCRIPT,
@@ -29,7 +30,6 @@ from tests.distributed.launching import (
     torchrun,
     train,
 )
-from tests.faults.runs import environment
 
 NOTING = "tests/faults/noting.py"
 LLAMA = test_llama.SCRIPT

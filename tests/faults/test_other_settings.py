@@ -16,18 +16,18 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from indictune.checkpoint import compatibility, flag_files, resume, store
+from indictune.distributed.launch import Launch
 from indictune.errors import UserError
-from indictune.models.bases import fingerprint
-from indictune.models.vocabulary import read_row_ids
-from indictune.strategy.launch import Launch
-from indictune.training import pushing
-from indictune.training.checkpoints import flag_files, resuming, settings, store
+from indictune.hub import push
+from indictune.models.active_vocabulary import read_row_ids
+from indictune.models.adapter_base import fingerprint
+from tests.checkpoint.test_resume import OF_THIS_RUN
+from tests.checkpoint.test_store import manifest, write
 from tests.conftest import FinishedRun
-from tests.distributed.launching import ROOT, SCRIPT, Run, accelerate, python, start, torchrun
 from tests.faults.canaries import model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
-from tests.training.checkpoints.test_resuming import OF_THIS_RUN
-from tests.training.checkpoints.test_store import manifest, write
+from tests.ranks.launching import ROOT, SCRIPT, Run, accelerate, python, start, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -96,31 +96,31 @@ def written_by_two(folder: Path, recipe: str) -> Path:
 @pytest.mark.parametrize("world_size", [2, 1])
 def test_a_setting_by_which_numbers_are_rounded_or_drawn_is_named(tmp_path: Path, name: str, world_size: int) -> None:
     checkpoint = written_by_two(tmp_path, f"{name}: before")
-    (told,) = settings.differences(checkpoint, {name: "after"}, {}, world_size)
+    (told,) = compatibility.differences(checkpoint, {name: "after"}, {}, world_size)
     assert f": --{name} before, now after: the steps from here on are by the new ones." in told
 
 
 @pytest.mark.parametrize("name", ["optim", "optim_args"])
 def test_an_optimizer_of_the_same_states_stays_as_it_was(tmp_path: Path, name: str) -> None:
     checkpoint = written_by_two(tmp_path, f"{name}: before")
-    (told,) = settings.differences(checkpoint, {name: "after"}, {}, 2)
+    (told,) = compatibility.differences(checkpoint, {name: "after"}, {}, 2)
     assert f": --{name} before, now after: the old ones stay, " in told
-    assert settings.in_the_states(str(checkpoint)) == {name: "before"}
+    assert compatibility.in_the_states(str(checkpoint)) == {name: "before"}
 
 
 def test_how_rows_are_dealt_is_named_where_the_number_of_ranks_is_not_told_already(tmp_path: Path) -> None:
     checkpoint = written_by_two(tmp_path, "per_device_train_batch_size: 4\nmax_tokens_per_device: 90")
     now = {"per_device_train_batch_size": 2, "max_tokens_per_device": None}
-    (told,) = settings.differences(checkpoint, now, {}, 2)
+    (told,) = compatibility.differences(checkpoint, now, {}, 2)
     assert "--per_device_train_batch_size 4, now 2; --max_tokens_per_device 90, now None: " in told
-    assert settings.differences(checkpoint, now, {}, 1) == []
+    assert compatibility.differences(checkpoint, now, {}, 1) == []
 
 
 def test_what_a_run_has_decided_is_compared_as_what_it_was_given(tmp_path: Path) -> None:
     checkpoint = written_by_two(tmp_path, "max_steps: 9\ndecided: {tf32: true, optim: adamw_8bit}")
-    (told,) = settings.differences(checkpoint, {"tf32": None, "max_steps": 9}, {}, 2)
+    (told,) = compatibility.differences(checkpoint, {"tf32": None, "max_steps": 9}, {}, 2)
     assert ": --tf32 True, now None: " in told
-    (told,) = settings.other_optimizer(checkpoint, "adamw_torch", "ddp", Launch("ddp", 2))
+    (told,) = compatibility.other_optimizer(checkpoint, "adamw_torch", "ddp", Launch("ddp", 2))
     assert "give --optim adamw_8bit" in told
 
 
@@ -289,10 +289,10 @@ def test_a_schedule_by_evaluations_and_another_do_not_take_over_from_each_other(
     """Where it can, the difference is told as that of any setting is."""
     (tmp_path / "recipe.yaml").write_text(f"lr_scheduler_type: {before}")
     told = f"--lr_scheduler_type {now}: {tmp_path.name} was written with {before}, whose state is another; "
-    assert [each.startswith(told) for each in settings.other_schedule(tmp_path, {"lr_scheduler_type": now})] == (
+    assert [each.startswith(told) for each in compatibility.other_schedule(tmp_path, {"lr_scheduler_type": now})] == (
         [True] if is_told else []
     )
-    assert settings.other_schedule(tmp_path, {}) == []
+    assert compatibility.other_schedule(tmp_path, {}) == []
 
 
 def plateau(**given: Any) -> tuple[str, ...]:
@@ -375,14 +375,14 @@ def test_the_end_of_the_same_flags_is_not_past_and_one_that_is_not_known_neither
     state = tmp_path / "trainer_state.json"
     for text in ('{"global_step": 4, "epoch": 1.0}', "{", '{"global_step": "4", "epoch": null}', "{}", "[]"):
         state.write_text(text)
-        assert settings.past_the_end(tmp_path, {"max_steps": -1, "num_train_epochs": 0.9}) == []
+        assert compatibility.past_the_end(tmp_path, {"max_steps": -1, "num_train_epochs": 0.9}) == []
     for text in ("{", '{"global_step": "4", "epoch": null}', "{}", "[]", "[" * 200_000):
         state.write_text(text)
-        assert settings.past_the_end(tmp_path, {"max_steps": 3, "num_train_epochs": 0.9}) == []
+        assert compatibility.past_the_end(tmp_path, {"max_steps": 3, "num_train_epochs": 0.9}) == []
     state.write_text('{"global_step": 4, "epoch": 1.0}')
-    assert settings.past_the_end(tmp_path, {"max_steps": 4, "num_train_epochs": 0.9}) == []
-    assert settings.past_the_end(tmp_path, {}) == []
-    assert len(settings.past_the_end(tmp_path, {"max_steps": -1, "num_train_epochs": 0.8})) == 1
+    assert compatibility.past_the_end(tmp_path, {"max_steps": 4, "num_train_epochs": 0.9}) == []
+    assert compatibility.past_the_end(tmp_path, {}) == []
+    assert len(compatibility.past_the_end(tmp_path, {"max_steps": -1, "num_train_epochs": 0.8})) == 1
 
 
 def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
@@ -424,7 +424,7 @@ def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
 )
 def test_what_else_counts_for_nothing_where_a_run_is_finished(tmp_path: Path, name: str, value: object) -> None:
     (tmp_path / "recipe.yaml").write_text(f"{name}: null", encoding="utf-8")
-    (told,) = settings.differences_when_finished(tmp_path, {name: value})
+    (told,) = compatibility.differences_when_finished(tmp_path, {name: value})
     assert f": --{name} None, now {value}: they count for nothing, because the run is finished. " in told
     scored = f" `indictune evaluate --model {tmp_path} --test_file 'a b.csv'` scores the model as it is."
     assert told.endswith(scored) == (name == "test_file")
@@ -444,21 +444,21 @@ def test_a_finished_run_is_not_told_of_a_push_that_it_has_done(
     tmp_path: Path, changed: Mapping[str, Any], is_told: bool
 ) -> None:
     trained = {"push_to_hub": True, "hub_model_id": "me/out", "hub_revision": None, "hub_private_repo": None}
-    assert bool(pushing.asked_in_vain(tmp_path, {**trained, **changed}, trained)) == is_told
+    assert bool(push.asked_in_vain(tmp_path, {**trained, **changed}, trained)) == is_told
 
 
 def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"optim": "adamw_torch_fused"}))
-    assert settings.other_optimizer(tmp_path, "adamw_torch", "ddp", Launch("single")) == []
-    assert len(settings.other_optimizer(tmp_path, "adafactor", "ddp", Launch("single"))) == 1
+    assert compatibility.other_optimizer(tmp_path, "adamw_torch", "ddp", Launch("single")) == []
+    assert len(compatibility.other_optimizer(tmp_path, "adafactor", "ddp", Launch("single"))) == 1
 
 
 @pytest.mark.parametrize("recipe", [None, "", "\t", "a: [", "- a", "decided: a"])
 def test_a_checkpoint_that_does_not_tell_its_settings_is_not_compared(tmp_path: Path, recipe: str | None) -> None:
     if recipe is not None:
         (tmp_path / "recipe.yaml").write_text(recipe)
-    assert settings.differences(tmp_path, {"learning_rate": 1.0}, {}, 1) == []
-    assert settings.other_optimizer(tmp_path, "sgd", "ddp", Launch("single")) == []
+    assert compatibility.differences(tmp_path, {"learning_rate": 1.0}, {}, 1) == []
+    assert compatibility.other_optimizer(tmp_path, "sgd", "ddp", Launch("single")) == []
 
 
 @pytest.mark.parametrize(
@@ -589,11 +589,11 @@ def evaluated(state: Mapping[str, Any], step: int) -> dict[str, float]:
 def test_a_model_of_another_shape_is_told(tmp_path: Path, config: str) -> None:
     (tmp_path / config).write_text('{"model_type": "bert", "hidden_size": 128, "vocab_size": 9, "dtype": "float32"}')
     same = {"model_type": "bert", "hidden_size": 128, "vocab_size": 10, "num_hidden_layers": 2}
-    assert settings.other_shape(tmp_path, same) is None
-    assert settings.other_shape(tmp_path, {**same, "hidden_size": 256}) == "hidden_size 128, here 256"
-    assert settings.other_shape(tmp_path, {}) is None
+    assert compatibility.other_shape(tmp_path, same) is None
+    assert compatibility.other_shape(tmp_path, {**same, "hidden_size": 256}) == "hidden_size 128, here 256"
+    assert compatibility.other_shape(tmp_path, {}) is None
     (tmp_path / config).write_text("[")
-    assert settings.other_shape(tmp_path, {**same, "hidden_size": 256}) is None
+    assert compatibility.other_shape(tmp_path, {**same, "hidden_size": 256}) is None
 
 
 def test_another_model_is_refused_and_the_same_in_another_place_is_not(job: Job, tmp_path: Path) -> None:
@@ -647,18 +647,18 @@ class TestOtherBase:
         (checkpoint / "base_model.json").write_text(json.dumps(noted))
         now = {**OF_THIS_RUN, "model_name_or_path": "me/base"}
         for same in ("abc", None):
-            resuming.check_fits(checkpoint, Launch("ddp", 2), now, {"_commit_hash": same})
+            resume.check_fits(checkpoint, Launch("ddp", 2), now, {"_commit_hash": same})
         with pytest.raises(UserError) as caught:
-            resuming.check_fits(checkpoint, Launch("ddp", 2), now, {"_commit_hash": "def"})
+            resume.check_fits(checkpoint, Launch("ddp", 2), now, {"_commit_hash": "def"})
         assert caught.value.problems == [
             "--model_name_or_path me/base: checkpoint-4 is an adapter on commit abc of me/base, and this is commit "
             "def. Give --model_name_or_path me/base --model_revision abc, or start afresh in another --output_dir."
         ]
 
     def test_is_not_told_by_a_record_that_is_damaged_or_by_none(self, tmp_path: Path) -> None:
-        assert settings.other_base(tmp_path, "me/base", "def") is None
+        assert compatibility.other_base(tmp_path, "me/base", "def") is None
         (tmp_path / "base_model.json").write_text("{")
-        assert settings.other_base(tmp_path, "me/base", "def") is None
+        assert compatibility.other_base(tmp_path, "me/base", "def") is None
 
 
 class TestMisfits:
@@ -675,7 +675,7 @@ class TestMisfits:
 
     def misfits(self, folder: Path, before: Mapping[str, Any], **now: Any) -> list[str]:
         (folder / "recipe.yaml").write_text(yaml.safe_dump(dict(before)))
-        return settings.misfits(folder, {**before, **now})
+        return compatibility.misfits(folder, {**before, **now})
 
     @pytest.mark.parametrize(
         ("name", "value", "told"),
@@ -711,6 +711,6 @@ class TestMisfits:
         assert self.misfits(tmp_path, {**self.LORA, "method": "full"}, lora_r=16) == []
 
     def test_what_is_not_known_is_not_compared(self, tmp_path: Path) -> None:
-        assert settings.misfits(tmp_path, self.LORA) == []
+        assert compatibility.misfits(tmp_path, self.LORA) == []
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(self.LORA))
-        assert settings.misfits(tmp_path, {}) == []
+        assert compatibility.misfits(tmp_path, {}) == []

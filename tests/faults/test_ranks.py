@@ -15,23 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from indictune.training.checkpoints import store
+from indictune.checkpoint import store
 from tests.conftest import FinishedRun
-from tests.distributed import test_llama
-from tests.distributed.forking import Forked
-from tests.distributed.launching import (
-    BIN,
-    ROOT,
-    SCRIPT,
-    accelerate,
-    begin,
-    deepspeed,
-    free_port,
-    python,
-    start,
-    torchrun,
-)
 from tests.faults.runs import EVALUATION, FAULTY, STEP, Job, environment, processes_of, wait_for
+from tests.ranks import test_llama
+from tests.ranks.forking import Forked
+from tests.ranks.launching import BIN, ROOT, SCRIPT, accelerate, begin, deepspeed, free_port, python, start, torchrun
 
 SLOW = ("fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
 STRATEGIES = ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
@@ -139,7 +128,7 @@ def test_a_rank_that_builds_an_operator_when_another_is_stopped_leaves_no_compil
     compiler.write_text('#!/bin/bash\n[[ " $* " == *" -c "* ]] && sleep 100\nexec g++ "$@"\n', encoding="utf-8")
     compiler.chmod(0o755)
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero2", 2)))
-    event = "SLOW@indictune.strategy.standin:start:1@1+SIGTERM@torch.utils.file_baton:FileBaton.wait:1"
+    event = "SLOW@indictune.distributed.cpu_fallback:start:1@1+SIGTERM@torch.utils.file_baton:FileBaton.wait:1"
     built = tmp_path / "operators"
     try:
         said = job.start(event, CXX=str(compiler), TORCH_EXTENSIONS_DIR=str(built)).stderr
@@ -164,7 +153,7 @@ def test_a_rank_does_not_wait_to_join_one_that_has_ended(finished_run: FinishedR
 
 @pytest.mark.slow
 def test_a_rank_that_has_ended_well_ends_no_other(finished_run: FinishedRun, tmp_path: Path) -> None:
-    event = "STUCK@indictune.training.results:write_metrics:1@0"
+    event = "STUCK@indictune.train.finish:write_metrics:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event) as (first, second):
         assert second.wait(120) == 0
         with pytest.raises(subprocess.TimeoutExpired):
@@ -176,7 +165,7 @@ def test_a_signal_that_a_dead_ranks_launcher_sends_is_no_request_to_stop(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
     """It comes before there is anything to save; torchrun starts the run again, unless it was asked to stop."""
-    place = "indictune.training.session:Session.decide:1"
+    place = "indictune.supervise.session:Session.decide:1"
     with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGKILL@{place}@1+SLOW@{place}@0") as (first, second):
         assert second.wait(120) == -signal.SIGKILL
         wait_for(lambda: (tmp_path / "out" / "logs" / ".ranks" / "0.json").exists(), 60)
@@ -191,7 +180,7 @@ def test_a_rank_that_commits_no_checkpoint_looks_for_none_before_it_is_there(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
     """A client of NFS remembers for up to a minute that a file is missing, and a rollback would not find it."""
-    event = "REFUSED@indictune.training.checkpoints.store:read_manifest:1@1"
+    event = "REFUSED@indictune.checkpoint.store:read_manifest:1@1"
     with two_ranks(finished_run.recipe, tmp_path / "out", event) as (first, second):
         said = second.communicate(timeout=120)[1]
         assert (second.returncode, first.wait(60)) == (0, 0), said
@@ -201,7 +190,7 @@ def test_a_rank_that_commits_no_checkpoint_looks_for_none_before_it_is_there(
 @pytest.mark.slow
 def test_no_rank_ends_before_what_it_has_saved_has_its_name(finished_run: FinishedRun, tmp_path: Path) -> None:
     """Its launcher would then kill the one that gives the name, after 30 s."""
-    event = f"SIGTERM@{STEP}:1@1+SLOW@indictune.training.checkpoints.store:give_name:1@0"
+    event = f"SIGTERM@{STEP}:1@1+SLOW@indictune.checkpoint.store:give_name:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event):
         told = tmp_path / "out" / "logs" / ".ranks" / "1.json"
         wait_for(lambda: told.exists() and json.loads(told.read_text(encoding="utf-8"))["end"], 120)
@@ -251,7 +240,7 @@ def test_a_rank_that_is_stopped_while_it_prepares_the_rows_is_named(
     finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))
-    event = "SIGSTOP@indictune.data.loading:write_table:1@0"
+    event = "SIGSTOP@indictune.data.load_rows:write_table:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "4") as (first, second):
         said = second.communicate(timeout=60)[1]
         assert first.wait(10) == -signal.SIGKILL
@@ -274,7 +263,7 @@ def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_a
 ) -> None:
     """It might be fetching them: the run goes on when it does."""
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))
-    event = "STUCK@indictune.data.loading:write_table:1"  # to whichever of the two is first
+    event = "STUCK@indictune.data.load_rows:write_table:1"  # to whichever of the two is first
     logs = [tmp_path / "out" / "logs" / f"rank-{rank}.log" for rank in "01"]
 
     def times(sentence: str) -> list[int]:
@@ -295,7 +284,7 @@ def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_a
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("indictune.strategy.check:check_came_up", "joining the other ranks"),
+        ("indictune.distributed.launch_check:check_came_up", "joining the other ranks"),
         ("indictune.models.classifier:load_classifier", "reading the weights"),
     ],
 )
@@ -313,7 +302,7 @@ def test_a_rank_that_hangs_before_the_first_step_is_named(
 @pytest.mark.slow
 def test_rank_0_is_named_where_the_others_wait_for_its_word(finished_run: FinishedRun, tmp_path: Path) -> None:
     """They do so for hours: a large model takes long to be read."""
-    event = "STUCK@indictune.training.verification:_problems:1@0"
+    event = "STUCK@indictune.train.verify:_problems:1@0"
     flags = ("--ddp_timeout", "6", "--max_steps", "1")
     log = tmp_path / "out" / "logs" / "rank-1.log"
     with two_ranks(finished_run.recipe, tmp_path / "out", event, *flags) as (first, second):
@@ -326,7 +315,7 @@ def test_rank_0_is_named_where_the_others_wait_for_its_word(finished_run: Finish
 @pytest.mark.slow
 def test_a_rank_that_hangs_before_it_tells_anything_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)), ("--ddp_timeout", "6"))
-    said = job.start("STUCK@indictune.training.stopping:let_through:1@1").stderr
+    said = job.start("STUCK@indictune.supervise.signals:let_through:1@1").stderr
     expected = rf"rank 1 \(process \d+ on {re.escape(socket.gethostname())}\) holds up the others: it has not begun"
     assert re.match(expected, job.status["message"]), said
     assert re.search(f"warning: nothing has moved for 3 s after step 0: {expected}", said)
@@ -350,7 +339,7 @@ def test_a_rank_that_hangs_while_it_writes_its_shards_is_named(finished_run: Fin
 def test_rank_0_is_named_where_it_hangs_while_it_alone_writes_the_weights(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    event = "STUCK@indictune.training.checkpoints.saving:write_model:1@0"
+    event = "STUCK@indictune.checkpoint.save:write_model:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as (first, second):
         second.communicate(timeout=120)
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
@@ -362,12 +351,12 @@ def test_a_rank_that_hangs_while_it_writes_samples_is_named(tmp_path: Path) -> N
     sizes = ("--num_sample_generations", "2", "--max_new_tokens", "9", "--max_steps", "2", "--ddp_timeout", "10")
     flags = (*test_llama.METHODS["full"], *sizes)
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", tuple(accelerate("ddp", 2)), flags)
-    said = job.start("STUCK@indictune.training.callbacks.samples:prompt_ids:2@1", test_llama.SCRIPT).stderr
+    said = job.start("STUCK@indictune.train.samples:prompt_ids:2@1", test_llama.SCRIPT).stderr
     assert_holds_up(job, said, 2, "computing a token of a sample")
 
 
 FETCHING = "indictune.data.collation:IndexedRows.__getitem__:14"
-FORWARD = "indictune.training.loss:ExactLoss.__call__:3"
+FORWARD = "indictune.train.loss:ExactLoss.__call__:3"
 
 
 @pytest.mark.slow
@@ -406,7 +395,7 @@ def test_a_rank_that_hangs_names_itself_where_the_other_has_died_of_it(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
     """As of NCCL, where it ends its process before the watchdog does."""
-    event = f"STUCK@{FORWARD}@1+SIGABRT@indictune.training.ranks:Watchdog._speak:1@0"
+    event = f"STUCK@{FORWARD}@1+SIGABRT@indictune.supervise.heartbeat:Watchdog._speak:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as (first, second):
         second.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (-signal.SIGABRT, 1)
@@ -421,7 +410,7 @@ def test_a_rank_that_hangs_names_itself_where_the_other_has_died_of_it(
 )
 def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(tmp_path: Path, event: str, state: str) -> None:
     """The launcher then asks rank 0 to stop, which has seen nothing of it."""
-    session = "indictune.training.session:Session"
+    session = "indictune.supervise.session:Session"
     events = f"{event}@{session}.decide:1@1+SLOW@{session}.open_log:1@0"
     # Rank 1 waits up to 20 s for rank 0 to tell of it too.
     events += 5 * f"+SLOW@{session}.decide:1@0"
@@ -547,7 +536,7 @@ def test_no_process_outlives_a_launcher_that_dies_while_it_imports(
 
 @pytest.mark.parametrize("launcher", ["accelerate, one process", "deepspeed"])
 def test_these_launchers_leave_their_children_behind(tmp_path: Path, launcher: str) -> None:
-    """Once they do not, `launchers.end_with_launcher` may go."""
+    """Once they do not, `exit_with_launcher.end_with_launcher` may go."""
     script = tmp_path / "sleeping.py"
     script.write_text("import sys, time\nopen(sys.argv[-1], 'w').close()\ntime.sleep(600)\n", encoding="utf-8")
     begun = tmp_path / "begun"

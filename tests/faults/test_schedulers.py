@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from indictune.training import output
-from indictune.training.checkpoints import store
+from indictune.checkpoint import store
+from indictune.supervise import run_folder
 from tests.conftest import FinishedRun
-from tests.distributed.launching import BIN, ROOT, SCRIPT, free_port, path, python, torchrun
 from tests.faults.runs import STEP, Job, environment, processes_of, wait_for
+from tests.ranks.launching import BIN, ROOT, SCRIPT, free_port, path, python, torchrun
 
 # A job asks each process of its id on the machine: two tests at once are two jobs.
 JOB_ID = str(os.getpid())
@@ -368,7 +368,7 @@ def test_a_slurm_job_whose_controller_is_away_waits_for_it_and_then_says_what_to
 def test_a_slurm_job_that_dies_before_it_begins_is_not_queued_again_for_what_the_last_one_told(
     slurm: dict[str, str], tmp_path: Path, written: str
 ) -> None:
-    output.write_status(tmp_path / "out", "resumable", "stopped after step 4, which is saved.")
+    run_folder.write_status(tmp_path / "out", "resumable", "stopped after step 4, which is saved.")
     (tmp_path / "bin" / "srun").write_text("#!/bin/bash\nexit 3\n", encoding="utf-8")
     job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT]
     ended = subprocess.run([*job, *written.format(tmp_path / "out").split()], cwd=ROOT, env=slurm, check=False)
@@ -406,7 +406,7 @@ print("found", store.check(["address"]))
 
 @pytest.mark.slow
 def test_torchrun_still_keeps_what_dead_processes_told(tmp_path: Path) -> None:
-    """When this fails, `strategy/restart.py` is needed no more."""
+    """When this fails, `distributed/elastic.py` is needed no more."""
     (tmp_path / "stale.py").write_text(STALE, encoding="utf-8")
     command = [str(BIN / "torchrun"), "--standalone", "--max-restarts", "1", str(tmp_path / "stale.py")]
     result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
@@ -451,7 +451,7 @@ def test_torchrun_starts_a_run_that_was_asked_to_stop_in_vain(finished_run: Fini
     assert processes_of(job.folder) == []
 
 
-LISTENING = "indictune.training.stopping:let_through"
+LISTENING = "indictune.supervise.signals:let_through"
 
 
 # The other rank is held up for longer; or it waits for this one in C++, where it hears no signal.

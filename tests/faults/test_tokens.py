@@ -15,23 +15,23 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from indictune.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
+from indictune.checkpoint import store
 from indictune.cli import main
-from indictune.config import read_recipe
+from indictune.config.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
+from indictune.config.recipe import read_recipe
 from indictune.credentials import _logged_in, holds_token, without_tokens
+from indictune.distributed.launch import read_launch
 from indictune.errors import UserError
+from indictune.hub.push import published
 from indictune.models import builtin
 from indictune.models.adapters import check_published_base
-from indictune.strategy.launch import read_launch
-from indictune.training import evaluate
-from indictune.training.checkpoints import store
-from indictune.training.class_weights import class_weights
-from indictune.training.pushing import published
+from indictune.train import evaluate
+from indictune.train.class_weights import class_weights
 from tests.conftest import FinishedRun
-from tests.distributed.launching import ROOT, SCRIPT, accelerate, python, start
 from tests.faults.hostile import IN_ROWS, OBEYED
 from tests.faults.hub import BASE, Hub, hub
 from tests.faults.runs import FAULTY
+from tests.ranks.launching import ROOT, SCRIPT, accelerate, python, start
 
 TOKEN = "hf_CanaryCanaryCanaryCanaryCanary1234"
 URL = f"https://user:{TOKEN}@huggingface.co/datasets/me/tweets"
@@ -455,7 +455,7 @@ def test_a_hub_that_is_away_ends_a_new_run_and_not_one_that_goes_on(
         assert "Traceback" not in said
         assert store.listed(out) == []
         kept.away_for = 0
-        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.training.results:save:1")
+        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.train.finish:save_model:1")
         assert code == -9, said
         kept.away_for = 1
         code, said, _ = pushed(*command, kept.url)
@@ -485,7 +485,7 @@ def test_a_run_that_is_killed_while_it_pushes_is_not_told_as_done(
     command = (finished_run.recipe, [*hostile, "--resume_from_checkpoint", "auto"])
     with hub() as kept:
         # When metrics.json, the mark of a finished run, has just been written.
-        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.training.pushing:push:1")
+        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.hub.push:push:1")
         assert code == -9, said
         assert (tmp_path / "out" / "metrics.json").exists()
         code, said, _ = pushed(*command, kept.url)

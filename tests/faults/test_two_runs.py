@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from indictune.training import lock
-from indictune.training.checkpoints.store import UNFINISHED
+from indictune.checkpoint.store import UNFINISHED
+from indictune.supervise import lock
 from tests.conftest import FinishedRun
-from tests.distributed.launching import torchrun
 from tests.faults.runs import Job
+from tests.ranks.launching import torchrun
 
-RANK_1_IS_FIRST = "SLOW@indictune.training.lock:held:1@0"
+RANK_1_IS_FIRST = "SLOW@indictune.supervise.lock:held:1@0"
 
 
 def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_path: Path) -> None:

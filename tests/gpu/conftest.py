@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from tests.distributed.conftest import job, run_under
+from tests.ranks.conftest import job, run_under
 
 __all__ = ["job", "run_under"]
 

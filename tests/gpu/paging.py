@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from benchmarks.contenders import run_script
-from indictune.llama_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 
 FOUND = "paged states: "
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from indictune.training.checkpoints import store
+from indictune.checkpoint import store
 from tests.conftest import FinishedRun
-from tests.distributed.launching import accelerate, python
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, STEP, Job
+from tests.ranks.launching import accelerate, python
 
 pytestmark = pytest.mark.gpu
 
@@ -75,7 +75,7 @@ def test_a_run_that_is_asked_to_stop_goes_on(
 
 def test_fp16_goes_on_with_the_scale_of_its_loss(finished_run: FinishedRun, tmp_path: Path) -> None:
     """It begins at 2**16, and is halved at the first step, whose gradient overflows."""
-    overflow = "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:1"
+    overflow = "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:1"
     whole, job = (Job(finished_run.recipe, tmp_path / name, flags=FP16) for name in ("whole", "out"))
     result = whole.start(overflow)
     assert result.returncode == 0, result.stderr
@@ -105,7 +105,7 @@ def test_a_bad_number_does_what_was_chosen(
     finished_run: FinishedRun, tmp_path: Path, action: str, flags: tuple[str, ...]
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=(*flags, "--on_nonfinite", action))
-    result = job.start("NAN@indictune.training.loss:ExactLoss.__call__:5")
+    result = job.start("NAN@indictune.train.loss:ExactLoss.__call__:5")
     assert result.returncode == (1 if action == "stop" else 0), result.stderr
     (line,) = (job.folder / "nonfinite.jsonl").read_text(encoding="utf-8").splitlines()
     assert (json.loads(line)["step"], json.loads(line)["action"]) == (3, action)
@@ -113,8 +113,8 @@ def test_a_bad_number_does_what_was_chosen(
 
 @pytest.mark.parametrize(
     "event",
-    [f"{kind}@indictune.training.loss:ExactLoss.__call__:8" for kind in ("NAN", "INFINITE")]
-    + ["INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:8"],
+    [f"{kind}@indictune.train.loss:ExactLoss.__call__:8" for kind in ("NAN", "INFINITE")]
+    + ["INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:8"],
 )
 def test_a_bad_number_of_a_step_whose_checkpoint_is_due_is_read_before_it_is_saved(
     finished_run: FinishedRun, tmp_path: Path, event: str
@@ -130,7 +130,7 @@ def test_a_bad_number_of_a_step_whose_checkpoint_is_due_is_read_before_it_is_sav
 def test_fp16_whose_every_gradient_overflows_ends_the_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The scale of the loss begins at 2**16."""
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--fp16", "true", "--bf16", "false", "--max_steps", "40"))
-    overflows = "INFINITE_GRADIENT@indictune.training.exact:ExactTrainer.training_step:"
+    overflows = "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:"
     result = job.start("+".join(f"{overflows}{call}" for call in range(2, 81, 2)))
     assert result.returncode == 1, result.stderr
     assert job.status["message"].startswith("fp16 has found no scale for the loss: ")

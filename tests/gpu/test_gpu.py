@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.distributed.launching import Run, distance, python, start
+from tests.ranks.launching import Run, distance, python, start
 
 pytestmark = pytest.mark.gpu
 

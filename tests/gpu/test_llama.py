@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.distributed.launching import Run, python, start
-from tests.distributed.test_llama import METHODS, MICRO_BATCH_OF_12, job, run_under
 from tests.gpu.paging import FOUND
+from tests.ranks.launching import Run, python, start
+from tests.ranks.test_llama import METHODS, MICRO_BATCH_OF_12, job, run_under
 
 __all__ = ["job", "run_under"]
 

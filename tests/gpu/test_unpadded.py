@@ -12,8 +12,8 @@ import torch
 
 from indictune.models import attention
 from indictune.models.unpadded import CAUSAL, CLASSIFIERS, classify_unpadded, read_unpadded
-from tests.distributed.launching import SCRIPT, python, start
 from tests.models.test_unpadded import batches, causal, classifier, gradients, joined_documents
+from tests.ranks.launching import SCRIPT, python, start
 
 pytestmark = pytest.mark.gpu
 

@@ -24,11 +24,11 @@ from transformers import (
     pipeline,
 )
 
-from indictune.arguments import Method, ModelArguments
+from indictune.config.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import check_names, save_adapter_extras, without_effect
 from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
-from indictune.models.loading import load_tokenizer
+from indictune.models.load import load_tokenizer
 from tests.models.tiny import CONFIGS, words_tokenizer
 
 LABELS = ["negative", "neutral", "positive"]

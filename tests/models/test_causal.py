@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, GenerationConfig, PreTrainedConfig
 
-from indictune.arguments import Method, ModelArguments
+from indictune.config.arguments import Method, ModelArguments
 from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, save_adapter_extras
 from indictune.models.causal import (
@@ -27,7 +27,7 @@ from indictune.models.causal import (
     load_causal_config,
     load_trained_causal,
 )
-from indictune.models.loading import check_max_length, load_tokenizer
+from indictune.models.load import check_max_length, load_tokenizer
 from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
 
 IDS = torch.tensor([[3, 4, 9, 10, 5], [7, 8, 9, 10, 6]])

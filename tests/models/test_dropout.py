@@ -11,10 +11,10 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BertConfig
 
-from indictune.arguments import Method, ModelArguments
+from indictune.config.arguments import Method, ModelArguments
 from indictune.models.classifier import load_classifier
 from indictune.models.dropout import set_config_dropout, set_module_dropout
-from indictune.models.loading import load_tokenizer
+from indictune.models.load import load_tokenizer
 from tests.models.tiny import CONFIGS
 
 FIELDS = {

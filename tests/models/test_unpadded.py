@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 
-from indictune.arguments import ModelArguments
+from indictune.config.arguments import ModelArguments
 from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.errors import UserError
 from indictune.models import unpadded

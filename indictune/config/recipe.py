@@ -1,0 +1,285 @@
+"""From a recipe file and the command line to the dataclasses that describe a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import errno
+import json
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+from transformers import HfArgumentParser
+
+from indictune.config.strict_yaml import RecipeLoader
+from indictune.credentials import FIELD, NOT_YAML, WAY_OUT, holds_token, without_its_text
+from indictune.errors import Problems, UserError
+
+Arguments = TypeVar("Arguments")
+
+# Naming any of these on the command line drops all of them from the recipe: a run's rows come from one source.
+DATA_SOURCE_FIELDS = ("dataset_name", "dataset_config_name", "train_file", "validation_file", "test_file")
+
+# Fields whose value is, or may be, the name of a file or folder.
+PATH_FIELDS = (
+    *("output_dir", "train_file", "validation_file", "test_file", "dataset_name", "model_name_or_path", "model"),
+    *("resume_from_checkpoint", "deepspeed", "class_weights", "chat_template", "adapter", "base_model", "folder"),
+    "convert_to",
+)
+_SHOWN_LETTERS = 40
+
+# Each lets code of others run. Who types the command vouches for it; a file would vouch for itself.
+TRUST_FIELDS = ("trust_remote_code", "trust_checkpoint")
+
+# Secrets and trust, and what the machine and the launch decide: wrong in another run of the same recipe.
+UNRECORDED_FIELDS = (
+    *("hub_token", *TRUST_FIELDS, "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
+    *("gradient_accumulation_steps", "resume_from_checkpoint"),
+)
+
+
+# Under which a run's recipe tells what it has decided by its launch, its machine and its rows, and is not taken back.
+DECIDED = "decided"
+
+
+class _FlagParser(HfArgumentParser):
+    """The flags of a set of dataclasses; a value that does not fit raises instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+@dataclasses.dataclass
+class Recipe:
+    """What the recipe file and the command line say, converted to the types of the fields.
+
+    Attributes:
+        values: field name to value, of the fields that were given.
+        problems: everything found wrong so far; raised together before anything slow.
+        path: the recipe file, or None.
+        is_read: whether the recipe file could be read; else nothing is known of what is not on the command line.
+    """
+
+    values: dict[str, Any]
+    problems: Problems
+    path: Path | None = None
+    is_read: bool = True
+
+    def planned(self, arguments: type[Any], name: str) -> Any:
+        """The value that field `name` of `config.arguments` will have: the given one, or its default."""
+        if name in self.values:
+            return self.values[name]
+        (field,) = (field for field in dataclasses.fields(arguments) if field.name == name)
+        return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+    def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
+        """Make `config.arguments` from the given values; `decided` are values that the run itself works out.
+
+        Raises:
+            UserError: the dataclass refuses a value or a combination of values.
+        """
+        names = {field.name for field in dataclasses.fields(arguments) if field.init}  # type: ignore[arg-type]
+        given = {name: value for name, value in self.values.items() if name in names}
+        try:
+            return arguments(**{**given, **decided})
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def to_take_back(self, built: Sequence[Any], decided: Collection[str]) -> dict[str, Any]:
+        """The whole configuration as `recipe.yaml` holds it: another run that takes it back decides for itself.
+
+        Args:
+            built: the dataclasses of the run.
+            decided: names of what the run has worked out, also in place of what was given. What follows from other
+                fields or the machine is known by differing from its default.
+        """
+        whole = resolved(*built)
+        follows = {
+            field.name
+            for each in built
+            for field in dataclasses.fields(each)
+            if field.name in whole.keys() - self.values.keys()
+            and whole[field.name] != self.planned(type(each), field.name)
+        }
+        apart = {name: whole.pop(name) for name in sorted(whole.keys() & {*decided, *follows})}
+        given = {name: self.values[name] for name in apart.keys() & self.values.keys()}
+        return whole | given | ({DECIDED: apart} if apart else {})
+
+
+def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Recipe:
+    """Read `--config FILE` and the other flags of `argv`. The command line wins over the file.
+
+    Never raises for what the user typed: unknown keys, values of the wrong type and an unreadable recipe file end up
+    in the recipe's `problems`, so that they can be told together with what later checks find.
+    """
+    problems = Problems()
+    parser = _FlagParser(list(argument_types), allow_abbrev=False)  # type: ignore[arg-type]
+    flags = dict(_split_flags(argv, problems))
+    _drop_tokens("--", flags, problems)
+    if "help" in flags:
+        parser.print_help()
+        raise SystemExit(0)
+
+    path = None
+    in_file: dict[str, list[str]] = {}
+    is_read = True
+    if "config" in flags:
+        named = " ".join(flags.pop("config")) or "(no file named)"
+        path, is_read = Path(named), False
+        with problems.collecting():
+            _check_path("--config", named)
+            in_file = _read_file(path)
+            is_read = True
+        _drop_tokens(f"{path}: ", in_file, problems)
+        _drop_trust(f"{path}: ", in_file, problems)
+    if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
+        in_file = {name: words for name, words in in_file.items() if name not in DATA_SOURCE_FIELDS}
+
+    values: dict[str, Any] = {}
+    sources = ((f"{path}: ", in_file), ("--", flags))
+    for prefix, entries in sources:
+        for name, words in entries.items():
+            with problems.collecting():
+                values[name] = _convert(parser, prefix, name, words)
+    told = Problems(UserError(problems).problems)  # so that what is told with others is known to be the same
+    return Recipe(values, told, path, is_read)
+
+
+def resolved(*arguments: Any) -> dict[str, Any]:
+    """Every field of the given dataclass instances as plain YAML values, without secrets; `--config` reads it back."""
+    merged: dict[str, Any] = {}
+    for instance in arguments:
+        to_dict = getattr(instance, "to_dict", None)
+        merged.update(to_dict() if to_dict else dataclasses.asdict(instance))
+    return {name: value for name, value in sorted(merged.items()) if name not in UNRECORDED_FIELDS}
+
+
+def whole_of(written: Any) -> dict[str, Any]:
+    """The whole configuration that a run's recipe tells, with what the run has decided; empty where it tells none.
+
+    Args:
+        written: content of `recipe.yaml`.
+    """
+    if not isinstance(written, dict):
+        return {}
+    apart = written.get(DECIDED)
+    return written | (apart if isinstance(apart, dict) else {})
+
+
+def _check_path(flag: str, value: str) -> None:
+    """Refuse what no file, folder or model can be called, before anybody asks the disk for it.
+
+    Raises:
+        UserError: it holds a NUL, or is longer than the file system allows.
+    """
+    shown = value.replace("\0", "\\0")
+    if len(shown) > _SHOWN_LETTERS:
+        shown = f"{shown[:_SHOWN_LETTERS]}... ({len(value):,} letters)"
+    try:
+        os.stat(value)
+    except ValueError:
+        raise UserError(f"{flag} {shown}: holds a NUL character, which no name may hold.") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"{flag} {shown}: is longer than the name of a file or folder may be.") from None
+
+
+def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str, list[str]]]:
+    """Split `--name value value` and `--name=value` into name and words."""
+    name: str | None = None
+    words: list[str] = []
+    for token in argv:
+        if token in ("-h", "--help"):
+            yield "help", []
+        elif token.startswith("--"):
+            if name is not None:
+                yield name, words
+            name, equals, value = token[2:].partition("=")
+            name, words = name.replace("-", "_"), [value] if equals else []
+        elif name is None:
+            shown = "(a token)" if holds_token(token) else token
+            problems.append(f"`{shown}`: expected a flag such as --output_dir, got a bare word.")
+        else:
+            words.append(token)
+    if name is not None:
+        yield name, words
+
+
+def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems) -> None:
+    """Take every entry that holds a token away, so that no message and no file repeats it."""
+    for name, words in list(entries.items()):
+        if any(map(holds_token, (name, *words))) or (name == FIELD and words):
+            del entries[name]
+            shown = "(a token)" if holds_token(name) else name
+            problems.append(f"{prefix}{shown}: {WAY_OUT}")
+
+
+def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) -> None:
+    """Take what a file trusts away. A `false`, which recipes of earlier runs hold, grants nothing."""
+    for name in TRUST_FIELDS:
+        words = in_file.pop(name, ["false"])
+        if [word.lower() for word in words] != ["false"]:
+            problems.append(
+                f"{prefix}{name}: no file can grant it, for its author's code would run. If you trust the author, "
+                f"take the line out and type --{name} true."
+            )
+
+
+def _read_file(path: Path) -> dict[str, list[str]]:
+    """The recipe's keys, with values written the way the command line writes them.
+
+    Going through words makes each value the same in a recipe and on the command line.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: there is no such file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: cannot be read: {error}.") from error
+    except NOT_YAML as error:
+        raise UserError(f"--config {path}: is not valid YAML: {without_its_text(error)}.") from None
+    if not isinstance(content, Mapping):
+        raise UserError(f"--config {path}: expected lines of `key: value`, found {type(content).__name__}.")
+    return {str(name): _to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
+
+
+def _to_words(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [word for item in value for word in _to_words(item)]
+    return [json.dumps(value) if isinstance(value, Mapping) else str(value)]
+
+
+def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str]) -> Any:
+    """The words as the type of field `name`.
+
+    Raises:
+        UserError: there is no such field, or the words do not fit its type, or are no finite number.
+    """
+    known = {action.dest: action for action in parser._actions if action.dest != "help"}
+    if name not in known:
+        nearest = difflib.get_close_matches(name, [*known, *(["config"] if prefix == "--" else [])], n=1, cutoff=0.6)
+        dashes = "--" if prefix == "--" else ""
+        hint = f" Did you mean `{dashes}{nearest[0]}`?" if nearest else " `--help` lists all."
+        raise UserError(f"{prefix}{name}: there is no such {'flag' if prefix == '--' else 'recipe key'}.{hint}")
+    if not words and prefix != "--" and known[name].nargs == "+":
+        return []
+    # As one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
+    typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
+    try:
+        value = getattr(parser.parse_args(typed), name)
+    except UserError as error:
+        reason = error.message.removesuffix(".")
+        if reason.startswith("unrecognized arguments"):
+            reason = f"expected one value, got {len(words)}; quote a value that holds spaces"
+        elif reason.startswith("argument --"):
+            reason = reason.partition(": ")[2]
+        raise UserError(f"{prefix}{' '.join([name, *words])}: {reason}.") from error
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{prefix}{' '.join([name, *words])}: expected a finite number.")
+    if name in PATH_FIELDS and isinstance(value, str):
+        _check_path(f"{prefix}{name}", value)
+    return value

@@ -1,0 +1,206 @@
+"""From cleaned rows to token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from indictune.data.arrow_tables import map_table, smaller_batches, stored_batches, write_table
+from indictune.data.cache import file_digest, made_once
+from indictune.data.load_rows import Rows, Splits
+from indictune.data.progress_bar import shown
+from indictune.errors import Problems
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        ("labels", pa.int64()),
+        ("length", pa.int32()),
+        ("language", pa.string()),
+    ]
+)
+_THREADS = "TOKENIZERS_PARALLELISM"
+_SAMPLE_ROWS = 200
+_BATCH_ROWS = 4_000  # what the tokenizer makes of a row takes some kilobytes for a while
+
+Encode = Callable[[list[str]], list[list[int]]]
+
+
+def tokenise_splits(
+    splits: Splits, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
+) -> tuple[Dataset, Dataset | None, Dataset | None]:
+    """`tokenise` for the training, validation and test rows; None for those there are not."""
+    given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    found = {name: rows for name, rows in given.items() if rows is not None}
+    listed = ", ".join(f"{len(rows):,} {name}" for name, rows in found.items())
+    logger.info("rows: %s; labels: %s", listed, ", ".join(labels))
+    datasets = tokenise(splits.folder, found, tokenizer, labels, max_length)
+    return datasets["train"], datasets.get("validation"), datasets.get("test")
+
+
+def tokenise(
+    stored: Path,
+    given: Mapping[str, Rows],
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    max_length: int,
+) -> dict[str, Dataset]:
+    """Tokenise rows once: the next call reads them from the cache. How many are cut is told each time.
+
+    Args:
+        stored: holds them as `<split>.arrow`; its name changes with anything that they are made from.
+        given: the same rows, by split; each label is one of `labels`.
+        tokenizer: of the model.
+        labels: names, in the order of the class ids.
+        max_length: texts are cut to this many tokens, special ones included.
+
+    Returns:
+        By split: columns `input_ids`, `labels` (class id), `length` (tokens) and `language`, in the order of the rows.
+
+    Raises:
+        UserError: a text that the tokenizer makes no token of, in each split.
+    """
+
+    def make(folder: Path) -> None:
+        for name, rows in given.items():
+            batches = tokenised(stored_batches(stored / f"{name}.arrow"), tokenizer, labels, max_length)
+            write_table(folder / f"{name}.arrow", SCHEMA, shown(batches, f"tokenising the {name} rows", len(rows)))
+
+    parts = [stored.name, tokenizer_parts(tokenizer), list(labels), max_length]
+    folder = made_once("tokens", parts, "The token ids", make)
+    datasets = {name: mapped_dataset(folder, name) for name in given}
+    _check_tokens(given, datasets)
+    _tell_of_long_rows(given, datasets, max_length)
+    return datasets
+
+
+def _tell_of_long_rows(given: Mapping[str, Rows], datasets: Mapping[str, Dataset], max_length: int) -> None:
+    """Warn of each split with rows as long as the limit: those that are cut, and the few that just fit."""
+    for name, rows in given.items():
+        reach = pc.sum(pc.greater_equal(datasets[name].data["length"], max_length)).as_py()
+        if reach:
+            logger.warning(
+                f"{rows.origin} {rows.source}: {reach:,} of {len(rows):,} rows ({reach / len(rows):.1%}) reach "
+                f"--max_length {max_length}; those that are longer lose their ends."
+            )
+
+
+def _check_tokens(given: Mapping[str, Rows], datasets: Mapping[str, Dataset]) -> None:
+    problems = Problems()
+    for name, dataset in datasets.items():
+        rows = given[name]
+        first = pc.index(dataset.data["length"], 0).as_py()
+        if first >= 0:
+            problems.append(
+                f"{rows.origin} {rows.place(first)}: the tokenizer makes no token of this text. Take the row out, or "
+                "another model."
+            )
+    problems.raise_any()
+
+
+def mapped_dataset(folder: Path, name: str) -> Dataset:
+    """The dataset in `<name>.arrow` of a folder made once."""
+    # Without a fingerprint, Dataset would read the whole table to compute one.
+    return Dataset(map_table(folder / f"{name}.arrow"), fingerprint=f"{folder.name}-{name}")
+
+
+def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What the ids of a text depend on, in a few words: the class of the tokenizer and a digest of its content."""
+    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+    settings = f"{tokenizer.truncation_side} {tokenizer.split_special_tokens} {tokenizer.special_tokens_map}"
+    if tokenizer.is_fast:
+        with _settings_kept(tokenizer):
+            backend = tokenizer.backend_tokenizer
+            backend.no_truncation()  # each call sets what it needs
+            backend.no_padding()
+            return [kind, settings, hashlib.sha256(backend.to_str().encode()).hexdigest()]
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return [kind, settings, *(file_digest(str(path)) for path in sorted(Path(folder).rglob("*")))]
+
+
+def tokenised(
+    batches: Iterable[pa.RecordBatch], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
+) -> Iterator[pa.RecordBatch]:
+    """The columns of `SCHEMA` for rows that come some at a time, in their order; `tokenise` names the arguments."""
+    class_id = {label: index for index, label in enumerate(labels)}
+    encode: Encode | None = None
+    with _settings_kept(tokenizer):
+        for batch in smaller_batches(batches, _BATCH_ROWS):
+            texts = batch["text"].to_pylist()
+            encode = encode or _encoder(tokenizer, max_length, texts[:_SAMPLE_ROWS])
+            input_ids = encode(texts)
+            lengths = np.fromiter(map(len, input_ids), np.int32, len(input_ids))
+            ends = np.cumsum(lengths, dtype=np.int32)
+            # Several times as fast as pa.array(input_ids).
+            tokens = np.fromiter(itertools.chain.from_iterable(input_ids), np.int32, int(lengths.sum()))
+            columns = [
+                pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
+                pa.array([class_id[label] for label in batch["label"].to_pylist()], pa.int64()),
+                pa.array(lengths),
+                batch["language"],
+            ]
+            yield pa.record_batch(columns, schema=SCHEMA)
+
+
+@contextmanager
+def _settings_kept(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """A block after which the tokenizer cuts and pads as before: what it was last called with would be saved with the
+    model, or not, depending on whether rows had to be prepared."""
+    if not tokenizer.is_fast:
+        yield
+        return
+    backend = tokenizer.backend_tokenizer
+    truncation, padding = backend.truncation, backend.padding
+    try:
+        yield
+    finally:
+        backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
+        backend.no_padding() if padding is None else backend.enable_padding(**padding)
+
+
+def _encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str]) -> Encode:
+    """The quickest way to the ids that the tokenizer's own call gives.
+
+    That is its Rust backend on all cores, without the masks and offsets that the call makes too. Some classes add to
+    what their backend does (CodeLlama and CPM in transformers 5.23), which a sample shows; they are called instead.
+    """
+
+    def by_call(texts: list[str]) -> list[list[int]]:
+        return cast(list[list[int]], tokenizer(texts, truncation=True, max_length=max_length)["input_ids"])
+
+    def by_backend(texts: list[str]) -> list[list[int]]:
+        with all_cores():
+            return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]
+
+    expected = by_call(sample)  # which sets the backend's truncation
+    return by_backend if tokenizer.is_fast and by_backend(sample) == expected else by_call
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Let the tokenizer use its threads, which many environments forbid to silence a warning about forks."""
+    before = os.environ.get(_THREADS)
+    if before is None:
+        yield
+        return
+    os.environ[_THREADS] = "true"
+    try:
+        yield
+    finally:
+        os.environ[_THREADS] = before

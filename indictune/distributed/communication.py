@@ -1,0 +1,208 @@
+"""What ranks send each other in a step, and in which type."""
+
+# No `from __future__ import annotations`: torch compares the annotations of a communication hook with classes.
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import DistributedType
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+from indictune.config.arguments import IndicTrainingArguments
+from indictune.distributed.launch import Launch
+from indictune.errors import UserError
+
+# Values of --reduce_dtype, and DeepSpeed's words for them.
+DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+def sent_bytes(
+    family: str,
+    ranks: int,
+    gradients: float,
+    weights: float,
+    weights_again: float,
+    accumulation_steps: int,
+    gpu: bool = True,
+) -> float:
+    """What a rank sends in a step, in bytes; counted by `benchmarks.communication`.
+
+    Args:
+        family: `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`; any other sends nothing.
+        ranks: of the run.
+        gradients: bytes of all gradients, in the type in which they are summed.
+        weights: bytes of all weights, in the type in which they are computed with. FSDP2 gathers a unit at each of
+            its uses: ALBERT's one group of layers counts as often as it is run.
+        weights_again: bytes of those that FSDP2 gathers in the backward pass too.
+        accumulation_steps: micro-batches of a step.
+        gpu: NCCL scatters sums; torch's gloo (2.13) sends whole sums to all, and each rank keeps its share.
+    """
+    gather = (ranks - 1) / ranks  # in a ring, of the gathered bytes
+    reduce = 2 * gather  # a sum that all get: scattered, then gathered
+    scatter = gather if gpu else reduce
+    # DeepSpeed 0.19: ZeRO-1 and 2 sum whole buckets and keep their share, ZeRO-1 once a step; ZeRO-3 scatters sums and
+    # gathers once a micro-batch while all weights are fewer than `stage3_max_reuse_distance` (1e9): they stay for the
+    # backward pass.
+    sent = {
+        "ddp": reduce * gradients,
+        "fsdp2": scatter * gradients + accumulation_steps * gather * (weights + weights_again),
+        "zero1": reduce * gradients + gather * weights,
+        "zero2": accumulation_steps * reduce * gradients + gather * weights,
+        "zero3": accumulation_steps * (scatter * gradients + gather * weights),
+    }
+    return sent.get(family, 0.0)
+
+
+def check_communication(
+    launch: Launch, method: str, planned: Callable[[str], Any], world_size: int, accumulation_steps: int | None
+) -> None:
+    """Refuse settings of the communication that cannot be.
+
+    Args:
+        launch: what the launcher asked for.
+        method: `--method`.
+        planned: the value that a field of the training arguments will have.
+        world_size: number of processes; the launch does not tell it where it was refused.
+        accumulation_steps: micro-batches a process and optimizer step, where that is known already.
+
+    Raises:
+        UserError: all such settings, each with the way out.
+    """
+    problems = []
+    reduce_dtype = planned("reduce_dtype")
+    if reduce_dtype != "float32" and world_size == 1:
+        problems.append(
+            f"--reduce_dtype {reduce_dtype}: one process sends no gradients. Leave it out, or start more processes."
+        )
+    if reduce_dtype != "float32" and launch.family == "fsdp2" and method != "full":
+        problems.append(
+            f"--reduce_dtype {reduce_dtype}: under {launch.strategy} the gradients of --method {method} are summed in "
+            "the type that they have. Leave it out, or use ddp.yaml."
+        )
+    given = (launch.deepspeed or {}).get("communication_data_type", "auto")
+    if given not in ("auto", DEEPSPEED_NAMES[reduce_dtype]):
+        problems.append(
+            f"--deepspeed: the file says communication_data_type = {given}, and --reduce_dtype is {reduce_dtype}. "
+            'Write "auto" in the file, or make them equal.'
+        )
+    if planned("ddp_static_graph") and accumulation_steps not in (None, 1):
+        problems.append(
+            f"--ddp_static_graph true: torch fails with {accumulation_steps} accumulation steps. Leave it out, or "
+            "make --per_device_train_batch_size the share of one process of --global_batch_size."
+        )
+    if problems:
+        raise UserError(problems)
+
+
+def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments, model: nn.Module) -> None:
+    """Tell whatever distributes the model how gradients are summed. To be called before the model is prepared.
+
+    Args:
+        accelerator: of the Trainer.
+        args: of the run.
+        model: to be trained.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        config = accelerator.state.deepspeed_plugin.deepspeed_config
+        config["communication_data_type"] = DEEPSPEED_NAMES[args.reduce_dtype]
+    elif accelerator.distributed_type == DistributedType.FSDP:
+        if not all(parameter.requires_grad for parameter in model.parameters()):
+            # An adapter's: torch 2.13 fails under accumulation where gradients are to be summed in another type than
+            # they have, and a group of weights had no part in the forward pass: "'FSDPParam' object has no attribute
+            # '_unsharded_param'". With --bf16 a LLaMA's adapter has such a group.
+            return
+        plugin = accelerator.state.fsdp_plugin
+        policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
+        plugin.mixed_precision_policy = replace(policy, reduce_dtype=getattr(torch, args.reduce_dtype))
+    else:
+        accelerator.ddp_handler = gradient_buckets(args)
+
+
+def passes_until_laid_out(model: nn.Module) -> int:
+    """How many backward passes come before the gradients of all ranks are sent as they are from then on.
+
+    DDP (torch 2.13) sends them in one bucket until it has seen the order in which they come, and then in several, but
+    where it looks for unused parameters each time. Where a gradient stands decides in which order those of three ranks
+    or more are added; two numbers have one sum.
+
+    Args:
+        model: as it is distributed; the process group is up.
+    """
+    if not isinstance(model, DistributedDataParallel) or torch.distributed.get_world_size() < 3:
+        return 0
+    if model.static_graph:
+        return 2  # the first finds out which parameters have a gradient
+    return 0 if model.find_unused_parameters else 1
+
+
+@contextmanager
+def sending(model: nn.Module) -> Iterator[None]:
+    """A block in which each backward pass sends its gradients, that of a step's first micro-batches too."""
+    assert isinstance(model, DistributedDataParallel)
+    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+    try:
+        yield
+    finally:
+        model.require_backward_grad_sync = before
+
+
+def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":
+    """How replicas sum their gradients.
+
+    The Trainer (5.23) looks for unused parameters in every forward pass unless activations are checkpointed, keeps
+    each gradient twice, and sends rank 0's buffers to all before every forward pass. With one micro-batch a step torch
+    finds parameters without a gradient once (static graph); only with several it has to look for them every time,
+    because some models have them (XLNet). Buffers are constants.
+    """
+    # Under accumulation torch 2.13 fails at the first micro-batch of a static graph: "expect_autograd_hooks_ INTERNAL
+    # ASSERT FAILED".
+    static_graph = args.gradient_accumulation_steps == 1 if args.ddp_static_graph is None else args.ddp_static_graph
+    looks = args.ddp_find_unused_parameters
+    if looks is None:
+        looks = not (static_graph or args.gradient_checkpointing)
+    given = {"bucket_cap_mb": args.ddp_bucket_cap_mb} if args.ddp_bucket_cap_mb is not None else {}
+    return GradientBuckets(
+        broadcast_buffers=bool(args.ddp_broadcast_buffers),
+        find_unused_parameters=looks,
+        gradient_as_bucket_view=True,
+        static_graph=static_graph,
+        hook=sum_in_bfloat16 if args.reduce_dtype == "bfloat16" else None,
+        **given,
+    )
+
+
+@dataclass
+class GradientBuckets(DistributedDataParallelKwargs):  # type: ignore[misc]
+    """accelerate's settings of DDP, with a hook that it does not know.
+
+    Attributes:
+        hook: sums a bucket of gradients over the ranks; None for torch's own.
+    """
+
+    hook: Callable[..., Any] | None = None
+
+    def to_dict(self, ignore_keys: tuple[str, ...] = ()) -> Any:
+        """What torch's DDP is given."""
+        return super().to_dict(("comm_hook", "comm_wrapper", "comm_state_option", "hook", *ignore_keys))
+
+    def register_comm_hook(self, model: DistributedDataParallel) -> None:
+        """accelerate calls it when DDP is there."""
+        if self.hook is not None:
+            model.register_comm_hook(None, self.hook)
+
+
+def sum_in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's bf16 hook by another name.
+
+    torch 2.13 refuses its own, by its name, without NCCL ("required CUDA 11+ and NCCL 2.10+"), and it works on gloo.
+    """
+    return bf16_compress_hook(state, bucket)

@@ -1,0 +1,1 @@
+"""What is published on the Hub: the model card and the push."""

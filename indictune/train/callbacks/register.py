@@ -1,0 +1,65 @@
+"""What watches a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from transformers import EarlyStoppingCallback
+from transformers.integrations.integration_utils import TensorBoardCallback
+
+from indictune.checkpoint import save
+from indictune.supervise.session import Session
+from indictune.train import bad_steps
+from indictune.train.callbacks.heartbeat import Places
+from indictune.train.callbacks.resume import GoOn, LeaveBehind
+from indictune.train.callbacks.spikes import WarnOfSpikes
+from indictune.train.callbacks.step_flags import StepFlags
+from indictune.train.callbacks.tensorboard import ContinuedTensorBoard
+from indictune.train.callbacks.throughput import Throughput
+from indictune.train.callbacks.train_log import TrainLog
+from indictune.train.callbacks.warm_up import WarnOfWarmUp
+from indictune.train.exact_trainer import ExactTrainer
+from indictune.train.nonfinite import is_below_one
+
+
+def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) -> Throughput:
+    """Add the callbacks of a run to its trainer.
+
+    Args:
+        trainer: of the run.
+        place: tells where a training row stands (`file:line`).
+        session: of the run; its folder gets `train_log.jsonl`.
+
+    Returns:
+        The throughput, which counts while the run goes on.
+    """
+    throughput = Throughput(trainer.batches)
+    trainer.stop_request = session.stop_request
+    trainer.strategy = session.launch.strategy
+    trainer.trusts_checkpoint = session.trusts_checkpoint
+    checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
+    best = session.best_checkpoint
+    # Before the others read what is there.
+    trainer.add_callback(LeaveBehind(session.output_dir, checkpoint, best, session.stop_request))
+    trainer.add_callback(throughput)
+    trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
+    path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
+    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, trainer.strategy)
+    is_writing, finish = partial(save.is_writing, trainer), partial(save.finish, trainer)
+    has_no_scale = partial(is_below_one, trainer.accelerator.scaler)
+    trainer.add_callback(
+        StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps, is_writing, finish, has_no_scale)
+    )
+    if trainer.pop_callback(TensorBoardCallback) is not None:
+        trainer.add_callback(ContinuedTensorBoard())  # type: ignore[no-untyped-call]
+    trainer.add_callback(WarnOfSpikes(lambda: trainer.grad_norm))
+    trainer.add_callback(WarnOfWarmUp())
+    if trainer.args.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
+    trainer.add_callback(Places())
+    if checkpoint is not None:
+        here = None if best is None else session.output_dir / best.name
+        trainer.add_callback(GoOn(trainer, checkpoint, here))
+    return throughput

@@ -1,0 +1,194 @@
+"""Evaluate a finished run's model on a file: the numbers that the run itself would have written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from transformers import AutoConfig
+
+from indictune.config.arguments import ModelArguments, SentimentTrainingArguments
+from indictune.config.command_arguments import EvaluateArguments
+from indictune.config.recipe import Recipe, read_recipe, whole_of
+from indictune.credentials import NOT_YAML, without_its_text
+from indictune.data.bad_rows import keep_rejected
+from indictune.data.load_rows import load_test_rows
+from indictune.data.tokenisation import tokenise
+from indictune.distributed import sharding
+from indictune.distributed.torch_compile import check_quantised
+from indictune.errors import UserError
+from indictune.models.adapter_base import config_file, continues_texts
+from indictune.models.classifier import class_names, load_trained
+from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, positions_of, stored_quantisation
+from indictune.models.load_errors import explained
+from indictune.models.unpadded import padding_notes
+from indictune.supervise.run import run
+from indictune.supervise.session import Session
+from indictune.train.classifier_trainer import IndicTrainer
+from indictune.train.finish import evaluate_file
+from indictune.train.loss import ExactLoss
+
+ANSWER_LENGTH = 2048  # a chat is longer than a tweet; the default of training
+
+# What must be as it was in training, unless the command says otherwise, for the numbers to be the same. Whether the
+# model's code is trusted is not among them: the folder would vouch for itself.
+FROM_TRAINING = (
+    *("text_column", "label_column", "language_column", "max_length", "chat_template", "train_on_prompts"),
+    *("per_device_eval_batch_size", "bf16", "fp16"),
+)
+
+
+def evaluate_command(argv: Sequence[str]) -> int:
+    """`indictune evaluate --model DIR --test_file F [--output_dir D]`; returns the exit code."""
+    recipe = read_recipe(argv, (EvaluateArguments,))
+    model, test_file = (recipe.planned(EvaluateArguments, name) for name in ("model", "test_file"))
+    for flag, value in (("--model", model), ("--test_file", test_file)):
+        if not value:
+            recipe.problems.append(f"{flag} is missing: indictune evaluate --model DIR --test_file F.")
+    if model:
+        with recipe.problems.collecting():
+            _as_in_training(recipe, Path(model))
+    if config_file(model).is_file() and "output_dir" not in recipe.values:
+        with recipe.problems.collecting():
+            recipe.values["output_dir"] = str(_folder_within(Path(model), Path(test_file).stem))
+    if recipe.values.get("output_dir"):
+        with recipe.problems.collecting():
+            _check_of_this_file(Path(recipe.values["output_dir"]) / "metrics.json", test_file)
+    main = _evaluate_classes
+    with suppress(ValueError, TypeError, AttributeError):  # no configuration: the classifier's own reading tells so
+        if _continues_texts(Path(model)):
+            main = _evaluate_answers
+    if main is _evaluate_answers and "max_length" not in recipe.values:  # as after `indictune merge`
+        with suppress(Exception):  # a configuration that makes no model: the reading of the model tells so
+            recipe.values["max_length"] = _answer_length(recipe, Path(model))
+    return run(main, recipe, replaceable=("metrics.json",))
+
+
+def _as_in_training(recipe: Recipe, model: Path) -> None:
+    """Take what the command leaves open from the run that made the model.
+
+    Raises:
+        UserError: the folder holds no model.
+    """
+    if not config_file(model).is_file():
+        raise UserError(f"--model {model}: holds no model (no config.json). Name the --output_dir of a finished run.")
+    trained = model / "recipe.yaml"
+    configuration: dict[str, Any] = {}
+    try:
+        if trained.exists():
+            configuration = whole_of(yaml.safe_load(trained.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--model {model}: its recipe.yaml cannot be read: {error}.") from error
+    except NOT_YAML as error:
+        raise UserError(f"--model {model}: its recipe.yaml cannot be read: {without_its_text(error)}.") from None
+    types = get_type_hints(EvaluateArguments)
+    for name in FROM_TRAINING:
+        value = configuration.get(name)
+        if name == "chat_template" and isinstance(value, str) and value.endswith(".jinja"):
+            value = _saved_template(model)
+        if value is not None and isinstance(value, types[name]):
+            recipe.values.setdefault(name, value)
+
+
+def _saved_template(model: Path) -> str | None:
+    """The file that was a run's `--chat_template`, as the run has saved it: that file may since have changed, and be
+    another's who made the folder. None where it is not saved; the tokenizer may have it."""
+    saved = model / "chat_template.jinja"  # as transformers calls it
+    return str(saved) if saved.is_file() else None
+
+
+def _folder_within(model: Path, name: str) -> Path:
+    """Where a model's evaluation goes.
+
+    Raises:
+        UserError: the name is none of a folder, or a link is there, by which a model that was unpacked would have
+            files written anywhere.
+    """
+    if name in (".", ".."):
+        raise UserError(f"--test_file: its name without the ending, {name!r}, names no folder; give --output_dir.")
+    folder = model / "evaluation" / name
+    for each in (folder.parent, folder):
+        if each.is_symlink():
+            raise UserError(
+                f"--model {model}: {each.relative_to(model)} is a link, and an evaluation writes to nothing outside "
+                "the folder; remove the link, or give --output_dir."
+            )
+    return folder
+
+
+def _check_of_this_file(metrics: Path, test_file: str) -> None:
+    """Refuse to write over the metrics of another file.
+
+    Args:
+        metrics: that will be written.
+        test_file: which they will be of.
+
+    Raises:
+        UserError: they are there, and of another.
+    """
+    of_file: Any = None
+    if metrics.is_file() and not metrics.is_symlink():
+        with suppress(OSError, ValueError, AttributeError):  # not of this command
+            of_file = json.loads(metrics.read_text(encoding="utf-8")).get("test_file")
+    if of_file is not None and of_file != os.path.abspath(test_file):
+        raise UserError(
+            f"--test_file {test_file}: {metrics} holds the metrics of {of_file}, which would be lost; give "
+            "--output_dir another folder."
+        )
+
+
+def _continues_texts(model: Path) -> bool:
+    """Whether the folder holds a causal language model; else it is a classifier, or nothing."""
+    config = config_file(model)
+    return config.is_file() and continues_texts(json.loads(config.read_text(encoding="utf-8")).get("architectures"))
+
+
+def _answer_length(recipe: Recipe, model: Path) -> int:
+    """Where no run tells it: the default of training, or as many positions as the model has."""
+    trusts = recipe.planned(EvaluateArguments, "trust_remote_code")
+    positions = positions_of(AutoConfig.from_pretrained(config_file(model), trust_remote_code=trusts))
+    return min(ANSWER_LENGTH, positions or ANSWER_LENGTH)
+
+
+def _evaluate_answers(session: Session) -> None:
+    from indictune.train.evaluate_chat import evaluate_answers  # TRL is slow to import
+
+    evaluate_answers(session)
+
+
+def _evaluate_classes(session: Session) -> None:
+    labels: list[str] | None = None
+    session.decide_evaluation(SentimentTrainingArguments)
+    with session.checks():
+        asked = session.build(EvaluateArguments)
+        model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
+        with session.checks():
+            if config_file(asked.model).is_file():  # else `_as_in_training` has told
+                with explained(model_args, Exception, flag="--model"):
+                    config = AutoConfig.from_pretrained(asked.model, trust_remote_code=asked.trust_remote_code)
+                    labels = class_names(config)
+                session.warn(
+                    [*check_max_length(config, asked.max_length, begins=False), *padding_notes(config, trains=False)]
+                )
+                check_quantised(stored_quantisation(config))
+        with session.checks():
+            if labels is not None:
+                tokenizer = load_tokenizer(model_args, flag="--model")
+        if asked.test_file:  # else that has been told too
+            rows, stored, notes = load_test_rows(asked.test_file, asked, labels, session.recipe.problems)
+    session.recipe.problems.raise_any()
+    args = session.start_evaluation(SentimentTrainingArguments)
+    session.warn(notes)
+    keep_rejected(stored, session.output_dir, session.rank)
+    assert labels is not None  # every problem has been raised
+    dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length)["test"]
+    model = load_trained(asked.model, asked.trust_remote_code, asked.trust_checkpoint)
+    check_vocabulary(model_args, model, tokenizer, flag="--model")
+    trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
+    sharding.prepare_for_evaluation(trainer)
+    evaluate_file(trainer, session, dataset, asked.test_file)

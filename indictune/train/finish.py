@@ -1,0 +1,192 @@
+"""What a finished run leaves: the whole model, and `metrics.json`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import resource
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from transformers.trainer_utils import TrainOutput
+
+from indictune.checkpoint import disk_errors
+from indictune.checkpoint import save as checkpoint_save
+from indictune.checkpoint.store import UNFINISHED_MODEL
+from indictune.data.cache import write_through
+from indictune.distributed import node_disks, sharding
+from indictune.hub import push
+from indictune.models.atomic_folder import let_read
+from indictune.supervise import run_folder
+from indictune.supervise.session import Session
+from indictune.supervise.signals import Stopped
+from indictune.train.callbacks.throughput import Throughput
+from indictune.train.exact_trainer import ExactTrainer
+from indictune.train.verify import shapes_when_saved, verify_saved
+
+logger = logging.getLogger(__name__)
+
+
+def save_model(trainer: ExactTrainer, session: Session) -> None:
+    """Save the trained model in `--output_dir`, whole or not at all. All ranks must call it.
+
+    It is written beside its place, given to nodes with a disk of their own and read back, and then put there.
+
+    Raises:
+        SavedModelError: it is not the trained one.
+        SaveError: the disk does not take it.
+        NonFiniteLossError: a weight is NaN or infinite.
+        Stopped: a rank was asked to stop, and going on need not train again.
+    """
+    checkpoint_save.check_weights(trainer)
+    trainer.look_for_stop("the trained model was to be saved; going on saves it", at_once=True)
+    sharding.gather_full_model(trainer.accelerator)
+    unfinished = session.output_dir / UNFINISHED_MODEL
+    with disk_errors.telling_of_model(session.output_dir, _bytes_of_weights(trainer)):
+        trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
+        node_disks.give_files(unfinished, session.rank == 0, trainer.args, trainer.disks_group)
+    try:
+        verify_saved(trainer, unfinished)
+    except Stopped:
+        if trainer.args.should_save:
+            shutil.rmtree(unfinished)
+        raise
+    if trainer.args.should_save:
+        let_read(unfinished)
+        session.saved_files = sorted(path.name for path in unfinished.iterdir())
+        put_in_place(unfinished, session.output_dir)
+
+
+def put_in_place(folder: Path, target: Path) -> None:
+    """Move all that is in a folder to another, weights last, once it is on the disk. The folder is gone then."""
+    for path in sorted(folder.iterdir(), key=lambda path: ".safetensors" in path.name):
+        there = target / path.name
+        if path.is_dir():
+            shutil.rmtree(there, ignore_errors=True)
+        else:
+            write_through(path)
+        path.replace(there)
+    write_through(target)
+    folder.rmdir()
+
+
+def _bytes_of_weights(trainer: ExactTrainer) -> int:
+    """Of those that are saved, whichever rank holds them."""
+    model = sharding.bare(trainer)
+    shapes, is_adapter = shapes_when_saved(model), isinstance(model, PeftModel)
+    saved = [(name, each) for name, each in model.named_parameters() if each.requires_grad or not is_adapter]
+    return sum(math.prod(shapes[name]) * each.element_size() for name, each in saved)
+
+
+def finish(
+    trainer: ExactTrainer, session: Session, result: TrainOutput, throughput: Throughput, test_dataset: Dataset | None
+) -> None:
+    """Evaluate the saved model, write `metrics.json` last, and push if asked to. All ranks must call it.
+
+    Args:
+        trainer: after `train` and `save`.
+        session: of the run.
+        result: what `train` returned.
+        throughput: counted during the run.
+        test_dataset: rows evaluated only here, or None.
+    """
+    state = trainer.state
+    if state.global_step < state.max_steps:
+        logger.info("Stopped early, after step %d of %d", state.global_step, state.max_steps)
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+        logger.info("The model is that of %s, the best by %s", *_best(trainer))
+    metrics = run_metrics(trainer, session.launch.strategy) | {
+        "global_batch_size": trainer.args.global_batch_size,
+        "train": train_metrics(trainer, result, throughput),
+    }
+    for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
+        if dataset is not None:
+            metrics[name] = evaluate(trainer, session, dataset, name)
+    names = push.begin_push(trainer, session.saved_files) if trainer.args.push_to_hub else []
+    write_metrics(trainer, session, metrics)
+    if isinstance(sharding.bare(trainer), PeftModel):
+        out = str(session.output_dir)
+        command = shlex.join(["indictune", "merge", out, "--output_dir", f"{out}_merged"])
+        session.show(f"`{command}` makes one model of the adapter and its base, for `pipeline`.")
+    if trainer.args.push_to_hub:
+        push.push(trainer, names)
+
+
+def _best(trainer: ExactTrainer) -> tuple[str, str]:
+    return Path(str(trainer.state.best_model_checkpoint)).name, str(trainer.args.metric_for_best_model)
+
+
+def evaluate(trainer: ExactTrainer, session: Session, dataset: Dataset, name: str) -> dict[str, Any]:
+    """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it."""
+    trainer.evaluate(dataset, metric_key_prefix=name)
+    block = trainer.detailed_metrics[name]
+    if not math.isfinite(block["loss"]):
+        session.warn(
+            [
+                f"The loss on the {name} rows is {block['loss']}: what the model computes of some of them is no "
+                "finite number, and its scores on them mean nothing. In half precision it may overflow where it does "
+                "not in fp32."
+            ]
+        )
+    session.show(f"\n{name} rows\n{trainer.tables(block)}\n")
+    return block
+
+
+def write_metrics(trainer: ExactTrainer, session: Session, metrics: dict[str, Any]) -> None:
+    """Write `metrics.json`, the mark of a finished run on every disk, and tell what there is now."""
+    if trainer.args.should_save:
+        run_folder.write_json(session.output_dir / "metrics.json", metrics)
+        write_through(session.output_dir / "metrics.json")
+        write_through(session.output_dir)
+    if session.rank == 0:
+        session.show(f"Written to {session.output_dir}: {', '.join(written(session.output_dir))}")
+
+
+def evaluate_file(trainer: ExactTrainer, session: Session, rows: Dataset, test_file: str) -> None:
+    """Evaluate a file's rows, and write `metrics.json`, which names it: those of another are not written over. All
+    ranks must call it."""
+    tested = {"test_file": os.path.abspath(test_file), "test": evaluate(trainer, session, rows, "test")}
+    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | tested)
+
+
+def written(output_dir: Path) -> list[str]:
+    """The files and folders of a finished run, hidden ones left out."""
+    names = {path.name + "/" * path.is_dir() for path in output_dir.iterdir() if not path.name.startswith(".")}
+    return sorted(names | {"status.json"})  # which comes last, when the command is over
+
+
+def run_metrics(trainer: ExactTrainer, asked_strategy: str) -> dict[str, Any]:
+    """The first block of `metrics.json`: how the run was distributed."""
+    return {
+        "strategy": sharding.name_of(trainer.accelerator, asked_strategy),
+        "world_size": trainer.args.world_size,
+    }
+
+
+def train_metrics(trainer: ExactTrainer, result: TrainOutput, throughput: Throughput) -> dict[str, Any]:
+    """The `train` block of `metrics.json`, of all starts of the run, but for the memory. All ranks must call it."""
+    seconds = throughput.seconds_before + result.metrics["train_runtime"]
+    return {
+        "runtime_s": seconds,
+        "time_to_first_step_s": throughput.seconds_to_first_step,
+        "samples_per_second": throughput.rows / seconds,
+        "tokens_per_second": throughput.tokens / seconds,
+        "padding_fraction": throughput.padding_fraction,
+        "peak_memory_bytes": peak_memory_bytes(trainer),
+    }
+
+
+def peak_memory_bytes(trainer: ExactTrainer) -> int:
+    """The most memory that any rank has used: of the GPU, or of the process where there is none."""
+    device = trainer.args.device
+    if device.type == "cpu":
+        mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    else:
+        mine = torch.accelerator.max_memory_allocated(device)
+    return int(trainer.accelerator.gather(torch.tensor([mine], device=device)).max())

@@ -1,0 +1,144 @@
+"""What a run of a LLaMA model is: ranges, and what of TRL's own fields is a flag."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from trl.trainer.sft_config import SFTConfig
+
+from indictune.config.arguments import IndicTrainingArguments, ModelArguments, SourceArguments
+from indictune.config.chat_arguments import ChatArguments, ChatDataArguments, LlamaTrainingArguments
+from indictune.config.recipe import read_recipe, resolved
+from indictune.errors import UserError
+from indictune.preflight.values import check_values
+
+RUN = (ModelArguments, ChatDataArguments, LlamaTrainingArguments)
+
+# What TRL would do to rows and models, which is done before it gets them.
+NO_FLAGS = [
+    *("model_init_kwargs", "router_aux_loss_coef", "chat_template_path", "dataset_text_field", "dataset_kwargs"),
+    *("dataset_num_proc", "eos_token", "truncation_mode", "shuffle_dataset", "packing_strategy", "padding_free"),
+    *("pad_to_multiple_of", "eval_packing", "completion_only_loss", "assistant_only_loss", "loss_type", "pad_token"),
+    "label_smoothing_factor",
+]
+
+
+def problems_of(**values: Any) -> list[str]:
+    with pytest.raises(UserError) as raised:
+        ChatDataArguments(**values)
+    return raised.value.problems
+
+
+@pytest.mark.parametrize("arguments", [ChatArguments, SourceArguments, ChatDataArguments])
+def test_every_field_of_ours_says_what_it_is(arguments: type[Any]) -> None:
+    fields = dataclasses.fields(arguments)
+    assert len(fields) >= 3
+    for field in fields:
+        assert field.metadata["help"].endswith("."), field.name
+
+
+def test_every_training_field_that_we_add_or_change_says_what_it_is() -> None:
+    ours = {**IndicTrainingArguments.__annotations__, **LlamaTrainingArguments.__annotations__}
+    fields = [field for field in dataclasses.fields(LlamaTrainingArguments) if field.name in ours and field.init]
+    assert {"global_batch_size", "learning_rate", "activation_offloading"} <= {field.name for field in fields}
+    for field in fields:
+        assert field.metadata["help"].endswith("."), field.name
+
+
+class TestFlags:
+    @pytest.mark.parametrize("name", NO_FLAGS)
+    def test_what_trl_would_do_to_rows_is_no_flag(self, name: str) -> None:
+        assert name in {field.name for field in dataclasses.fields(SFTConfig)}
+        (problem,) = read_recipe([f"--{name}", "1"], RUN).problems
+        assert problem.startswith(f"--{name}: there is no such flag.")
+
+    def test_every_field_that_trl_adds_is_ours_to_offer_or_to_keep(self) -> None:
+        """A field of a later version shows up here, so that somebody decides what it is."""
+        base = {field.name for field in dataclasses.fields(IndicTrainingArguments)}
+        added = {field.name for field in dataclasses.fields(SFTConfig)} - base
+        ours = {"trust_remote_code", "packing", "max_length"}  # read by ModelArguments and ChatDataArguments
+        assert added - set(NO_FLAGS) - ours == {"activation_offloading"}
+
+    def test_names_that_trl_has_too_are_read_as_ours(self) -> None:
+        recipe = read_recipe(
+            ["--packing", "--max_length", "99", "--trust_remote_code", "--train_file", "a.jsonl"], RUN
+        )
+        assert recipe.problems == []
+        data = recipe.build(ChatDataArguments)
+        assert (data.packing, data.max_length, recipe.build(ModelArguments).trust_remote_code) == (True, 99, True)
+        args = recipe.build(LlamaTrainingArguments, output_dir="out", use_cpu=True, bf16=False)
+        assert (args.packing, args.max_length, args.trust_remote_code) == (False, None, False)
+
+    def test_trl_gets_rows_that_are_prepared(self, tmp_path: Path) -> None:
+        args = LlamaTrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+        assert args.dataset_kwargs == {"skip_prepare_dataset": True}
+        assert (args.loss_type, args.label_smoothing_factor, args.shuffle_dataset) == ("nll", 0.0, False)
+
+    def test_a_run_written_down_reads_back(self, tmp_path: Path) -> None:
+        argv = [
+            *("--output_dir", "out", "--train_file", "a.jsonl", "--method", "lora", "--use_dora", "--packing"),
+            *("--max_length", "77", "--learning_rate", "1e-4", "--use_cpu", "--bf16", "false"),
+            *("--modules_to_save", "lm_head", "embed_tokens", "--gradient_checkpointing", "false"),
+        ]
+        recipe = read_recipe(argv, RUN)
+        built = [recipe.build(arguments) for arguments in RUN]
+        first = resolved(*built)
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(first), encoding="utf-8")
+        again = read_recipe(["--config", str(path), "--use_cpu"], RUN)
+        assert again.problems == []
+        assert [again.build(arguments) for arguments in RUN[:2]] == built[:2]
+        assert resolved(*(again.build(arguments) for arguments in RUN)) == first
+        assert (first["max_length"], first["packing"]) == (77, True)
+        assert (first["learning_rate"], first["gradient_checkpointing"], first["bf16"]) == (1e-4, False, False)
+
+
+class TestRanges:
+    @pytest.mark.parametrize("arguments", [ChatArguments, ChatDataArguments])
+    def test_two_tokens_are_the_least(self, arguments: type[Any]) -> None:
+        source = {"train_file": "a.jsonl"} if arguments is ChatDataArguments else {}
+        assert arguments(**source, max_length=2).max_length == 2
+        with pytest.raises(UserError) as raised:
+            arguments(**source, max_length=1)
+        assert raised.value.problems == ["--max_length 1: expected at least 2 tokens."]
+
+    def test_answers_have_a_number_and_a_length(self) -> None:
+        data = ChatDataArguments(train_file="a.jsonl", num_sample_generations=0, max_new_tokens=1)
+        assert (data.num_sample_generations, data.max_new_tokens) == (0, 1)
+        assert problems_of(train_file="a.jsonl", num_sample_generations=-1) == [
+            "--num_sample_generations -1: expected 0 or more."
+        ]
+        assert problems_of(train_file="a.jsonl", max_new_tokens=0) == ["--max_new_tokens 0: expected at least 1."]
+
+    @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU to move activations from")
+    def test_without_a_gpu_there_is_nothing_to_move_activations_from(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError) as raised:
+            LlamaTrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False, activation_offloading=True)
+        assert raised.value.problems == [
+            "--activation_offloading true: there is no GPU whose memory it could spare; give --activation_offloading "
+            "false."
+        ]
+
+    def test_all_problems_come_at_once(self) -> None:
+        problems = problems_of(max_length=0, num_sample_generations=-2, max_new_tokens=-3, dataset_config_name="hi")
+        assert [problem.partition(":")[0] for problem in problems] == [
+            "--max_length 0", "No training rows", "--dataset_config_name hi", "--num_sample_generations -2",
+            "--max_new_tokens -3",
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("metric", ["loss", "eval_loss", "answer_token_accuracy"])
+    def test_checkpoints_are_compared_by_what_a_language_model_is_measured_by(self, metric: str) -> None:
+        recipe = read_recipe(["--metric_for_best_model", metric], RUN)
+        check_values(LlamaTrainingArguments, lambda name: recipe.planned(LlamaTrainingArguments, name))
+
+    @pytest.mark.parametrize("metric", ["macro_f1", "macro_f1_hi", "perplexity_hi"])
+    def test_other_metrics_are_refused(self, metric: str) -> None:
+        recipe = read_recipe(["--metric_for_best_model", metric], RUN)
+        with pytest.raises(UserError) as raised:
+            check_values(LlamaTrainingArguments, lambda name: recipe.planned(LlamaTrainingArguments, name))
+        assert raised.value.problems == [f"--metric_for_best_model {metric}: expected loss or answer_token_accuracy."]

@@ -1,0 +1,509 @@
+"""From a recipe file and flags to dataclasses, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.chat_arguments import ChatDataArguments
+from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
+from indictune.config.recipe import DECIDED, PATH_FIELDS, TRUST_FIELDS, Recipe, read_recipe, resolved, whole_of
+from indictune.errors import UserError
+from indictune.supervise.run_folder import write_recipe
+
+RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
+
+COMMANDS = (EvaluateArguments, MergeArguments, CheckpointArguments)
+KINDS: tuple[type[Any], ...] = (*RUN, ChatDataArguments, *COMMANDS)
+
+WriteRecipe = Callable[[str], str]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRecipe:
+    """A function: write the content to `r.yaml` in the present folder, and give its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str) -> str:
+        (tmp_path / "r.yaml").write_text(content, encoding="utf-8")
+        return "r.yaml"
+
+    return write
+
+
+def fields_of(kind: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def read(*argv: str) -> Recipe:
+    return read_recipe(argv, RUN)
+
+
+def values(*argv: str) -> dict[str, Any]:
+    given = read(*argv)
+    assert given.problems == []
+    return given.values
+
+
+def problems(*argv: str) -> list[str]:
+    given = read(*argv)
+    assert given.values == {}
+    return list(given.problems)
+
+
+def test_nothing_given_is_nothing_but_defaults() -> None:
+    given = read()
+    assert (given.values, given.problems, given.path) == ({}, [], None)
+    assert given.build(ModelArguments) == ModelArguments()
+
+
+def test_the_command_line_wins_over_the_recipe(recipe: WriteRecipe) -> None:
+    path = recipe("seed: 1\nmax_length: 64\n")
+    assert values("--config", path, "--seed", "2") == {"seed": 2, "max_length": 64}
+    assert values("--seed", "2", "--config", path) == {"seed": 2, "max_length": 64}
+
+
+def test_of_a_flag_given_twice_the_last_one_counts() -> None:
+    assert values("--seed", "1", "--seed", "2") == {"seed": 2}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--output_dir", "a b"], ["--output_dir=a b"], ["--output-dir", "a b"], ["--output-dir=a b"]],
+)
+def test_a_flag_is_written_with_or_without_equals_sign_and_hyphens(argv: list[str]) -> None:
+    assert values(*argv) == {"output_dir": "a b"}
+
+
+def test_only_the_first_equals_sign_and_the_hyphens_of_the_name_count() -> None:
+    assert values("--run-name=a=b-c") == {"run_name": "a=b-c"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--max_steps", "-1"], {"max_steps": -1}),
+        (["--seed=-3"], {"seed": -3}),
+        (["--weight_decay", "-1e-4"], {"weight_decay": -1e-4}),
+        (["--text_column", "-tweet"], {"text_column": "-tweet"}),
+        (["--text_column=--tweet"], {"text_column": "--tweet"}),
+    ],
+)
+def test_a_value_may_begin_with_a_dash(argv: list[str], expected: dict[str, Any]) -> None:
+    assert values(*argv) == expected
+
+
+def test_a_list_takes_one_word_or_several(recipe: WriteRecipe) -> None:
+    assert values("--lora_target_modules", "query", "value") == {"lora_target_modules": ["query", "value"]}
+    assert values("--lora_target_modules=query") == {"lora_target_modules": ["query"]}
+    path = recipe("lora_target_modules: [query, value]\nreport_to: tensorboard\n")
+    assert values("--config", path) == {"lora_target_modules": ["query", "value"], "report_to": ["tensorboard"]}
+
+
+def test_a_list_of_the_command_line_replaces_that_of_the_recipe(recipe: WriteRecipe) -> None:
+    path = recipe("lora_target_modules: [query, value]\n")
+    assert values("--config", path, "--lora_target_modules", "key") == {"lora_target_modules": ["key"]}
+
+
+def test_an_empty_list_of_a_recipe_stays_empty(recipe: WriteRecipe) -> None:
+    assert values("--config", recipe("report_to: []\n")) == {"report_to": []}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"), [(["--bf16"], True), (["--bf16", "true"], True), (["--bf16=false"], False)]
+)
+def test_a_switch_stands_alone_or_has_a_value(argv: list[str], expected: bool) -> None:
+    assert values(*argv) == {"bf16": expected}
+
+
+def test_a_switch_does_not_swallow_the_flag_behind_it() -> None:
+    assert values("--bf16", "--seed", "3") == {"bf16": True, "seed": 3}
+
+
+def test_a_recipe_holds_yaml_values_of_every_kind(recipe: WriteRecipe) -> None:
+    path = recipe(
+        "learning_rate: 1e-4\n"  # a string to YAML, which wants 1.0e-4
+        "weight_decay: 0.01\n"
+        "bf16: false\n"
+        "verbose: yes\n"  # true to YAML
+        "dropout: 0\n"
+        "run_name: 17\n"
+        "text_column: ट्वीट\n"
+        "data_seed: null\n"
+        "lr_scheduler_kwargs: {num_cycles: 2}\n"
+    )
+    assert values("--config", path) == {
+        "learning_rate": 1e-4,
+        "weight_decay": 0.01,
+        "bf16": False,
+        "verbose": True,
+        "dropout": 0.0,
+        "run_name": "17",
+        "text_column": "ट्वीट",
+        "lr_scheduler_kwargs": '{"num_cycles": 2}',
+    }
+    args = read("--config", path, "--output_dir", "out").build(SentimentTrainingArguments)
+    assert args.lr_scheduler_kwargs == {"num_cycles": 2}
+
+
+@pytest.mark.parametrize(("written", "read_as"), [("on", "on"), ("off", "off"), ("'off'", "off"), ("auto", "auto")])
+def test_on_and_off_are_no_booleans(recipe: WriteRecipe, written: str, read_as: str) -> None:
+    assert values("--config", recipe(f"padding_free: {written}\n")) == {"padding_free": read_as}
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        ("output_dir: 010\n", {"output_dir": "010"}),
+        ("train_file: 2024-01-01\n", {"train_file": "2024-01-01"}),
+        ("train_file: 2026-13-45\n", {"train_file": "2026-13-45"}),
+        ("label_column: no\ntext_column: Yes\n", {"label_column": "no", "text_column": "Yes"}),
+        ("run_name: 1_0\ntext_column: 1:30\n", {"run_name": "1_0", "text_column": "1:30"}),
+        ("lora_target_modules: [on, 0x1F]\n", {"lora_target_modules": ["on", "0x1F"]}),
+        ("text_column: 'null'\nlabel_column: ''\nseed: ~\n", {"text_column": "null", "label_column": ""}),
+        ("seed: 010\nsave_strategy: no\n", {"seed": 10, "save_strategy": "no"}),
+        ("lr_scheduler_kwargs: {a: {b: 1.5}, c: yes}\n", {"lr_scheduler_kwargs": '{"a": {"b": 1.5}, "c": true}'}),
+        ("lr_scheduler_kwargs: {a: 2024-01-01}\n", {"lr_scheduler_kwargs": '{"a": "2024-01-01"}'}),
+    ],
+)
+def test_a_text_of_a_recipe_stays_as_it_is_written(recipe: WriteRecipe, written: str, read_as: dict[str, Any]) -> None:
+    """As on the command line, whatever YAML 1.1 takes it for."""
+    assert values("--config", recipe(written)) == read_as
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "name", ["learning_rate", "weight_decay", "max_grad_norm", "max_bad_fraction", "warmup_steps"]
+)
+def test_a_number_is_finite(recipe: WriteRecipe, name: str, number: str) -> None:
+    assert problems(f"--{name}={number}") == [f"--{name} {number}: expected a finite number."]
+    path = recipe(f"{name}: {number}\n")
+    assert problems("--config", path) == [f"r.yaml: {name} {number}: expected a finite number."]
+
+
+def test_planned_is_the_given_value_or_the_default() -> None:
+    given = read("--max_grad_norm", "0.5")
+    assert given.planned(SentimentTrainingArguments, "max_grad_norm") == 0.5
+    assert given.planned(SentimentTrainingArguments, "global_batch_size") == 64
+    assert given.planned(SentimentTrainingArguments, "report_to") == ["none"]
+    assert given.planned(SentimentTrainingArguments, "deepspeed") is None
+
+
+def test_what_the_run_decides_wins_over_what_was_given() -> None:
+    assert read("--lora_r", "4").build(ModelArguments, lora_r=8).lora_r == 8
+
+
+class TestUnknownNames:
+    def test_a_flag_is_answered_with_the_nearest_one(self) -> None:
+        assert problems("--lerning_rate", "1") == [
+            "--lerning_rate: there is no such flag. Did you mean `--learning_rate`?"
+        ]
+
+    def test_a_recipe_key_is_answered_with_the_file_and_the_nearest_one(self, recipe: WriteRecipe) -> None:
+        assert problems("--config", recipe("txt_column: tweet\n")) == [
+            "r.yaml: txt_column: there is no such recipe key. Did you mean `text_column`?"
+        ]
+
+    def test_a_name_like_none_is_answered_with_help(self) -> None:
+        assert problems("--xyzzy", "1") == ["--xyzzy: there is no such flag. `--help` lists all."]
+
+    def test_the_beginning_of_a_flag_is_no_flag(self) -> None:
+        assert problems("--learning", "1") == ["--learning: there is no such flag. Did you mean `--learning_rate`?"]
+
+    def test_a_word_without_a_flag_is_told(self) -> None:
+        given = read("train.csv", "--seed", "3")
+        assert given.problems == ["`train.csv`: expected a flag such as --output_dir, got a bare word."]
+        assert given.values == {"seed": 3}
+
+    def test_a_problem_reads_as_it_will_be_told(self) -> None:
+        given = read_recipe(["a\tb\r"], (DataArguments,))
+        assert given.problems == ["`a\\tb\\r`: expected a flag such as --output_dir, got a bare word."]
+        assert UserError(given.problems).problems == given.problems  # told twice, it is known to be the same
+
+
+class TestWrongValues:
+    @pytest.mark.parametrize(
+        ("argv", "expected"),
+        [
+            (["--max_length", "long"], "--max_length long: invalid int value: 'long'."),
+            (["--learning_rate", "fast"], "--learning_rate fast: invalid float value: 'fast'."),
+            (
+                ["--method", "quantum"],
+                "--method quantum: invalid choice: 'quantum' (choose from 'full', 'lora', 'qlora').",
+            ),
+            (["--output_dir"], "--output_dir: expected one argument."),
+            (["--lora_target_modules"], "--lora_target_modules: expected at least one argument."),
+            (
+                ["--output_dir", "my", "run"],
+                "--output_dir my run: expected one value, got 2; quote a value that holds spaces.",
+            ),
+        ],
+    )
+    def test_the_message_names_flag_value_and_what_was_expected(self, argv: list[str], expected: str) -> None:
+        assert problems(*argv) == [expected]
+
+    def test_a_switch_takes_words_of_truth_only(self) -> None:
+        (problem,) = problems("--bf16", "maybe")
+        assert problem.startswith(
+            "--bf16 maybe: Truthy value expected: got maybe but expected one of yes/no, true/fal"
+        )
+
+    def test_a_value_of_a_recipe_is_told_with_the_file(self, recipe: WriteRecipe) -> None:
+        assert problems("--config", recipe("seed: [1, 2]\n")) == [
+            "r.yaml: seed 1 2: expected one value, got 2; quote a value that holds spaces."
+        ]
+
+    def test_a_value_that_the_dataclass_refuses_is_the_users_error(self) -> None:
+        given = read("--output_dir", "out", "--eval_strategy", "sometimes")
+        with pytest.raises(UserError, match="sometimes is not a valid IntervalStrategy"):
+            given.build(SentimentTrainingArguments)
+
+
+class TestRecipeFile:
+    def test_a_missing_file_is_told(self) -> None:
+        assert problems("--config", "no/such.yaml") == ["--config no/such.yaml: there is no such file."]
+
+    def test_a_folder_is_told(self, tmp_path: Path) -> None:
+        (problem,) = problems("--config", str(tmp_path))
+        assert problem.startswith(f"--config {tmp_path}: cannot be read:")
+        assert "directory" in problem
+
+    @pytest.mark.parametrize(
+        ("content", "told"),
+        [
+            ("seed: 1\nlearning_rate: 1e-5\nseed: 2\n", "seed stands there twice (line 3, column 1)"),
+            ("'seed': 1\nseed: 1\n", "seed stands there twice (line 2, column 1)"),
+            ("lr_scheduler_kwargs: {a: 1, a: 2}\n", "a stands there twice (line 1, column 29)"),
+        ],
+    )
+    def test_a_key_that_stands_there_twice_is_told(self, recipe: WriteRecipe, content: str, told: str) -> None:
+        assert problems("--config", recipe(content)) == [f"--config r.yaml: is not valid YAML: {told}."]
+
+    def test_a_key_that_is_a_list_is_told(self, recipe: WriteRecipe) -> None:
+        (problem,) = problems("--config", recipe("? [a]\n: 1\n"))
+        assert problem.startswith("--config r.yaml: is not valid YAML: found unhashable key")
+
+    def test_broken_yaml_is_told_with_its_place(self, recipe: WriteRecipe) -> None:
+        (problem,) = problems("--config", recipe("seed: 1\nreport_to: [none\n"))
+        assert problem.startswith("--config r.yaml: is not valid YAML: ")
+        assert "line 3" in problem
+        assert "\n" not in problem
+
+    @pytest.mark.parametrize(
+        ("content", "found"), [("- seed\n- 1\n", "list"), ("just words\n", "str"), ("# empty\n", "NoneType")]
+    )
+    def test_what_is_no_mapping_is_told(self, recipe: WriteRecipe, content: str, found: str) -> None:
+        assert problems("--config", recipe(content)) == [
+            f"--config r.yaml: expected lines of `key: value`, found {found}."
+        ]
+
+    def test_bytes_that_are_no_utf8_are_told(self, tmp_path: Path) -> None:
+        (tmp_path / "r.yaml").write_bytes(b"run_name: \xff\n")
+        (problem,) = problems("--config", str(tmp_path / "r.yaml"))
+        assert "cannot be read" in problem
+        assert "0xff" in problem
+
+
+class TestDataSource:
+    RECIPE = "train_file: a.csv\nvalidation_file: b.csv\ntest_file: c.csv\nmax_length: 64\n"
+    DATASET = "dataset_name: owner/set\ndataset_config_name: hi\ntext_column: tweet\n"
+
+    @pytest.mark.parametrize("flag", ["train_file", "validation_file", "test_file"])
+    def test_naming_one_file_drops_all_files_of_the_recipe(self, recipe: WriteRecipe, flag: str) -> None:
+        given = values("--config", recipe(self.RECIPE), f"--{flag}", "new.csv")
+        assert given == {flag: "new.csv", "max_length": 64}
+
+    @pytest.mark.parametrize("flag", ["train_file", "validation_file", "test_file"])
+    def test_naming_a_file_drops_the_dataset_of_the_recipe(self, recipe: WriteRecipe, flag: str) -> None:
+        given = values("--config", recipe(self.DATASET), f"--{flag}", "new.csv")
+        assert given == {flag: "new.csv", "text_column": "tweet"}
+
+    def test_naming_a_dataset_drops_the_files_of_the_recipe(self, recipe: WriteRecipe) -> None:
+        given = values("--config", recipe(self.RECIPE), "--dataset-name", "builtin:tweets")
+        assert given == {"dataset_name": "builtin:tweets", "max_length": 64}
+
+    def test_other_flags_drop_nothing(self, recipe: WriteRecipe) -> None:
+        given = values("--config", recipe("train_file: a.csv\ntest_file: c.csv\n"), "--max_length", "32")
+        assert given == {"train_file": "a.csv", "test_file": "c.csv", "max_length": 32}
+
+
+def test_all_problems_of_file_and_flags_are_there_at_once_beside_the_good_values(recipe: WriteRecipe) -> None:
+    given = read(
+        "--config", recipe("sed: 1\nmax_length: long\nlora_r: 4\n"), "--bf17", "--seed", "x", "--lora_alpha=8"
+    )
+    assert given.problems == [
+        "r.yaml: sed: there is no such recipe key. Did you mean `seed`?",
+        "r.yaml: max_length long: invalid int value: 'long'.",
+        "--bf17: there is no such flag. Did you mean `--bf16`?",
+        "--seed x: invalid int value: 'x'.",
+    ]
+    assert given.values == {"lora_r": 4, "lora_alpha": 8}
+
+
+def test_flags_are_still_checked_where_the_recipe_is_missing() -> None:
+    given = read("--config", "no.yaml", "--sed", "1")
+    assert given.problems == [
+        "--config no.yaml: there is no such file.",
+        "--sed: there is no such flag. Did you mean `--seed`?",
+    ]
+
+
+def test_a_recipe_that_cannot_be_read_is_told_from_none(recipe: WriteRecipe) -> None:
+    assert read().is_read
+    assert read("--config", recipe("sed: 1\n")).is_read
+    assert not read("--config", recipe("a: [\n")).is_read
+
+
+def test_the_recipe_is_a_flag_that_may_be_meant(recipe: WriteRecipe) -> None:
+    assert problems("--confg", "r.yaml") == ["--confg: there is no such flag. Did you mean `--config`?"]
+    assert problems("--config", recipe("confg: 1\n")) == [
+        "r.yaml: confg: there is no such recipe key. Did you mean `fsdp_config`?"
+    ]
+
+
+def test_help_lists_the_fields_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read("--seed", "1", "--help")
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name in ("--train_file", "--global_batch_size", "--lora_r", "--learning_rate"):
+        assert name in shown
+    assert "Rows of one optimizer step over all processes." in shown
+
+
+# Every kind of value that a field can hold, away from its default where there is another valid one here.
+FULL_RECIPE = """
+output_dir: out dir
+train_file: ट्रेन.csv
+validation_file: v.csv
+text_column: -tweet
+language_column: lang
+max_length: 64
+dropout: 0
+lora_target_modules: [query, value]
+learning_rate: 1e-4
+adam_epsilon: 1.0e-7
+lr_scheduler_type: cosine_with_restarts
+lr_scheduler_kwargs: {num_cycles: 2}
+warmup_steps: 0.1
+bf16: true
+report_to: [tensorboard]
+eval_strategy: steps
+save_strategy: steps
+eval_steps: 5
+save_steps: 10
+logging_steps: 0.1
+class_weights: balanced
+early_stopping_patience: 3
+label_smoothing_factor: 0.1
+activation_checkpointing: true
+activation_checkpointing_kwargs: {use_reentrant: false}
+optim: sgd
+debug: [underflow_overflow]
+data_seed: 3
+"""
+
+
+def build(given: Recipe) -> list[Any]:
+    """The three dataclasses, on the CPU, which the machine decides and no recipe records."""
+    on_cpu = given.build(SentimentTrainingArguments, use_cpu=True)
+    return [given.build(ModelArguments), given.build(DataArguments), on_cpu]
+
+
+@pytest.mark.parametrize("content", ["output_dir: out\ndataset_name: builtin:tweets\n", FULL_RECIPE])
+def test_a_resolved_run_reads_back_to_the_same_dataclasses(recipe: WriteRecipe, tmp_path: Path, content: str) -> None:
+    given = read("--config", recipe(content))
+    assert given.problems == []
+    run = build(given)
+    write_recipe(tmp_path, resolved(*run))
+    again = read("--config", str(tmp_path / "recipe.yaml"))
+    assert again.problems == []
+    for before, after in zip(run, build(again), strict=True):
+        for field in dataclasses.fields(before):
+            assert getattr(after, field.name) == getattr(before, field.name), field.name
+
+
+def test_what_a_run_decides_for_itself_is_told_and_not_taken_back(tmp_path: Path) -> None:
+    """Another may have another launch or machine, validation rows, or another metric."""
+    steps = ("--eval_strategy", "steps", "--save_strategy", "steps")
+    given = read("--output_dir", "out", *steps, "--seed", "3", "--metric_for_best_model", "loss")
+    decided = {"eval_strategy": "no", "load_best_model_at_end": False, "optim": "paged_adamw_8bit"}
+    run = given.build(SentimentTrainingArguments, **decided, use_cpu=True)
+    write_recipe(tmp_path, given.to_take_back([run], {*decided, "use_cpu"}))
+    written = yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8"))
+    assert written.keys() == resolved(run).keys() - written[DECIDED].keys() | {DECIDED, "eval_strategy"}
+    assert written[DECIDED].items() >= {**decided, "greater_is_better": False}.items()
+    assert {name: value for name, value in whole_of(written).items() if name != DECIDED} == resolved(run)
+    again = read("--config", str(tmp_path / "recipe.yaml"), "--metric_for_best_model", "accuracy")
+    assert again.problems == []
+    assert {name: again.values.get(name) for name in (*decided, "seed")} == {
+        "eval_strategy": "steps", "load_best_model_at_end": None, "optim": None, "seed": 3,
+    }  # fmt: skip
+    assert again.build(SentimentTrainingArguments, use_cpu=True).greater_is_better
+
+
+def test_resolved_holds_every_field_but_secrets_and_what_a_rank_decides(recipe: WriteRecipe) -> None:
+    given = read("--config", recipe(FULL_RECIPE))
+    run = build(given)
+    written = resolved(*run)
+    fields = {field.name for instance in run for field in dataclasses.fields(instance) if field.init}
+    assert fields - written.keys() == {
+        *("hub_token", "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
+        *("trust_remote_code", "trust_checkpoint"),
+        *("gradient_accumulation_steps", "resume_from_checkpoint"),
+    }
+
+
+@pytest.mark.parametrize("name", TRUST_FIELDS)
+class TestTrust:
+    def test_is_refused_in_a_recipe_whatever_the_command_says(self, recipe: WriteRecipe, name: str) -> None:
+        path = recipe(f"{name}: true\n")
+        for flags in ((), (f"--{name}", "true")):
+            given = read("--config", path, *flags)
+            (problem,) = given.problems
+            assert problem == (
+                f"r.yaml: {name}: no file can grant it, for its author's code would run. If you trust the author, "
+                f"take the line out and type --{name} true."
+            )
+            assert given.values == dict.fromkeys([name] if flags else [], True)
+
+    def test_of_an_earlier_runs_recipe_that_grants_none_is_passed_over(self, recipe: WriteRecipe, name: str) -> None:
+        for none in ("false", "False"):
+            given = read("--config", recipe(f"{name}: {none}\n"), f"--{name}", "true")
+            assert (given.problems, given.values) == ([], {name: True})
+
+
+def test_planned_knows_only_fields() -> None:
+    with pytest.raises(ValueError, match="not enough values"):
+        read().planned(SentimentTrainingArguments, "no_such_field")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("a" * 5000, f"{'a' * 40}... (5,000 letters): is longer than the name of a file or folder may be."),
+        ("b/" * 3000, f"{'b/' * 20}... (6,000 letters): is longer than the name of a file or folder may be."),
+        ("a\0b", "a\\0b: holds a NUL character, which no name may hold."),
+    ],
+)
+@pytest.mark.parametrize("name", [*PATH_FIELDS, "config"])
+def test_a_name_that_no_file_can_have_is_one_problem_of_its_flag(name: str, value: str, told: str) -> None:
+    kind = next(kind for kind in KINDS if name in (*fields_of(kind), "config"))
+    recipe = read_recipe([f"--{name}={value}"], [kind])
+    assert recipe.problems == [f"--{name} {told}"]
+    assert recipe.values == {}
+
+
+def test_every_flag_that_says_that_it_names_a_file_or_folder_is_checked() -> None:
+    """Flags of transformers that are not ours to document are left to it."""
+    ours = set(KINDS) - {SentimentTrainingArguments}
+    ends = ("_file", "_dir", "_template", "folder", "model")
+    named = {name for kind in ours for name in fields_of(kind) if name.endswith(ends)}
+    assert len(named) > 7
+    assert named <= {*PATH_FIELDS}

@@ -1,0 +1,512 @@
+"""Loading: the rows of a run, and every problem of them in one raise."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from indictune.config.arguments import DataArguments
+from indictune.config.command_arguments import EvaluateArguments
+from indictune.data import hub_datasets, load_rows, read_files, row_sources
+from indictune.data.bad_rows import BadRows
+from indictune.data.label_spellings import Spellings
+from indictune.data.load_rows import Rows, load_splits, load_test_rows
+from indictune.data.row_sources import sources_of
+from indictune.errors import Problems, UserError
+
+Row = dict[str, Any]
+Write = Callable[[str, list[Row]], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(name: str, rows: list[Row]) -> str:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return name
+
+    return write_file
+
+
+def labelled(*texts_and_labels: tuple[str | None, object]) -> list[Row]:
+    return [{"text": text, "label": label} for text, label in texts_and_labels]
+
+
+def problems_of(**arguments: Any) -> list[str]:
+    with pytest.raises(UserError) as raised:
+        load_splits(DataArguments(**arguments))
+    return raised.value.problems
+
+
+def columns_of(rows: Rows | None) -> Row:
+    assert rows is not None
+    return dict(rows.table.to_pydict())
+
+
+def test_rows_are_cleaned_labelled_and_given_a_language(write: Write) -> None:
+    train = write("train.jsonl", labelled(("#अच्छी\nफिल्म", 1), ("@ravi acchi film", 0.0), ("నచ్చింది", True)))
+    splits = load_splits(DataArguments(train_file=train))
+    assert columns_of(splits.train) == {
+        "text": ["अच्छी फिल्म", "@user acchi film", "నచ్చింది"],
+        "label": ["1", "0", "true"],
+        "language": ["hi", "romanised", "te"],
+        "line": [1, 2, 3],
+    }
+    assert splits.labels == ["0", "1", "true"]
+    assert splits.validation is None
+    assert splits.test is None
+    assert splits.notes == []
+    assert len(splits.train) == 3
+    assert splits.train.place(1) == "train.jsonl:2"
+
+
+def test_labels_that_are_all_numbers_are_in_numerical_order(write: Write) -> None:
+    train = write("train.jsonl", labelled(("a", 10), ("b", 9), ("c", -1.5), ("d", "9.0")))
+    assert load_splits(DataArguments(train_file=train)).labels == ["-1.5", "9", "10"]
+
+
+def test_a_language_column_decides_where_it_says_something(write: Write) -> None:
+    rows = [
+        {"text": "a", "label": 0, "language": " mr "},
+        {"text": "b", "label": 1, "language": ""},
+        {"text": "க", "label": 1, "lang": "xx"},
+    ]
+    train = write("train.jsonl", rows)
+    assert columns_of(load_splits(DataArguments(train_file=train)).train)["language"] == ["mr", "romanised", "ta"]
+    rows[0]["lang"] = "kok"
+    train = write("train.jsonl", rows)
+    named = load_splits(DataArguments(train_file=train, language_column="lang"))
+    assert columns_of(named.train)["language"] == ["kok", "romanised", "xx"]
+
+
+def test_a_language_column_that_is_named_must_be_there(write: Write) -> None:
+    train = write("train.jsonl", labelled(("a", 0), ("b", 1)))
+    assert problems_of(train_file=train, language_column="lang") == [
+        "--train_file train.jsonl: no column lang (--language_column); it has text, label."
+    ]
+
+
+def test_columns_have_the_names_given(write: Write) -> None:
+    train = write("train.jsonl", [{"tweet": "a", "mood": "x"}, {"tweet": "b", "mood": "y"}])
+    splits = load_splits(DataArguments(train_file=train, text_column="tweet", label_column="mood"))
+    assert columns_of(splits.train)["text"] == ["a", "b"]
+    assert splits.labels == ["x", "y"]
+
+
+def test_rows_without_text_are_dropped_and_told(write: Write) -> None:
+    rows = labelled(("a", 0), (None, 0), ("", None), (" \n\u200b", 1), ("b", 1))
+    splits = load_splits(DataArguments(train_file=write("train.jsonl", rows)))
+    assert columns_of(splits.train)["line"] == [1, 5]
+    assert splits.notes == [
+        "--train_file train.jsonl: 3 rows without text were dropped: train.jsonl:2, train.jsonl:3, train.jsonl:4."
+    ]
+    assert splits.train.place(1) == "train.jsonl:5"
+
+
+def test_at_most_twenty_dropped_rows_are_listed(write: Write) -> None:
+    rows = labelled(("a", 0), ("b", 1), *[("", 0)] * 23)
+    (note,) = load_splits(DataArguments(train_file=write("train.jsonl", rows))).notes
+    assert "23 rows" in note
+    assert note.count("train.jsonl:") == 21
+    assert note.endswith("train.jsonl:22 and 3 more.")
+
+
+def test_order_and_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_files, "_CHUNK_ROWS", 2)
+    train = write("train.jsonl", labelled(*((f"t{index}", index % 2) for index in range(7))))
+    assert columns_of(load_splits(DataArguments(train_file=train)).train)["text"] == [
+        f"t{index}" for index in range(7)
+    ]
+
+
+def test_rows_in_train_and_held_out_are_told_or_removed(write: Write) -> None:
+    train = write("train.jsonl", labelled(("a http://x.in", 0), ("b", 1), ("c", 0), ("d", 1), ("b", 0)))
+    validation = write("val.jsonl", labelled(("b", 1), ("e", 0)))
+    test = write("test.jsonl", labelled(("A", 1), ("a  http://y.in", 0), ("b", 0)))
+    files: Row = {"train_file": train, "validation_file": validation, "test_file": test}
+    kept = load_splits(DataArguments(**files))
+    assert len(kept.train) == 5
+    assert kept.notes == [
+        "train.jsonl: 2 of 5 training rows also stand in val.jsonl, whose scores will look too good; "
+        "--drop_leaked_rows removes them from training.",
+        "train.jsonl: 3 of 5 training rows also stand in test.jsonl, whose scores will look too good; "
+        "--drop_leaked_rows removes them from training.",
+    ]
+    dropped = load_splits(DataArguments(**files, drop_leaked_rows=True))
+    assert columns_of(dropped.train)["text"] == ["c", "d"]
+    assert columns_of(dropped.validation)["text"] == ["b", "e"]
+    assert dropped.notes == [
+        "train.jsonl: 2 of 5 training rows also stand in val.jsonl; they were removed from training "
+        "(--drop_leaked_rows).",
+        "train.jsonl: 1 of 3 training rows also stand in test.jsonl; they were removed from training "
+        "(--drop_leaked_rows).",
+    ]
+
+
+def test_rows_are_removed_from_every_part_of_a_long_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_files, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(load_rows, "_LEAK_BATCHES", 2)
+    train = write("train.jsonl", labelled(*((f"t{index}", index % 2) for index in range(20))))
+    validation = write("val.jsonl", labelled(*((f"t{index}", index % 2) for index in range(0, 20, 3))))
+    splits = load_splits(DataArguments(train_file=train, validation_file=validation, drop_leaked_rows=True))
+    assert columns_of(splits.train)["text"] == [f"t{index}" for index in range(20) if index % 3]
+
+
+def test_dropping_leaked_rows_can_leave_nothing(write: Write) -> None:
+    train = write("train.jsonl", labelled(("a", 0), ("b", 1)))
+    (problem,) = problems_of(train_file=train, validation_file=train, drop_leaked_rows=True)
+    assert problem.startswith("--drop_leaked_rows removes all 2 rows of --train_file train.jsonl")
+
+
+def test_all_problems_of_all_files_come_in_one_raise(write: Write) -> None:
+    Path("train.csv").write_text("text,label\na,1,2\nb\n", encoding="utf-8")
+    Path("val.jsonl").write_text("", encoding="utf-8")
+    quoting = 'a field that holds a comma, a quote or a line break must be written "like this", with "" for a quote.'
+    assert problems_of(train_file="train.csv", validation_file="val.jsonl", test_file="none.parquet") == [
+        f"--train_file train.csv:2: 3 fields where the header has 2; {quoting}",
+        f"--train_file train.csv:3: 1 field where the header has 2; {quoting}",
+        "--validation_file val.jsonl: the file is empty.",
+        "--test_file none.parquet: no such file.",
+    ]
+
+
+def test_a_file_with_empty_texts_alone_is_a_problem(write: Write) -> None:
+    train = write("train.jsonl", labelled(("", 0), ("\n", 1)))
+    assert problems_of(train_file=train) == [
+        "--train_file train.jsonl: all 2 rows are empty in column text (--text_column)."
+    ]
+
+
+def test_rows_with_text_need_a_label(write: Write) -> None:
+    train = write("train.jsonl", labelled(("a", 0), ("b", None), ("c", 1), ("d", " ")))
+    assert problems_of(train_file=train) == [
+        "--train_file train.jsonl: 2 rows have no label in column label (--label_column): "
+        "train.jsonl:2, train.jsonl:4."
+    ]
+
+
+def test_a_file_without_any_label_is_a_problem(write: Write) -> None:
+    train = write("train.jsonl", labelled(("a", 0), ("b", 1)))
+    test = write("test.jsonl", labelled(("a", None)))
+    assert problems_of(train_file=train, test_file=test) == [
+        "--test_file test.jsonl: 1 rows have no label in column label (--label_column): test.jsonl:1."
+    ]
+
+
+def test_one_label_is_no_classification(write: Write) -> None:
+    train = write("train.jsonl", labelled(("a", "x"), ("b", "x")))
+    assert problems_of(train_file=train) == [
+        "--train_file train.jsonl: column label (--label_column) holds only the label x; a classifier needs "
+        "at least two labels."
+    ]
+
+
+def test_a_label_that_training_rows_lack_is_named_with_its_first_line(write: Write) -> None:
+    train = write("train.jsonl", labelled(("a", "x"), ("b", "y")))
+    validation = write("val.jsonl", labelled(("c", "x"), ("d", "z"), ("e", "z"), ("f", "Y")))
+    test = write("test.jsonl", labelled(*((f"t{index}", f"n{index}") for index in range(7))))
+    problems = problems_of(train_file=train, validation_file=validation, test_file=test)
+    assert problems[:2] == [
+        "--validation_file val.jsonl: label z (2 rows, the first at val.jsonl:2) does not occur in the training rows; "
+        "their labels are x, y.",
+        "--validation_file val.jsonl: label Y (1 rows, the first at val.jsonl:4) does not occur in the training rows; "
+        "their labels are x, y.",
+    ]
+    assert len(problems) == 2 + 5 + 1
+    assert problems[-1] == "--test_file test.jsonl: 2 more labels that training rows lack."
+
+
+@pytest.mark.parametrize(
+    ("labels", "free_text"),
+    [
+        ([f"id{index}" for index in range(21)], True),
+        ([f"id{index}" for index in range(20)], False),
+        ([str(index / 7) for index in range(80)], True),
+        ([f"id{index}" for index in range(101)] * 2, False),
+        ([f"id{index}" for index in range(1000)] * 2, False),
+        ([f"यह फिल्म {index} सबको बहुत अच्छी लगी" for index in range(6)], True),
+        (["not at all", "very much so", "a little bit"] * 4, False),
+        (["not at all", "very much so", "a little bit", "x"], False),
+    ],
+)
+def test_a_label_column_that_looks_like_free_text(write: Write, labels: list[str], free_text: bool) -> None:
+    train = write("train.jsonl", labelled(*((f"t{index}", label) for index, label in enumerate(labels))))
+    if not free_text:
+        assert load_splits(DataArguments(train_file=train)).labels == sorted(set(labels))
+        return
+    validation = write("val.jsonl", labelled(("v", "not one of them")))
+    (problem,) = problems_of(train_file=train, validation_file=validation)
+    assert problem.startswith(
+        "--train_file train.jsonl: column label (--label_column) looks like free text, not like labels: "
+        f"{len(labels)} different values in {len(labels)} rows, such as "
+    )
+    assert max(map(len, problem.split('"')[1::2])) <= 30
+
+
+def test_more_values_than_any_classifier_has_labels_are_free_text(write: Write) -> None:
+    rows = [{"text": f"t{index}", "label": f"id{index % 1001}"} for index in range(3000)]
+    (problem,) = problems_of(train_file=write("train.jsonl", rows))
+    assert "looks like free text, not like labels: 1001 different values in 3000 rows" in problem
+
+
+def test_rows_for_a_finished_model(write: Write) -> None:
+    path = write("new.jsonl", [{"tweet": "#a", "label": 1.0}, {"tweet": "", "label": 0}])
+    rows, _, notes = load_test_rows(path, EvaluateArguments(text_column="tweet"), ["0", "1"])
+    assert columns_of(rows) == {"text": ["a"], "label": ["1"], "language": ["romanised"], "line": [1]}
+    assert notes == ["--test_file new.jsonl: 1 rows without text were dropped: new.jsonl:2."]
+
+
+def test_rows_for_a_finished_model_are_read_once_and_checked_each_time(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("new.jsonl", labelled(("a", "x"), ("", "x"), ("b", "z")))
+    with pytest.raises(UserError, match="label z"):
+        load_test_rows(path, EvaluateArguments(), ["y", "x"])
+    monkeypatch.setattr("indictune.data.load_rows.cleaned", None)
+    rows, folder, notes = load_test_rows(path, EvaluateArguments(), ["x", "z"])
+    assert (len(rows), len(notes)) == (2, 1)
+    assert (folder / "test.arrow").exists()
+
+
+def test_rows_for_a_finished_model_have_its_labels(write: Write) -> None:
+    path = write("new.jsonl", labelled(("a", "x"), ("b", "z")))
+    with pytest.raises(UserError, match=r"--test_file new.jsonl: label z \(1 rows, the first at new.jsonl:2\)"):
+        load_test_rows(path, EvaluateArguments(), ["y", "x"])
+
+
+def test_builtin_tweets_are_read_from_the_package() -> None:
+    splits = load_splits(DataArguments(dataset_name="builtin:tweets"))
+    assert splits.labels == ["negative", "neutral", "positive"]
+    assert splits.validation is not None
+    assert splits.test is not None
+    assert {"hi", "te", "ta"} <= set(columns_of(splits.train)["language"])
+    assert splits.notes == []
+
+
+def test_builtin_rows_come_from_the_folder_of_their_name(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split in ("train", "validation", "test"):
+        write(f"{split}.jsonl", labelled((f"{split} a", 0), (f"{split} b", 1)))
+    monkeypatch.setattr(importlib.resources, "files", lambda package: Path("/"))
+    monkeypatch.setitem(row_sources.BUILTIN_DATASETS, "builtin:tweets", str(Path.cwd()))
+    splits = load_splits(DataArguments(dataset_name="builtin:tweets"))
+    assert columns_of(splits.test)["text"] == ["test a", "test b"]
+
+
+def test_an_unknown_builtin_dataset_and_other_problems(write: Write) -> None:
+    assert problems_of(dataset_name="builtin:tweet", validation_file="no.csv") == [
+        "--dataset_name builtin:tweet: there is no such built-in dataset; expected builtin:tweets.",
+        "--validation_file no.csv: no such file.",
+    ]
+
+
+@pytest.fixture
+def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder that `datasets` loads like a dataset on the Hub, with class ids in parquet files."""
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub_datasets, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["negative", "positive"])}
+    )
+    splits = {"train": [1, 0, 1], "validation": [0, 1], "test": [-1, -1]}
+    (tmp_path / "tweets").mkdir()
+    for split, labels in splits.items():
+        rows = {"text": [f"{split} {index}" for index in range(len(labels))], "label": labels}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "tweets" / f"{split}.parquet")
+    return "./tweets"
+
+
+def test_a_run_that_is_refused_downloads_no_dataset(hub_folder: str) -> None:
+    refused = Problems(["--sed: there is no such flag."])
+    assert sources_of(DataArguments(dataset_name=hub_folder), refused) == {}
+    assert len(refused) == 1
+    assert "train" in sources_of(DataArguments(dataset_name=hub_folder), Problems())
+    assert sources_of(DataArguments(dataset_name="no/such"), refused) == {}
+    assert len(refused) == 2
+
+
+def test_class_ids_of_a_hub_dataset_become_their_names(hub_folder: str) -> None:
+    splits = load_splits(DataArguments(dataset_name=hub_folder))
+    assert columns_of(splits.train) == {
+        "text": ["train 0", "train 1", "train 2"],
+        "label": ["positive", "negative", "positive"],
+        "language": ["romanised"] * 3,
+        "line": [1, 2, 3],
+    }
+    assert splits.labels == ["negative", "positive"]
+    assert columns_of(splits.validation)["label"] == ["negative", "positive"]
+    assert splits.test is None
+    assert splits.notes == ["--dataset_name ./tweets: its test rows have no labels and are left out."]
+    assert splits.train.place(2) == "./tweets/train row 3"
+
+
+def test_files_take_the_place_of_a_hub_datasets_splits(hub_folder: str) -> None:
+    pq.write_table(pa.table({"text": ["own"], "label": ["negative"]}), "own.parquet")
+    splits = load_splits(DataArguments(dataset_name=hub_folder, test_file="own.parquet"))
+    assert columns_of(splits.test)["text"] == ["own"]
+    assert splits.test is not None
+    assert splits.test.place(0) == "own.parquet row 1"
+
+
+def test_hub_datasets_that_do_not_fit(hub_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    assert problems_of(dataset_name=hub_folder, label_column="mood")[0] == (
+        "--dataset_name ./tweets train: no column mood (--label_column); it has text, label."
+    )
+    Path("tweets/train.parquet").unlink()
+    (problem,) = problems_of(dataset_name=hub_folder)
+    assert problem == "--dataset_name ./tweets: no split called train; it has validation, test."
+    assert problems_of(dataset_name="./nothing_here")[0].startswith("--dataset_name ./nothing_here: ")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    (problem,) = problems_of(dataset_name="someone/tweets")
+    assert problem.startswith("--dataset_name someone/tweets: the Hub cannot be reached and the dataset is not in ")
+
+
+def test_a_hub_split_without_rows_is_a_problem() -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": [], "label": []}, split="validation")
+    with pytest.raises(UserError, match="validation: the split holds no rows"):
+        next(hub_datasets.hub_batches(rows, {"text": "text", "label": "label"}, {}, BadRows("validation")))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("DatasetNotFoundError", "no such dataset on the Hub, or it is private"),
+        ("ValueError", "cannot be loaded: Config name is missing. (--dataset_config_name names a configuration)"),
+    ],
+)
+def test_what_the_hub_says_becomes_one_sentence(monkeypatch: pytest.MonkeyPatch, error: str, message: str) -> None:
+    import datasets
+
+    def refuse(*_: object) -> None:
+        raise getattr(datasets.exceptions, error, ValueError)("Config name is missing.\nPlease pick one")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", refuse)
+    (problem,) = problems_of(dataset_name="someone/tweets")
+    assert problem.startswith(f"--dataset_name someone/tweets: {message}")
+    assert "\n" not in problem
+
+
+_SENTIMENT = Path(__file__).parents[3] / "shared" / "data" / "sentiment"
+
+
+def test_real_tweets_load_with_their_languages() -> None:
+    path = _SENTIMENT / "marathi_tweets.train.jsonl"
+    if not path.exists():
+        pytest.skip(f"no real data at {path}")
+    splits = load_splits(
+        DataArguments(train_file=str(path), validation_file=str(path).replace("train.jsonl", "validation.jsonl"))
+    )
+    assert splits.validation is not None
+    assert (len(splits.train), len(splits.validation)) == (12_000 - 2, 1_500)
+    assert splits.notes[0].endswith(f"2 rows without text were dropped: {path}:7442, {path}:7811.")
+    assert splits.labels == ["negative", "neutral", "positive"]
+    assert set(columns_of(splits.train)["language"]) == {"mr"}
+    assert not any("\n" in text or "&amp;" in text for text in columns_of(splits.train)["text"])
+
+
+def spelt(write: Write, **splits: Sequence[object]) -> dict[str, Any]:
+    """Files of rows with these labels."""
+    return {
+        f"{split}_file": write(
+            f"{split}.jsonl", labelled(*((f"{split} {row}", label) for row, label in enumerate(labels)))
+        )
+        for split, labels in splits.items()
+    }
+
+
+class TestLabelsOfSeveralSpellings:
+    def test_are_told_with_where_they_stand(self, write: Write) -> None:
+        splits = load_splits(DataArguments(**spelt(write, train=["1.1", "2", "1.10", "1.10", "2.", "2.00", "a"])))
+        assert splits.labels == ["1.1", "2", "a"]
+        way_out = "If they are different classes, put a letter before them."
+        told = [
+            "labels 1.1 (train.jsonl:1) and 1.10 (train.jsonl:3) are one number, and taken for one label, 1.1. "
+            + way_out,
+            "labels 2 (train.jsonl:2), 2. (train.jsonl:5) and 2.00 (train.jsonl:6) are one number, and taken for one "
+            "label, 2. " + way_out,
+        ]
+        assert splits.notes == told
+        assert load_splits(DataArguments(train_file="train.jsonl")).notes == told  # from the cache
+
+    def test_are_not_told_where_everybody_expects_it(self, write: Write) -> None:
+        labels = ["1", "1.0", 1, 1.0, "0.50", "true", "TRUE", True, " e\u0301", "v1.1", "v1.10"] * 2
+        assert load_splits(DataArguments(**spelt(write, train=labels))).notes == []
+
+    def test_are_told_where_spaces_or_ways_to_write_a_character_are_all_that_differs(self, write: Write) -> None:
+        files = spelt(write, train=["pos", "1.10", " pos ", "e\u0301", "1.1\t"], validation=["\u00e9", "pos", "pos "])
+        splits = load_splits(DataArguments(**files))
+        assert splits.labels == ["1.1", "pos", "\u00e9"]
+        differ = (
+            "differ only in spaces around them or in Unicode's ways to write a character, and are taken for one label"
+        )
+        way_out = "If they are different classes, rename one."
+        assert splits.notes == [
+            f"labels 'pos' (train.jsonl:1), ' pos ' (train.jsonl:3) and 'pos ' (validation.jsonl:3) {differ}, pos. "
+            + way_out,
+            f"labels 'e\u0301' (train.jsonl:4) and '\u00e9' (validation.jsonl:1) {differ}, \u00e9. {way_out}",
+            "labels 1.10 (train.jsonl:2) and 1.1 (train.jsonl:5) are one number, and taken for one label, 1.1. "
+            "If they are different classes, put a letter before them.",
+        ]
+
+    def test_are_told_where_they_look_alike_and_stay_several(self, write: Write) -> None:
+        labels = [
+            "positive",
+            "Positive",
+            "positive ",
+            "positive\u200b",
+            "negative",
+            "negative\u200d",
+            ' "negative"',
+            "❤",
+        ]
+        splits = load_splits(DataArguments(**spelt(write, train=labels * 2, validation=["❤", "positive"])))
+        assert len(splits.labels) == 7
+        spaces, *notes = splits.notes
+        assert "differ only in spaces" in spaces
+        assert notes[:2] == [
+            "labels 'positive' (train.jsonl:1), 'Positive' (train.jsonl:2) and 'positive\\u200b' (train.jsonl:4) look "
+            "alike, and stay 3 classes. If they are one, spell them in one way.",
+            "labels 'negative' (train.jsonl:5), 'negative\\u200d' (train.jsonl:6) and '\"negative\"' (train.jsonl:7) "
+            "look alike, and stay 3 classes. If they are one, spell them in one way.",
+        ]
+        assert len(notes) == 2
+
+    def test_are_told_across_splits_and_batches(self, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(read_files, "_CHUNK_ROWS", 2)
+        files = spelt(write, train=["0", "1", "0", "1.1"], validation=["0", "1.10"])
+        (note,) = load_splits(DataArguments(**files)).notes
+        assert note.startswith("labels 1.1 (train.jsonl:4) and 1.10 (validation.jsonl:2) are one number")
+
+    def test_are_told_where_bad_rows_are_left_out_and_of_a_test_file(self, write: Write) -> None:
+        files = spelt(write, train=["1.1", "1.10", "a"])
+        (note,) = load_splits(DataArguments(**files, bad_rows="quarantine")).notes
+        assert note.startswith("labels 1.1 (train.jsonl:1) and 1.10 (train.jsonl:2)")
+        assert load_test_rows("train.jsonl", EvaluateArguments(model="m", output_dir="o"), None)[2] == [note]
+
+    def test_are_told_of_few_labels_and_then_counted(self, write: Write) -> None:
+        labels = [f"{number}.{zeros}" for number in range(8) for zeros in ("5", "50")]
+        *told, last = load_splits(DataArguments(**spelt(write, train=labels * 2))).notes
+        assert len(told) == 5
+        assert last == "3 more labels are numbers that are spelt in several ways."
+
+    def test_cost_no_memory_where_a_column_holds_free_text(self) -> None:
+        spellings = Spellings()
+        for first in range(0, 100_000, 10_000):
+            labels = pa.array([f"text {row}" for row in range(first, first + 10_000)])
+            batch = pa.record_batch([labels, pa.array(range(10_000), pa.int64())], names=["label", "line"])
+            list(spellings.read(iter([batch]), str))
+        assert len(spellings._found) == 2_000

@@ -1,0 +1,119 @@
+"""One global batch split into processes, micro-batches and accumulation."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indictune.distributed.batch_size import accumulation_for_tokens, accumulation_steps, steps_of_run
+from indictune.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "per_device", "world", "expected"),
+    [(64, 64, 1, 1), (64, 8, 1, 8), (64, 8, 8, 1), (64, 8, 4, 2), (6, 1, 3, 2), (1, 1, 1, 1)],
+)
+def test_accumulation_fills_the_global_batch(global_batch: int, per_device: int, world: int, expected: int) -> None:
+    assert accumulation_steps(global_batch, per_device, world) == expected
+
+
+def message(global_batch: int, per_device: int, world: int) -> str:
+    with pytest.raises(UserError) as raised:
+        accumulation_steps(global_batch, per_device, world)
+    return raised.value.message
+
+
+def test_the_message_says_which_sizes_fit() -> None:
+    assert message(48, 16, 2) == (
+        "--global_batch_size 48 is no multiple of world size 2 x --per_device_train_batch_size 16 = 32. "
+        "What fits: --global_batch_size 32 or 64; or --per_device_train_batch_size 1, 2, 3, 4, 6, 8, 12, 24."
+    )
+
+
+def test_a_global_batch_below_the_world_size_has_no_per_device_batch_that_fits() -> None:
+    assert message(3, 2, 4) == (
+        "--global_batch_size 3 is no multiple of world size 4 x --per_device_train_batch_size 2 = 8. "
+        "What fits: --global_batch_size 8."
+    )
+
+
+def test_sizes_below_one_are_refused_together() -> None:
+    assert message(0, -1, 2) == (
+        "2 problems:\n  1. --global_batch_size 0: expected at least 1 row.\n"
+        "  2. --per_device_train_batch_size -1: expected at least 1 row."
+    )
+
+
+@given(st.integers(1, 300), st.integers(1, 80), st.integers(1, 16))
+def test_every_split_is_exact_or_refused_with_sizes_that_are_accepted(
+    global_batch: int, per_device: int, world: int
+) -> None:
+    try:
+        steps = accumulation_steps(global_batch, per_device, world)
+    except UserError as error:
+        ways_out = error.message.partition("What fits: ")[2]
+        globals_text, _, per_device_text = ways_out.partition("; or ")
+        globals_that_fit = [int(size) for size in re.findall(r"\d+", globals_text)]
+        per_device_that_fit = [int(size) for size in re.findall(r"\d+", per_device_text)]
+        assert 1 <= len(globals_that_fit) <= 2
+        assert bool(per_device_that_fit) == (global_batch % world == 0)
+        for size in globals_that_fit:
+            assert accumulation_steps(size, per_device, world) * per_device * world == size
+            assert abs(size - global_batch) < per_device * world
+        for size in per_device_that_fit:
+            assert accumulation_steps(global_batch, size, world) * size * world == global_batch
+    else:
+        assert steps * per_device * world == global_batch
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "max_steps", "epochs", "expected"),
+    [(101, 24, 12, 3.0, 12), (101, 24, -1, 3.0, 15), (101, 24, -1, 2.3, 12), (96, 24, -1, 1.0, 4), (5, 0, -1, 1.0, 5)],
+)
+def test_the_steps_of_a_run(rows: int, batch: int, max_steps: int, epochs: float, expected: int) -> None:
+    assert steps_of_run(rows, batch, max_steps, epochs) == expected
+
+
+class TestALimitOfTokens:
+    @staticmethod
+    def steps(lengths: list[int], max_tokens: int, run: int = 1, padded: bool = False, batch: int = 4) -> int:
+        rows = torch.tensor(lengths)
+        return accumulation_for_tokens(rows, lambda row: f"t.csv:{row + 2}", max_tokens, batch, 2, 0, run, padded)
+
+    def test_the_fewest_steps_that_keep_to_it(self) -> None:
+        assert self.steps([10] * 4, 20) == 1
+        assert self.steps([10] * 4, 19) == 2
+        assert self.steps([10] * 4, 10) == 2
+
+    def test_padding_counts(self) -> None:
+        assert self.steps([20, 10, 10, 10], 30, padded=False) == 1
+        assert self.steps([20, 18, 9, 5], 30, padded=False) == 1
+        assert self.steps([20, 18, 9, 5], 30, padded=True) == 2
+
+    def test_every_step_of_every_epoch_is_looked_at(self) -> None:
+        # Which two rows of the eight come together depends on the epoch.
+        lengths = [10, 10, 10, 10, 1, 1, 1, 1]
+        assert [self.steps(lengths, 10, run, batch=2) for run in (4, 200)] == [1, 1]
+        assert [self.steps([9, 9, 9, 9, 1, 1, 1, 1], 10, run) for run in (2, 100)] == [1, 2]
+
+    def test_what_never_comes_is_not_looked_at(self) -> None:
+        # In the first epoch all long rows come in its second step.
+        assert [self.steps([1, 9, 9, 1, 1, 9, 1, 1], 10, run) for run in (1, 2)] == [1, 2]
+
+    def test_rows_that_are_longer_by_themselves_are_named(self) -> None:
+        with pytest.raises(UserError) as raised:
+            self.steps([9, 31, 4, 40], 30)
+        assert raised.value.message == (
+            "--max_tokens_per_device 30: 2 training rows are longer by themselves, up to 40 tokens: t.csv:3, t.csv:5. "
+            "Give --max_tokens_per_device 40 or more, or a smaller --max_length."
+        )
+        with pytest.raises(UserError, match=r"7 training rows .*: t.csv:2, .*, t.csv:6 and 2 more\. Give"):
+            self.steps([50] * 7, 30)
+
+    def test_a_global_batch_without_rows_is_refused(self) -> None:
+        with pytest.raises(UserError, match="--global_batch_size 0: expected at least 1 row"):
+            self.steps([1], 30, batch=0)

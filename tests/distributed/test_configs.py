@@ -1,0 +1,141 @@
+"""The shipped strategy files, read the way the launchers read them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_simple_launcher_cmd_env,
+)
+
+from indictune.distributed.deepspeed_config import OVERLAP
+from indictune.distributed.launch import deepspeed_file, read_launch
+
+ROOT = Path(__file__).parents[2]
+DS_NAMES = ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
+NAMES = ["ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "single_gpu", *DS_NAMES]
+
+
+def config_path(name: str) -> Path:
+    return ROOT / "accelerate_configs" / f"{name}.yaml"
+
+
+def config(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load(config_path(name).read_text(encoding="utf-8")))
+
+
+def ds_config(name: str) -> dict[str, Any]:
+    return dict(json.loads((ROOT / "ds_configs" / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def test_the_files_are_those_that_the_design_names() -> None:
+    assert sorted(path.name for path in (ROOT / "accelerate_configs").iterdir()) == sorted(
+        f"{name}.yaml" for name in NAMES
+    )
+    assert sorted(path.name for path in (ROOT / "ds_configs").iterdir()) == [f"{name}.json" for name in DS_NAMES]
+
+
+def launched(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment that `accelerate launch --config_file ... --num_processes 2` makes, by its own functions."""
+    monkeypatch.chdir(ROOT)
+    processes = "1" if name == "single_gpu" else "2"
+    flags = ["--config_file", f"accelerate_configs/{name}.yaml", "--num_processes", processes]
+    args: argparse.Namespace = launch_command_parser().parse_args([*flags, "--main_process_port", "0", "script.py"])
+    args, defaults, _ = _validate_launch_command(args)
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        environ = prepare_deepspeed_cmd_env(args)[1]
+    elif args.use_fsdp or args.multi_gpu:
+        environ = prepare_multi_gpu_env(args)
+    else:
+        return dict(prepare_simple_launcher_cmd_env(args)[1])
+    return {**environ, "LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accelerate_makes_of_a_file_the_strategy_that_its_name_says(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = launched(name, monkeypatch)
+    launch = read_launch(environ, deepspeed_file(environ, None))
+    expected = {"single_gpu": ("single", 1), "fsdp2_qlora": ("fsdp2", 2)}.get(name, (name, 2))
+    assert (launch.strategy, launch.world_size) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_loads_and_leaves_the_number_of_devices_and_the_precision_to_the_run(name: str) -> None:
+    loaded = load_config_from_file(str(config_path(name)))
+    assert loaded.num_processes == (1 if name == "single_gpu" else -1)  # -1: to be given on the command line
+    assert ("num_processes" in config(name)) == (name == "single_gpu")
+    assert loaded.num_machines == 1
+    assert loaded.use_cpu is False
+    assert loaded.gpu_ids is None
+    assert config(name).get("mixed_precision", "no") == "no"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_says_when_to_pick_it_and_how_to_launch_it(name: str) -> None:
+    text = config_path(name).read_text(encoding="utf-8")
+    header = text.partition("compute_environment:")[0].splitlines()
+    assert all(line.startswith("#") for line in header)
+    words = " ".join(line.lstrip("# ") for line in header)
+    assert re.search(r"(For |The usual choice |The fastest while |The largest model )", words)
+    command = f"accelerate launch --config_file accelerate_configs/{name}.yaml --num_processes "
+    assert command in words
+    scripts = re.findall(r"scripts/\w+\.py", words)
+    assert scripts
+    assert all((ROOT / script).is_file() for script in scripts)
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2_offload", "fsdp2_qlora"])
+def test_fsdp_files_are_of_version_2_and_name_no_architecture(name: str) -> None:
+    fsdp = config(name)["fsdp_config"]
+    assert fsdp["fsdp_version"] == 2
+    assert fsdp["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+    assert "fsdp_transformer_layer_cls_to_wrap" not in fsdp
+    assert fsdp["fsdp_offload_params"] is (name == "fsdp2_offload")
+
+
+@pytest.mark.parametrize("name", DS_NAMES)
+def test_a_zero_file_names_the_deepspeed_file_of_its_name(name: str) -> None:
+    settings = config(name)["deepspeed_config"]
+    assert settings["deepspeed_config_file"] == f"ds_configs/{name}.json"
+    assert settings["zero3_init_flag"] is name.startswith("zero3")
+    assert settings["deepspeed_multinode_launcher"] == "standard"  # accelerate's own, as SECURITY.md says
+
+
+@pytest.mark.parametrize("name", DS_NAMES)
+def test_a_deepspeed_file_leaves_everything_that_a_flag_says_to_the_flag(name: str) -> None:
+    content = ds_config(name)
+    assert {key: value for key, value in content.items() if key not in ("_comment", "zero_optimization")} == {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+    }
+    assert {key.partition(".")[0] for key in OVERLAP} <= {*content, "optimizer", "scheduler"}
+
+
+@pytest.mark.parametrize("name", DS_NAMES)
+def test_a_deepspeed_file_is_of_the_stage_that_its_name_says(name: str) -> None:
+    zero = ds_config(name)["zero_optimization"]
+    assert zero["stage"] == int(name[4])
+    offloaded = {key for key in zero if key.startswith("offload_")}
+    assert offloaded == {
+        "zero2_offload": {"offload_optimizer"},
+        "zero3_offload": {"offload_optimizer", "offload_param"},
+    }.get(name, set())
+    if zero["stage"] == 3:
+        assert zero["stage3_gather_16bit_weights_on_model_save"] is True

@@ -1,0 +1,191 @@
+"""A DeepSpeed file that contradicts the flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from indictune.distributed.deepspeed_config import (
+    check_deepspeed,
+    check_folders,
+    check_offloaded_optimizer,
+    other_states,
+    settings_of_steps,
+)
+from indictune.errors import UserError
+
+FLAGS: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "global_batch_size": 64,
+    "max_grad_norm": 1.0,
+    "learning_rate": 5e-5,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "weight_decay": 0.01,
+    "bf16": True,
+    "fp16": False,
+}
+
+
+def problems(config: dict[str, Any], accumulation: int | None = 4, **flags: Any) -> list[str]:
+    try:
+        check_deepspeed(config, {**FLAGS, **flags}.__getitem__, accumulation)
+    except UserError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "optimizer": {"params": {"lr": "auto"}}},
+        {
+            "train_batch_size": 64,
+            "train_micro_batch_size_per_gpu": 8,
+            "gradient_accumulation_steps": 4,
+            "gradient_clipping": 1,
+            "bf16": {"enabled": True},
+            "fp16": {"enabled": False},
+            "optimizer": {
+                "type": "AdamW",
+                "params": {"lr": 5e-5, "eps": 1e-8, "weight_decay": 0.01, "betas": [0.9, 0.999]},
+            },
+            "scheduler": {"params": {"warmup_max_lr": 5e-5}},
+        },
+    ],
+)
+def test_nothing_auto_and_equal_values_agree(config: dict[str, Any]) -> None:
+    assert problems(config) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"train_micro_batch_size_per_gpu": 4}, "train_micro_batch_size_per_gpu = 4, and --per_device_train_batch_size"
+         " is 8"),
+        ({"train_batch_size": 32}, "train_batch_size = 32, and --global_batch_size is 64"),
+        ({"gradient_clipping": 0.5}, "gradient_clipping = 0.5, and --max_grad_norm is 1.0"),
+        ({"optimizer": {"params": {"lr": 0.1}}}, "optimizer.params.lr = 0.1, and --learning_rate is 5e-05"),
+        ({"optimizer": {"params": {"eps": 0.1}}}, "optimizer.params.eps = 0.1, and --adam_epsilon is 1e-08"),
+        ({"optimizer": {"params": {"weight_decay": 0}}}, "optimizer.params.weight_decay = 0, and --weight_decay is"
+         " 0.01"),
+        ({"optimizer": {"params": {"betas": [0.9, 0.95]}}}, "optimizer.params.betas = [0.9, 0.95], and --adam_beta1 "
+         "--adam_beta2 is [0.9, 0.999]"),
+        ({"scheduler": {"params": {"warmup_max_lr": 1}}}, "scheduler.params.warmup_max_lr = 1, and --learning_rate is"
+         " 5e-05"),
+        ({"bf16": {"enabled": False}}, "bf16.enabled = False, and --bf16 is True"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled = True, and --fp16 is False"),
+        ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps = 1, and the accumulation of "
+         "--global_batch_size is 4"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_names_both_values(config: dict[str, Any], said: str) -> None:
+    assert problems(config) == [f'--deepspeed: the file says {said}. Write "auto" in the file, or make them equal.']
+
+
+def test_all_contradictions_come_at_once() -> None:
+    config = {"train_batch_size": 32, "bf16": {"enabled": False}, "gradient_accumulation_steps": 2}
+    found = problems(config)
+    assert [problem.split(" = ")[0].split()[-1] for problem in found] == [
+        "train_batch_size", "bf16.enabled", "gradient_accumulation_steps",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [{}, {"compute_grad_norm": True}])
+def test_a_file_that_leaves_the_norm_out_is_refused(kept: dict[str, bool]) -> None:
+    """A run would end with its first step: nobody could tell a NaN."""
+    assert problems({"zero_optimization": {"stage": 2, **kept}}) == []
+    (problem,) = problems({"zero_optimization": {"stage": 2, "compute_grad_norm": False}})
+    assert "zero_optimization.compute_grad_norm = false" in problem
+
+
+@pytest.mark.parametrize("scale", [0, 1024, None])
+def test_a_fixed_loss_scale_by_which_every_step_may_be_left_out_is_refused(scale: int | None) -> None:
+    config = {"fp16": {"enabled": "auto", "loss_scale": scale}}
+    assert problems(config, fp16=False) == []
+    told = problems(config, fp16=True)
+    assert bool(told) == bool(scale)
+    assert all("fp16.loss_scale = 1024" in problem for problem in told)
+
+
+def test_what_decides_the_steps_and_follows_from_no_flag_is_told_by_its_place_in_the_file() -> None:
+    params = {"warmup_num_steps": 5, "total_num_steps": "auto", "warmup_max_lr": 1e-4}
+    config = {
+        "scheduler": {"type": "WarmupDecayLR", "params": params},
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "adam_w_mode": False, "torch_adam": True}},
+        "gradient_predivide_factor": None,
+        "train_batch_size": 8,
+        "wandb": {"enabled": True},
+    }
+    assert settings_of_steps(config) == {
+        "scheduler.type": "WarmupDecayLR",
+        "scheduler.params.warmup_num_steps": 5,
+        "optimizer.type": "Adam",
+        "optimizer.params.adam_w_mode": False,
+        "optimizer.params.torch_adam": True,
+    }
+    assert settings_of_steps({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "others"),
+    [
+        ({"scheduler.type": "WarmupLR"}, {"scheduler.type": "WarmupDecayLR"}, []),
+        ({"scheduler.type": "WarmupLR"}, {}, [("scheduler.type", "WarmupLR", "(none)")]),
+        ({}, {"scheduler.type": "OneCycle"}, [("scheduler.type", "(none)", "OneCycle")]),
+        ({"scheduler.type": "WarmupLR"}, {"scheduler.type": "StepLR"}, [("scheduler.type", "WarmupLR", "StepLR")]),
+        ({"optimizer.type": "AdamW"}, {"optimizer.type": "AdamW", "scheduler.params.warmup_num_steps": 5}, []),
+        ({"optimizer.type": "AdamW"}, {"optimizer.type": "Lion"}, [("optimizer.type", "AdamW", "Lion")]),
+        ({"optimizer.type": "Adam"}, {"optimizer.type": "adamw"}, []),
+        ({"optimizer.type": "AdamW"}, {}, [("optimizer.type", "AdamW", "(none)")]),
+        ({}, {}, []),
+    ],
+)
+def test_a_schedule_or_an_optimizer_with_states_of_another_kind_is_told(
+    before: dict[str, Any], now: dict[str, Any], others: list[tuple[str, str, str]]
+) -> None:
+    assert other_states(before, now) == others
+
+
+def test_accumulation_is_compared_only_where_it_is_known() -> None:
+    assert problems({"gradient_accumulation_steps": 1}, accumulation=None) == []
+
+
+def test_a_key_of_another_shape_is_no_contradiction_of_ours() -> None:
+    assert problems({"optimizer": None, "bf16": True}) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optim", "refused"),
+    [
+        ("zero2_offload", "sgd", True),
+        ("zero3_offload", "adafactor", True),
+        ("zero2_offload", "adamw_torch_fused", False),
+        ("zero2", "sgd", False),
+        ("fsdp2_offload", "sgd", False),
+    ],
+)
+def test_an_optimizer_that_offload_would_replace_is_refused(strategy: str, optim: str, refused: bool) -> None:
+    """accelerate puts DeepSpeed's Adam in the place of any optimizer whose states are offloaded."""
+    if not refused:
+        check_offloaded_optimizer(strategy, optim)
+        return
+    with pytest.raises(UserError, match=f"--optim {optim}: under {strategy}"):
+        check_offloaded_optimizer(strategy, optim)
+
+
+@pytest.mark.parametrize("name", ["out[1]", "out*", "out?/x"])
+def test_a_folder_that_is_a_pattern_is_refused_under_zero(name: str) -> None:
+    folders = {"--output_dir": name, "--resume_from_checkpoint": None}
+    check_folders("fsdp2", folders)
+    check_folders("zero2", {"--output_dir": "out-1", "--resume_from_checkpoint": "auto"})
+    with pytest.raises(UserError) as raised:
+        check_folders("zero3_offload", {**folders, "--resume_from_checkpoint": f"{name}/checkpoint-4"})
+    assert raised.value.problems == [
+        f"{flag} {folder}: DeepSpeed, which zero3_offload runs on, finds no checkpoint below a folder with *, ? or [ "
+        "in its name; name one without them (a folder that is there can be renamed)."
+        for flag, folder in (("--output_dir", name), ("--resume_from_checkpoint", f"{name}/checkpoint-4"))
+    ]

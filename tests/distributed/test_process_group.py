@@ -1,0 +1,39 @@
+"""How long the ranks of a run wait for each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks.launching import accelerate, start, torchrun
+
+
+def waiting(folder: Path, command: list[str], *flags: str) -> list[Any]:
+    """Each group of a run that is given 777 seconds, and those that it waits."""
+    given = ("--config", "recipes/sentiment/demo.yaml", "--output_dir", str(folder), "--ddp_timeout", "777")
+    done = start([*command, "tests/distributed/grouping.py", *given, *flags])
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_it_is_what_was_asked_for(tmp_path: Path, strategy: str) -> None:
+    of_zero = [["undefined", 777.0]] if strategy == "zero2" else []
+    assert waiting(tmp_path, accelerate(strategy, 2)) == [["default_pg", 777.0], *of_zero]
+
+
+def test_it_is_what_was_asked_for_after_a_restart(tmp_path: Path) -> None:
+    command = [*torchrun(2), "--max-restarts", "1"]
+    assert waiting(tmp_path, command, "--resume_from_checkpoint", "auto") == [["default_pg", 777.0]]
+
+
+def test_who_waits_long_for_a_rank_hears_at_once_that_it_is_gone(tmp_path: Path) -> None:
+    """Nodes with disks of their own hear of each other in no other way; to make the group would take 12 hours."""
+    told = tmp_path / "told"
+    start([*torchrun(2), "tests/distributed/patience.py", str(told)], timeout_s=60)
+    seconds, _, error = told.read_text(encoding="utf-8").partition(" ")
+    assert float(seconds) < 20
+    assert "onnection" in error

@@ -1,0 +1,119 @@
+"""The layers that FSDP gathers one at a time, of every architecture."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import pytest
+from accelerate.state import DistributedType
+from accelerate.utils import TorchDynamoPlugin
+from peft import LoraConfig, TaskType, get_peft_model
+from torch import distributed, nn
+from torch._C._distributed_c10d import HashStore
+from transformers import AutoModelForSequenceClassification, TrainingArguments
+
+from indictune.distributed.elastic import join
+from indictune.distributed.sharding import barrier, fit_to_model, from_all, group_on_cpu, repeated_blocks
+from indictune.progress import HERE
+from tests.models.tiny import CONFIGS
+
+BLOCKS = {
+    "bert": "BertLayer",
+    "albert": "AlbertLayerGroup",
+    "xlm-roberta": "XLMRobertaLayer",
+    "modernbert": "ModernBertEncoderLayer",
+    "llama": "LlamaDecoderLayer",
+}
+
+
+def classifier(architecture: str) -> nn.Module:
+    model = AutoModelForSequenceClassification.from_config(CONFIGS[architecture]())  # type: ignore[no-untyped-call]
+    assert isinstance(model, nn.Module)
+    return model
+
+
+@pytest.mark.parametrize(("architecture", "block"), BLOCKS.items())
+def test_the_repeated_blocks_of_a_model_are_its_layers(architecture: str, block: str) -> None:
+    assert repeated_blocks(classifier(architecture)) == [block]
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_lora_does_not_change_them(architecture: str) -> None:
+    lora = LoraConfig(task_type=TaskType.SEQ_CLS, r=2, target_modules="all-linear")
+    model = get_peft_model(classifier(architecture), lora)
+    assert repeated_blocks(model) == [BLOCKS[architecture]]
+
+
+def test_lists_inside_a_layer_are_part_of_the_layer() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    model = nn.Module()
+    model.layers = nn.ModuleList([Layer(), Layer()])
+    assert repeated_blocks(model) == ["Layer"]
+
+
+def test_two_stacks_give_the_classes_of_both() -> None:
+    model = nn.Module()
+    model.encoder = nn.ModuleList([nn.Linear(2, 2)])
+    model.decoder = nn.ModuleList([nn.Bilinear(2, 2, 2), nn.Linear(2, 2)])
+    assert repeated_blocks(model) == ["Bilinear", "Linear"]
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([])
+    with pytest.raises(ValueError, match="Module has no list of repeated layers"):
+        repeated_blocks(model)
+
+
+@pytest.fixture
+def args(monkeypatch: pytest.MonkeyPatch) -> TrainingArguments:
+    """Of one of several processes, by what the state tells."""
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"):
+        monkeypatch.setenv(name, "false")  # so that it is put back
+    made = TrainingArguments(output_dir="unused", use_cpu=True)
+    monkeypatch.setattr(made.distributed_state, "distributed_type", DistributedType.MULTI_GPU)
+    return made
+
+
+def test_accelerate_is_told_the_layers(monkeypatch: pytest.MonkeyPatch, args: TrainingArguments) -> None:
+    monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "SomethingElse")
+    fit_to_model(classifier("bert"), args)
+    assert os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] == "BertLayer"
+
+
+def test_a_model_that_is_not_split_is_compiled_as_a_whole(args: TrainingArguments) -> None:
+    fit_to_model(classifier("bert"), args)
+    assert not TorchDynamoPlugin(backend="inductor").use_regional_compilation
+
+
+@pytest.mark.parametrize("by_flag", [True, False], ids=["--fsdp", "accelerate's config"])
+def test_a_split_model_is_compiled_by_blocks(args: TrainingArguments, by_flag: bool) -> None:
+    if by_flag:
+        args.fsdp_plugin_args = {"fsdp_version": 2}
+    else:
+        os.environ["ACCELERATE_USE_FSDP"] = "true"
+    fit_to_model(classifier("bert"), args)
+    assert TorchDynamoPlugin(backend="inductor").use_regional_compilation
+
+
+def test_what_all_ranks_wait_for_is_a_place_and_what_some_wait_for_is_none() -> None:
+    join({}, None, 1)
+    assert HERE.place == "joining the other ranks"
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        group, count = distributed.new_group(), HERE.count
+        barrier(group)
+        from_all("mine", group)
+        assert HERE.count == count
+        barrier()
+        from_all("mine")
+        assert (HERE.count, HERE.place) == (count + 2, "meeting the other ranks")
+        group_on_cpu(timedelta(seconds=1))
+        assert (HERE.count, HERE.place) == (count + 4, "meeting the other ranks")
+    finally:
+        distributed.destroy_process_group()

@@ -1,0 +1,261 @@
+"""Run scripts in processes that have imported everything already: starting python anew takes 5 seconds of each.
+
+Where there is no GPU, that is: an import may open it, and no fork can use it then.
+
+One server has executed the imports of the scripts and of their launchers, and nothing else; each process is a fork of
+it. A launcher runs as it always does, but for what it starts: `rank.py`, which asks the server for the fork that is
+the rank, lends it its environment and files, hands signals on to it, and ends as it ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = "tests/ranks/rank.py"
+SOCKET = "TEST_SERVER_SOCKET"
+LAUNCHERS = ("accelerate.commands.launch", "torch.distributed.run")
+
+
+def fork(command: list[str], environment: dict[str, str], timeout_s: int) -> subprocess.CompletedProcess[str]:
+    """What `python SCRIPT FLAGS...` gives.
+
+    Args:
+        command: the script, from the repository's root, and its flags.
+        environment: of the script. What libraries read when they are imported, they have read from the server's.
+        timeout_s: after which the script is killed.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer.
+    """
+    path = _path(environment)
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "rb") as nothing:
+        names = [Path(folder, name) for name in ("stdout", "stderr")]
+        with names[0].open("ab") as stdout, names[1].open("ab") as stderr:
+            files = [nothing.fileno(), stdout.fileno(), stderr.fileno()]
+            try:
+                code = Fork(path, command, {**environment, SOCKET: path}, files, timeout_s).wait()
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(command, timeout_s) from None
+        said = [name.read_text(encoding="utf-8", errors="replace") for name in names]
+    return subprocess.CompletedProcess(command, code, *said)
+
+
+class Fork:
+    """A process that the server has forked; it is killed when whoever asked for it is gone.
+
+    Args:
+        path: of the server's socket.
+        command: a script, from the repository's root, and its flags.
+        environment: of the process.
+        files: descriptors of its standard input, output and error.
+        timeout_s: after which `wait` gives up; None never.
+    """
+
+    def __init__(
+        self, path: str, command: list[str], environment: dict[str, str], files: list[int], timeout_s: float | None
+    ) -> None:
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.settimeout(timeout_s)
+        self._connection.connect(path)
+        job = {"command": command, "environment": environment}
+        socket.send_fds(self._connection, [b"\n"], files)
+        self._connection.sendall(json.dumps(job).encode() + b"\n")
+        self._answers = self._connection.makefile("rb")
+        self.pid = int(self._answers.readline())
+
+    def has_ended(self, seconds: float | None) -> bool:
+        """Whether it has ended after so many seconds at most; None waits until it has."""
+        return bool(select.select([self._connection], [], [], seconds)[0])
+
+    def wait(self) -> int:
+        """Its exit code; a signal's number, negative, where one has killed it."""
+        with self._connection, self._answers:
+            return int(self._answers.readline())
+
+
+class Forked:
+    """A fork that goes on beside the tests, with what they use of `subprocess.Popen`; its standard error is kept.
+
+    Args:
+        command: a script, from the repository's root, and its flags.
+        environment: of the process, as of `fork`.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        path = _path(environment)
+        self.args = command
+        self.returncode: int | None = None
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115, until this is gone
+        with open(os.devnull, "r+b") as nothing:
+            files = [nothing.fileno(), nothing.fileno(), self._said.fileno()]
+            self._fork = Fork(path, command, {**environment, SOCKET: path}, files, None)
+        self.pid = self._fork.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, as `Popen` gives it.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on.
+        """
+        if self.returncode is None:
+            if not self._fork.has_ended(timeout):
+                raise subprocess.TimeoutExpired(self.args, float(timeout or 0))
+            self.returncode = self._fork.wait()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it goes on."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[None, str]:
+        """Nothing and what it said, when it has ended."""
+        self.wait(timeout)
+        self._said.seek(0)
+        return None, self._said.read().decode(errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _path(environment: dict[str, str]) -> str:
+    """Of the socket of the server that has read these variables."""
+    path, _ = _server(tuple(sorted((name, environment[name]) for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"))))
+    return path
+
+
+@functools.cache
+def _server(variables: tuple[tuple[str, str], ...]) -> tuple[str, subprocess.Popen[bytes]]:
+    """The socket of one for each process that tests; it ends when its standard input is closed, with that process."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = f"{folder}/server"
+    environment = {**os.environ, **dict(variables), "HF_TOKEN_PATH": os.devnull}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.distributed.forking", path],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return path, server
+
+
+class _Server:
+    """Forks a process for each connection, tells its exit code, and kills those whose connection is closed."""
+
+    def __init__(self, path: str) -> None:
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(path)
+        self.listening.listen()
+        self.connections: dict[int, socket.socket] = {}  # by process
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listening, selectors.EVENT_READ)
+        self.selector.register(sys.stdin, selectors.EVENT_READ)
+
+    def serve(self) -> dict[str, Any] | None:
+        """Until the end; in a fork it returns what that has to run."""
+        while True:
+            for key, _ in self.selector.select(timeout=0.02 if self.connections else None):
+                if key.fileobj is sys.stdin:
+                    return None
+                if key.fileobj is self.listening:
+                    job = self._fork()
+                    if job is not None:
+                        return job
+                else:
+                    self.selector.unregister(key.fileobj)
+                    os.kill(key.data, signal.SIGKILL)
+            self._bury()
+
+    def _fork(self) -> dict[str, Any] | None:
+        connection, _ = self.listening.accept()
+        _, files, _, _ = socket.recv_fds(connection, 1, 3)
+        with connection.makefile("rb") as request:
+            job: dict[str, Any] = json.loads(request.readline())
+        pid = os.fork()
+        if pid == 0:
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            for each in (self.listening, connection, *self.connections.values()):
+                each.close()
+            self.selector.close()
+            return job
+        for file in files:
+            os.close(file)
+        self.connections[pid] = connection
+        self.selector.register(connection, selectors.EVENT_READ, pid)
+        connection.sendall(f"{pid}\n".encode())
+        return None
+
+    def _bury(self) -> None:
+        while self.connections:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            connection = self.connections.pop(pid)
+            if connection in self.selector.get_map():
+                self.selector.unregister(connection)
+            with suppress(BrokenPipeError):  # who asked is gone
+                connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            connection.close()
+
+
+def _main() -> None:
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what an import prints is no answer
+        for script in ("train_sentiment.py", "train_llama.py"):
+            runpy.run_path(f"scripts/{script}", run_name="imported")
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1)
+        )  # `block_stop_signals` is for a script
+        for name in LAUNCHERS:
+            importlib.import_module(name)
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        importlib.import_module("deepspeed")
+        gc.freeze()  # what is here stays; a fork need not look through it
+        server = _Server(sys.argv[1])
+        print("ready", file=answers)
+    job = server.serve()
+    if job is not None:
+        _run(**job)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
+    sys.argv = command
+    sys.path[0] = str(ROOT / Path(command[0]).parent)
+    runpy.run_path(command[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _main()

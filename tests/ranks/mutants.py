@@ -1,0 +1,130 @@
+"""scripts/train_sentiment.py with one thing broken or taken out; the variable MUTANT says which."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import DistributedType, PartialState
+
+from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
+from indictune.distributed import cpu_fallback, sharding
+from indictune.distributed.launch import Launch
+from indictune.train.callbacks.epoch_shuffle import EpochShuffle
+from indictune.train.loss import ExactLoss
+
+
+def scaled_gradients() -> None:
+    """Gradients twice too large; the Trainer logs the loss that it had before."""
+    backward = Accelerator.backward
+    Accelerator.backward = lambda self, loss, **kwargs: backward(self, 2 * loss, **kwargs)
+
+
+def scaled_loss() -> None:
+    """The N-fold loss of a mean over each rank's own rows."""
+    share: Callable[..., torch.Tensor] = ExactLoss.__call__
+
+    def doubled(self: ExactLoss, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return 2 * share(self, *args, **kwargs)
+
+    ExactLoss.__call__ = doubled  # type: ignore[method-assign]
+
+
+def same_order_every_epoch() -> None:
+    """What happens when nobody tells the sampler of the epoch."""
+    EpochShuffle.on_epoch_begin = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
+
+
+def lost_row() -> None:
+    """Rank 1 leaves out the last row of every epoch."""
+    batches: Callable[[TrainingBatches], Iterator[MicroBatch]] = TrainingBatches.__iter__
+
+    def without_last(self: TrainingBatches) -> Iterator[MicroBatch]:
+        *all_but_last, last = batches(self)
+        yield from all_but_last
+        yield last if self.rank == 0 else last[:-1] or [NO_ROW]
+
+    TrainingBatches.__iter__ = without_last  # type: ignore[method-assign]
+
+
+MUTANTS = {mutant.__name__: mutant for mutant in (scaled_gradients, scaled_loss, same_order_every_epoch, lost_row)}
+
+
+def without_mended_names() -> None:
+    """ZeRO-3 as transformers leaves it."""
+    sharding._forget_unused_renamings = lambda model: None
+
+
+def without_borrowed_type() -> None:
+    """FSDP on the CPU as accelerate leaves it: the type that the stand-in borrows is taken back at once."""
+    start = cpu_fallback.start
+
+    def and_back(launch: Launch, timeout_s: int) -> dict[str, Any]:
+        fields = start(launch, timeout_s)
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_CPU
+        return fields
+
+    cpu_fallback.start = and_back
+
+
+def without_chosen_blocks() -> None:
+    """FSDP2 wraps what transformers names, BERT's embeddings among it."""
+    sharding.repeated_blocks = lambda model: ["BertEmbeddings", "BertLayer"]
+
+
+def without_released_parameters() -> None:
+    """What ZeRO-3 has begun to gather stays on its way."""
+    engine_class = importlib.import_module("deepspeed").DeepSpeedEngine
+    engine_class.empty_partition_cache = lambda engine: None
+
+
+def without_its_code() -> None:
+    """The code that transformers takes for that of a split model."""
+    sharding.save_code = lambda model, folder: None
+
+
+# Workarounds of upstream faults. Where one of these runs well, upstream has mended its own, and ours can go.
+WITHOUT = {
+    each.__name__: each
+    for each in (
+        without_mended_names,
+        without_borrowed_type,
+        without_chosen_blocks,
+        without_released_parameters,
+        without_its_code,
+    )
+}
+
+
+def noted_sums() -> None:
+    """DeepSpeed's collectives of sums write their names and numbers to the file of the variable NOTES."""
+    comm = importlib.import_module("deepspeed.comm")
+
+    def noted(name: str, position: int) -> None:
+        collective = getattr(comm, name)
+
+        def note(*args: Any, **kwargs: Any) -> Any:
+            with open(os.environ["NOTES"], "a", encoding="ascii") as notes:
+                notes.write(f"{name} {args[position].numel()}\n")
+            return collective(*args, **kwargs)
+
+        setattr(comm, name, note)
+
+    noted("all_reduce", 0)
+    noted("reduce_scatter_fn", 1)
+
+
+def memory_of_nan() -> None:
+    """New memory holds NaN, as it may whatever was there before."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch 2.13 fills it then
+
+
+if __name__ == "__main__":
+    looks = {each.__name__: each for each in (memory_of_nan, noted_sums)}
+    {**MUTANTS, **WITHOUT, **looks}[os.environ["MUTANT"]]()
+    runpy.run_path("scripts/train_sentiment.py", run_name="__main__")

@@ -1,0 +1,39 @@
+"""A run that goes on from a checkpoint ends as the run that was never stopped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.launching import Run, accelerate, distance, python, train
+
+Start = Callable[..., Run]
+
+STOPPED_AT = 7  # in the second epoch, which begins after step 5
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["single", "fsdp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero2", "zero3"))],
+)
+def test_auto_goes_on_from_the_newest_checkpoint(run_under: Start, job: Path, tmp_path: Path, strategy: str) -> None:
+    ranks, flags = (1, ["--per_device_train_batch_size", "24"]) if strategy == "single" else (2, [])
+    whole = run_under(strategy, ranks, *flags)
+    stopped = tmp_path / "run"
+    shutil.copytree(whole.folder, stopped)
+    for step in range(STOPPED_AT + 1, 13):
+        shutil.rmtree(stopped / f"checkpoint-{step}")
+    for name in ("metrics.json", "model.safetensors"):
+        (stopped / name).unlink()
+
+    launcher = python() if strategy == "single" else accelerate(strategy, ranks)
+    resumed = train(launcher, stopped, "--config", str(job), *flags, "--resume_from_checkpoint", "auto")
+
+    assert [entry["step"] for entry in resumed.log] == list(range(1, 13))
+    for name in ("loss", "grad_norm", "learning_rate"):
+        assert resumed.series(name) == pytest.approx(whole.series(name), rel=1e-6)
+    assert distance(resumed.weights, whole.weights) <= 1e-6 * distance(whole.weights, whole.weights_at(1))
+    assert resumed.metrics["eval"]["loss"] == pytest.approx(whole.metrics["eval"]["loss"], abs=1e-6)

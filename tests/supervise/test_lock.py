@@ -1,0 +1,139 @@
+"""One run at a time in a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from indictune.errors import UserError
+from indictune.supervise import lock
+from tests.ranks.launching import ROOT
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from indictune.training import lock
+held = getattr(lock, sys.argv[3])(Path(sys.argv[1]), sys.argv[2])
+child = os.fork()  # as those that read rows ahead
+if child:
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def holding(folder: Path, launch: str = "one", by: str = "held") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that has the folder, and the number of its child."""
+    command = [sys.executable, "-c", HOLD, str(folder), launch, by]
+    with subprocess.Popen(command, cwd=ROOT, stdout=-1, text=True) as holder:
+        assert holder.stdout is not None
+        child = int(holder.stdout.readline())
+        try:
+            yield holder, child
+        finally:
+            holder.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_folder_that_another_process_has_is_refused_with_its_name(tmp_path: Path) -> None:
+    with holding(tmp_path) as (holder, _), pytest.raises(UserError) as raised:
+        lock.held(tmp_path, "one")
+    assert raised.value.problems == [
+        f"--output_dir {tmp_path}: another run writes to it (process {holder.pid} on {socket.gethostname()}). Wait "
+        "for its end, or name another folder."
+    ]
+
+
+def test_a_process_that_is_killed_keeps_nobody_out_though_its_child_lives(tmp_path: Path) -> None:
+    with holding(tmp_path) as (holder, child):
+        holder.kill()
+        holder.wait()
+        os.kill(child, 0)
+        with lock.held(tmp_path, "one"):
+            told = (tmp_path / lock.LOCK).read_text(encoding="utf-8")
+    assert told.splitlines()[0] == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def test_a_process_of_another_machine_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with holding(tmp_path) as (holder, _):
+        name = f"process {holder.pid} on node17"
+        (tmp_path / lock.LOCK).write_text(name)
+        monkeypatch.setattr(lock, "PATIENCE_S", 0.5)
+        with pytest.raises(UserError, match=rf"another run writes to it \({name}\)"):
+            lock.held(tmp_path, "one")
+        monkeypatch.setattr(lock, "PATIENCE_S", 60)
+        threading.Timer(0.3, holder.kill).start()
+        lock.held(tmp_path, "one").close()
+    assert f"--output_dir {tmp_path}: {name} writes to it; waiting for its end" in caplog.messages
+
+
+class TestANodeWithoutRank0:
+    """On a disk of its own."""
+
+    def test_takes_it(self, tmp_path: Path) -> None:
+        with holding(tmp_path, by="held_on_own_disk"), pytest.raises(UserError, match="another run writes to it"):
+            lock.held(tmp_path, "another")
+
+    def test_leaves_it_to_another_launch(self, tmp_path: Path) -> None:
+        with holding(tmp_path), pytest.raises(UserError, match="another run writes to it"):
+            lock.held_on_own_disk(tmp_path, "another")
+
+    def test_and_to_another_node_of_its_own_without_waiting_for_its_end(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lock, "PATIENCE_S", 1)
+        with holding(tmp_path) as (holder, _):
+            (tmp_path / lock.LOCK).write_text(f"process {holder.pid} on node17\none")
+            assert lock.held_on_own_disk(tmp_path, "one") is None
+        assert caplog.messages == []
+
+
+class TestOtherRanks:
+    def test_they_have_the_folder_with_their_own_launch_and_where_nobody_has_it(self, tmp_path: Path) -> None:
+        lock.wait_for_own_launch(tmp_path, "one")
+        with holding(tmp_path):
+            lock.wait_for_own_launch(tmp_path, "one")
+
+    def test_they_wait_while_another_launch_has_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with holding(tmp_path) as (holder, _):
+            monkeypatch.setattr(lock, "PATIENCE_S", 0.5)
+            with pytest.raises(UserError, match=rf"another run writes to it \(process {holder.pid} on "):
+                lock.wait_for_own_launch(tmp_path, "another")
+            monkeypatch.setattr(lock, "PATIENCE_S", 60)
+            threading.Timer(0.3, holder.kill).start()
+            lock.wait_for_own_launch(tmp_path, "another")
+            assert holder.wait(0) == -signal.SIGKILL
+
+    def test_to_look_keeps_nobody_out(self, tmp_path: Path) -> None:
+        with lock.held(tmp_path, "one"):
+            pass
+        looking = "import sys\nfrom pathlib import Path\nfrom indictune.train import lock\n"
+        looking += "print(1, flush=True)\nwhile True: lock.of_another_launch(Path(sys.argv[1]), 'another')\n"
+        command = [sys.executable, "-c", looking, str(tmp_path)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=-1) as looker:
+            assert looker.stdout is not None
+            looker.stdout.readline()
+            try:
+                for _ in range(2000):
+                    lock.held(tmp_path, "one").close()
+            finally:
+                looker.kill()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / lock.LOCK).symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"):
+        lock.held(tmp_path, "one")
+    assert (tmp_path / "other").read_text() == "mine"

@@ -1,0 +1,303 @@
+"""The files that a run leaves beside its model."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from indictune.errors import UserError
+from indictune.supervise.run_folder import (
+    Record,
+    check_folder,
+    check_free,
+    forget_status,
+    is_finished,
+    json_line,
+    write_json,
+    write_recipe,
+    write_status,
+    write_whole,
+)
+from indictune.train import finish
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+    return path
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """A block in which the system takes no file that is larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def problem_of(output_dir: Path, resume: str | None = None, replaceable: tuple[str, ...] = ()) -> str:
+    with pytest.raises(UserError) as raised:
+        check_free(output_dir, resume, replaceable)
+    (problem,) = raised.value.problems
+    return problem
+
+
+class TestWriting:
+    def test_a_file_is_written_with_its_folder(self, tmp_path: Path) -> None:
+        write_whole(tmp_path / "new" / "a.txt", "अच्छा\n")
+        assert (tmp_path / "new" / "a.txt").read_text(encoding="utf-8") == "अच्छा\n"
+
+    def test_json_has_no_number_that_it_cannot_have(self, tmp_path: Path) -> None:
+        content = {"a": math.nan, "b": {"c": [1.5, math.inf, (2, -math.inf)]}, "d": None}
+        as_read = {"a": "nan", "b": {"c": [1.5, "inf", [2, "-inf"]]}, "d": None}
+        write_json(tmp_path / "a.json", content)
+        for written in ((tmp_path / "a.json").read_text(), json_line(content)):
+            assert json.loads(written, parse_constant=pytest.fail) == as_read
+
+    def test_a_file_takes_the_place_of_the_old_one_and_nothing_is_left_beside_it(self, tmp_path: Path) -> None:
+        write_whole(tmp_path / "a.txt", "a longer text")
+        write_whole(tmp_path / "a.txt", "new")
+        assert (tmp_path / "a.txt").read_text() == "new"
+        assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+    def test_a_reader_of_the_old_file_keeps_the_old_file(self, tmp_path: Path) -> None:
+        write_whole(tmp_path / "a.txt", "old and long")
+        with (tmp_path / "a.txt").open() as reading:
+            write_whole(tmp_path / "a.txt", "new")
+            assert reading.read() == "old and long"
+
+    def test_a_write_that_fails_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever stops it, and a file that nobody asked for is not left beside it."""
+        write_whole(tmp_path / "a.txt", "old")
+        with largest_file(10), pytest.raises(OSError, match=r"File too large. It needs 100,000 bytes"):
+            write_whole(tmp_path / "a.txt", "x" * 100_000)
+        (tmp_path / "b").mkdir()
+        with pytest.raises(IsADirectoryError, match="Is a directory: '"):  # whatever room there is
+            write_whole(tmp_path / "b", "new")
+        (tmp_path / "b").rmdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                write_whole(tmp_path / "a.txt", "new")
+        assert (tmp_path / "a.txt").read_text() == "old"
+        assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+    def test_a_link_under_the_name_that_it_writes_to_first_is_not_followed(self, tmp_path: Path) -> None:
+        """A folder that was downloaded may bring one for each number that a process may have."""
+        (tmp_path / "theirs").write_text("kept")
+        for target in ("theirs", "nothing"):
+            (tmp_path / f".a.txt.{os.getpid()}").symlink_to(target)
+            write_whole(tmp_path / "a.txt", "new")
+            assert not (tmp_path / "a.txt").is_symlink()
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"theirs": "kept", "a.txt": "new"}
+
+    def test_names_that_are_no_utf_8_come_back_as_they_were(self, tmp_path: Path) -> None:
+        name = os.fsdecode(b"caf\xe9.csv")
+        write_json(tmp_path / "m.json", {name: "\ud83dx"})
+        assert json.loads((tmp_path / "m.json").read_text(encoding="utf-8")) == {name: "\ud83dx"}
+        write_recipe(tmp_path, {"train_file": name})
+        assert yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8")) == {"train_file": name}
+        record = Record(tmp_path / "log.jsonl")
+        record.append(json.dumps({"file": name}, ensure_ascii=False) + "\n")
+        record.end()
+        assert json.loads((tmp_path / "log.jsonl").read_text(encoding="utf-8")) == {"file": name}
+
+    def test_a_folder_that_is_closed_for_a_while_ends_no_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        record, exists = Record(tmp_path / "log.jsonl"), Path.exists
+
+        def closed(path: Path, **how: bool) -> bool:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        record.append("1\n")
+        monkeypatch.setattr(Path, "exists", closed)
+        record.append("2\n")
+        monkeypatch.setattr(Path, "exists", exists)
+        assert "Permission denied. The run goes on; lines wait for room" in caplog.text
+        record.append("3\n")
+        assert (tmp_path / "log.jsonl").read_text() == "1\n2\n3\n"
+
+    def test_json_keeps_indian_scripts_readable(self, tmp_path: Path) -> None:
+        write_json(tmp_path / "m.json", {"अच्छा": 1})
+        assert (tmp_path / "m.json").read_text(encoding="utf-8") == '{\n  "अच्छा": 1\n}\n'
+
+    def test_status_holds_state_and_message(self, tmp_path: Path) -> None:
+        write_status(tmp_path / "out", "user_error", "--seed x")
+        assert json.loads((tmp_path / "out" / "status.json").read_text()) == {
+            "state": "user_error", "message": "--seed x",
+        }  # fmt: skip
+
+    def test_an_earlier_status_can_be_taken_away_where_there_is_one(self, tmp_path: Path) -> None:
+        write_status(tmp_path, "ok", "")
+        for _ in range(2):
+            forget_status(tmp_path)
+            assert list(tmp_path.iterdir()) == []
+
+    def test_the_recipe_is_yaml_in_alphabetical_order(self, tmp_path: Path) -> None:
+        write_recipe(tmp_path, {"b": None, "a": "हिन्दी"})
+        text = (tmp_path / "recipe.yaml").read_text(encoding="utf-8")
+        assert text == "a: हिन्दी\nb: null\n"
+        assert yaml.safe_load(text) == {"a": "हिन्दी", "b": None}
+
+
+class TestCheckFree:
+    def test_a_folder_that_is_not_there_or_empty_is_free(self, tmp_path: Path) -> None:
+        check_free(tmp_path / "new", None)
+        check_free(tmp_path, None)
+
+    def test_what_a_mistyped_command_leaves_is_no_run(self, tmp_path: Path) -> None:
+        for name in ("status.json", "recipe.yaml", "logs/rank-0.log"):
+            touch(tmp_path / name)
+        check_free(tmp_path, None)
+
+    @pytest.mark.parametrize(
+        "trace",
+        [
+            "metrics.json",
+            "train_log.jsonl",
+            "checkpoint-4/optimizer.pt",
+        ],
+    )
+    def test_another_run_is_told_with_the_two_ways_out(self, tmp_path: Path, trace: str) -> None:
+        touch(tmp_path / trace)
+        assert problem_of(tmp_path) == (
+            f"--output_dir {tmp_path}: holds another run ({trace.partition('/')[0]}); choose another --output_dir, or "
+            "go on with it by --resume_from_checkpoint auto."
+        )
+
+    @pytest.mark.parametrize("weights", ["model.safetensors", "adapter_model.safetensors"])
+    def test_weights_beside_the_log_of_a_rank_are_no_models_of_the_user(self, tmp_path: Path, weights: str) -> None:
+        """As on the disk of a second node, which has no train_log.jsonl, where no checkpoint was saved."""
+        for name in ("config.json", weights, "logs/rank-1.log"):
+            touch(tmp_path / name)
+        check_free(tmp_path, "auto")
+        assert f"holds another run ({weights}); " in problem_of(tmp_path)
+
+    @pytest.mark.parametrize("resume", ["auto", "out/checkpoint-4"])
+    def test_a_run_that_is_resumed_is_this_one(self, tmp_path: Path, resume: str) -> None:
+        touch(tmp_path / "checkpoint-4" / "trainer_state.json")
+        check_free(tmp_path, resume)
+
+    def test_files_of_an_earlier_command_of_the_kind_may_be_replaced(self, tmp_path: Path) -> None:
+        touch(tmp_path / "metrics.json")
+        check_free(tmp_path, None, ("metrics.json",))
+        touch(tmp_path / "model.safetensors")
+        assert problem_of(tmp_path, None, ("metrics.json",)) == (
+            f"--output_dir {tmp_path}: holds another run (model.safetensors); choose another --output_dir."
+        )
+
+
+class TestCheckFolder:
+    def problem_of(self, output_dir: Path) -> str:
+        with pytest.raises(UserError) as raised:
+            check_folder(output_dir)
+        (problem,) = raised.value.problems
+        return problem
+
+    def test_one_that_is_not_there_or_holds_a_run_is_taken(self, tmp_path: Path) -> None:
+        check_folder(tmp_path / "new")
+        touch(tmp_path / "logs" / "rank-0.log")
+        (tmp_path / "newest").symlink_to("checkpoint-8")  # a user's own, which no run writes to
+        check_folder(tmp_path)
+
+    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
+        path = touch(tmp_path / "out")
+        assert self.problem_of(path) == f"--output_dir {path}: is a file; expected a folder."
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("logs", "logs/rank-0.log", "logs/.told", "train_log.jsonl", ".unfinished-checkpoint"),
+            *(".unfinished-model", "README.md"),
+        ],
+    )
+    @pytest.mark.parametrize("target", ["", "nothing"])
+    def test_a_link_where_a_run_writes_is_refused(self, tmp_path: Path, name: str, target: str) -> None:
+        out, link = tmp_path / "out", tmp_path / "out" / name
+        link.parent.mkdir(parents=True)
+        link.symlink_to(tmp_path / target)
+        assert self.problem_of(out) == (
+            f"--output_dir {out}: {name} is a link, and a run writes to nothing outside its folder; remove the link, "
+            "or choose another --output_dir."
+        )
+        (tmp_path / "linked").symlink_to(tmp_path / "new")  # the folder itself may be one
+        check_folder(tmp_path / "linked")
+
+    def test_a_name_that_is_no_utf_8_is_refused(self, tmp_path: Path) -> None:
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff"))
+        assert self.problem_of(path) == (
+            f"--output_dir {tmp_path}/b\\udcff: is no UTF-8, and weights cannot be saved under such a name; name "
+            "another folder."
+        )
+        check_folder(tmp_path / "अच्छा")
+
+
+@pytest.mark.parametrize("asked", [None, "auto"])
+@pytest.mark.parametrize(
+    "names", [("README.md", "config.json"), ("config.json", "model.safetensors"), ("adapter_model.safetensors",)]
+)
+def test_files_of_ones_own_are_not_written_over(tmp_path: Path, asked: str | None, names: tuple[str, ...]) -> None:
+    for name in ("notes.txt", "recipe.yaml"):  # which a merged model has too
+        (tmp_path / name).touch()
+    check_free(tmp_path, asked)
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(UserError) as refused:
+        check_free(tmp_path, asked)
+    assert refused.value.problems == [
+        f"--output_dir {tmp_path}: holds no run, and has {' and '.join(names)}, which the run would write over; "
+        "choose another --output_dir."
+    ]
+    (tmp_path / "train_log.jsonl").touch()  # now they are a run's
+    check_free(tmp_path, "auto")
+
+
+def test_files_of_ones_own_that_a_command_does_not_write_are_no_hindrance(tmp_path: Path) -> None:
+    for name in ("README.md", "config.json"):
+        (tmp_path / name).touch()
+    check_free(tmp_path, None, ["metrics.json"])
+
+
+def test_a_run_is_finished_when_its_metrics_are_there(tmp_path: Path) -> None:
+    touch(tmp_path / "model.safetensors")
+    assert not is_finished(tmp_path)
+    (tmp_path / "metrics.json").touch()  # a power cut may leave it so
+    assert not is_finished(tmp_path)
+    touch(tmp_path / "metrics.json")
+    assert is_finished(tmp_path)
+
+
+def test_the_mark_of_a_finished_run_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[tuple[Path, bool]] = []
+    mark = tmp_path / "metrics.json"
+    monkeypatch.setattr(finish, "write_through", lambda path: reached.append((path, mark.stat().st_size > 0)))
+    trainer = SimpleNamespace(args=SimpleNamespace(should_save=True))
+    finish.write_metrics(cast(Any, trainer), cast(Any, SimpleNamespace(output_dir=tmp_path, rank=1)), {"train": {}})
+    assert reached == [(mark, True), (tmp_path, True)]
+
+
+def test_a_manifest_of_another_program_makes_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    check_folder(tmp_path / "out")
+    (tmp_path / "trainer_state.json").write_text("{}")
+    with pytest.raises(UserError, match=rf"out: is in the checkpoint {tmp_path}, and one with a file more is damaged"):
+        check_folder(tmp_path / "out")
