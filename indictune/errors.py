@@ -1,47 +1,141 @@
-"""Problems in what the user gave, collected so that all of them are told at once."""
+"""User errors: each has a code, the flag and value at fault, and a way out. `errors.toml` holds the wording."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
 
 from indictune.console_text import in_one_line
 
 
-class UserError(Exception):
-    """Something the user gave cannot work. It ends a run with exit code 2 and one message, without a traceback.
+@cache
+def catalogue() -> dict[str, dict[str, str]]:
+    """Code -> `problem` and `way_out`, templates for `str.format` over the details of a problem."""
+    content: dict[str, dict[str, str]] = tomllib.loads(
+        resources.files("indictune").joinpath("errors.toml").read_text(encoding="utf-8")
+    )
+    return content
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing the user gave that cannot work.
 
     Args:
-        problems: one sentence a problem; each names what was given, what was expected and what to type instead.
-            Line breaks in what was given are written out, so that no label can pass for a line of ours.
+        code: key in `errors.toml`.
+        flag: at fault, as the user types it (`--seed`), or the file or recipe key.
+        value: that the flag has.
+        way_out: what to type instead; None takes the catalogue's.
+        details: fill the other placeholders of the catalogue's templates.
     """
 
-    def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [in_one_line(each) for each in ([problems] if isinstance(problems, str) else problems)]
+    code: str
+    flag: str = ""
+    value: Any = None
+    way_out: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        """The problem, the way out and the code, on one line."""
+        if self.code == "legacy":
+            return in_one_line(str(self.value))
+        given = {"flag": self.flag, "value": self.value, **self.details}
+        entry = catalogue()[self.code]
+        way_out = entry.get("way_out", "").format(**given) if self.way_out is None else self.way_out
+        return in_one_line(" ".join(filter(None, [entry["problem"].format(**given), way_out, f"[{self.code}]"])))
+
+    # Until every message has a code, one without is its own sentence.
+    def __eq__(self, other: object) -> bool:
+        return str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __contains__(self, text: str) -> bool:
+        return text in str(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(str(self), name)
+
+
+def of_sentence(text: Any) -> Problem:
+    """A problem that has no code yet."""
+    return text if isinstance(text, Problem) else Problem("legacy", "", text)
+
+
+def problem(code: str, flag: str = "", value: Any = None, way_out: str | None = None, **details: Any) -> Problem:
+    """A problem, its details given by name."""
+    return Problem(code, flag, value, way_out, details)
+
+
+class UserError(Exception):
+    """Something the user gave cannot work. The run exits with code 2 and one message, without a traceback.
+
+    Args:
+        code: and the rest, as for `problem`: the one problem that there is.
+        problems: instead of a code, where there are several.
+    """
+
+    def __init__(
+        self,
+        code: Any = "",
+        flag: str = "",
+        value: Any = None,
+        way_out: str | None = None,
+        *,
+        problems: Sequence[Any] = (),
+        **details: Any,
+    ) -> None:
+        if not isinstance(code, str):
+            code, problems = "", code
+        if " " in code:
+            code, problems = "", [code]
+        self.problems: list[Any] = [of_sentence(each) for each in problems]
+        if code:
+            self.problems = [Problem(code, flag, value, way_out, details)]
         super().__init__(self.message)
+
+    @property
+    def code(self) -> str:
+        """The code of the first problem."""
+        return str(self.problems[0].code)
+
+    @property
+    def flag(self) -> str:
+        """The flag of the first problem."""
+        return str(self.problems[0].flag)
 
     @property
     def message(self) -> str:
         """The problem itself, or a numbered list where there are several."""
         if len(self.problems) == 1:
-            return self.problems[0]
-        numbered = [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)]
+            return str(self.problems[0])
+        numbered = [f"  {number}. {each}" for number, each in enumerate(self.problems, 1)]
         return "\n".join([f"{len(self.problems)} problems:", *numbered])
 
 
-class Problems(list[str]):
-    """The problems found so far. Checks that do not depend on each other add to one list, which is raised once."""
+class Problems(list[Any]):
+    """The problems found so far. Independent checks add to one list, which is raised once."""
+
+    def append(self, each: Any) -> None:
+        """One more."""
+        super().append(of_sentence(each))
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep the problems of a `UserError` raised in the block, and go on after it.
+        """Keep the problems of a `UserError` raised in the block, and continue after it.
 
         A later block may use what an earlier one would have made: where that was refused, the later one ends there.
         """
         try:
             yield
         except UserError as error:
-            self.extend(problem for problem in error.problems if problem not in self)
+            self.extend(each for each in error.problems if each not in self)
         except UnboundLocalError:
             if not self:
                 raise
@@ -49,4 +143,4 @@ class Problems(list[str]):
     def raise_any(self) -> None:
         """Raise all problems in one `UserError`, if there are any."""
         if self:
-            raise UserError(self)
+            raise UserError(problems=self)

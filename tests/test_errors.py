@@ -1,67 +1,54 @@
-"""Problems: collected, and told once."""
+"""Problems: collected, and raised once."""
 
 from __future__ import annotations
 
 import pytest
 
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, problem
+
+SEED = problem("expected-at-least", "--seed", -1, smallest=0)
+FILE = problem("no-such-file", "--train_file", "t.csv")
 
 
 def test_one_problem_is_its_own_message() -> None:
-    error = UserError("--seed x: expected a number.")
-    assert error.problems == ["--seed x: expected a number."]
-    assert str(error) == "--seed x: expected a number."
+    error = UserError("expected-at-least", "--seed", -1, smallest=0)
+    assert error.problems == [SEED]
+    assert str(error) == "--seed -1: expected at least 0. [expected-at-least]"
+
+
+def test_a_way_out_that_is_given_replaces_the_catalogues() -> None:
+    error = UserError("no-effect", "--optim_args", "a=1", "Use --optim adamw_torch.", other="--optim sgd")
+    assert str(error) == "--optim_args a=1 has no effect with --optim sgd. Use --optim adamw_torch. [no-effect]"
 
 
 def test_several_problems_are_numbered() -> None:
-    error = UserError(["first.", "second."])
-    assert str(error) == "2 problems:\n  1. first.\n  2. second."
+    error = UserError(problems=[SEED, FILE])
+    assert str(error).splitlines() == ["2 problems:", f"  1. {SEED}", f"  2. {FILE}"]
 
 
-def test_what_a_problem_tells_of_makes_no_line_of_its_own() -> None:
-    error = UserError("label x\nindictune: all is well\tdoes not occur.")
-    assert str(error) == "label x\\nindictune: all is well\\tdoes not occur."
+def test_a_value_cannot_pass_for_a_line_of_ours() -> None:
+    error = UserError("no-such-file", "--train_file", "x\nindictune: all is well\ty")
+    assert str(error).startswith("--train_file x\\nindictune: all is well\\ty: ")
 
 
-def test_collecting_keeps_every_problem_of_an_error_and_goes_on() -> None:
+def test_collecting_keeps_every_problem_of_an_error_and_continues() -> None:
     problems = Problems()
     with problems.collecting():
-        raise UserError(["a", "b"])
+        raise UserError(problems=[SEED])
     with problems.collecting():
-        raise UserError("c")
-    assert problems == ["a", "b", "c"]
+        raise UserError(problems=[SEED, FILE])
+    assert problems == [SEED, FILE]
 
 
-def test_a_problem_that_two_checks_find_is_told_once() -> None:
-    problems = Problems(["a"])
-    with problems.collecting():
-        raise UserError(["a", "b"])
-    assert problems == ["a", "b"]
-
-
-def test_collecting_lets_errors_of_ours_through() -> None:
+def test_collecting_lets_our_own_errors_through() -> None:
     problems = Problems()
     with pytest.raises(ZeroDivisionError), problems.collecting():
         raise ZeroDivisionError
     assert problems == []
 
 
-def test_a_check_that_needs_what_was_refused_ends_there() -> None:
-    problems = Problems()
-    with problems.collecting():
-        raise UserError("no such file")
-    with problems.collecting():
-        lines = len(lines)  # noqa: F821, F841
-    assert problems == ["no such file"]
-
-
-def test_a_name_that_is_not_bound_without_a_problem_is_an_error_of_ours() -> None:
-    with pytest.raises(UnboundLocalError), Problems().collecting():
-        rows = len(rows)  # type: ignore[has-type]  # noqa: F821, F841
-
-
 def test_raise_any_raises_all_problems_at_once_and_nothing_without_any() -> None:
     Problems().raise_any()
     with pytest.raises(UserError) as raised:
-        Problems(["a", "b"]).raise_any()
-    assert raised.value.problems == ["a", "b"]
+        Problems([SEED, FILE]).raise_any()
+    assert raised.value.problems == [SEED, FILE]

@@ -145,8 +145,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
         for name, words in entries.items():
             with problems.collecting():
                 values[name] = _convert(parser, prefix, name, words)
-    told = Problems(UserError(problems).problems)  # so that what is told with others is known to be the same
-    return Recipe(values, told, path, is_read)
+    return Recipe(values, problems, path, is_read)
 
 
 def resolved(*arguments: Any) -> dict[str, Any]:

@@ -166,7 +166,7 @@ class TestAForeignModel:
         except UserError as error:
             (told,) = error.problems
             assert problem is not None, told
-            assert re.search(problem, told)
+            assert re.search(problem, str(told))
         else:
             assert problem is None
         assert not canary.ran.exists()

@@ -157,7 +157,7 @@ def _server(variables: tuple[tuple[str, str], ...]) -> tuple[str, subprocess.Pop
     path = f"{folder}/server"
     environment = {**os.environ, **dict(variables), "HF_TOKEN_PATH": os.devnull}
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.forking", path],
+        [sys.executable, "-m", "tests.ranks.forking", path],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.PIPE,

@@ -57,7 +57,7 @@ def problem_of(output_dir: Path, resume: str | None = None, replaceable: tuple[s
     with pytest.raises(UserError) as raised:
         check_free(output_dir, resume, replaceable)
     (problem,) = raised.value.problems
-    return problem
+    return str(problem)
 
 
 class TestWriting:
@@ -211,7 +211,7 @@ class TestCheckFolder:
         with pytest.raises(UserError) as raised:
             check_folder(output_dir)
         (problem,) = raised.value.problems
-        return problem
+        return str(problem)
 
     def test_one_that_is_not_there_or_holds_a_run_is_taken(self, tmp_path: Path) -> None:
         check_folder(tmp_path / "new")

@@ -1,0 +1,51 @@
+"""Every user error in the code has an entry in errors.toml, and gives what the entry's templates ask for."""
+
+from __future__ import annotations
+
+import ast
+import string
+from collections.abc import Iterator
+
+import pytest
+
+from indictune.errors import UserError, catalogue, problem
+from tests.ranks.launching import ROOT
+
+FILES = sorted([*(ROOT / "indictune").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
+NAMES = ("flag", "value", "way_out")
+
+
+def calls() -> Iterator[tuple[str, str, set[str]]]:
+    """Place, code and names of the details of each `UserError(...)`, `problem(...)` and `.add(...)` with a code."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+                continue
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            code = node.args[0].value
+            if name in ("UserError", "problem") and isinstance(code, str) and " " not in code:
+                given = {*NAMES[: len(node.args) - 1], *(each.arg or "**" for each in node.keywords)}
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", code, given
+
+
+CALLS = list(calls())
+
+
+def asked_for(code: str, way_out_is_given: bool) -> set[str]:
+    entry = catalogue()[code]
+    texts = [entry["problem"], *([] if way_out_is_given else [entry.get("way_out", "")])]
+    fields = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
+    return {name.partition(".")[0].partition("[")[0] for name in fields}
+
+
+@pytest.mark.parametrize(("place", "code", "given"), CALLS, ids=[place for place, _, _ in CALLS])
+def test_an_error_gives_what_its_wording_asks_for(place: str, code: str, given: set[str]) -> None:
+    assert code in catalogue()
+    assert "**" in given or asked_for(code, "way_out" in given) <= given | {"flag", "value"}
+
+
+def test_a_message_ends_with_its_code() -> None:
+    error = UserError("expected-at-least", "--save_total_limit", 0, smallest=1)
+    assert (error.code, error.flag) == ("expected-at-least", "--save_total_limit")
+    assert str(error) == "--save_total_limit 0: expected at least 1. [expected-at-least]"
+    assert str(problem("unreadable", "--config", "a\nb", reason="x")).count("\n") == 0
