@@ -14,8 +14,9 @@ from transformers import TrainingArguments
 
 from indictune.checkpoint import abandoned, compatibility, flag_files, store
 from indictune.checkpoint.best import best_of
+from indictune.config.plan import Launch
 from indictune.distributed import batch_size, merge_shards, node_disks, resume_rules, sharding
-from indictune.distributed.launch import Launch, local_world_size_of, world_size_of
+from indictune.distributed.launch import local_world_size_of, world_size_of
 from indictune.errors import UserError
 from indictune.supervise import run_folder
 from indictune.supervise.run_folder import AUTO

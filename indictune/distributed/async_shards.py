@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from transformers import TrainingArguments
 
+from indictune.config.plan import Launch
 from indictune.distributed import sharding
 from indictune.distributed.convert_state import STATE_SHARDS, WEIGHT_SHARDS
-from indictune.distributed.launch import Launch
 from indictune.errors import UserError
 from indictune.progress import HERE
 

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.distributed.launch import Launch
+from indictune.config.plan import Launch
 from indictune.errors import UserError
 
 # Values of --reduce_dtype, and DeepSpeed's words for them.

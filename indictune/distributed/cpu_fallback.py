@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from accelerate.state import DistributedType, PartialState
 
-from indictune.distributed.launch import Launch
+from indictune.config.plan import Launch
 
 
 def is_needed() -> bool:

@@ -4,44 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from indictune.config.plan import Launch
 from indictune.credentials import WAY_OUT, holds_token
 from indictune.errors import UserError
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One process's place in what was asked for.
-
-    Attributes:
-        strategy: `single`, `ddp`, `fsdp2`, `fsdp2_offload`, `zero<stage>` or `zero<stage>_offload`: the names of the
-            files in `accelerate_configs/`.
-        world_size: processes over all nodes.
-        local_world_size: processes on this node.
-        rank: of this process among `world_size`.
-        deepspeed: content of the DeepSpeed file; empty where an accelerate config has none, None without DeepSpeed.
-        deepspeed_source: path of the file that it is from, or its text.
-    """
-
-    strategy: str
-    world_size: int = 1
-    local_world_size: int = 1
-    rank: int = 0
-    deepspeed: Mapping[str, Any] | None = None
-    deepspeed_source: str | None = None
-
-    @property
-    def family(self) -> str:
-        """The strategy without its offloading: `single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`."""
-        return family_of(self.strategy)
-
-
-def family_of(strategy: str) -> str:
-    """A strategy without its offloading."""
-    return strategy.removesuffix("_offload")
 
 
 def rank_of(environ: Mapping[str, str]) -> int:

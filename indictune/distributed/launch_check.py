@@ -10,7 +10,7 @@ from accelerate.state import DistributedType
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 
-from indictune.distributed.launch import Launch
+from indictune.config.plan import Launch
 from indictune.errors import UserError
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from torch.utils.cpp_extension import get_default_build_root
 
-from indictune.distributed.launch import Launch
+from indictune.config.plan import Launch
 
 logger = logging.getLogger("indictune")
 

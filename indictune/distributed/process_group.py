@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
+from indictune.config.plan import Launch
 from indictune.distributed import cpu_fallback, elastic, operator_locks
-from indictune.distributed.launch import Launch
 
 
 def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> tuple[dict[str, Any], list[str]]:

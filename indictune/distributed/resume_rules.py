@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from indictune.config.plan import Launch, family_of
 from indictune.credentials import FIELD, holds_token
 from indictune.distributed.async_shards import check_async_save
 from indictune.distributed.communication import check_communication
 from indictune.distributed.deepspeed_config import check_bad_steps
-from indictune.distributed.launch import Launch, family_of
 from indictune.errors import UserError
 
 # Each of these goes on with the checkpoints of the others, on any number of processes (`convert_state`). ZeRO's

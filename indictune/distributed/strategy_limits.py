@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from transformers.trainer_optimizer import _BITSANDBYTES_OPTIMIZERS
 
 from indictune.config.arguments import ModelArguments
-from indictune.distributed.launch import Launch
+from indictune.config.plan import Launch
 from indictune.errors import UserError
 
 STORAGE = "bfloat16"  # in which `models.adapters.nf4_config` keeps packed weights

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.training_args import OptimizerNames
 
 from indictune.config.arguments import SentimentTrainingArguments
+from indictune.config.plan import Launch
 from indictune.distributed.communication import sent_bytes
-from indictune.distributed.launch import Launch
 from indictune.distributed.launch_check import came_up
 from indictune.distributed.sharding import from_all, gathered
 from indictune.errors import UserError

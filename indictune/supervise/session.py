@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, set_seed
 
 from indictune.checkpoint import abandoned, compatibility, copying, disk_errors, flag_files, resume, store
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments, check_fixed
+from indictune.config.plan import Launch
 from indictune.config.recipe import Recipe, resolved
 from indictune.console_text import printable
 from indictune.distributed import (
@@ -168,7 +169,7 @@ class Session:
         return bool(self.planned(ModelArguments, "trust_checkpoint"))
 
     @cached_property
-    def launch(self) -> launch.Launch:
+    def launch(self) -> Launch:
         """What the launcher asked for.
 
         Raises:

@@ -13,8 +13,8 @@ import pytest
 from transformers import TrainingArguments
 
 from indictune.checkpoint import compatibility, flag_files, resume, store
+from indictune.config.plan import Launch
 from indictune.distributed.batch_size import accumulation_steps
-from indictune.distributed.launch import Launch
 from indictune.errors import UserError
 from tests.checkpoint import test_store
 from tests.checkpoint.test_store import flip_a_bit, truncate, write

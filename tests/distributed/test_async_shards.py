@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
+from indictune.config.plan import Launch
 from indictune.distributed.async_shards import SHARDED, check_async_save, check_kept_in_shards, copied
-from indictune.distributed.launch import Launch
 from indictune.distributed.sharding import EFFICIENT
 from indictune.errors import UserError
 

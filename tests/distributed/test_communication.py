@@ -15,9 +15,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.plan import Launch
 from indictune.config.recipe import read_recipe
 from indictune.distributed.communication import check_communication, gradient_buckets, passes_until_laid_out
-from indictune.distributed.launch import Launch
 from indictune.errors import UserError
 from indictune.supervise.session import Session
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from indictune.distributed.launch import Launch, deepspeed_file, for_evaluation, rank_of, read_deepspeed, read_launch
+from indictune.config.plan import Launch
+from indictune.distributed.launch import deepspeed_file, for_evaluation, rank_of, read_deepspeed, read_launch
 from indictune.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import torch
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
+from indictune.config.plan import Launch
 from indictune.config.recipe import Recipe
 from indictune.distributed import cpu_fallback
-from indictune.distributed.launch import Launch
 from indictune.distributed.launch_check import (
     came_up,
     check_came_up,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from torch.utils.file_baton import FileBaton
 
+from indictune.config.plan import Launch
 from indictune.distributed import operator_locks
-from indictune.distributed.launch import Launch
 
 ZERO = Launch("zero2", world_size=2, local_world_size=2)
 

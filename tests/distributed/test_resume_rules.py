@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from indictune.config.arguments import IndicTrainingArguments
+from indictune.config.plan import Launch
 from indictune.config.recipe import read_recipe
 from indictune.distributed.async_shards import check_async_save
 from indictune.distributed.deepspeed_config import check_bad_steps
-from indictune.distributed.launch import Launch
 from indictune.distributed.resume_rules import can_go_on, command, doubt, refused_flags
 
 ROOT = Path(__file__).parents[2]

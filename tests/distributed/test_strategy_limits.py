@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
 from indictune.config.arguments import Method, ModelArguments
-from indictune.distributed.launch import Launch
+from indictune.config.plan import Launch
 from indictune.distributed.strategy_limits import check_split_optimizer, check_weights, default_optimizer, forget_pages
 from indictune.errors import UserError
 

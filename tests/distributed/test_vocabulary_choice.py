@@ -14,8 +14,8 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, Trainer
 
 from indictune.config.arguments import SentimentTrainingArguments
+from indictune.config.plan import Launch
 from indictune.distributed import vocabulary_choice
-from indictune.distributed.launch import Launch
 from indictune.distributed.vocabulary_choice import check_active_vocabulary, saved_bytes, use_active_vocabulary
 from indictune.errors import UserError
 from indictune.models.active_vocabulary import (

@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from indictune.checkpoint import compatibility, flag_files, resume, store
-from indictune.distributed.launch import Launch
+from indictune.config.plan import Launch
 from indictune.errors import UserError
 from indictune.hub import push
 from indictune.models.active_vocabulary import read_row_ids

@@ -12,9 +12,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType, PartialState
 
+from indictune.config.plan import Launch
 from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
 from indictune.distributed import cpu_fallback, sharding
-from indictune.distributed.launch import Launch
 from indictune.train.callbacks.epoch_shuffle import EpochShuffle
 from indictune.train.loss import ExactLoss
 

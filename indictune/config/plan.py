@@ -1,0 +1,99 @@
+"""What a run is: the frozen plan of what was asked and what follows from launch, machine and recipe together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from transformers import PreTrainedConfig
+
+from indictune.config.arguments import BadRowArguments, IndicTrainingArguments, ModelArguments
+from indictune.config.recipe import Recipe
+
+Arguments = TypeVar("Arguments")
+Data = TypeVar("Data", bound=BadRowArguments, covariant=True)
+Training = TypeVar("Training", bound=IndicTrainingArguments, covariant=True)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher asked of one process.
+
+    Attributes:
+        strategy: `single`, or the name of a file in `accelerate_configs/` without its ending, such as `ddp`.
+        world_size: processes over all nodes.
+        local_world_size: processes on this node.
+        rank: of this process among `world_size`.
+        deepspeed: content of the DeepSpeed file; empty where an accelerate config has none, None without DeepSpeed.
+        deepspeed_source: path of that file, or its text.
+        is_known: False where the environment could not be read; then the strategy is a placeholder.
+    """
+
+    strategy: str
+    world_size: int = 1
+    local_world_size: int = 1
+    rank: int = 0
+    deepspeed: Mapping[str, Any] | None = None
+    deepspeed_source: str | None = None
+    is_known: bool = True
+
+    @property
+    def family(self) -> str:
+        """The strategy without its offloading."""
+        return family_of(self.strategy)
+
+
+def family_of(strategy: str) -> str:
+    """A strategy without its offloading."""
+    return strategy.removesuffix("_offload")
+
+
+@dataclass(frozen=True)
+class RunPlan(Generic[Data, Training]):
+    """Everything that is known of a run before a row is read.
+
+    Attributes:
+        recipe: what the user gave.
+        model: which weights are fine-tuned, and how.
+        data: which rows are read, and how.
+        training: the training arguments with given and derived values. transformers has not completed them: its
+            `__post_init__` would start the process group. Read fields only.
+        launch: what the launcher asked for.
+        output_dir: folder of the run.
+        gpus: that this process sees.
+        environ: environment variables of this process.
+        model_config: configuration of the model; None where it could not be read.
+        derived: fields whose value follows from launch, machine and rows.
+    """
+
+    recipe: Recipe
+    model: ModelArguments
+    data: Data
+    training: Training
+    launch: Launch
+    output_dir: Path
+    gpus: int
+    environ: Mapping[str, str] = field(repr=False)
+    model_config: PreTrainedConfig | None = field(default=None, repr=False)
+    derived: Mapping[str, Any] = field(default_factory=dict)
+
+    def derive(self, **values: Any) -> RunPlan[Data, Training]:
+        """The plan with values that follow from others."""
+        derived = {**self.derived, **values}
+        training = unresolved(type(self.training), self.recipe.values | derived)
+        return replace(self, training=training, derived=derived)
+
+
+AnyPlan = RunPlan[BadRowArguments, IndicTrainingArguments]
+
+
+def unresolved(arguments: type[Arguments], values: Mapping[str, Any]) -> Arguments:
+    """An instance with the given values or the defaults, whose `__post_init__` has not run: nothing is checked."""
+    instance = object.__new__(arguments)
+    for each in fields(arguments):  # type: ignore[arg-type]
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        given = values.get(each.name, default) if each.init else default
+        object.__setattr__(instance, each.name, given)
+    return instance
