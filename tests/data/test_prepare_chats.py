@@ -21,9 +21,9 @@ from indictune.errors import UserError
 MEMORY = """
 import resource, sys
 from transformers import AutoTokenizer
-from indictune.data.chats import set_template, tokenise_splits
+from indictune.data.prepare_chats import set_template, tokenise_splits
 from indictune.data.conversations import load_conversations
-from indictune.llama_arguments import ChatDataArguments
+from indictune.config.chat_arguments import ChatDataArguments
 from indictune.models import builtin
 
 def peak():

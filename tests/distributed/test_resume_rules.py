@@ -76,7 +76,7 @@ STRATEGIES = ("ddp", "fsdp2_offload", "zero1_offload", "zero2_offload", "zero3_o
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("typed_in", [ROOT, ROOT / "scripts", ROOT / "tests" / "strategy", Path("/")])
+@pytest.mark.parametrize("typed_in", [ROOT, ROOT / "scripts", ROOT / "tests" / "distributed", Path("/")])
 @pytest.mark.parametrize("is_absolute", [False, True])
 def test_the_command_names_a_file_that_is_there_wherever_it_is_typed(
     monkeypatch: pytest.MonkeyPatch, strategy: str, typed_in: Path, is_absolute: bool

@@ -14,7 +14,7 @@ Start = Callable[..., Run]
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 COMPILED = """
 import torch
-from indictune.arguments import SentimentTrainingArguments
+from indictune.config.arguments import SentimentTrainingArguments
 SentimentTrainingArguments("unused", bf16=True, tf32=True)
 layer = torch.nn.Linear(256, 256, device="cuda", dtype=torch.bfloat16)
 torch.compile(layer, mode="max-autotune-no-cudagraphs")(torch.ones(256, 256, device="cuda", dtype=torch.bfloat16))

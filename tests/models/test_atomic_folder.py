@@ -106,7 +106,7 @@ def test_what_a_killed_command_has_left_is_removed(tmp_path: Path) -> None:
 WRITES = """
 import sys
 from pathlib import Path
-from indictune.models.writing import whole_folder
+from indictune.models.atomic_folder import whole_folder
 with whole_folder(Path(sys.argv[1]), "--output_dir", 3, "name another disk") as model:
     model.mkdir()
     print("writes", flush=True)

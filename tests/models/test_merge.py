@@ -456,8 +456,8 @@ MEMORY = """
 import sys
 import tempfile
 from pathlib import Path
-from indictune.command_arguments import MergeArguments
-from indictune.models.merging import merge
+from indictune.config.command_arguments import MergeArguments
+from indictune.models.merge import merge
 
 def kilobytes(field):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -21,7 +21,7 @@ from tests.ranks.launching import ROOT
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from indictune.training import lock
+from indictune.supervise import lock
 held = getattr(lock, sys.argv[3])(Path(sys.argv[1]), sys.argv[2])
 child = os.fork()  # as those that read rows ahead
 if child:

@@ -74,7 +74,7 @@ SPEAK = """
 import logging, os, sys, warnings
 from contextlib import suppress
 from pathlib import Path
-from indictune.training.logs import RankLog
+from indictune.supervise.logs import RankLog
 rank = int(sys.argv[2])
 log = RankLog(Path(sys.argv[1]), rank, verbose=sys.argv[3] == "verbose")
 ours, theirs = logging.getLogger("indictune.models"), logging.getLogger("DeepSpeed")

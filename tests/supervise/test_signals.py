@@ -18,8 +18,8 @@ from tests.ranks.launching import ROOT
 SPEAK = """
 import logging
 from pathlib import Path
-from indictune.training.logs import ConsoleHandler
-from indictune.training.stopping import StopRequest
+from indictune.supervise.logs import ConsoleHandler
+from indictune.supervise.signals import StopRequest
 logger = logging.getLogger("indictune")
 logger.setLevel(logging.INFO)
 logger.addHandler(ConsoleHandler(open(2, "w", buffering=1), 0, Path()))
@@ -45,7 +45,7 @@ def test_a_signal_may_come_while_a_message_waits_for_a_console_that_stands_still
 
 END = """
 import os, signal, sys
-from indictune.training.stopping import StopRequest
+from indictune.supervise.signals import StopRequest
 request = StopRequest()
 with request.listening():
     request.ignore()
@@ -63,7 +63,7 @@ def test_a_run_that_is_over_keeps_its_exit_code_while_its_process_ends(name: str
 READ_AHEAD = """
 import os, signal, sys
 from torch.utils.data import DataLoader
-from indictune.training.stopping import SIGNALS, DeafWorkers
+from indictune.supervise.signals import SIGNALS, DeafWorkers
 
 def as_from_a_scheduler(worker):
     # torch's handler is there, the worker's first row is not.
@@ -97,7 +97,7 @@ def test_else_it_would_end_and_the_run_with_it() -> None:
 
 ASK_AGAIN = """
 import os, signal
-from indictune.training.stopping import StopRequest
+from indictune.supervise.signals import StopRequest
 request = StopRequest()
 with request.listening():
     try:
@@ -116,7 +116,7 @@ def test_a_scheduler_that_asks_again_disturbs_nothing() -> None:
 
 ASK = """
 import sys, threading, time
-from indictune.training.stopping import StopRequest
+from indictune.supervise.signals import StopRequest
 request = StopRequest()
 with request.listening():
     if sys.argv[1] == "later":
@@ -139,7 +139,7 @@ def test_a_thread_ends_the_run_before_its_first_step_and_not_later() -> None:
 
 START = """
 import signal, subprocess, sys
-from indictune.training.stopping import StopRequest
+from indictune.supervise.signals import StopRequest
 request = StopRequest()
 with request.listening():
     request.wait_for_the_step()
@@ -159,7 +159,7 @@ def test_a_signal_to_all_processes_reaches_no_program_that_the_step_waits_for(na
 
 COMPILE = """
 import signal, sys, torch
-from indictune.training.stopping import StopRequest
+from indictune.supervise.signals import StopRequest
 request = StopRequest()
 with request.listening():
     if sys.argv[1] == "deaf":
@@ -199,7 +199,7 @@ def test_else_its_compilers_would_end_and_the_step_with_them(tmp_path: Path) -> 
 # As ninja does: each program of its own group, which a signal to another does not reach.
 BUILD = """
 import subprocess, sys
-from indictune.training.stopping import StopRequest
+from indictune.supervise.signals import StopRequest
 with StopRequest().listening():
     subprocess.run(["sh", "-c", f"setsid -w sh -c 'echo $$ > {sys.argv[1]}; sleep 600'; true"], check=True)
 """
@@ -226,9 +226,9 @@ def test_a_run_that_is_stopped_before_its_first_step_leaves_no_program_behind(tm
 # As the compilers of torch: its own wait for them when the process ends.
 WAIT = """
 import atexit, subprocess, sys
-from indictune.arguments import IndicTrainingArguments, ModelArguments
+from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config import read_recipe
-from indictune.training.running import run
+from indictune.supervise.run import run
 
 def main(session):
     session.stop_request.wait_for_the_step()
@@ -264,9 +264,9 @@ def test_a_second_interrupt_ends_a_run_at_once_and_what_it_has_started(tmp_path:
 
 AT_ONCE = """
 import subprocess, sys
-from indictune.arguments import IndicTrainingArguments, ModelArguments
+from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config import read_recipe
-from indictune.training.running import run
+from indictune.supervise.run import run
 
 def main(session):
     program = subprocess.Popen(["sh", "-c", "sleep 600; true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
