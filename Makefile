@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUILT := $(VENV)/.built
+SITE := $(VENV)/.docs
 # A file's tests share the runs that they compare, so a file stays with one process.
 PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
 WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix distributed/test_,launch_check.py launch.py deepspeed_config.py))
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo demo-llama test test-all test-faults test-gpu bench lint clean
+.PHONY: demo demo-llama test test-all test-faults test-gpu bench docs lint clean
 
 demo: $(STAMP)  ## fine-tune the built-in small encoder on the built-in tweets
 	rm -rf outputs/demo
@@ -40,6 +41,10 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## the tests tha
 bench: $(STAMP)  ## measure on a CPU what the documents claim, within 10 minutes on 2 cores that do nothing else
 	$(BIN)/python -m benchmarks.bench
 
+docs: $(SITE)  ## generate the pages of errors and flags, build the site into site/, check its links
+	$(BIN)/python -m docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -59,5 +64,9 @@ $(BUILT): $(STAMP)
 	$(BIN)/python -m tests.build_operators
 	touch $@
 
+$(SITE): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) outputs site .pytest_cache .mypy_cache .ruff_cache

@@ -25,8 +25,8 @@ LAYERS = [
 ]
 TOP_LEVEL = {
     *(".ci", ".gitignore", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"),
-    *("accelerate_configs", "benchmarks", "constraints.txt", "ds_configs", "indictune", "pyproject.toml"),
-    *("recipes", "scripts", "tests"),
+    *("accelerate_configs", "benchmarks", "constraints.txt", "docs", "ds_configs", "indictune"),
+    *("mkdocs.yml", "pyproject.toml", "recipes", "scripts", "tests"),
 }
 FILES = sorted([*(ROOT / "indictune").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
 IDS = [str(path.relative_to(ROOT)) for path in FILES]

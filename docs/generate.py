@@ -1,0 +1,190 @@
+"""Write docs/errors.md and docs/flags.md from the code: `python -m docs.generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import string
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
+from indictune.errors import catalogue
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+TRAINING: dict[str, tuple[type[Any], ...]] = {
+    "scripts/train_sentiment.py": (ModelArguments, DataArguments, SentimentTrainingArguments),
+    "scripts/train_llama.py": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
+}
+COMMANDS: dict[str, type[Any]] = {
+    "evaluate": EvaluateArguments,
+    "merge": MergeArguments,
+    "checkpoint": CheckpointArguments,
+}
+TRAINING_ARGUMENTS = "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
+
+ERRORS_INTRODUCTION = """\
+# Errors
+
+A problem in what you gave ends a run with exit code 2, before any model is loaded. All problems come in one message.
+Each message names the flag and the value, and ends with a code in brackets. Find the code below.
+
+`FLAG` stands for the flag, file or recipe key at fault. `VALUE` stands for what it holds. Other words in capitals are
+details that the message fills in.
+"""
+FLAGS_INTRODUCTION = """\
+# Flags
+
+A recipe is a YAML file whose keys are named like the flags. A flag overrides the recipe. `--flag value`,
+`--flag=value` and `--flag-with-dashes value` are the same.
+"""
+
+
+class Flag(NamedTuple):
+    """One row of a table: `default` and `kind` as a reader sees them."""
+
+    name: str
+    kind: str
+    default: str
+    help: str
+
+
+def errors_page() -> str:
+    """The page of all error codes, grouped as in `errors.toml`, sorted within a group."""
+    text = (ROOT / "indictune/errors.toml").read_text(encoding="utf-8")
+    parts = [ERRORS_INTRODUCTION]
+    for title, codes in groups_of_codes(text):
+        rows = [[f'<a id="{code}"></a>`{code}`', *described(catalogue()[code])] for code in codes]
+        parts.append(f"## {title[:1].upper()}{title[1:]}\n\n{table(['code', 'message', 'what to do'], rows)}")
+    return "\n".join(parts)
+
+
+def groups_of_codes(text: str) -> list[tuple[str, list[str]]]:
+    """Title of each banner of `errors.toml`, and the codes below it in alphabetical order; a banner may come twice."""
+    groups: dict[str, list[str]] = {}
+    title = "General"
+    for line in text.splitlines():
+        if banner := re.fullmatch(r"# -+ (.+)", line):
+            title = banner[1].strip()
+        elif (code := re.fullmatch(r"\[([\w-]+)\]", line)) and code[1] != "legacy":
+            groups.setdefault(title, []).append(code[1])
+    return [(title, sorted(codes)) for title, codes in groups.items()]
+
+
+def described(entry: Mapping[str, str]) -> list[str]:
+    """Message and way out of a code, with placeholders in capitals."""
+    return [shown(entry["problem"]), shown(entry.get("way_out", ""))]
+
+
+def shown(template: str) -> str:
+    """A template of the catalogue, with the name of each placeholder in capitals."""
+    return "".join(
+        text + ("" if name is None else name.upper().replace("_", " "))
+        for text, name, _, _ in string.Formatter().parse(template)
+    )
+
+
+def flags_page() -> str:
+    """The page of all flags: of both scripts, of one of them, of the commands, and the inherited ones by name."""
+    sentiment, llama = (own_flags(types_) for types_ in TRAINING.values())
+    shared = [flag for name, flag in sentiment.items() if llama.get(name) == flag]
+    parts = [
+        FLAGS_INTRODUCTION,
+        section("Both scripts", shared),
+        section("Sentiment: `scripts/train_sentiment.py`", without(sentiment, shared)),
+        section("LLaMA: `scripts/train_llama.py`", without(llama, shared)),
+        *(section(f"`indictune {verb}`", own_flags([each]).values()) for verb, each in COMMANDS.items()),
+        "`indictune prepare` takes the recipe and the flags of the run that it prepares.\n",
+        inherited_section(),
+    ]
+    return "\n".join(parts)
+
+
+def own_flags(classes: Iterable[type[Any]]) -> dict[str, Flag]:
+    """Name -> flag, of the fields that indictune declares in dataclasses or in their bases."""
+    found = {}
+    for each in classes:
+        declared = {
+            name
+            for base in each.__mro__
+            if base.__module__.startswith("indictune.")
+            for name in inspect.get_annotations(base)
+        }
+        kinds = get_type_hints(each)
+        for field in dataclasses.fields(each):
+            if field.init and field.name in declared:
+                text = str(field.metadata.get("help", ""))
+                found[field.name] = Flag(field.name, kind_of(kinds[field.name]), default_of(field), text)
+    return found
+
+
+def kind_of(hint: Any) -> str:
+    """A type as a reader types its values."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    if origin in (Union, types.UnionType):
+        return " or ".join(kind_of(part) for part in parts if part is not type(None))
+    if origin is list:
+        return "words"
+    names = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    """The default value of a field as it would be typed; empty where there is none."""
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if value is None or value == "" or value == []:
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{' '.join(map(str, value)) if isinstance(value, list) else value}`"
+
+
+def without(flags: Mapping[str, Flag], shared: Sequence[Flag]) -> list[Flag]:
+    """The flags that are not shared."""
+    return [flag for flag in flags.values() if flag not in shared]
+
+
+def section(title: str, flags: Iterable[Flag]) -> str:
+    """A heading and the table of some flags, in the order of their names."""
+    rows = [[f"`--{flag.name}`", flag.kind, flag.default, flag.help] for flag in sorted(flags)]
+    return f"## {title}\n\n{table(['flag', 'values', 'default', 'what it does'], rows)}"
+
+
+def inherited_section() -> str:
+    """The flags that transformers declares: their names, and a link to its documentation."""
+    each = SentimentTrainingArguments
+    ours = own_flags([each])
+    names = sorted(field.name for field in dataclasses.fields(each) if field.init and field.name not in ours)
+    flags = ", ".join(f"`--{name}`" for name in names)
+    return (
+        f"## Inherited from transformers\n\nBoth scripts also take these [arguments]({TRAINING_ARGUMENTS}).\n"
+        "A run refuses a value that would break exact batches, loss or resume, and says why.\n\n"
+        f"{flags}.\n"
+    )
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [titles, ["---"] * len(titles), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+PAGES = {"errors.md": errors_page, "flags.md": flags_page}
+
+
+def main() -> None:
+    """Write the generated pages."""
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

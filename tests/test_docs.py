@@ -1,0 +1,217 @@
+"""What the documents tell a reader to type and to open works: commands run, flags and paths exist, pages are fresh."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from docs.generate import COMMANDS, PAGES, TRAINING
+from indictune.config.recipe import read_recipe
+from indictune.distributed.launch import read_deepspeed
+from tests.ranks.launching import ROOT, free_port, python, start
+
+NAVIGATION = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+PAGES_BY_HAND = [ROOT / "docs" / name for name in NAVIGATION if name not in PAGES]
+DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *PAGES_BY_HAND]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+BLOCK = re.compile(r"(?:<!-- (?P<mark>\w+) -->\n)?```(?P<language>\w*)\n(?P<content>.*?)```", re.DOTALL)
+MARKS = {"run", "gpu", "nodes", "setup"}  # run by a test; needs GPUs; needs nodes; installs, builds or takes minutes
+IN_REPOSITORY = r"(?:indictune|scripts|accelerate_configs|ds_configs|recipes|benchmarks|docs|tests)/[\w./-]*\w"
+WORDS_OF_README = 1000
+# A few steps of a run show that its command works.
+FEW_STEPS = ["--max_steps", "2", "--save_strategy", "no", "--load_best_model_at_end", "false", "--eval_strategy", "no"]
+SAVED_STEPS = ["--max_steps", "2", "--logging_steps", "1"]
+SHORT_ANSWERS = ["--num_sample_generations", "1", "--max_new_tokens", "4"]
+
+
+class Block(NamedTuple):
+    """A fenced block: where it stands, its mark, its language and its content."""
+
+    document: str
+    mark: str
+    language: str
+    content: str
+
+
+def blocks(document: Path) -> list[Block]:
+    """All fenced blocks of a document, in order."""
+    found = BLOCK.finditer(document.read_text(encoding="utf-8"))
+    return [Block(document.name, each["mark"] or "", each["language"], each["content"]) for each in found]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every command in a block of bash."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.split("#")[0].strip()]
+
+
+def recipe_commands() -> list[list[str]]:
+    """The commands in the headers of the recipes."""
+    found = []
+    for recipe in RECIPES:
+        header = [line[1:] for line in recipe.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+        lines = "\n".join(header).replace("\\\n", " ").splitlines()
+        found += [shlex.split(line) for line in lines if "scripts/" in line and "..." not in line]
+    return found
+
+
+def unique(each: list[list[str]]) -> list[list[str]]:
+    """Commands in order, without duplicates."""
+    return [list(words) for words in dict.fromkeys(map(tuple, each))]
+
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
+BASH = [block for block in BLOCKS if block.language == "bash"]
+ALL_COMMANDS = unique([words for block in BASH for words in commands(block.content)] + recipe_commands())
+TO_RUN = unique([words for block in BASH if block.mark == "run" for words in commands(block.content)])
+SMALL = next(words for words in TO_RUN if words[-2:] == ["--output_dir", "outputs/small"])
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+def test_every_block_of_commands_says_who_runs_it() -> None:
+    assert len(BASH) > 20
+    assert [block for block in BASH if block.mark not in MARKS] == []
+    assert [block for block in PYTHON if block.mark != "run"] == []
+    assert len(recipe_commands()) == len(RECIPES)
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
+def test_a_command_is_understood(words: list[str]) -> None:
+    if words[0] == "make":
+        assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    if words[:2] == ["python", "-m"]:
+        assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file()
+    for flag in ("--config_file", "--deepspeed"):
+        if flag in words:
+            assert (ROOT / words[words.index(flag) + 1]).is_file()
+    if "--deepspeed" in words:
+        read_deepspeed(str(ROOT / words[words.index("--deepspeed") + 1]))
+    if "indictune" in words[:-1] and words[0] in ("indictune", "accelerate"):
+        verb, *flags = words[words.index("indictune") + 1 :]
+        types = TRAINING["scripts/train_sentiment.py"] if verb == "prepare" else (COMMANDS[verb],)
+        assert read_recipe(of_repository(without_bare_word(flags)), types).problems == []
+    script = next((index for index, word in enumerate(words) if word in TRAINING), None)
+    if script is not None:
+        assert read_recipe(of_repository(words[script + 1 :]), TRAINING[words[script]]).problems == []
+
+
+def of_repository(flags: list[str]) -> list[str]:
+    """Flags with the recipe's whole path."""
+    return [str(ROOT / flag) if flag.startswith("recipes/") else flag for flag in flags]
+
+
+def without_bare_word(flags: list[str]) -> list[str]:
+    """`merge` and `checkpoint` take their folder as a bare first word."""
+    return flags if flags[0].startswith("--") else flags[1:]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a reader with a few rows of their own; commands run in the order of the pages."""
+    folder = tmp_path_factory.mktemp("reader")
+    for split, number in (("train", 48), ("validation", 12), ("test", 12)):
+        lines = (ROOT / f"indictune/data/samples/{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines[:number]]
+        with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *((row["text"], row["label"]) for row in rows)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(reader: Path) -> Path:
+    """The finished run that most commands and programs read: `outputs/small`."""
+    run(SMALL, reader)
+    return reader
+
+
+@pytest.mark.parametrize("words", [words for words in TO_RUN if words != SMALL], ids=" ".join)
+def test_a_command_runs(words: list[str], small: Path) -> None:
+    run(words, small)
+
+
+def run(words: list[str], folder: Path) -> None:
+    """Run a command as if typed in `folder`, cut to a few steps."""
+    result = start(list(as_typed(words, folder)))
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+
+
+def as_typed(words: list[str], folder: Path) -> Iterator[str]:
+    """The command for `start`: our programs, the reader's files, few steps, a free port."""
+    for word in words:
+        if word in ("accelerate", "torchrun", "deepspeed"):
+            yield str(Path(python()[0]).parent / word)
+        elif word == "python":
+            yield from python()
+        elif word == "indictune":
+            yield from python() if words[0] == "indictune" else ()
+            yield "indictune/__main__.py"
+        elif word == "launch":
+            yield from ("launch", "--main_process_port", str(free_port()))
+        elif word.startswith("outputs/") or word.endswith(".csv"):
+            yield str(folder / word)
+        elif word != "-m":
+            yield word
+    scripts = [word for word in words if word in TRAINING]
+    if scripts and "--output_dir" not in words:
+        recipe = (ROOT / words[words.index("--config") + 1]).read_text(encoding="utf-8")
+        (output,) = re.findall(r"^output_dir: (\S+)", recipe, flags=re.MULTILINE)
+        yield from ("--output_dir", str(folder / output))
+    if scripts:
+        yield from SAVED_STEPS if {"outputs/small", "outputs/again"} & set(words) else FEW_STEPS
+    if scripts == ["scripts/train_llama.py"]:
+        yield from SHORT_ANSWERS
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: f"{block.document}: {block.content.splitlines()[-1]}")
+def test_a_program_runs(block: Block, small: Path) -> None:
+    with chdir(small):
+        exec(compile(block.content, block.document, "exec"), {})
+
+
+def test_the_demo_of_the_readme_is_that_of_make() -> None:
+    (line,) = [
+        line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "sentiment/demo" in line
+    ]
+    assert line.partition("$(BIN)/")[2].split() in TO_RUN
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *RECIPES], ids=lambda document: document.name)
+def test_a_path_that_a_document_names_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    paths = {ROOT / name for name in re.findall(rf"(?<![\w/.-]){IN_REPOSITORY}", text)}
+    paths |= {document.parent / name for name in re.findall(r"\]\(([\w./-]+)[)#]", text)}
+    assert [str(each) for each in sorted(paths) if not each.exists()] == []
+
+
+def test_every_strategy_file_is_in_the_tables() -> None:
+    names = [
+        f"{folder}/{file.name}"
+        for folder in ("accelerate_configs", "ds_configs")
+        for file in (ROOT / folder).iterdir()
+    ]
+    strategies = (ROOT / "docs/strategies.md").read_text(encoding="utf-8")
+    assert [name for name in names if name not in strategies] == []
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in names if name.startswith("accelerate") and name not in readme] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= WORDS_OF_README
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_fresh(name: str) -> None:
+    written = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert written == PAGES[name](), f"docs/{name} is stale: type `python -m docs.generate`"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    assert sorted(NAVIGATION) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
