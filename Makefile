@@ -10,7 +10,9 @@ PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
 WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix distributed/test_,launch_check.py launch.py deepspeed_config.py))
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo demo-llama test test-all test-faults test-gpu bench docs lint clean
+.PHONY: install demo demo-llama test test-all test-faults test-gpu bench docs lint clean
+
+install: $(STAMP)  ## make .venv, with everything that a run needs
 
 demo: $(STAMP)  ## fine-tune the built-in small encoder on the built-in tweets
 	rm -rf outputs/demo
