@@ -236,3 +236,13 @@ def test_sentences_are_short_and_plain(document: Path) -> None:
     long = [each for each in sentences(document) if len(each.split()) > WORDS_OF_SENTENCE]
     odd = [each for each in sentences(document) if ODD_WORDS.search(each)]
     assert (long, odd) == ([], [])
+
+
+def test_the_scoreboard_counts_the_tests_of_its_result_file() -> None:
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    (result,) = re.findall(r"\| 11, 12, 14, 15, 16 \| `(.*?)` \|", page)
+    faults = json.loads((ROOT / result).read_text(encoding="utf-8"))["faults"]
+    counted = re.findall(r"\| (\d+) \| [^|]* \| (\d+) of (\d+) tests", page)
+    assert len(counted) == 5
+    for row, passed, total in counted:
+        assert int(passed) == int(total) == sum(each.get("passed", 0) for each in faults[row]["ours"].values())
