@@ -219,7 +219,7 @@ def run_script(
         callback: makes the callback from the trainer and its throughput.
     """
     from indictune.config.recipe import read_recipe
-    from indictune.supervise.run import run
+    from indictune.supervise.execute import execute
 
     watch = vars(script)["watch"]
 
@@ -230,7 +230,7 @@ def run_script(
 
     setattr(script, "watch", watch_and_add)  # noqa: B010
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    run(script.main, read_recipe(flags, arguments))
+    execute(script.main, read_recipe(flags, arguments))
 
 
 class CountingTrainer(Trainer):

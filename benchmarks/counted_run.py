@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
 from indictune.distributed.sharding import repeated_blocks, whole_shapes
-from indictune.supervise.run import run
+from indictune.supervise.execute import execute
 from indictune.train import exact_trainer
 from scripts import train_sentiment
 
@@ -76,7 +76,7 @@ def main() -> int:
         setattr(exact_trainer, "set_up_communication", lambda *_: None)  # noqa: B010
     setattr(train_sentiment, "watch", watch_and_count)  # noqa: B010
     arguments = (ModelArguments, DataArguments, SentimentTrainingArguments)
-    return run(train_sentiment.main, read_recipe(sys.argv[1:], arguments))
+    return execute(train_sentiment.main, read_recipe(sys.argv[1:], arguments))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refused(error)
     except OSError as error:  # what a verb tells of a file by itself says more
         file = f"{error.filename}: " if error.filename else ""
-        return _refused(UserError(f"{file}{error.strerror or error}."))
+        return _refused(UserError("file-error", file, reason=error.strerror or error))
 
 
 def prepare(argv: Sequence[str]) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from indictune.console_text import in_one_line
+
+Made = TypeVar("Made")
 
 
 @cache
@@ -140,7 +142,22 @@ class Problems(list[Any]):
             if not self:
                 raise
 
+    def attempt(self, make: Callable[..., Made], *args: Any, **named: Any) -> Made | None:
+        """What `make` returns, or None where it raised a `UserError`, whose problems are kept."""
+        with self.collecting():
+            return make(*args, **named)
+        return None
+
     def raise_any(self) -> None:
         """Raise all problems in one `UserError`, if there are any."""
         if self:
             raise UserError(problems=self)
+
+
+def problems_of(check: Callable[..., object], *args: Any, **named: Any) -> list[Problem]:
+    """The problems that a check raises in a `UserError`; empty where it passes."""
+    try:
+        check(*args, **named)
+    except UserError as error:
+        return error.problems
+    return []

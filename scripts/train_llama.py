@@ -9,71 +9,49 @@ torchrun --nproc_per_node 8 scripts/train_llama.py --deepspeed ds_configs/zero2.
 deepspeed --num_gpus 8 scripts/train_llama.py --deepspeed ds_configs/zero3_offload.json --config ...
 """
 
+import os
 import sys
-from functools import partial
 
-import indictune.block_stop_signals  # noqa: F401, before all that is slow
-from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
+import indictune.block_stop_signals  # noqa: F401, before everything slow
 from indictune.config.recipe import read_recipe
-from indictune.data.chat_tokens import answer_ends
-from indictune.data.collation import lengths_of
-from indictune.data.conversations import load_conversations, sources_of
-from indictune.data.prepare_chats import check_template, set_template, tokenise_splits
 from indictune.distributed.sharding import reading_weights
-from indictune.models.adapters import check_precision
-from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
-from indictune.models.load import load_tokenizer
-from indictune.models.unpadded import pads_causal
-from indictune.supervise.run import run
-from indictune.supervise.session import Session
+from indictune.preflight.checks import preflight, read_rows
+from indictune.preflight.derive import make_plan
+from indictune.preflight.model import model_notes
+from indictune.supervise.execute import execute
+from indictune.supervise.run import Run
+from indictune.tasks.chat import Chat
 from indictune.train.callbacks.register import watch
 from indictune.train.callbacks.resume import train
-from indictune.train.chat_trainer import LlamaTrainer, compute_dtype
+from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.finish import finish, save_model
 from indictune.train.samples import write_samples
+from indictune.train.start import fit_batches, start
 
 
-def main(session: Session) -> None:
+def main(run: Run) -> None:
     """The table of contents of a run."""
-    with session.checks():
-        model_args = session.build(LlamaModelArguments)
-        config = load_causal_config(model_args)
-        session.check_model(model_args, config, session.planned(ChatDataArguments, "max_length"), check_causal)
-        if session.planned(ChatDataArguments, "packing"):
-            check_packing(model_args, config)
-    with session.checks():
-        data_args = session.build(ChatDataArguments)
-        check_precision(model_args, partial(session.planned, LlamaTrainingArguments))
-    session.decide(LlamaTrainingArguments)
-    with session.checks():
-        sources = sources_of(data_args, session.recipe.problems)
-        session.check_evaluations(LlamaTrainingArguments, sources)
-    with session.checks():
-        tokenizer = load_tokenizer(model_args)
-        check_template(tokenizer, data_args, sources)
-    with session.checks():
-        splits = load_conversations(data_args, session.recipe.problems, sources)
-        template = set_template(tokenizer, splits, data_args)
-    session.recipe.problems.raise_any()
+    task = Chat()
+    plan, problems = make_plan(run.recipe, os.environ, task)
+    rows = read_rows(plan, task, problems + preflight(plan, task))
+    run.warn(model_notes(plan))
+    tokens = task.tokenise(plan, rows)
+    padded = task.pads(plan)
+    plan = fit_batches(plan, tokens, padded, run)
+    plan, args, point = start(plan, run, has_validation=tokens.validation is not None)
+    run.warn(tokens.notes)
+    run.show(f"\n{tokens.summary}\n")
 
-    chats = tokenise_splits(splits, tokenizer, template, data_args)
-    padded = not data_args.packing and pads_causal(model_args, config)
-    session.fit_batches(LlamaTrainingArguments, lengths_of(chats.train), chats.place, padded)
-    args = session.start(LlamaTrainingArguments, has_validation=splits.validation is not None)
-    session.warn([*splits.notes, *chats.notes])
-    session.show(f"\n{chats.summary}\n")
-    with reading_weights(args) as reads:
-        model = load_causal(model_args, tokenizer, compute_dtype(args), answer_ends(tokenizer, template), reads)
-
-    trainer = LlamaTrainer(model, args, chats.train, chats.validation, tokenizer, padded)
-    throughput = watch(trainer, chats.place, session)
-    result = train(trainer, session, chats.folder, chats.test)
-    save_model(trainer, session)
-    write_samples(
-        trainer, session, chats.samples, template, data_args.num_sample_generations, data_args.max_new_tokens
-    )
-    finish(trainer, session, result, throughput, chats.test)
+    with reading_weights(args) as reads_weights:
+        model = task.load_model(plan, args, rows, reads_weights)
+    trainer = LlamaTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, padded)
+    throughput = watch(trainer, plan, run, point, tokens.row_location)
+    result = train(trainer, plan, run, point, tokens)
+    saved_files = save_model(trainer, run)
+    count, max_new_tokens = plan.data.num_sample_generations, plan.data.max_new_tokens
+    write_samples(trainer, run, tokens.samples, rows.template, count, max_new_tokens)
+    finish(trainer, run, result, throughput, tokens.test, saved_files)
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, read_recipe(sys.argv[1:], (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments))))
+    sys.exit(execute(main, read_recipe(sys.argv[1:], Chat.arguments())))

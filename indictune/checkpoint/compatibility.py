@@ -12,12 +12,12 @@ import yaml
 
 from indictune.checkpoint import flag_files
 from indictune.checkpoint.store import Manifest, listed, read_manifest
+from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import Launch
 from indictune.config.recipe import whole_of
 from indictune.distributed.strategy_limits import runs_optimizer
 from indictune.errors import UserError
 from indictune.models.adapter_base import CONFIG, RECORD, base_of, other_fingerprint
-from indictune.preflight.values import BY_EVALUATIONS
 from indictune.supervise.run_folder import RECIPE
 from indictune.versions import versions_of_steps
 

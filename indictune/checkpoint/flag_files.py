@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from indictune.data import class_weights
 from indictune.distributed import deepspeed_config
 from indictune.supervise import run_folder
-from indictune.train import class_weights
 
 NAME = "flag_files.json"
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from transformers import TrainingArguments
-from transformers.utils.import_utils import is_liger_kernel_available
 
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, problem
 
 Method = Literal["full", "lora", "qlora"]
 MAX_BAD_FRACTION = 0.01
+
+# Learning rate schedules that react to evaluations.
+BY_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
 
 
 @dataclass
@@ -80,14 +81,14 @@ class ModelArguments:
         problems = Problems()
         for name in ("use_dora", "use_rslora", "modules_to_save"):
             if self.method == "full" and getattr(self, name):
-                problems.append(f"--{name}: has no effect with --method full; give --method lora or qlora.")
+                problems.append(problem("option-needs-adapter", f"--{name}"))
         for name in ("dropout", "lora_dropout"):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
-                problems.append(f"--{name} {share}: expected a probability from 0 up to, not including, 1.")
+                problems.append(problem("probability-expected", f"--{name}", share))
         for name in ("lora_r", "lora_alpha"):
             if getattr(self, name) < 1:
-                problems.append(f"--{name} {getattr(self, name)}: expected a whole number of at least 1.")
+                problems.append(problem("expected-at-least", f"--{name}", getattr(self, name), smallest=1))
         problems.raise_any()
 
 
@@ -114,7 +115,7 @@ class TextArguments:
 
     def __post_init__(self) -> None:
         if self.max_length < 3:
-            raise UserError(f"--max_length {self.max_length}: expected at least 3 tokens (two of them are special).")
+            raise UserError("max-length-too-small", "--max_length", self.max_length, smallest=3)  # two are special
 
 
 @dataclass
@@ -140,13 +141,13 @@ class BadRowArguments:
     def __post_init__(self) -> None:
         problems = Problems()
         if not 0.0 <= self.max_bad_fraction < 1.0:
-            problems.append(
-                f"--max_bad_fraction {self.max_bad_fraction}: expected a share from 0 up to, not including, 1."
-            )
+            problems.append(problem("share-expected", "--max_bad_fraction", self.max_bad_fraction))
         if self.bad_rows == "stop" and self.max_bad_fraction != MAX_BAD_FRACTION:
             problems.append(
-                f"--max_bad_fraction {self.max_bad_fraction}: has no effect with --bad_rows stop; "
-                "give --bad_rows quarantine."
+                problem(
+                    *("no-effect", "--max_bad_fraction", self.max_bad_fraction, "Use --bad_rows quarantine."),
+                    other="--bad_rows stop",
+                )
             )
         problems.raise_any()
 
@@ -178,18 +179,12 @@ class SourceArguments(BadRowArguments):
         with problems.collecting():
             BadRowArguments.__post_init__(self)
         if self.dataset_name is not None and self.train_file is not None:
-            problems.append(
-                f"--dataset_name {self.dataset_name} and --train_file {self.train_file}: rows come from one of them; "
-                "leave one out."
-            )
+            other = f"--train_file {self.train_file}"
+            problems.append(problem("two-data-sources", "--dataset_name", self.dataset_name, other=other))
         if self.dataset_name is None and self.train_file is None:
-            dropped = " A flag that names rows takes the place of all that the recipe names."
-            problems.append(
-                "No training rows: give --train_file FILE or --dataset_name NAME (a builtin: one needs no file)."
-                + dropped * (self.validation_file is not None or self.test_file is not None)
-            )
+            problems.append(problem("no-training-rows", "--train_file"))
         if self.dataset_config_name is not None and self.dataset_name is None:
-            problems.append(f"--dataset_config_name {self.dataset_config_name}: has no effect without --dataset_name.")
+            problems.append(problem("dataset-config-without-name", "--dataset_config_name", self.dataset_config_name))
         problems.raise_any()
 
 
@@ -290,11 +285,6 @@ class IndicTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.use_liger_kernel and not is_liger_kernel_available():
-            raise UserError(
-                "--use_liger_kernel true: its package is not installed, or there is no GPU for it: type "
-                "`pip install liger-kernel`, or leave it out."
-            )
         super().__post_init__()  # type: ignore[no-untyped-call]
         if torch.backends.cuda.matmul.fp32_precision == "tf32":
             # transformers (5.23, `enable_tf32`) sets this alone. A compiler that tries several kernels (torch 2.13,
@@ -330,44 +320,3 @@ class SentimentTrainingArguments(IndicTrainingArguments):
             "where the embedding is trained and at least a tenth of its rows is unused."
         },
     )
-
-
-# The exact batches, loss and evaluation rest on these.
-FIXED = {
-    "average_tokens_across_devices": (True, "the loss is exact over all processes"),
-    "dataloader_drop_last": (False, "every row is used once an epoch"),
-    "dataloader_persistent_workers": (False, "what is drawn for an epoch would depend on whether the run was stopped"),
-    "auto_find_batch_size": (False, "--global_batch_size fixes the batch"),
-    "train_sampling_strategy": ("random", "the rows of a global batch are the same under every strategy"),
-    "logging_nan_inf_filter": (False, "NaN losses stop the run instead of being hidden"),
-    "prediction_loss_only": (False, "evaluations need the predictions"),
-    "batch_eval_metrics": (False, "metrics are computed once, over all rows"),
-    "eval_do_concat_batches": (True, "metrics are computed over all rows"),
-    "eval_use_gather_object": (False, "the rows' results are tensors, which are gathered as such"),
-    "neftune_noise_alpha": (None, "its noise depends on how a global batch is cut"),
-    "ignore_data_skip": (False, "a resumed run goes on where it stopped"),
-    "restore_callback_states_from_checkpoint": (True, "early stopping goes on counting where it was"),
-    "save_only_model": (False, "a checkpoint holds all that a run goes on with"),
-    "save_on_each_node": (False, "whether the nodes share a disk is found out"),
-    "hub_strategy": ("end", "the finished model is pushed once"),
-    "eval_on_start": (False, "a run that goes on would count one evaluation more"),
-    "enable_jit_checkpoint": (False, "a signal saves a checkpoint anyway"),
-}
-
-
-def check_fixed(planned: Callable[[str], Any]) -> None:
-    """Refuse settings of the Trainer that would break what the run promises.
-
-    Args:
-        planned: the value that a field of the training arguments will have.
-
-    Raises:
-        UserError: all fields that were given another value, each with the reason.
-    """
-    problems = [
-        f"--{name} {planned(name)}: must stay {value}, because {reason}; leave it out."
-        for name, (value, reason) in FIXED.items()
-        if planned(name) != value
-    ]
-    if problems:
-        raise UserError(problems)

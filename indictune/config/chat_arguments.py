@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from trl.trainer.sft_config import SFTConfig
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments, SourceArguments
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, problem
 
 
 @dataclass
@@ -50,7 +49,7 @@ class ChatArguments:
 
     def __post_init__(self) -> None:
         if self.max_length < 2:
-            raise UserError(f"--max_length {self.max_length}: expected at least 2 tokens.")
+            raise UserError("max-length-too-small", "--max_length", self.max_length, smallest=2)
 
 
 @dataclass
@@ -76,10 +75,9 @@ class ChatDataArguments(ChatArguments, SourceArguments):
             ChatArguments.__post_init__(self)
         with problems.collecting():
             SourceArguments.__post_init__(self)
-        if self.num_sample_generations < 0:
-            problems.append(f"--num_sample_generations {self.num_sample_generations}: expected 0 or more.")
-        if self.max_new_tokens < 1:
-            problems.append(f"--max_new_tokens {self.max_new_tokens}: expected at least 1.")
+        for name, smallest in (("num_sample_generations", 0), ("max_new_tokens", 1)):
+            if (value := getattr(self, name)) < smallest:
+                problems.append(problem("expected-at-least", f"--{name}", value, smallest=smallest))
         problems.raise_any()
 
 
@@ -88,9 +86,6 @@ class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
     """TRL's `SFTConfig` with our defaults, without the fields that say how rows are prepared.
 
     Rows are read, written out, cut and packed by `ChatDataArguments`; TRL gets tokens and labels.
-
-    Raises:
-        UserError: activations are to be moved from a GPU that is not there.
     """
 
     METRICS: ClassVar[tuple[str, ...]] = ("loss", "answer_token_accuracy")
@@ -128,11 +123,3 @@ class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
     loss_type: str = field(init=False, default="nll")
     pad_token: None = field(init=False, default=None)
     label_smoothing_factor: float = field(init=False, default=0.0)  # TRL would need the whole logits for it
-
-    def __post_init__(self) -> None:
-        if self.activation_offloading and not torch.accelerator.is_available():
-            raise UserError(
-                "--activation_offloading true: there is no GPU whose memory it could spare; "
-                "give --activation_offloading false."
-            )
-        super().__post_init__()

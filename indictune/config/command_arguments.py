@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from indictune.config.arguments import BadRowArguments, TextArguments
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, problem
 
 
 @dataclass
@@ -46,7 +46,7 @@ class EvaluateArguments(TextArguments, BadRowArguments):
             BadRowArguments.__post_init__(self)
         for name in ("per_device_eval_batch_size", "ddp_timeout"):
             if (value := getattr(self, name)) < 1:
-                problems.append(f"--{name} {value}: expected at least 1.")
+                problems.append(problem("expected-at-least", f"--{name}", value, smallest=1))
         problems.raise_any()
 
 
@@ -83,11 +83,11 @@ class MergeArguments:
     def __post_init__(self) -> None:
         problems = Problems()
         if not self.adapter:
-            problems.append("The adapter is missing: indictune merge ADAPTER --output_dir FOLDER.")
+            problems.append(problem("adapter-missing", "--adapter"))
         if not self.output_dir:
-            problems.append("--output_dir is missing: name the folder that the merged model goes to.")
+            problems.append(problem("output-dir-missing", "--output_dir"))
         if re.fullmatch(r"[1-9]\d*[KMGT]B", self.max_shard_size) is None:
-            problems.append(f"--max_shard_size {self.max_shard_size}: expected a number and KB, MB, GB or TB.")
+            problems.append(problem("shard-size", "--max_shard_size", self.max_shard_size))
         problems.raise_any()
 
 
@@ -121,4 +121,4 @@ class CheckpointArguments:
 
     def __post_init__(self) -> None:
         if not self.folder:
-            raise UserError("The folder is missing: indictune checkpoint DIR [--convert_to FOLDER].")
+            raise UserError("checkpoint-folder-missing", "--folder")

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedConfig
 
-from indictune.config.arguments import BadRowArguments, IndicTrainingArguments, ModelArguments
-from indictune.config.recipe import Recipe
+from indictune.config.arguments import IndicTrainingArguments, ModelArguments
+from indictune.config.recipe import Recipe, default_of
 
 Arguments = TypeVar("Arguments")
-Data = TypeVar("Data", bound=BadRowArguments, covariant=True)
+
+
+class RowArguments(Protocol):
+    """What every task's flags of rows have."""
+
+    max_length: int
+
+
+Data = TypeVar("Data", bound=RowArguments, covariant=True)
 Training = TypeVar("Training", bound=IndicTrainingArguments, covariant=True)
 
 
@@ -79,6 +87,18 @@ class RunPlan(Generic[Data, Training]):
     model_config: PreTrainedConfig | None = field(default=None, repr=False)
     derived: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """Every field of the run with its given or derived value."""
+        return vars(self.training) | vars(self.data) | vars(self.model)
+
+    @property
+    def model_values(self) -> dict[str, Any]:
+        """The configuration of the model as for `config.json`, with the `_commit_hash` of a model from the Hub; empty
+        where it could not be read."""
+        config = self.model_config
+        return {} if config is None else config.to_dict() | {"_commit_hash": vars(config).get("_commit_hash")}
+
     def derive(self, **values: Any) -> RunPlan[Data, Training]:
         """The plan with values that follow from others."""
         derived = {**self.derived, **values}
@@ -86,14 +106,13 @@ class RunPlan(Generic[Data, Training]):
         return replace(self, training=training, derived=derived)
 
 
-AnyPlan = RunPlan[BadRowArguments, IndicTrainingArguments]
+AnyPlan = RunPlan[RowArguments, IndicTrainingArguments]
 
 
 def unresolved(arguments: type[Arguments], values: Mapping[str, Any]) -> Arguments:
     """An instance with the given values or the defaults, whose `__post_init__` has not run: nothing is checked."""
     instance = object.__new__(arguments)
     for each in fields(arguments):  # type: ignore[arg-type]
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        given = values.get(each.name, default) if each.init else default
-        object.__setattr__(instance, each.name, given)
+        is_given = each.init and each.name in values
+        object.__setattr__(instance, each.name, values[each.name] if is_given else default_of(each))
     return instance

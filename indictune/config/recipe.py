@@ -17,7 +17,7 @@ from transformers import HfArgumentParser
 
 from indictune.config.strict_yaml import RecipeLoader
 from indictune.credentials import FIELD, NOT_YAML, WAY_OUT, holds_token, without_its_text
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, problem
 
 Arguments = TypeVar("Arguments")
 
@@ -50,7 +50,7 @@ class _FlagParser(HfArgumentParser):
     """The flags of a set of dataclasses; a value that does not fit raises instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message)
+        raise ValueError(message)
 
 
 @dataclasses.dataclass
@@ -69,15 +69,8 @@ class Recipe:
     path: Path | None = None
     is_read: bool = True
 
-    def planned(self, arguments: type[Any], name: str) -> Any:
-        """The value that field `name` of `config.arguments` will have: the given one, or its default."""
-        if name in self.values:
-            return self.values[name]
-        (field,) = (field for field in dataclasses.fields(arguments) if field.name == name)
-        return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
-        """Make `config.arguments` from the given values; `decided` are values that the run itself works out.
+        """Make `arguments` from the given values; `decided` are values that the run itself works out.
 
         Raises:
             UserError: the dataclass refuses a value or a combination of values.
@@ -87,7 +80,7 @@ class Recipe:
         try:
             return arguments(**{**given, **decided})
         except ValueError as error:
-            raise UserError(str(error)) from error
+            raise UserError("value-refused", reason=str(error)) from error
 
     def to_take_back(self, built: Sequence[Any], decided: Collection[str]) -> dict[str, Any]:
         """The whole configuration as `recipe.yaml` holds it: another run that takes it back decides for itself.
@@ -102,12 +95,16 @@ class Recipe:
             field.name
             for each in built
             for field in dataclasses.fields(each)
-            if field.name in whole.keys() - self.values.keys()
-            and whole[field.name] != self.planned(type(each), field.name)
+            if field.name in whole.keys() - self.values.keys() and whole[field.name] != default_of(field)
         }
         apart = {name: whole.pop(name) for name in sorted(whole.keys() & {*decided, *follows})}
         given = {name: self.values[name] for name in apart.keys() & self.values.keys()}
         return whole | given | ({DECIDED: apart} if apart else {})
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a dataclass's field, made anew."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Recipe:
@@ -181,10 +178,10 @@ def _check_path(flag: str, value: str) -> None:
     try:
         os.stat(value)
     except ValueError:
-        raise UserError(f"{flag} {shown}: holds a NUL character, which no name may hold.") from None
+        raise UserError("name-holds-nul", flag, shown) from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise UserError(f"{flag} {shown}: is longer than the name of a file or folder may be.") from None
+            raise UserError("name-too-long", flag, shown) from None
 
 
 def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str, list[str]]]:
@@ -201,7 +198,7 @@ def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str,
             name, words = name.replace("-", "_"), [value] if equals else []
         elif name is None:
             shown = "(a token)" if holds_token(token) else token
-            problems.append(f"`{shown}`: expected a flag such as --output_dir, got a bare word.")
+            problems.append(problem("bare-word", value=shown))
         else:
             words.append(token)
     if name is not None:
@@ -214,7 +211,7 @@ def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems)
         if any(map(holds_token, (name, *words))) or (name == FIELD and words):
             del entries[name]
             shown = "(a token)" if holds_token(name) else name
-            problems.append(f"{prefix}{shown}: {WAY_OUT}")
+            problems.append(problem("token-in-the-open", f"{prefix}{shown}", reason=WAY_OUT))
 
 
 def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) -> None:
@@ -222,10 +219,7 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
     for name in TRUST_FIELDS:
         words = in_file.pop(name, ["false"])
         if [word.lower() for word in words] != ["false"]:
-            problems.append(
-                f"{prefix}{name}: no file can grant it, for its author's code would run. If you trust the author, "
-                f"take the line out and type --{name} true."
-            )
+            problems.append(problem("trust-in-file", f"{prefix}{name}", name=name))
 
 
 def _read_file(path: Path) -> dict[str, list[str]]:
@@ -236,13 +230,13 @@ def _read_file(path: Path) -> dict[str, list[str]]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
     except FileNotFoundError:
-        raise UserError(f"--config {path}: there is no such file.") from None
+        raise UserError("no-such-file", "--config", path) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: cannot be read: {error}.") from error
+        raise UserError("unreadable", "--config", path, reason=error) from error
     except NOT_YAML as error:
-        raise UserError(f"--config {path}: is not valid YAML: {without_its_text(error)}.") from None
+        raise UserError("not-yaml", "--config", path, reason=without_its_text(error)) from None
     if not isinstance(content, Mapping):
-        raise UserError(f"--config {path}: expected lines of `key: value`, found {type(content).__name__}.")
+        raise UserError("recipe-not-a-mapping", "--config", path, found=type(content).__name__)
     return {str(name): _to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
 
 
@@ -263,22 +257,24 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
         nearest = difflib.get_close_matches(name, [*known, *(["config"] if prefix == "--" else [])], n=1, cutoff=0.6)
         dashes = "--" if prefix == "--" else ""
         hint = f" Did you mean `{dashes}{nearest[0]}`?" if nearest else " `--help` lists all."
-        raise UserError(f"{prefix}{name}: there is no such {'flag' if prefix == '--' else 'recipe key'}.{hint}")
+        kind = "flag" if prefix == "--" else "recipe key"
+        raise UserError("unknown-name", f"{prefix}{name}", kind=kind, hint=hint)
     if not words and prefix != "--" and known[name].nargs == "+":
         return []
     # As one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
     typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
+    given = " ".join(words)
     try:
         value = getattr(parser.parse_args(typed), name)
-    except UserError as error:
-        reason = error.message.removesuffix(".")
+    except ValueError as error:
+        reason = str(error).removesuffix(".")
         if reason.startswith("unrecognized arguments"):
             reason = f"expected one value, got {len(words)}; quote a value that holds spaces"
         elif reason.startswith("argument --"):
             reason = reason.partition(": ")[2]
-        raise UserError(f"{prefix}{' '.join([name, *words])}: {reason}.") from error
+        raise UserError("wrong-type", f"{prefix}{name}", given, reason=reason) from error
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{prefix}{' '.join([name, *words])}: expected a finite number.")
+        raise UserError("not-finite", f"{prefix}{name}", given)
     if name in PATH_FIELDS and isinstance(value, str):
         _check_path(f"{prefix}{name}", value)
     return value

@@ -1,14 +1,14 @@
-"""Where a DeepSpeed file and the flags say different things, and what DeepSpeed cannot do."""
+"""What a DeepSpeed file says, and where it contradicts the flags."""
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from indictune.errors import UserError
+from indictune.config.plan import AnyPlan
+from indictune.errors import Problem, UserError, problem
 
-# Key in the DeepSpeed file, and the field of the training arguments that must not say something else.
+# Key in the DeepSpeed file, and the training argument that must not say something else.
 OVERLAP = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "train_batch_size": "global_batch_size",
@@ -21,63 +21,53 @@ OVERLAP = {
     "fp16.enabled": "fp16",
 }
 
-# What else decides the steps. The rest is of memory and speed, is in the states of a checkpoint, or is refused. Of the
-# optimizer's parameters these are not among its states, as the others are (0.19.8, `get_optimizer_configuration`).
-_OF_THE_STEPS = (
+# Other keys that change the steps. The rest concerns memory and speed, is part of the checkpoint's states, or is
+# refused. These parameters of the optimizer are not in its states (0.19.8, `get_optimizer_configuration`).
+_CHANGE_THE_STEPS = (
     *("scheduler", "optimizer.type", "optimizer.params.adam_w_mode"),
     *("optimizer.params.torch_adam", "optimizer.params.fp32_optimizer_states"),
     *("prescale_gradients", "gradient_predivide_factor", "communication_data_type"),
 )
 
-# They count steps, and take each other's state over (0.19.8, `runtime/lr_schedules.py`). A file may name torch's too.
+# They count steps, and take over each other's state (0.19.8, `runtime/lr_schedules.py`). A file may name torch's too.
 _OWN_SCHEDULES = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 _NONE = "(none)"
 
 
-def check_deepspeed(
-    config: Mapping[str, Any], planned: Callable[[str], Any], accumulation_steps: int | None = None
-) -> None:
-    """Compare the values of the file that are not "auto" with what the flags will be.
-
-    Args:
-        config: content of the DeepSpeed file.
-        planned: the value that a field of the training arguments will have.
-        accumulation_steps: micro-batches a process and optimizer step, where that is known already.
-
-    Raises:
-        UserError: all contradictions, each with both values; or the file leaves out what a run needs.
-    """
-    pairs = [(key, f"--{field}", planned(field)) for key, field in OVERLAP.items()]
-    betas = [planned("adam_beta1"), planned("adam_beta2")]
+def check_deepspeed_file(plan: AnyPlan) -> list[Problem]:
+    """Compare the values of the file that are not "auto" with the flags and with what follows from them."""
+    config, training = plan.launch.deepspeed or {}, plan.training
+    pairs: list[tuple[str, str, Any]] = [(key, f"--{name}", getattr(training, name)) for key, name in OVERLAP.items()]
+    betas = [training.adam_beta1, training.adam_beta2]
     pairs.append(("optimizer.params.betas", "--adam_beta1 --adam_beta2", betas))
-    if accumulation_steps is not None:
-        pairs.append(("gradient_accumulation_steps", "the accumulation of --global_batch_size", accumulation_steps))
-    problems = []
+    steps = plan.derived.get("gradient_accumulation_steps")
+    if steps is not None:
+        pairs.append(("gradient_accumulation_steps", "the accumulation of --global_batch_size", steps))
+    found = []
     for key, flag, wanted in pairs:
-        given = _look_up(config, key)
-        if given not in (None, "auto") and given != wanted:
-            problems.append(
-                f'--deepspeed: the file says {key} = {given}, and {flag} is {wanted}. Write "auto" in the file, or '
-                "make them equal."
+        in_file = _look_up(config, key)
+        if in_file not in (None, "auto") and in_file != wanted:
+            found.append(
+                problem(
+                    "deepspeed-file-contradicts",
+                    "--deepspeed",
+                    key=key,
+                    in_file=in_file,
+                    flag_name=flag,
+                    wanted=wanted,
+                )
             )
     if _look_up(config, "zero_optimization.compute_grad_norm") is False:
-        problems.append(
-            "--deepspeed: the file says zero_optimization.compute_grad_norm = false, and a NaN is known by the norm "
-            "of the gradients. Take the line out."
-        )
+        found.append(problem("deepspeed-without-gradient-norm", "--deepspeed"))
     scale = _look_up(config, "fp16.loss_scale")
-    if planned("fp16") and scale not in (None, 0):
-        problems.append(
-            f"--deepspeed: the file says fp16.loss_scale = {scale}; DeepSpeed leaves each step out whose gradients "
-            "it makes infinite, be it all of them, without a word. Write 0: it looks for a scale."
-        )
-    if problems:
-        raise UserError(problems)
+    if training.fp16 and scale not in (None, 0):
+        found.append(problem("deepspeed-fixed-loss-scale", "--deepspeed", scale))
+    return found
 
 
 def settings_of_steps(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the file that decide the steps, by dotted key, but for those that follow from flags."""
-    found = {key: value for name in _OF_THE_STEPS for key, value in _values(name, _look_up(config, name)).items()}
+    """The values of the file that change the steps, by dotted key, without those that follow from flags."""
+    found = {key: value for name in _CHANGE_THE_STEPS for key, value in _values(name, _look_up(config, name)).items()}
     return {key: value for key, value in found.items() if value not in (None, "auto") and key not in OVERLAP}
 
 
@@ -88,14 +78,14 @@ def _values(name: str, value: Any) -> dict[str, Any]:
 
 
 def other_states(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """What has a state of another kind in another file: its key and both values.
+    """Keys whose states another file cannot take over, each with both values.
 
-    Where the file names no schedule, or no optimizer, the Trainer makes one, whose state has another place and another
-    shape: seen are "FileNotFoundError", "NoneType" and a layout that "does not match" (0.19.8).
+    Where the file names no schedule, or no optimizer, the Trainer makes one, whose state has another place and shape.
+    Seen: "FileNotFoundError", "NoneType" and a layout that "does not match" (0.19.8).
 
     Args:
-        before: what `settings_of_steps` gave of the one.
-        now: of the other.
+        before: `settings_of_steps` of the file that wrote the states.
+        now: of the other file.
     """
     names = ("optimizer.type", "scheduler.type")
     pairs = [(name, str(before.get(name, _NONE)), str(now.get(name, _NONE))) for name in names]
@@ -107,48 +97,8 @@ def other_states(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tupl
 
 
 def _kind_of_optimizer(name: str) -> str:
-    """As DeepSpeed (0.19.8) reads its name: it makes one optimizer of Adam and AdamW, by `adam_w_mode`."""
+    """As DeepSpeed (0.19.8) reads the name: Adam and AdamW are one optimizer, which `adam_w_mode` switches."""
     return "adam" if name.lower() == "adamw" else name.lower()
-
-
-def check_offloaded_optimizer(strategy: str, optim: str) -> None:
-    """Refuse an optimizer that would be replaced in silence: accelerate puts DeepSpeed's Adam in its place.
-
-    Args:
-        strategy: of the launch.
-        optim: `--optim`.
-
-    Raises:
-        UserError: optimizer states are offloaded, and the optimizer is not AdamW.
-    """
-    if strategy.startswith("zero") and strategy.endswith("_offload") and "adamw" not in optim.lower():
-        raise UserError(
-            f"--optim {optim}: under {strategy} DeepSpeed runs its own AdamW on the CPU instead. Leave --optim out, "
-            "or take a strategy without offload."
-        )
-
-
-def check_folders(strategy: str, folders: Mapping[str, str | None]) -> None:
-    """Refuse folders whose checkpoints could be saved and never gone on from.
-
-    What loads them looks for their files by `glob`, which takes the folder's name for a pattern (transformers 5.23,
-    `deepspeed_load_checkpoint`; DeepSpeed 0.19.8, `_get_all_ckpt_names`).
-
-    Args:
-        strategy: of the launch.
-        folders: by the flags that name them; None where one names none.
-
-    Raises:
-        UserError: the run is ZeRO's, and a name holds `*`, `?` or `[`.
-    """
-    problems = [
-        f"{flag} {folder}: DeepSpeed, which {strategy} runs on, finds no checkpoint below a folder with *, ? or [ in "
-        "its name; name one without them (a folder that is there can be renamed)."
-        for flag, folder in folders.items()
-        if folder is not None and glob.escape(folder) != folder
-    ]
-    if problems and strategy.startswith("zero"):
-        raise UserError(problems)
 
 
 def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
@@ -162,8 +112,10 @@ def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
 
 
 def has_found_no_scale(error: Exception) -> bool:
-    """Whether an exception is the one by which DeepSpeed ends a run under fp16 whose loss has no scale that makes its
-    gradient finite, within a step and on all ranks (0.19.8, `DynamicLossScaler.update_scale`)."""
+    """Whether DeepSpeed ended a run under fp16 because no loss scale makes the gradient finite.
+
+    It raises within a step, on all ranks (0.19.8, `DynamicLossScaler.update_scale`).
+    """
     return type(error) is Exception and "loss scale already at minimum" in str(error)
 
 

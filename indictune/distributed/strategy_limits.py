@@ -1,7 +1,8 @@
-"""Which weights can be trained under which strategy: what cannot work is refused before anything is loaded."""
+"""Which settings a strategy cannot run. Pure checks of the plan, before anything is loaded."""
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,105 +10,147 @@ import torch
 from torch.optim import Optimizer
 from transformers.trainer_optimizer import _BITSANDBYTES_OPTIMIZERS
 
-from indictune.config.arguments import ModelArguments
-from indictune.config.plan import Launch
-from indictune.errors import UserError
+from indictune.config.plan import AnyPlan, Launch
+from indictune.distributed.communication import DEEPSPEED_NAMES
+from indictune.distributed.deepspeed_config import leaves_bad_steps_out
+from indictune.errors import Problem, problem
 
-STORAGE = "bfloat16"  # in which `models.adapters.nf4_config` keeps packed weights
+STORAGE = "bfloat16"  # type in which `models.adapters.nf4_config` stores packed weights
 
 
-def check_weights(launch: Launch, args: ModelArguments, quantisation: Mapping[str, Any]) -> None:
-    """Refuse a method that the strategy cannot train.
+def check_weights(plan: AnyPlan, quantisation: Mapping[str, Any]) -> list[Problem]:
+    """Refuse a method, or weights, that the strategy cannot train.
 
     Args:
-        launch: what the launcher asked for.
-        args: name the model and the method.
+        plan: of the run.
         quantisation: how the checkpoint's own weights are quantised; empty where they are not.
-
-    Raises:
-        UserError: all such combinations, each with the way out.
     """
-    problems = []
-    quantised = args.method == "qlora" or bool(quantisation)
+    launch, model, found = plan.launch, plan.model, []
+    quantised = model.method == "qlora" or bool(quantisation)
     if quantised and launch.family == "zero3":
-        problems.append(
-            f"--method {args.method} under {launch.strategy}: ZeRO-3 splits weights while they are loaded, and 4-bit "
-            "or 8-bit weights cannot be split so. Use accelerate_configs/fsdp2_qlora.yaml, or ddp.yaml or zero2.yaml "
-            "where the base fits on one GPU."
-        )
+        found.append(problem("quantised-under-zero3", "--method", model.method, strategy=launch.strategy))
     if launch.family == "fsdp2" and quantisation.get("load_in_8bit"):
-        problems.append(
-            f"--model_name_or_path {args.model_name_or_path}: its weights are in 8 bits, which FSDP cannot split. "
-            "Give the checkpoint that they were quantised from with --method qlora (NF4), or use "
-            "accelerate_configs/ddp.yaml."
-        )
+        found.append(problem("8-bit-under-fsdp2", "--model_name_or_path", model.model_name_or_path))
     stored = quantisation.get("bnb_4bit_quant_storage", STORAGE)
     if launch.family == "fsdp2" and quantisation.get("load_in_4bit") and stored != STORAGE:
-        problems.append(
-            f"--model_name_or_path {args.model_name_or_path}: its 4-bit weights are stored as {stored}, and FSDP "
-            f"splits only what has the type of the rest, {STORAGE}. Give the checkpoint that they were quantised "
-            "from with --method qlora, which stores them so."
+        name = model.model_name_or_path
+        found.append(problem("4-bit-storage-under-fsdp2", "--model_name_or_path", name, stored=stored, needed=STORAGE))
+    if launch.family == "fsdp2" and "lm_head" in model.modules_to_save:
+        found.append(problem("lm-head-under-fsdp2", "--modules_to_save", "lm_head"))
+    if model.device_map is not None and launch.world_size > 1:
+        found.append(
+            problem("device-map-with-processes", "--device_map", model.device_map, world_size=launch.world_size)
         )
-    if launch.family == "fsdp2" and "lm_head" in args.modules_to_save:
-        problems.append(
-            "--modules_to_save lm_head under FSDP2: TRL's loss takes the output layer's weight without running the "
-            "layer, so that its gradient would be that of each rank's own rows. Leave it out, or use "
-            "accelerate_configs/ddp.yaml or zero2.yaml."
-        )
-    if args.device_map is not None and launch.world_size > 1:
-        problems.append(
-            f"--device_map {args.device_map}: spreads one process's model over all GPUs, and there are "
-            f"{launch.world_size} processes. Leave it out, or start one process with plain python."
-        )
-    if problems:
-        raise UserError(problems)
+    return found
 
 
 def default_optimizer(launch: Launch, method: str, has_gpu: bool) -> str | None:
     """The optimizer where `--optim` is not given; None leaves it to the Trainer.
 
-    QLoRA's own, AdamW with 8-bit states. Those of matrices of 100,000 numbers or more (of an 8B model with `--lora_r
-    16` three of a layer's 14) move to the CPU when the GPU's memory runs out, until the run goes on from a checkpoint
-    (bitsandbytes 0.50, `get_state_buffer` and `load_state_dict`). bitsandbytes pages only with a GPU; DeepSpeed brings
-    its own.
+    QLoRA's own: AdamW with paged 8-bit states. States of matrices of 100,000 numbers or more (of an 8B model with
+    `--lora_r 16`, three of a layer's 14) move to the CPU when the GPU's memory runs out, until a run is resumed
+    (bitsandbytes 0.50, `get_state_buffer` and `load_state_dict`). bitsandbytes pages only with a GPU; DeepSpeed
+    brings its own optimizer.
     """
     fits = launch.strategy in ("single", "ddp")
     return "paged_adamw_8bit" if method == "qlora" and has_gpu and fits else None
 
 
+def check_optimizer_of_strategy(plan: AnyPlan) -> list[Problem]:
+    """Refuse an optimizer that the strategy cannot run, or that DeepSpeed would replace without a warning.
+
+    accelerate puts DeepSpeed's CPU Adam in the place of an offloaded optimizer.
+    """
+    launch, optim = plan.launch, str(plan.training.optim)
+    found = []
+    if not runs_optimizer(launch, optim):
+        found.append(problem("optimizer-cannot-be-sharded", "--optim", optim, strategy=launch.strategy))
+    is_offloaded = launch.strategy.startswith("zero") and launch.strategy.endswith("_offload")
+    if is_offloaded and "adamw" not in optim.lower():
+        found.append(problem("offload-needs-adamw", "--optim", optim, strategy=launch.strategy))
+    return found
+
+
 def runs_optimizer(launch: Launch, optim: str) -> bool:
-    """Whether the strategy can run an optimizer; arguments as in `check_split_optimizer`."""
-    return _why_not(launch, optim) is None
+    """Whether the strategy can run an optimizer.
 
-
-def _why_not(launch: Launch, optim: str) -> str | None:
-    """Why a strategy cannot run an optimizer; None where it can.
-
-    bitsandbytes' do not take the split parameters of FSDP2: its updates are operators of its own, which torch cannot
-    share out, whatever the device (bitsandbytes 0.50, torch 2.13). Adafactor adds split and whole tensors there
-    ("mixed torch.Tensor and DTensor"). Adagrad makes its states before they could be split: FSDP2 cannot save them
-    ("KeyError"), and DeepSpeed (0.19.8) does not take its first step ("IndexError").
+    bitsandbytes' optimizers do not take FSDP2's sharded parameters: their updates are operators of their own, which
+    torch cannot shard, on any device (bitsandbytes 0.50, torch 2.13). Adafactor mixes sharded and whole tensors under
+    FSDP2 ("mixed torch.Tensor and DTensor"). Adagrad makes its states before they are sharded: FSDP2 cannot save them
+    ("KeyError"), and DeepSpeed (0.19.8) fails at its first step ("IndexError").
     """
-    if launch.family == "fsdp2" and optim in _BITSANDBYTES_OPTIMIZERS:
-        return f"bitsandbytes' optimizers do not take weights that {launch.strategy} has split"
-    of_torch: tuple[str, ...] = {"fsdp2": ("adafactor", "adagrad")}.get(launch.family, ())
-    if launch.family.startswith("zero") and "optimizer" not in (launch.deepspeed or {}):
-        of_torch = ("adagrad",)
-    return f"its states cannot be split as {launch.strategy} splits them" if optim in of_torch else None
+    if launch.family == "fsdp2":
+        return optim not in (*_BITSANDBYTES_OPTIMIZERS, "adafactor", "adagrad")
+    is_of_torch = launch.family.startswith("zero") and "optimizer" not in (launch.deepspeed or {})
+    return not (is_of_torch and optim == "adagrad")
 
 
-def check_split_optimizer(launch: Launch, optim: str) -> None:
-    """Refuse an optimizer that the strategy cannot run.
+def check_communication(plan: AnyPlan) -> list[Problem]:
+    """Refuse settings of the communication between ranks that the strategy does not have."""
+    launch, training, found = plan.launch, plan.training, []
+    dtype = training.reduce_dtype
+    if dtype != "float32" and launch.world_size == 1:
+        found.append(problem("no-effect", "--reduce_dtype", dtype, other="one process, which sends no gradients"))
+    if dtype != "float32" and launch.family == "fsdp2" and plan.model.method != "full":
+        found.append(
+            problem(
+                "no-effect", "--reduce_dtype", dtype, other=f"--method {plan.model.method} under {launch.strategy}"
+            )
+        )
+    in_file = (launch.deepspeed or {}).get("communication_data_type", "auto")
+    if in_file not in ("auto", DEEPSPEED_NAMES[dtype]):
+        found.append(
+            problem(
+                "deepspeed-file-contradicts",
+                "--deepspeed",
+                key="communication_data_type",
+                in_file=in_file,
+                flag_name="--reduce_dtype",
+                wanted=dtype,
+            )
+        )
+    steps = plan.derived.get("gradient_accumulation_steps")
+    if training.ddp_static_graph and steps not in (None, 1):
+        found.append(problem("static-graph-with-accumulation", "--ddp_static_graph", "true", steps=steps))
+    return found
 
-    Args:
-        launch: what the launcher asked for.
-        optim: `--optim`.
 
-    Raises:
-        UserError: it cannot.
+def check_saving(plan: AnyPlan) -> list[Problem]:
+    """Refuse `--async_save` where no rank writes shards of all weights."""
+    launch, method = plan.launch, plan.model.method
+    if not plan.training.async_save:
+        return []
+    if launch.family != "fsdp2" or launch.world_size == 1:
+        where = f"{launch.strategy} on {launch.world_size} process(es)"
+        return [problem("async-save-without-shards", "--async_save", "true", where=where)]
+    if method != "full":
+        return [problem("no-effect", "--async_save", "true", other=f"--method {method}")]
+    return []
+
+
+def check_folders(plan: AnyPlan) -> list[Problem]:
+    """Refuse folders in which DeepSpeed could save a checkpoint and never find it again.
+
+    It looks for files by `glob` with the folder's name as a pattern (transformers 5.23, `deepspeed_load_checkpoint`;
+    DeepSpeed 0.19.8, `_get_all_ckpt_names`).
     """
-    if (why := _why_not(launch, optim)) is not None:
-        raise UserError(f"--optim {optim}: {why}. Leave --optim out, or use accelerate_configs/ddp.yaml.")
+    if not plan.launch.strategy.startswith("zero"):
+        return []
+    resumed = plan.training.resume_from_checkpoint
+    folders = {"--output_dir": str(plan.output_dir), "--resume_from_checkpoint": resumed}
+    return [
+        problem("folder-is-a-pattern", flag, folder)
+        for flag, folder in folders.items()
+        if folder is not None and glob.escape(folder) != folder
+    ]
+
+
+def check_bad_steps(plan: AnyPlan) -> list[Problem]:
+    """Refuse to skip bad steps where DeepSpeed decides which steps are skipped."""
+    asked = plan.training.on_nonfinite
+    if asked in ("stop", *leaves_bad_steps_out(plan.launch.strategy)):
+        return []
+    return [problem("skip-under-deepspeed", "--on_nonfinite", asked)]
 
 
 def forget_pages(optimizer: object) -> None:

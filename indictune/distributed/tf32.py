@@ -1,31 +1,26 @@
-"""Whether a GPU multiplies fp32 in TF32, which has 10 bits of its 23: what a run decides, and what keeps to it."""
+"""Whether a GPU multiplies fp32 in TF32, which keeps 10 of its 23 bits."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_torch_tf32_available
 
-from indictune.distributed.torch_compile import FLAGS
+# Flags by any of which the model is compiled.
+COMPILING_FLAGS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 
 
-def decided(planned: Callable[[str], Any]) -> bool | None:
-    """What `--tf32` is where nobody says; None where nothing would change it: a T4 and a V100 have none.
+def default(training: TrainingArguments) -> bool | None:
+    """The value of `--tf32` where it is not given; None where it has no effect, as on a T4 or a V100.
 
-    Where most is computed in half precision, what stays in fp32 need not be more exact. A compiled model in fp32 is as
-    exact as a plain one: transformers (5.23) would give it TF32.
-
-    Args:
-        planned: the value that a field of the training arguments will have.
+    Where most is computed in half precision, the rest in fp32 need not be more exact. A compiled model in fp32 stays
+    as exact as a plain one: transformers (5.23) would give it TF32.
     """
     if not is_torch_tf32_available():
         return None
-    if planned("bf16") or planned("fp16") or planned("bf16") is None:  # None: TRL computes in it
+    if training.bf16 or training.fp16 or training.bf16 is None:  # None: TRL computes in bf16
         return True
-    return False if any(map(planned, FLAGS)) else None
+    return False if any(getattr(training, flag) for flag in COMPILING_FLAGS) else None
 
 
 def put_back(args: TrainingArguments) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -87,7 +88,7 @@ def use_active_vocabulary(
     args: SentimentTrainingArguments,
     datasets: Iterable[Dataset | None],
     tokenizer: PreTrainedTokenizerBase,
-    checkpoint: str | None,
+    checkpoint: Path | None,
 ) -> None:
     """Leave the embedding's unused rows out of training, as `args.active_vocabulary` says. All ranks must call it.
 

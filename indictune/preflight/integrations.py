@@ -1,84 +1,44 @@
-"""What a run needs of others: a token for the Hub, and the packages of loggers."""
+"""What a run needs from others: a token and a repository on the Hub, packages of loggers."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-from indictune.errors import Problems, UserError
+from indictune.config.plan import AnyPlan
+from indictune.errors import Problem, problem
 from indictune.hub.push import name_of
 
 
-def check_services(planned: Callable[[str], Any], output_dir: Path) -> None:
-    """Check what a run needs of others.
-
-    Args:
-        planned: the value that a field of the training arguments will have.
-        output_dir: of the run.
-
-    Raises:
-        UserError: all problems of `check_hub_token`, `check_repository` and `check_loggers`.
-    """
-    problems = Problems()
-    with problems.collecting():
-        check_hub_token(planned("push_to_hub"))
-    with problems.collecting():
-        if planned("push_to_hub"):
-            check_repository(planned("hub_model_id"), output_dir)
-    with problems.collecting():
-        check_loggers(planned("report_to"))
-    problems.raise_any()
-
-
-def check_hub_token(push_to_hub: bool) -> None:
-    """Refuse to train for hours towards a push that cannot be.
-
-    Raises:
-        UserError: a push was asked for, and there is no token.
-    """
-    if push_to_hub and get_token() is None:
-        raise UserError("--push_to_hub: there is no Hugging Face token. Set HF_TOKEN, or type `hf auth login` once.")
-
-
-def check_repository(hub_model_id: str | None, output_dir: Path) -> None:
-    """Refuse a repository that the Hub cannot have.
-
-    Raises:
-        UserError: its name, which is the folder's where none is given, has signs that no name has.
-    """
-    name = name_of(hub_model_id, output_dir)
+def check_hub(plan: AnyPlan) -> list[Problem]:
+    """Refuse to train towards a push that cannot succeed: no token, or no valid name of a repository."""
+    training, found = plan.training, []
+    if not training.push_to_hub:
+        return []
+    if get_token() is None:
+        found.append(problem("hub-token-missing", "--push_to_hub"))
+    name = name_of(training.hub_model_id, plan.output_dir)
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        given = f"--hub_model_id {name}" if hub_model_id else f"--push_to_hub: --output_dir {output_dir}"
-        said = str(error).strip().rstrip(".:")
-        raise UserError(f"{given}: is no name of a repository ({said}). Give --hub_model_id YOU/NAME.") from error
+        flag, value = ("--hub_model_id", name) if training.hub_model_id else ("--output_dir", plan.output_dir)
+        found.append(problem("repository-name", flag, value, reason=str(error).strip().rstrip(".:")))
+    return found
 
 
-def check_loggers(report_to: Sequence[str]) -> None:
-    """Refuse a logger that transformers does not know, or whose package is not there.
-
-    Raises:
-        UserError: all such loggers, with what to type.
-    """
-    problems = []
+def check_loggers(plan: AnyPlan) -> list[Problem]:
+    """Refuse a logger that transformers does not know, or whose package is missing."""
+    names, found = plan.training.report_to, []
     available = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
-    for name in report_to:
+    for name in names:
         if name in ("none", "all"):
-            if len(report_to) > 1:
-                problems.append(
-                    f"--report_to {' '.join(report_to)}: {name} stands alone; leave it out, or the others."
-                )
-            continue
-        if name not in INTEGRATION_TO_CALLBACK:
-            problems.append(f"--report_to {name}: expected none, {', '.join(INTEGRATION_TO_CALLBACK)}.")
+            if len(names) > 1:
+                found.append(problem("logger-stands-alone", "--report_to", " ".join(names), name=name))
+        elif name not in INTEGRATION_TO_CALLBACK:
+            expected = ", ".join(INTEGRATION_TO_CALLBACK)
+            found.append(problem("logger-unknown", "--report_to", name, expected=expected))
         elif name not in available:
-            problems.append(f"--report_to {name}: its package is not installed: pip install {name}.")
-    if problems:
-        raise UserError(problems)
+            found.append(problem("logger-package-missing", "--report_to", name))
+    return found

@@ -1,265 +1,134 @@
-"""One run from typed command to exit code: how it ends, and who tells it."""
+"""One run's hold on its folder, its console, its signals and its ranks."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-import time
-import traceback
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import NamedTuple, NoReturn, cast
+from typing import TextIO
 
-import psutil
-import torch
-from torch.distributed.checkpoint.api import CheckpointException
-
-from indictune.cache_folders import checkpoint_around
-from indictune.checkpoint import compatibility, disk_errors
-from indictune.checkpoint.disk_errors import SaveError
-from indictune.checkpoint.resume import Finished
+from indictune.checkpoint import disk_errors
 from indictune.config.arguments import IndicTrainingArguments
+from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable
-from indictune.credentials import without_tokens
-from indictune.distributed import elastic, launch
+from indictune.distributed import elastic
 from indictune.errors import UserError
-from indictune.exit_with_launcher import end_with_launcher
-from indictune.hub import push
-from indictune.supervise import run_folder, signals
-from indictune.supervise.session import Session
-from indictune.supervise.signals import EXIT_RESUMABLE, NotBegun, Stopped
-from indictune.train.nonfinite import NonFiniteLossError
+from indictune.supervise import lock, run_folder
+from indictune.supervise.heartbeat import Ranks, Watchdog
+from indictune.supervise.logs import RankLog
+from indictune.supervise.signals import StopRequest
 
-EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR = 0, 1, 2
-_CODES: dict[run_folder.State, int] = {
-    "ok": EXIT_OK,
-    "failed": EXIT_FAILED,
-    "user_error": EXIT_USER_ERROR,
-    "resumable": EXIT_RESUMABLE,
-}
-# How long rank 0 may take to tell of a problem that another rank has found too: what the user gave is the same for all
-# ranks, on machines however busy; a failure may be this rank's alone, and holds up the others.
-SECONDS_FOR_RANK_0: dict[run_folder.State, float] = {"user_error": 20.0, "failed": 5.0, "resumable": 5.0}
-SECONDS_TO_TELL = 2.0  # of the others, when a connection is broken
-GO_ON = "--resume_from_checkpoint auto goes on with it."
-INTERRUPTED = (
-    "interrupted before it could save. --resume_from_checkpoint auto goes on from the last checkpoint, if any."
-)
-AGAIN = "The same command begins again."  # of those that do not train
+logger = logging.getLogger("indictune")
 
 
-class End(NamedTuple):
-    """How a run ended.
-
-    Attributes:
-        state: for `status.json`.
-        message: for the user; empty where there is nothing to say.
-        trace: of this rank's error, where it is not one that the user can mend.
-        before_training: whether this rank was asked to stop before its first step.
-    """
-
-    state: run_folder.State
-    message: str
-    trace: str = ""
-    before_training: bool = False
-
-
-def run(main: Callable[[Session], None], recipe: Recipe, replaceable: Collection[str] = ()) -> int:
-    """Run a training script's `main` and turn how it ends into a message, `status.json` and an exit code.
+class Run:
+    """What a process holds while its run lasts.
 
     Args:
-        main: the script.
-        recipe: what the user gave, problems included.
-        replaceable: files in `--output_dir` that do not make it another run's.
+        recipe: what the user gave.
+        rank: of this process.
 
-    Returns:
-        0 it did what was asked, 2 a problem in what the user gave, 75 it was stopped and can
-        go on, 1 a failure of ours.
+    Attributes:
+        output_dir: of the run.
+        is_named: whether the user named that folder.
+        stop_request: whether a signal asks this process to stop.
+        ranks: of the run.
+        watchdog: of this rank; None where there is one process, or nothing is trained.
+        end: reports why and how the run ended, and ends the process, whatever its main thread does.
     """
-    session = Session(recipe, launch.rank_of(os.environ))
-    auto = recipe.values.get("resume_from_checkpoint") == run_folder.AUTO
-    # Another node's disk may say otherwise: several agree when they have met (`resume.end_if_finished`).
-    is_one_node = launch.local_world_size_of(os.environ) == launch.world_size_of(os.environ)
-    if auto and is_one_node and run_folder.is_finished(session.output_dir) and not recipe.problems:
-        end = _when_finished(session, f"{session.output_dir}: {run_folder.NOTHING_TO_DO}")
-        # A command that was refused since has told of itself.
-        if session.rank == 0 and (end.state, _spoken(session, 0.0).get("state")) != ("ok", "ok"):
-            _report(session, end)
-        return _CODES[end.state]
-    if elastic.count(os.environ) and _was_stopped_before(session.output_dir):
-        return EXIT_RESUMABLE
-    started = psutil.Process().create_time()  # another rank may have told its end before this one has come here
-    session.end = partial(_end, session, started)
-    with session.stop_request.listening():
-        end = _outcome(main, session, replaceable)
-        # Before any file has it.
-        end = end._replace(message=without_tokens(end.message), trace=without_tokens(end.trace))
-        session.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
-        session.ranks.ended(end.state, end.message, end.before_training)
-        if end.state != "ok":
-            end = _first_cause(session, end, started)
-        _tell(session, end, started)
-        if end.state == "failed":
-            session.ranks.kill_stopped()
-    if torch.distributed.is_initialized() and end.state == "ok":
-        torch.distributed.destroy_process_group()
-    return _CODES[end.state]
 
+    watchdog: Watchdog | None = None
+    end: Callable[..., None]
 
-def _was_stopped_before(output_dir: Path) -> bool:
-    """Whether the run was asked to stop since its launcher began: torchrun takes exit code 75 for a failure, and with
-    `--max-restarts` starts again what was to end."""
-    launched: float = psutil.Process(os.getppid()).create_time()
-    return run_folder.stopped_at(output_dir) > launched
+    def __init__(self, recipe: Recipe, rank: int) -> None:
+        self.recipe = recipe
+        self.rank = rank
+        self.is_named = bool(recipe.values.get("output_dir"))
+        self.output_dir = Path(recipe.values.get("output_dir") or ".")
+        self.stop_request = StopRequest()
+        self._log: RankLog | None = None
+        self._lock: TextIO | None = None
+        self._launch_name = elastic.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
+        self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
 
+    def open(self, replaceable: Collection[str]) -> None:
+        """Take the folder and start this rank's log, unless the recipe is refused already.
 
-def _outcome(main: Callable[[Session], None], session: Session, replaceable: Collection[str]) -> End:
-    """How this rank's run ended, and what there is to say of it."""
-    try:
-        signals.let_through()
-        end_with_launcher()  # done long ago, but by `indictune evaluate`
-        session.open_log(replaceable)
-        main(session)
-    except Finished as done:
-        return _when_finished(session, str(done))
-    except UserError as error:
-        return End("user_error", error.message)
-    except (NonFiniteLossError, SaveError) as error:
-        return End("failed", str(error))
-    except Stopped as error:
-        names_one = session.recipe.values.get("resume_from_checkpoint") not in (None, run_folder.AUTO)
-        not_begun = isinstance(error, NotBegun)
-        begins_again = replaceable or (names_one and not_begun)
-        return End("resumable", f"{error} {AGAIN if begins_again else GO_ON}", before_training=not_begun)
-    except KeyboardInterrupt:
-        signals.kill_programs()
-        return End("resumable", f"interrupted. {AGAIN}" if replaceable else INTERRUPTED)
-    except (Exception, CheckpointException) as error:  # torch's own is none of the first
-        told = disk_errors.message_of(error, session.output_dir) if isinstance(error, OSError) else None
-        if told is not None:
-            return End("failed", told)
-        logging.getLogger().exception("the run failed")
-        return End("failed", f"{type(error).__name__}: {error}", traceback.format_exc())
-    return End("ok", "")
+        Args:
+            replaceable: files that an earlier command of this kind left, and this one may replace.
 
-
-def _when_finished(session: Session, message: str) -> End:
-    """Tell that the run is finished, and what its command asks for in vain; returns how it ends."""
-    asked = {name: session.planned(IndicTrainingArguments, name) for name in push.OF_A_PUSH}
-    if asked["push_to_hub"] and (unpushed := run_folder.not_pushed(session.output_dir)):
-        return End("failed", unpushed)
-    trained = compatibility.settings_of(session.output_dir)
-    if in_vain := push.asked_in_vain(session.output_dir, asked, trained):
-        return End("user_error", in_vain)
-    session.show(message)
-    if session.rank == 0:
-        for note in compatibility.differences_when_finished(session.output_dir, session.recipe.values):
-            session.tell(f"warning: {note}")
-    return End("ok", "")
-
-
-def _first_cause(session: Session, end: End, started: float) -> End:
-    """How the run ended, where it ended because of another rank: what this one saw may be no more than a broken
-    connection, or the SIGTERM that a launcher sends to those that are left."""
-    ranks = session.ranks
-    if ranks.world_size == 1 or end.state == "user_error" or not session.is_named:
-        return end
-    spoken = _spoken(session, started)  # by a rank that was tired of waiting, or was refused and has no log
-    if spoken.get("state") in ("user_error", "failed"):
-        return End(cast(run_folder.State, spoken["state"]), spoken["message"])
-    first = ranks.first_end()
-    told = None if first is None else End(cast(run_folder.State, first[1]), f"[rank {first[0]}] {first[2]}")
-    if told is not None and told.state == "user_error":
-        return told
-    others = [*(ranks.gone() if end.state == "resumable" else _lost(session)).values()]
-    spoken = _spoken(session, started)  # after a look at who is gone: who had not begun has told it there before
-    if others and spoken.get("state", "ok") != "ok":
-        return End(cast(run_folder.State, spoken["state"]), spoken["message"])
-    if others:
-        errors = [each.message for each in (told or end,) if each.state == "failed"]
-        return End("failed", "; ".join([*others, *errors]))
-    is_the_same = first is not None and first[1:] == end[:2]  # what all ranks have run into
-    cause = end if told is None or is_the_same or told.state == end.state == "resumable" else told
-    if cause.state != "failed" or not (cause.trace or cause is told) or not ranks.untold():
-        return cause
-    # That one was killed on another machine the others see by the connection alone, and tell it at about one time.
-    time.sleep(SECONDS_TO_TELL)
-    return cause._replace(message="; ".join([cause.message, *ranks.untold().values()]))
-
-
-def _lost(session: Session) -> dict[int, str]:
-    """A sentence for each other rank that this one has waited for in vain: it is dead, or late."""
-    late = {} if session.watchdog is None else session.watchdog.waits_for()
-    return late | session.ranks.dead()
-
-
-def _end(session: Session, started: float, message: str, state: run_folder.State = "failed") -> NoReturn:
-    """Tell why the run has ended, if no rank has told, and end the process and what it has started, whatever its main
-    thread does.
-
-    The other ranks hear of it last, and need not tell it again. Those of another launcher hear of it in no other way.
-    """
-    try:
-        if _spoken(session, started).get("state", "ok") == "ok":
-            _tell(session, End(state, message), started)
-        if state == "failed":
-            session.ranks.kill_stopped()
-        signals.end_programs(signal.SIGKILL)
-    finally:
-        try:
-            if not session.ranks.has_ended:  # else its main thread has told more
-                session.ranks.ended(state, message)
-        finally:
-            os._exit(_CODES[state])
-
-
-def _tell(session: Session, end: End, started: float) -> None:
-    """Tell how the run ended, from one rank."""
-    if session.rank != 0:
-        if end.state != "ok":
-            _speak_if_rank_0_does_not(session, end, started)
-    elif _spoken(session, started) != {"state": end.state, "message": end.message}:
-        print(printable(end.trace), end="", file=sys.stderr, flush=True)
-        _report(session, end)
-
-
-def _spoken(session: Session, started: float) -> dict[str, str]:
-    """What a rank has told of how this run ended; empty where none has."""
-    return run_folder.status_since(session.output_dir, started) if session.is_named else {}
-
-
-def _report(session: Session, end: End) -> None:
-    """Tell the user how the run ended, on the console and in `status.json`, unless that is of a run that goes on.
-
-    Where it is, rank 0 has been refused and says so, and the others say nothing.
-    """
-    has_folder = session.has_folder
-    if session.rank != 0 and not has_folder:
-        return
-    if end.message:
-        session.tell(f"indictune: {end.message}")
-    if session.is_named and has_folder and checkpoint_around(session.output_dir) is None:
-        try:
-            run_folder.write_status(session.output_dir, end.state, end.message)
-        except OSError as error:
-            session.tell(f"indictune: status.json could not be written: {error}")
-
-
-def _speak_if_rank_0_does_not(session: Session, end: End, started: float) -> None:
-    """Wait until rank 0 has told a problem too, and tell it from here only if it has not.
-
-    The launcher ends the other processes as soon as one has ended, so a rank that does not wait would cut rank 0's
-    message off; and a problem of one rank alone (a file that is missing on its node) would never be heard. Where all
-    ranks before this one are lost, it is the first that can tell; NCCL may end its process soon.
-    """
-    is_first = end.state == "failed" and _lost(session).keys() >= set(range(session.rank))
-    deadline = time.time() + (0.0 if is_first else SECONDS_FOR_RANK_0[end.state])
-    while _spoken(session, started).get("state", "ok") == "ok":
-        if time.time() > deadline:
-            _report(session, end._replace(message=f"[rank {session.rank}] {end.message}"))
+        Raises:
+            UserError: another run writes to the folder, it cannot be written to, or the recipe file cannot be read:
+                what it does not say is not missing.
+        """
+        if not self.recipe.is_read:
+            self.recipe.problems.raise_any()
+        asked = self.recipe.values.get("resume_from_checkpoint")
+        with self.recipe.problems.collecting():
+            if not self.is_named and not replaceable:  # such a command has a folder of its own
+                raise UserError("output-dir-missing", "--output_dir")
+            run_folder.check_folder(self.output_dir)
+            self._check_free(asked, replaceable)
+        if self.recipe.problems:
+            if self.rank != 0:
+                logger.addHandler(logging.NullHandler())  # else logging prints warnings, on every rank
             return
-        time.sleep(0.1)
+        try:
+            self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes
+            run_folder.check_takes_files(self.output_dir)
+            if self.rank == 0:
+                self._lock = lock.held(self.output_dir, self._launch_name)
+                run_folder.check_free(self.output_dir, asked, replaceable)  # again, now that nobody else writes
+                run_folder.forget_status(self.output_dir)
+            else:
+                lock.wait_for_own_launch(self.output_dir, self._launch_name)
+            self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
+            self.stop_request.tells = self._log.descriptors
+            self.ranks.begin()
+            if self.ranks.world_size > 1:
+                self._start_watchdog(self._log.path)
+        except OSError as error:
+            raise disk_errors.refused(self.output_dir, error) from error
+
+    def _check_free(self, asked: str | None, replaceable: Collection[str]) -> None:
+        """`run_folder.check_free`; but while another process writes there, to resume is no way out."""
+        try:
+            run_folder.check_free(self.output_dir, asked, replaceable)
+        except UserError:
+            if self.rank == 0:
+                lock.check_free(self.output_dir)
+            raise
+
+    def _start_watchdog(self, log: Path) -> None:
+        """A collective gives up after `--ddp_timeout`; half of that is long for anything."""
+        timeout_s = unresolved(IndicTrainingArguments, self.recipe.values).ddp_timeout
+        self.watchdog = Watchdog(self.ranks, max(1, timeout_s) / 2, log, self.stop_request.ask, self.end)
+        self.watchdog.start()
+
+    def lock_own_disk(self) -> None:
+        """Lock the folder on the disk of a node where rank 0 is not."""
+        self._lock = lock.held_on_own_disk(self.output_dir, self._launch_name)
+
+    @property
+    def owns_folder(self) -> bool:
+        """Whether no other run writes to the folder, as far as this machine's kernel can tell."""
+        if self.rank != 0:
+            return lock.of_another_launch(self.output_dir, self._launch_name) is None
+        return self._lock is not None or lock.is_free(self.output_dir)
+
+    def show(self, text: str) -> None:
+        """Print a result to standard output, on rank 0."""
+        if self.rank == 0:
+            print(printable(text), file=self._log.results if self._log else sys.stdout, flush=True)
+
+    def show_error(self, text: str) -> None:
+        """Print to standard error, on any rank."""
+        print(printable(text), file=self._log.console if self._log else sys.stderr, flush=True)
+
+    def warn(self, notes: Iterable[str]) -> None:
+        """Warn the user, on the console and in the log."""
+        for note in notes:
+            logger.warning(note)

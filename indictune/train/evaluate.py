@@ -10,28 +10,31 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments, SentimentTrainingArguments
 from indictune.config.command_arguments import EvaluateArguments
+from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe, read_recipe, whole_of
 from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.load_rows import load_test_rows
 from indictune.data.tokenisation import tokenise
 from indictune.distributed import sharding
-from indictune.distributed.torch_compile import check_quantised
-from indictune.errors import UserError
+from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.models.adapter_base import config_file, continues_texts
 from indictune.models.classifier import class_names, load_trained
-from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, positions_of, stored_quantisation
+from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, positions_of
 from indictune.models.load_errors import explained
 from indictune.models.unpadded import padding_notes
-from indictune.supervise.run import run
-from indictune.supervise.session import Session
+from indictune.preflight.checks import preflight_of_evaluation
+from indictune.preflight.derive import make_evaluation_plan
+from indictune.supervise.execute import execute
+from indictune.supervise.run import Run
 from indictune.train.classifier_trainer import IndicTrainer
 from indictune.train.finish import evaluate_file
 from indictune.train.loss import ExactLoss
+from indictune.train.start import bring_up
 
 ANSWER_LENGTH = 2048  # a chat is longer than a tweet; the default of training
 
@@ -46,10 +49,11 @@ FROM_TRAINING = (
 def evaluate_command(argv: Sequence[str]) -> int:
     """`indictune evaluate --model DIR --test_file F [--output_dir D]`; returns the exit code."""
     recipe = read_recipe(argv, (EvaluateArguments,))
-    model, test_file = (recipe.planned(EvaluateArguments, name) for name in ("model", "test_file"))
+    asked = unresolved(EvaluateArguments, recipe.values)
+    model, test_file = asked.model, asked.test_file
     for flag, value in (("--model", model), ("--test_file", test_file)):
         if not value:
-            recipe.problems.append(f"{flag} is missing: indictune evaluate --model DIR --test_file F.")
+            recipe.problems.append(problem("evaluate-needs", flag))
     if model:
         with recipe.problems.collecting():
             _as_in_training(recipe, Path(model))
@@ -66,7 +70,7 @@ def evaluate_command(argv: Sequence[str]) -> int:
     if main is _evaluate_answers and "max_length" not in recipe.values:  # as after `indictune merge`
         with suppress(Exception):  # a configuration that makes no model: the reading of the model tells so
             recipe.values["max_length"] = _answer_length(recipe, Path(model))
-    return run(main, recipe, replaceable=("metrics.json",))
+    return execute(main, recipe, replaceable=("metrics.json",))
 
 
 def _as_in_training(recipe: Recipe, model: Path) -> None:
@@ -76,16 +80,17 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
         UserError: the folder holds no model.
     """
     if not config_file(model).is_file():
-        raise UserError(f"--model {model}: holds no model (no config.json). Name the --output_dir of a finished run.")
+        raise UserError("no-model", "--model", model)
     trained = model / "recipe.yaml"
     configuration: dict[str, Any] = {}
     try:
         if trained.exists():
             configuration = whole_of(yaml.safe_load(trained.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--model {model}: its recipe.yaml cannot be read: {error}.") from error
+        raise UserError("unreadable", "--model", f"{model}: its recipe.yaml", reason=error) from error
     except NOT_YAML as error:
-        raise UserError(f"--model {model}: its recipe.yaml cannot be read: {without_its_text(error)}.") from None
+        reason = without_its_text(error)
+        raise UserError("unreadable", "--model", f"{model}: its recipe.yaml", reason=reason) from None
     types = get_type_hints(EvaluateArguments)
     for name in FROM_TRAINING:
         value = configuration.get(name)
@@ -110,14 +115,11 @@ def _folder_within(model: Path, name: str) -> Path:
             files written anywhere.
     """
     if name in (".", ".."):
-        raise UserError(f"--test_file: its name without the ending, {name!r}, names no folder; give --output_dir.")
+        raise UserError("evaluation-folder-name", "--test_file", repr(name))
     folder = model / "evaluation" / name
     for each in (folder.parent, folder):
         if each.is_symlink():
-            raise UserError(
-                f"--model {model}: {each.relative_to(model)} is a link, and an evaluation writes to nothing outside "
-                "the folder; remove the link, or give --output_dir."
-            )
+            raise UserError("evaluation-folder-is-link", "--model", model, link=each.relative_to(model))
     return folder
 
 
@@ -136,10 +138,7 @@ def _check_of_this_file(metrics: Path, test_file: str) -> None:
         with suppress(OSError, ValueError, AttributeError):  # not of this command
             of_file = json.loads(metrics.read_text(encoding="utf-8")).get("test_file")
     if of_file is not None and of_file != os.path.abspath(test_file):
-        raise UserError(
-            f"--test_file {test_file}: {metrics} holds the metrics of {of_file}, which would be lost; give "
-            "--output_dir another folder."
-        )
+        raise UserError("metrics-of-another-file", "--test_file", test_file, metrics=metrics, other=of_file)
 
 
 def _continues_texts(model: Path) -> bool:
@@ -150,45 +149,54 @@ def _continues_texts(model: Path) -> bool:
 
 def _answer_length(recipe: Recipe, model: Path) -> int:
     """Where no run tells it: the default of training, or as many positions as the model has."""
-    trusts = recipe.planned(EvaluateArguments, "trust_remote_code")
+    trusts = unresolved(EvaluateArguments, recipe.values).trust_remote_code
     positions = positions_of(AutoConfig.from_pretrained(config_file(model), trust_remote_code=trusts))
     return min(ANSWER_LENGTH, positions or ANSWER_LENGTH)
 
 
-def _evaluate_answers(session: Session) -> None:
+def _evaluate_answers(run: Run) -> None:
     from indictune.train.evaluate_chat import evaluate_answers  # TRL is slow to import
 
-    evaluate_answers(session)
+    evaluate_answers(run)
 
 
-def _evaluate_classes(session: Session) -> None:
-    labels: list[str] | None = None
-    session.decide_evaluation(SentimentTrainingArguments)
-    with session.checks():
-        asked = session.build(EvaluateArguments)
-        model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
-        with session.checks():
-            if config_file(asked.model).is_file():  # else `_as_in_training` has told
-                with explained(model_args, Exception, flag="--model"):
-                    config = AutoConfig.from_pretrained(asked.model, trust_remote_code=asked.trust_remote_code)
-                    labels = class_names(config)
-                session.warn(
-                    [*check_max_length(config, asked.max_length, begins=False), *padding_notes(config, trains=False)]
-                )
-                check_quantised(stored_quantisation(config))
-        with session.checks():
-            if labels is not None:
-                tokenizer = load_tokenizer(model_args, flag="--model")
-        if asked.test_file:  # else that has been told too
-            rows, stored, notes = load_test_rows(asked.test_file, asked, labels, session.recipe.problems)
-    session.recipe.problems.raise_any()
-    args = session.start_evaluation(SentimentTrainingArguments)
-    session.warn(notes)
-    keep_rejected(stored, session.output_dir, session.rank)
-    assert labels is not None  # every problem has been raised
+def _evaluate_classes(run: Run) -> None:
+    plan, found = make_evaluation_plan(run.recipe, os.environ, SentimentTrainingArguments, _read_config)
+    problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
+    labels, tokenizer, test = None, None, None
+    if config is not None:
+        labels = problems.attempt(class_names, config)
+        problems.extend(problems_of(check_max_length, config, asked.max_length, begins=False))
+        tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
+    if asked.test_file:  # else its absence is a problem already
+        test = problems.attempt(load_test_rows, asked.test_file, asked, labels, problems)
+    problems.raise_any()
+    assert config is not None
+    assert labels is not None
+    assert tokenizer is not None
+    assert test is not None
+    rows, stored, notes = test
+    run.warn([*check_max_length(config, asked.max_length, begins=False), *padding_notes(config, trains=False)])
+    plan, args = bring_up(plan, run)
+    run.warn(notes)
+    keep_rejected(stored, run.output_dir, run.rank)
     dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length)["test"]
     model = load_trained(asked.model, asked.trust_remote_code, asked.trust_checkpoint)
-    check_vocabulary(model_args, model, tokenizer, flag="--model")
+    check_vocabulary(plan.model, model, tokenizer, flag="--model")
     trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
+    trainer.strategy = plan.launch.strategy
     sharding.prepare_for_evaluation(trainer)
-    evaluate_file(trainer, session, dataset, asked.test_file)
+    evaluate_file(trainer, run, dataset, asked.test_file)
+
+
+def _read_config(args: ModelArguments) -> PreTrainedConfig:
+    """The configuration of a trained classifier.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    with explained(args, Exception, flag="--model"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            args.model_name_or_path, trust_remote_code=args.trust_remote_code
+        )
+    return config

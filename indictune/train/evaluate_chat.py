@@ -2,65 +2,82 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.config.command_arguments import EvaluateArguments
 from indictune.data.bad_rows import go_on_with, keep_rejected
 from indictune.data.chat_tokens import tokenise_chats, truncation_notes
 from indictune.data.conversations import load_test_conversations
 from indictune.data.templates import choose_template
 from indictune.data.unusable_chats import quarantine_of
 from indictune.distributed import sharding
-from indictune.distributed.torch_compile import check_quantised
+from indictune.errors import Problems, problems_of
 from indictune.models.adapter_base import config_file
 from indictune.models.causal import load_trained_causal
-from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer, stored_quantisation
+from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer
 from indictune.models.load_errors import explained
-from indictune.supervise.session import Session
+from indictune.preflight.checks import preflight_of_evaluation
+from indictune.preflight.derive import make_evaluation_plan
+from indictune.supervise.run import Run
 from indictune.train.chat_trainer import LlamaTrainer, compute_dtype
 from indictune.train.finish import evaluate_file
+from indictune.train.start import bring_up
 
 
-def evaluate_answers(session: Session) -> None:
+def evaluate_answers(run: Run) -> None:
     """Loss, perplexity and answer-token accuracy of a model on `--test_file`, in `metrics.json`. Ranks share the rows.
 
     Raises:
         UserError: all problems of the command and the file at once.
     """
-    session.decide_evaluation(LlamaTrainingArguments)
-    with session.checks():
-        asked = session.build(EvaluateArguments)
-        model_args = ModelArguments(model_name_or_path=asked.model, trust_remote_code=asked.trust_remote_code)
-        with session.checks():
-            with explained(model_args, Exception, flag="--model"):
-                config = AutoConfig.from_pretrained(
-                    config_file(asked.model), trust_remote_code=asked.trust_remote_code
-                )
-            session.warn(check_max_length(config, asked.max_length, begins=False))
-            check_quantised(stored_quantisation(config))
-        with session.checks():
-            tokenizer = load_tokenizer(model_args, flag="--model")
-            if asked.chat_template is not None:
-                choose_template(tokenizer, asked.chat_template, False, asked.train_on_prompts)
-        if asked.test_file:  # else that has been told
-            rows, stored, notes = load_test_conversations(asked.test_file, asked, session.recipe.problems)
-        template = choose_template(tokenizer, asked.chat_template, rows.as_written, asked.train_on_prompts)
-    session.recipe.problems.raise_any()
-    args = session.start_evaluation(LlamaTrainingArguments)
+    plan, found = make_evaluation_plan(run.recipe, os.environ, LlamaTrainingArguments, _read_config)
+    problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
+    tokenizer, test, template = None, None, None
+    if config is not None:
+        problems.extend(problems_of(check_max_length, config, asked.max_length, begins=False))
+        tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
+    if asked.test_file:  # else its absence is a problem already
+        test = problems.attempt(load_test_conversations, asked.test_file, asked, problems)
+    if tokenizer is not None and (asked.chat_template is not None or test is not None):
+        as_written = test is not None and test[0].as_written
+        template = problems.attempt(
+            choose_template, tokenizer, asked.chat_template, as_written, asked.train_on_prompts
+        )
+    problems.raise_any()
+    assert config is not None
+    assert tokenizer is not None
+    assert test is not None
+    assert template is not None
+    rows, stored, notes = test
+    run.warn(check_max_length(config, asked.max_length, begins=False))
+    plan, args = bring_up(plan, run)
     with TemporaryDirectory() as folder:
         rejected = Path(folder)
         go_on_with(stored, rejected)
         quarantine = quarantine_of(rows, asked, rejected)
         tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts, quarantine)
-        session.warn([*notes, *tokens.notes, *truncation_notes(rows, tokens, asked.max_length)])
-        keep_rejected(rejected, session.output_dir, session.rank)
+        run.warn([*notes, *tokens.notes, *truncation_notes(rows, tokens, asked.max_length)])
+        keep_rejected(rejected, run.output_dir, run.rank)
     model = load_trained_causal(asked.model, compute_dtype(args), asked.trust_remote_code, asked.trust_checkpoint)
-    check_vocabulary(model_args, model, tokenizer, flag="--model")
+    check_vocabulary(plan.model, model, tokenizer, flag="--model")
     trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
+    trainer.strategy = plan.launch.strategy
     sharding.prepare_for_evaluation(trainer)
-    evaluate_file(trainer, session, tokens.dataset, asked.test_file)
+    evaluate_file(trainer, run, tokens.dataset, asked.test_file)
+
+
+def _read_config(args: ModelArguments) -> PreTrainedConfig:
+    """The configuration of a trained language model, or of an adapter's base.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    with explained(args, Exception, flag="--model"):
+        file = config_file(args.model_name_or_path)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(file, trust_remote_code=args.trust_remote_code)
+    return config

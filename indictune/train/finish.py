@@ -24,7 +24,7 @@ from indictune.distributed import node_disks, sharding
 from indictune.hub import push
 from indictune.models.atomic_folder import let_read
 from indictune.supervise import run_folder
-from indictune.supervise.session import Session
+from indictune.supervise.run import Run
 from indictune.supervise.signals import Stopped
 from indictune.train.callbacks.throughput import Throughput
 from indictune.train.exact_trainer import ExactTrainer
@@ -33,10 +33,13 @@ from indictune.train.verify import shapes_when_saved, verify_saved
 logger = logging.getLogger(__name__)
 
 
-def save_model(trainer: ExactTrainer, session: Session) -> None:
+def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     """Save the trained model in `--output_dir`, whole or not at all. All ranks must call it.
 
-    It is written beside its place, given to nodes with a disk of their own and read back, and then put there.
+    It is written next to its place, given to nodes with separate disks and read back, and then moved there.
+
+    Returns:
+        Names of the saved files, on ranks that write files.
 
     Raises:
         SavedModelError: it is not the trained one.
@@ -47,20 +50,22 @@ def save_model(trainer: ExactTrainer, session: Session) -> None:
     checkpoint_save.check_weights(trainer)
     trainer.look_for_stop("the trained model was to be saved; going on saves it", at_once=True)
     sharding.gather_full_model(trainer.accelerator)
-    unfinished = session.output_dir / UNFINISHED_MODEL
-    with disk_errors.telling_of_model(session.output_dir, _bytes_of_weights(trainer)):
+    unfinished = run.output_dir / UNFINISHED_MODEL
+    with disk_errors.telling_of_model(run.output_dir, _bytes_of_weights(trainer)):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
-        node_disks.give_files(unfinished, session.rank == 0, trainer.args, trainer.disks_group)
+        node_disks.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
     try:
         verify_saved(trainer, unfinished)
     except Stopped:
         if trainer.args.should_save:
             shutil.rmtree(unfinished)
         raise
-    if trainer.args.should_save:
-        let_read(unfinished)
-        session.saved_files = sorted(path.name for path in unfinished.iterdir())
-        put_in_place(unfinished, session.output_dir)
+    if not trainer.args.should_save:
+        return []
+    let_read(unfinished)
+    files = sorted(path.name for path in unfinished.iterdir())
+    put_in_place(unfinished, run.output_dir)
+    return files
 
 
 def put_in_place(folder: Path, target: Path) -> None:
@@ -85,35 +90,41 @@ def _bytes_of_weights(trainer: ExactTrainer) -> int:
 
 
 def finish(
-    trainer: ExactTrainer, session: Session, result: TrainOutput, throughput: Throughput, test_dataset: Dataset | None
+    trainer: ExactTrainer,
+    run: Run,
+    result: TrainOutput,
+    throughput: Throughput,
+    test_dataset: Dataset | None,
+    saved_files: list[str],
 ) -> None:
     """Evaluate the saved model, write `metrics.json` last, and push if asked to. All ranks must call it.
 
     Args:
         trainer: after `train` and `save`.
-        session: of the run.
+        run: whose folder gets `metrics.json`.
         result: what `train` returned.
         throughput: counted during the run.
         test_dataset: rows evaluated only here, or None.
+        saved_files: what `save_model` returned.
     """
     state = trainer.state
     if state.global_step < state.max_steps:
         logger.info("Stopped early, after step %d of %d", state.global_step, state.max_steps)
     if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
         logger.info("The model is that of %s, the best by %s", *_best(trainer))
-    metrics = run_metrics(trainer, session.launch.strategy) | {
+    metrics = run_metrics(trainer) | {
         "global_batch_size": trainer.args.global_batch_size,
         "train": train_metrics(trainer, result, throughput),
     }
     for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
         if dataset is not None:
-            metrics[name] = evaluate(trainer, session, dataset, name)
-    names = push.begin_push(trainer, session.saved_files) if trainer.args.push_to_hub else []
-    write_metrics(trainer, session, metrics)
+            metrics[name] = evaluate(trainer, run, dataset, name)
+    names = push.begin_push(trainer, saved_files) if trainer.args.push_to_hub else []
+    write_metrics(trainer, run, metrics)
     if isinstance(sharding.bare(trainer), PeftModel):
-        out = str(session.output_dir)
+        out = str(run.output_dir)
         command = shlex.join(["indictune", "merge", out, "--output_dir", f"{out}_merged"])
-        session.show(f"`{command}` makes one model of the adapter and its base, for `pipeline`.")
+        run.show(f"`{command}` makes one model of the adapter and its base, for `pipeline`.")
     if trainer.args.push_to_hub:
         push.push(trainer, names)
 
@@ -122,37 +133,37 @@ def _best(trainer: ExactTrainer) -> tuple[str, str]:
     return Path(str(trainer.state.best_model_checkpoint)).name, str(trainer.args.metric_for_best_model)
 
 
-def evaluate(trainer: ExactTrainer, session: Session, dataset: Dataset, name: str) -> dict[str, Any]:
+def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> dict[str, Any]:
     """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it."""
     trainer.evaluate(dataset, metric_key_prefix=name)
     block = trainer.detailed_metrics[name]
     if not math.isfinite(block["loss"]):
-        session.warn(
+        run.warn(
             [
                 f"The loss on the {name} rows is {block['loss']}: what the model computes of some of them is no "
                 "finite number, and its scores on them mean nothing. In half precision it may overflow where it does "
                 "not in fp32."
             ]
         )
-    session.show(f"\n{name} rows\n{trainer.tables(block)}\n")
+    run.show(f"\n{name} rows\n{trainer.tables(block)}\n")
     return block
 
 
-def write_metrics(trainer: ExactTrainer, session: Session, metrics: dict[str, Any]) -> None:
+def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> None:
     """Write `metrics.json`, the mark of a finished run on every disk, and tell what there is now."""
     if trainer.args.should_save:
-        run_folder.write_json(session.output_dir / "metrics.json", metrics)
-        write_through(session.output_dir / "metrics.json")
-        write_through(session.output_dir)
-    if session.rank == 0:
-        session.show(f"Written to {session.output_dir}: {', '.join(written(session.output_dir))}")
+        run_folder.write_json(run.output_dir / "metrics.json", metrics)
+        write_through(run.output_dir / "metrics.json")
+        write_through(run.output_dir)
+    if run.rank == 0:
+        run.show(f"Written to {run.output_dir}: {', '.join(written(run.output_dir))}")
 
 
-def evaluate_file(trainer: ExactTrainer, session: Session, rows: Dataset, test_file: str) -> None:
+def evaluate_file(trainer: ExactTrainer, run: Run, rows: Dataset, test_file: str) -> None:
     """Evaluate a file's rows, and write `metrics.json`, which names it: those of another are not written over. All
     ranks must call it."""
-    tested = {"test_file": os.path.abspath(test_file), "test": evaluate(trainer, session, rows, "test")}
-    write_metrics(trainer, session, run_metrics(trainer, session.launch.strategy) | tested)
+    tested = {"test_file": os.path.abspath(test_file), "test": evaluate(trainer, run, rows, "test")}
+    write_metrics(trainer, run, run_metrics(trainer) | tested)
 
 
 def written(output_dir: Path) -> list[str]:
@@ -161,10 +172,10 @@ def written(output_dir: Path) -> list[str]:
     return sorted(names | {"status.json"})  # which comes last, when the command is over
 
 
-def run_metrics(trainer: ExactTrainer, asked_strategy: str) -> dict[str, Any]:
+def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
     """The first block of `metrics.json`: how the run was distributed."""
     return {
-        "strategy": sharding.name_of(trainer.accelerator, asked_strategy),
+        "strategy": sharding.name_of(trainer.accelerator, trainer.strategy),
         "world_size": trainer.args.world_size,
     }
 

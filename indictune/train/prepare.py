@@ -5,51 +5,29 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from datasets import Dataset
 
 from indictune.cache_folders import cache_folder
-from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.bad_rows import REJECTED
-from indictune.data.load_rows import load_splits
 from indictune.data.row_sources import SPLITS
-from indictune.data.tokenisation import tokenise_splits
-from indictune.models.classifier import label_order, load_classifier_config
-from indictune.models.load import check_max_length, load_tokenizer
+from indictune.errors import problems_of
+from indictune.models.load import check_max_length
+from indictune.preflight.derive import plan_of_rows
 from indictune.supervise.logs import PrintableFormatter, quieten_requests
 from indictune.supervise.signals import EXIT_RESUMABLE, Stopped, StopRequest, let_through
-
-CLASSIFIER = (ModelArguments, DataArguments, SentimentTrainingArguments)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The tokenised rows of a run.
-
-    Attributes:
-        datasets: by split, with a column `length` (tokens) among others; packs where rows are packed.
-        max_length: tokens that a row keeps.
-        notes: sentences to tell the user.
-        folder: holds the rows that were left out, if any were.
-    """
-
-    datasets: dict[str, Dataset | None]
-    max_length: int
-    notes: list[str]
-    folder: Path
+from indictune.tasks.classification import Classification
+from indictune.tasks.protocol import Task, Tokens
 
 
 def prepare_command(argv: Sequence[str]) -> int:
     """`indictune prepare --config R.yaml [flags]`, with the flags of the run; returns the exit code.
 
-    Keys and flags that only a language model's run knows, such as `packing` and `chat_template`, tell that it is one;
-    else it is a classifier's.
+    The task is the one whose flags and keys fit, such as `packing` and `chat_template` of a language model.
 
     Raises:
         UserError: all that cannot be.
@@ -69,93 +47,51 @@ def _prepared(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, handlers=[console])
     quieten_requests()
     logging.getLogger("indictune").setLevel(logging.INFO)
-    recipe = read_recipe(argv, CLASSIFIER)
-    prepare: Callable[[Recipe], Prepared] = _prepare_classes
-    if recipe.problems:  # else TRL, which is slow to import, is not needed
-        from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
-
-        other = read_recipe(argv, (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments))
-        if len(other.problems) < len(recipe.problems):
-            recipe, prepare = other, _prepare_chats
+    recipe, task = _task_of(argv)
     started = time.monotonic()
     if not recipe.is_read:  # what it does not say is not missing
         recipe.problems.raise_any()
-    prepared = prepare(recipe)
-    for note in prepared.notes:
+    plan, problems = plan_of_rows(recipe, task)
+    if plan.model_config is not None:
+        problems.extend(problems_of(check_max_length, plan.model_config, plan.data.max_length))
+    inputs = task.open(plan, problems)
+    rows = task.read(plan, inputs, problems)
+    problems.raise_any()
+    tokens = task.tokenise(plan, rows)
+    if tokens.summary:
+        print(printable(f"{tokens.summary}\n"))
+    for note in tokens.notes:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
-    print(lengths_table(prepared))
-    if (prepared.folder / REJECTED).exists():
-        print(f"Rows that were left out, with reasons: {prepared.folder / REJECTED}")
+    print(lengths_table(tokens, plan.data.max_length))
+    if (tokens.folder / REJECTED).exists():
+        print(f"Rows that were left out, with reasons: {tokens.folder / REJECTED}")
     print(f"Prepared in {time.monotonic() - started:.1f} s; kept in {cache_folder() / 'prepared'}")
     return 0
 
 
-def _prepare_classes(recipe: Recipe) -> Prepared:
-    """The rows of a classifier's run.
+def _task_of(argv: Sequence[str]) -> tuple[Recipe, Task[Any, Any, Any]]:
+    """The task whose flags and keys fit the recipe, and the recipe as that task reads it."""
+    recipe = read_recipe(argv, Classification.arguments())
+    if recipe.problems:  # else TRL, which is slow to import, is not needed
+        from indictune.tasks.chat import Chat
 
-    Raises:
-        UserError: all problems at once.
-    """
-    with recipe.problems.collecting():
-        model_args = recipe.build(ModelArguments)
-        config = load_classifier_config(model_args)
-        check_max_length(config, recipe.planned(DataArguments, "max_length"))
-    with recipe.problems.collecting():
-        tokenizer = load_tokenizer(model_args)
-    with recipe.problems.collecting():
-        data_args = recipe.build(DataArguments)
-        splits = load_splits(data_args, recipe.problems)
-        labels = label_order(config, splits.labels)
-    recipe.problems.raise_any()
-    datasets = tokenise_splits(splits, tokenizer, labels, data_args.max_length)
-    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, splits.notes, splits.folder)
+        other = read_recipe(argv, Chat.arguments())
+        if len(other.problems) < len(recipe.problems):
+            return other, Chat()
+    return recipe, Classification()
 
 
-def _prepare_chats(recipe: Recipe) -> Prepared:
-    """The rows of a language model's run.
-
-    Raises:
-        UserError: all problems at once.
-    """
-    from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments
-    from indictune.data.conversations import load_conversations, sources_of
-    from indictune.data.prepare_chats import check_template, set_template, tokenise_splits
-    from indictune.models.causal import check_packing, load_causal_config
-
-    with recipe.problems.collecting():
-        model_args = recipe.build(LlamaModelArguments)
-        config = load_causal_config(model_args)
-        check_max_length(config, recipe.planned(ChatDataArguments, "max_length"))
-        if recipe.planned(ChatDataArguments, "packing"):
-            check_packing(model_args, config)
-    with recipe.problems.collecting():
-        data_args = recipe.build(ChatDataArguments)
-        sources = sources_of(data_args, recipe.problems)
-        tokenizer = load_tokenizer(model_args)
-        check_template(tokenizer, data_args, sources)
-    with recipe.problems.collecting():
-        splits = load_conversations(data_args, recipe.problems, sources)
-        template = set_template(tokenizer, splits, data_args)
-    recipe.problems.raise_any()
-    chats = tokenise_splits(splits, tokenizer, template, data_args)
-    print(printable(f"{chats.summary}\n"))
-    datasets = (chats.train, chats.validation, chats.test)
-    notes = [*splits.notes, *chats.notes]
-    return Prepared(dict(zip(SPLITS, datasets, strict=True)), data_args.max_length, notes, chats.folder)
-
-
-def lengths_table(prepared: Prepared) -> str:
+def lengths_table(tokens: Tokens, max_length: int) -> str:
     """Rows and tokens of each split, as lines of a table.
 
-    The last column counts the rows as long as the limit: those that were cut, and the few that just fit.
+    The last column counts the rows of `max_length` tokens: those that were cut, and the few that just fit.
     """
-    limit = prepared.max_length
     body = []
-    for name, dataset in prepared.datasets.items():
+    for name, dataset in zip(SPLITS, tokens.datasets, strict=True):
         if dataset is None:
             continue
         lengths = dataset.with_format("arrow")[:]["length"].to_numpy()
         mean, p95, longest = lengths.mean(), np.percentile(lengths, 95), lengths.max()
         numbers = [f"{len(lengths):,}", f"{lengths.sum():,}", f"{mean:.1f}", f"{p95:.0f}", f"{longest:,}"]
-        body.append([name, *numbers, f"{(lengths >= limit).mean():.1%}"])
-    return table(["split", "rows", "tokens", "mean", "p95", "longest", f"at the limit of {limit}"], body)
+        body.append([name, *numbers, f"{(lengths >= max_length).mean():.1%}"])
+    return table(["split", "rows", "tokens", "mean", "p95", "longest", f"at the limit of {max_length}"], body)

@@ -12,13 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from indictune.data.chat_tokens import answer_ends, prompt_ids
 from indictune.data.conversations import Conversations
 from indictune.progress import HERE
+from indictune.supervise.run import Run
 from indictune.supervise.run_folder import write_whole
-from indictune.supervise.session import Session
 from indictune.train.exact_trainer import ExactTrainer
 
 
 def write_samples(
-    trainer: ExactTrainer, session: Session, rows: Conversations, template: str, count: int, max_new_tokens: int
+    trainer: ExactTrainer, run: Run, rows: Conversations, template: str, count: int, max_new_tokens: int
 ) -> None:
     """Let the trained model answer the first rows. All ranks must call it: each may hold a part of the weights.
 
@@ -26,7 +26,7 @@ def write_samples(
 
     Args:
         trainer: after training.
-        session: of the run; its folder gets the file.
+        run: its folder gets the file.
         rows: conversations; the last answer of each is the reference.
         template: writes them out.
         count: rows to answer. 0 writes nothing.
@@ -50,8 +50,8 @@ def write_samples(
             "answer": tokenizer.decode(answer, skip_special_tokens=True),
         }
         lines.append(json.dumps(texts, ensure_ascii=False) + "\n")
-    if session.rank == 0:
-        write_whole(session.output_dir / "samples.jsonl", "".join(lines))
+    if run.rank == 0:
+        write_whole(run.output_dir / "samples.jsonl", "".join(lines))
 
 
 def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: Collection[int]) -> list[int]:

@@ -51,10 +51,11 @@ def values(*argv: str) -> dict[str, Any]:
     return given.values
 
 
-def problems(*argv: str) -> list[str]:
+def found(*argv: str) -> list[tuple[str, str, Any]]:
+    """Code, flag and value of each problem, where nothing else was given."""
     given = read(*argv)
     assert given.values == {}
-    return list(given.problems)
+    return [(each.code, each.flag, each.value) for each in given.problems]
 
 
 def test_nothing_given_is_nothing_but_defaults() -> None:
@@ -182,17 +183,9 @@ def test_a_text_of_a_recipe_stays_as_it_is_written(recipe: WriteRecipe, written:
     "name", ["learning_rate", "weight_decay", "max_grad_norm", "max_bad_fraction", "warmup_steps"]
 )
 def test_a_number_is_finite(recipe: WriteRecipe, name: str, number: str) -> None:
-    assert problems(f"--{name}={number}") == [f"--{name} {number}: expected a finite number."]
+    assert found(f"--{name}={number}") == [("not-finite", f"--{name}", number)]
     path = recipe(f"{name}: {number}\n")
-    assert problems("--config", path) == [f"r.yaml: {name} {number}: expected a finite number."]
-
-
-def test_planned_is_the_given_value_or_the_default() -> None:
-    given = read("--max_grad_norm", "0.5")
-    assert given.planned(SentimentTrainingArguments, "max_grad_norm") == 0.5
-    assert given.planned(SentimentTrainingArguments, "global_batch_size") == 64
-    assert given.planned(SentimentTrainingArguments, "report_to") == ["none"]
-    assert given.planned(SentimentTrainingArguments, "deepspeed") is None
+    assert found("--config", path) == [("not-finite", f"r.yaml: {name}", number)]
 
 
 def test_what_the_run_decides_wins_over_what_was_given() -> None:
@@ -200,64 +193,58 @@ def test_what_the_run_decides_wins_over_what_was_given() -> None:
 
 
 class TestUnknownNames:
-    def test_a_flag_is_answered_with_the_nearest_one(self) -> None:
-        assert problems("--lerning_rate", "1") == [
-            "--lerning_rate: there is no such flag. Did you mean `--learning_rate`?"
-        ]
+    @pytest.mark.parametrize(
+        ("flag", "nearest"),
+        [
+            ("--lerning_rate", "`--learning_rate`"),
+            ("--learning", "`--learning_rate`"),  # the beginning of a flag is no flag
+            ("--confg", "`--config`"),
+            ("--xyzzy", "`--help`"),
+        ],
+    )
+    def test_a_flag_is_answered_with_the_nearest_one(self, flag: str, nearest: str) -> None:
+        (each,) = read(flag, "1").problems
+        assert (each.code, each.flag) == ("unknown-name", flag)
+        assert nearest in str(each)
 
     def test_a_recipe_key_is_answered_with_the_file_and_the_nearest_one(self, recipe: WriteRecipe) -> None:
-        assert problems("--config", recipe("txt_column: tweet\n")) == [
-            "r.yaml: txt_column: there is no such recipe key. Did you mean `text_column`?"
-        ]
+        (each,) = read("--config", recipe("txt_column: tweet\n")).problems
+        assert (each.code, each.flag) == ("unknown-name", "r.yaml: txt_column")
+        assert "`text_column`" in str(each)
+        assert "--config" not in str(read("--config", recipe("confg: 1\n")).problems[0])
 
-    def test_a_name_like_none_is_answered_with_help(self) -> None:
-        assert problems("--xyzzy", "1") == ["--xyzzy: there is no such flag. `--help` lists all."]
+    def test_a_word_without_a_flag_is_refused(self) -> None:
+        given = read("train.csv", "--seed", "1")
+        assert [(each.code, each.value) for each in given.problems] == [("bare-word", "train.csv")]
+        assert given.values == {"seed": 1}
 
-    def test_the_beginning_of_a_flag_is_no_flag(self) -> None:
-        assert problems("--learning", "1") == ["--learning: there is no such flag. Did you mean `--learning_rate`?"]
-
-    def test_a_word_without_a_flag_is_told(self) -> None:
-        given = read("train.csv", "--seed", "3")
-        assert given.problems == ["`train.csv`: expected a flag such as --output_dir, got a bare word."]
-        assert given.values == {"seed": 3}
-
-    def test_a_problem_reads_as_it_will_be_told(self) -> None:
-        given = read_recipe(["a\tb\r"], (DataArguments,))
-        assert given.problems == ["`a\\tb\\r`: expected a flag such as --output_dir, got a bare word."]
-        assert UserError(given.problems).problems == given.problems  # told twice, it is known to be the same
+    def test_a_problem_is_one_line_without_control_characters(self) -> None:
+        (each,) = read_recipe(["a\tb\r"], (DataArguments,)).problems
+        assert "`a\\tb\\r`" in str(each)
 
 
 class TestWrongValues:
     @pytest.mark.parametrize(
-        ("argv", "expected"),
+        ("argv", "flag", "value"),
         [
-            (["--max_length", "long"], "--max_length long: invalid int value: 'long'."),
-            (["--learning_rate", "fast"], "--learning_rate fast: invalid float value: 'fast'."),
-            (
-                ["--method", "quantum"],
-                "--method quantum: invalid choice: 'quantum' (choose from 'full', 'lora', 'qlora').",
-            ),
-            (["--output_dir"], "--output_dir: expected one argument."),
-            (["--lora_target_modules"], "--lora_target_modules: expected at least one argument."),
-            (
-                ["--output_dir", "my", "run"],
-                "--output_dir my run: expected one value, got 2; quote a value that holds spaces.",
-            ),
+            (["--max_length", "long"], "--max_length", "long"),
+            (["--learning_rate", "fast"], "--learning_rate", "fast"),
+            (["--method", "quantum"], "--method", "quantum"),
+            (["--output_dir"], "--output_dir", ""),
+            (["--lora_target_modules"], "--lora_target_modules", ""),
+            (["--output_dir", "my", "run"], "--output_dir", "my run"),
+            (["--bf16", "maybe"], "--bf16", "maybe"),
         ],
     )
-    def test_the_message_names_flag_value_and_what_was_expected(self, argv: list[str], expected: str) -> None:
-        assert problems(*argv) == [expected]
+    def test_flag_and_value_are_named(self, argv: list[str], flag: str, value: str) -> None:
+        assert found(*argv) == [("wrong-type", flag, value)]
 
-    def test_a_switch_takes_words_of_truth_only(self) -> None:
-        (problem,) = problems("--bf16", "maybe")
-        assert problem.startswith(
-            "--bf16 maybe: Truthy value expected: got maybe but expected one of yes/no, true/fal"
-        )
+    def test_a_value_of_a_recipe_is_named_with_the_file(self, recipe: WriteRecipe) -> None:
+        assert found("--config", recipe("seed: [1, 2]\n")) == [("wrong-type", "r.yaml: seed", "1 2")]
 
-    def test_a_value_of_a_recipe_is_told_with_the_file(self, recipe: WriteRecipe) -> None:
-        assert problems("--config", recipe("seed: [1, 2]\n")) == [
-            "r.yaml: seed 1 2: expected one value, got 2; quote a value that holds spaces."
-        ]
+    def test_a_choice_names_the_choices(self) -> None:
+        (each,) = read("--method", "quantum").problems
+        assert all(choice in str(each) for choice in ("full", "lora", "qlora"))
 
     def test_a_value_that_the_dataclass_refuses_is_the_users_error(self) -> None:
         given = read("--output_dir", "out", "--eval_strategy", "sometimes")
@@ -266,48 +253,40 @@ class TestWrongValues:
 
 
 class TestRecipeFile:
-    def test_a_missing_file_is_told(self) -> None:
-        assert problems("--config", "no/such.yaml") == ["--config no/such.yaml: there is no such file."]
+    def test_a_missing_file_is_refused(self) -> None:
+        assert [each[:2] for each in found("--config", "no/such.yaml")] == [("no-such-file", "--config")]
 
-    def test_a_folder_is_told(self, tmp_path: Path) -> None:
-        (problem,) = problems("--config", str(tmp_path))
-        assert problem.startswith(f"--config {tmp_path}: cannot be read:")
-        assert "directory" in problem
+    def test_a_folder_is_refused(self, tmp_path: Path) -> None:
+        assert [each[:2] for each in found("--config", str(tmp_path))] == [("unreadable", "--config")]
 
     @pytest.mark.parametrize(
-        ("content", "told"),
+        ("content", "reason"),
         [
-            ("seed: 1\nlearning_rate: 1e-5\nseed: 2\n", "seed stands there twice (line 3, column 1)"),
-            ("'seed': 1\nseed: 1\n", "seed stands there twice (line 2, column 1)"),
-            ("lr_scheduler_kwargs: {a: 1, a: 2}\n", "a stands there twice (line 1, column 29)"),
+            ("seed: 1\nlearning_rate: 1e-5\nseed: 2\n", "(line 3, column 1)"),
+            ("'seed': 1\nseed: 1\n", "(line 2, column 1)"),
+            ("lr_scheduler_kwargs: {a: 1, a: 2}\n", "(line 1, column 29)"),
+            ("? [a]\n: 1\n", "unhashable key"),
+            ("seed: 1\nreport_to: [none\n", "line 3"),
         ],
     )
-    def test_a_key_that_stands_there_twice_is_told(self, recipe: WriteRecipe, content: str, told: str) -> None:
-        assert problems("--config", recipe(content)) == [f"--config r.yaml: is not valid YAML: {told}."]
-
-    def test_a_key_that_is_a_list_is_told(self, recipe: WriteRecipe) -> None:
-        (problem,) = problems("--config", recipe("? [a]\n: 1\n"))
-        assert problem.startswith("--config r.yaml: is not valid YAML: found unhashable key")
-
-    def test_broken_yaml_is_told_with_its_place(self, recipe: WriteRecipe) -> None:
-        (problem,) = problems("--config", recipe("seed: 1\nreport_to: [none\n"))
-        assert problem.startswith("--config r.yaml: is not valid YAML: ")
-        assert "line 3" in problem
-        assert "\n" not in problem
+    def test_broken_yaml_is_refused_with_its_line(self, recipe: WriteRecipe, content: str, reason: str) -> None:
+        (each,) = read("--config", recipe(content)).problems
+        assert (each.code, each.flag) == ("not-yaml", "--config")
+        assert reason in str(each)
+        assert "\n" not in str(each)
 
     @pytest.mark.parametrize(
-        ("content", "found"), [("- seed\n- 1\n", "list"), ("just words\n", "str"), ("# empty\n", "NoneType")]
+        ("content", "kind"), [("- seed\n- 1\n", "list"), ("just words\n", "str"), ("# empty\n", "NoneType")]
     )
-    def test_what_is_no_mapping_is_told(self, recipe: WriteRecipe, content: str, found: str) -> None:
-        assert problems("--config", recipe(content)) == [
-            f"--config r.yaml: expected lines of `key: value`, found {found}."
-        ]
+    def test_a_file_without_keys_is_refused(self, recipe: WriteRecipe, content: str, kind: str) -> None:
+        (each,) = read("--config", recipe(content)).problems
+        assert (each.code, each.details["found"]) == ("recipe-not-a-mapping", kind)
 
     def test_bytes_that_are_no_utf8_are_told(self, tmp_path: Path) -> None:
         (tmp_path / "r.yaml").write_bytes(b"run_name: \xff\n")
-        (problem,) = problems("--config", str(tmp_path / "r.yaml"))
-        assert "cannot be read" in problem
-        assert "0xff" in problem
+        (each,) = read("--config", str(tmp_path / "r.yaml")).problems
+        assert each.code == "unreadable"
+        assert "0xff" in str(each)
 
 
 class TestDataSource:
@@ -337,34 +316,24 @@ def test_all_problems_of_file_and_flags_are_there_at_once_beside_the_good_values
     given = read(
         "--config", recipe("sed: 1\nmax_length: long\nlora_r: 4\n"), "--bf17", "--seed", "x", "--lora_alpha=8"
     )
-    assert given.problems == [
-        "r.yaml: sed: there is no such recipe key. Did you mean `seed`?",
-        "r.yaml: max_length long: invalid int value: 'long'.",
-        "--bf17: there is no such flag. Did you mean `--bf16`?",
-        "--seed x: invalid int value: 'x'.",
+    assert [(each.code, each.flag) for each in given.problems] == [
+        ("unknown-name", "r.yaml: sed"),
+        ("wrong-type", "r.yaml: max_length"),
+        ("unknown-name", "--bf17"),
+        ("wrong-type", "--seed"),
     ]
     assert given.values == {"lora_r": 4, "lora_alpha": 8}
 
 
 def test_flags_are_still_checked_where_the_recipe_is_missing() -> None:
     given = read("--config", "no.yaml", "--sed", "1")
-    assert given.problems == [
-        "--config no.yaml: there is no such file.",
-        "--sed: there is no such flag. Did you mean `--seed`?",
-    ]
+    assert [each.code for each in given.problems] == ["no-such-file", "unknown-name"]
 
 
 def test_a_recipe_that_cannot_be_read_is_told_from_none(recipe: WriteRecipe) -> None:
     assert read().is_read
     assert read("--config", recipe("sed: 1\n")).is_read
     assert not read("--config", recipe("a: [\n")).is_read
-
-
-def test_the_recipe_is_a_flag_that_may_be_meant(recipe: WriteRecipe) -> None:
-    assert problems("--confg", "r.yaml") == ["--confg: there is no such flag. Did you mean `--config`?"]
-    assert problems("--config", recipe("confg: 1\n")) == [
-        "r.yaml: confg: there is no such recipe key. Did you mean `fsdp_config`?"
-    ]
 
 
 def test_help_lists_the_fields_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
@@ -466,11 +435,7 @@ class TestTrust:
         path = recipe(f"{name}: true\n")
         for flags in ((), (f"--{name}", "true")):
             given = read("--config", path, *flags)
-            (problem,) = given.problems
-            assert problem == (
-                f"r.yaml: {name}: no file can grant it, for its author's code would run. If you trust the author, "
-                f"take the line out and type --{name} true."
-            )
+            assert [(each.code, each.flag) for each in given.problems] == [("trust-in-file", f"r.yaml: {name}")]
             assert given.values == dict.fromkeys([name] if flags else [], True)
 
     def test_of_an_earlier_runs_recipe_that_grants_none_is_passed_over(self, recipe: WriteRecipe, name: str) -> None:
@@ -479,24 +444,18 @@ class TestTrust:
             assert (given.problems, given.values) == ([], {name: True})
 
 
-def test_planned_knows_only_fields() -> None:
-    with pytest.raises(ValueError, match="not enough values"):
-        read().planned(SentimentTrainingArguments, "no_such_field")
-
-
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "code", "shown"),
     [
-        ("a" * 5000, f"{'a' * 40}... (5,000 letters): is longer than the name of a file or folder may be."),
-        ("b/" * 3000, f"{'b/' * 20}... (6,000 letters): is longer than the name of a file or folder may be."),
-        ("a\0b", "a\\0b: holds a NUL character, which no name may hold."),
+        ("a" * 5000, "name-too-long", f"{'a' * 40}... (5,000 letters)"),
+        ("a\0b", "name-holds-nul", "a\\0b"),
     ],
 )
 @pytest.mark.parametrize("name", [*PATH_FIELDS, "config"])
-def test_a_name_that_no_file_can_have_is_one_problem_of_its_flag(name: str, value: str, told: str) -> None:
+def test_a_name_that_no_file_can_have_is_one_problem_of_its_flag(name: str, value: str, code: str, shown: str) -> None:
     kind = next(kind for kind in KINDS if name in (*fields_of(kind), "config"))
     recipe = read_recipe([f"--{name}={value}"], [kind])
-    assert recipe.problems == [f"--{name} {told}"]
+    assert [(each.code, each.flag, each.value) for each in recipe.problems] == [(code, f"--{name}", shown)]
     assert recipe.values == {}
 
 

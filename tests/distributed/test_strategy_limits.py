@@ -1,4 +1,4 @@
-"""Which weights can be trained under which strategy."""
+"""Which settings a strategy cannot run."""
 
 from __future__ import annotations
 
@@ -16,146 +16,178 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
-from indictune.config.arguments import Method, ModelArguments
 from indictune.config.plan import Launch
-from indictune.distributed.strategy_limits import check_split_optimizer, check_weights, default_optimizer, forget_pages
-from indictune.errors import UserError
+from indictune.distributed.strategy_limits import (
+    check_bad_steps,
+    check_communication,
+    check_folders,
+    check_optimizer_of_strategy,
+    check_saving,
+    check_weights,
+    default_optimizer,
+    forget_pages,
+)
+from tests.plans import STRATEGIES, codes, plan_of
 
-STRATEGIES = [
-    *("single", "ddp", "fsdp2", "fsdp2_offload", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"),
-]
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}
 NF4_IN_BYTES = {**NF4, "bnb_4bit_quant_storage": "uint8"}  # bitsandbytes' default
 EIGHT_BITS = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
-def problems_of(
-    strategy: str,
-    method: Method,
-    quantisation: Mapping[str, Any] | None = None,
-    device_map: str | None = None,
-    world_size: int = 8,
+
+def found_in(
+    strategy: str, quantisation: Mapping[str, Any] | None = None, world_size: int = 8, **model: Any
 ) -> list[str]:
-    args = ModelArguments("some/llama", method=method, device_map=device_map)
-    try:
-        check_weights(Launch(strategy, world_size), args, quantisation or {})
-    except UserError as error:
-        return error.problems
-    return []
+    """Codes of the problems of a model's weights under a strategy."""
+    plan = plan_of(model=model, launch=Launch(strategy, world_size))
+    return [each.code for each in check_weights(plan, quantisation or {})]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@every_strategy
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_unquantised_weights_are_trained_under_every_strategy(strategy: str, method: Method) -> None:
-    assert problems_of(strategy, method) == []
+def test_unquantised_weights_are_trained_under_every_strategy(strategy: str, method: str) -> None:
+    assert found_in(strategy, method=method) == []
 
 
-@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp2", "fsdp2_offload", "zero1", "zero2", "zero2_offload"])
-def test_weights_in_4_bits_are_trained_wherever_they_stay_whole_or_split_evenly(strategy: str) -> None:
-    assert problems_of(strategy, "qlora") == []
-    assert problems_of(strategy, "lora", NF4) == []
-
-
-@pytest.mark.parametrize("strategy", ["single", "ddp", "zero1", "zero2"])
-@pytest.mark.parametrize("quantisation", [EIGHT_BITS, NF4_IN_BYTES])
-def test_what_stays_whole_may_be_quantised_and_stored_in_any_way(
-    strategy: str, quantisation: Mapping[str, Any]
-) -> None:
-    assert problems_of(strategy, "lora", quantisation) == []
-
-
-@pytest.mark.parametrize("strategy", ["zero3", "zero3_offload"])
+@every_strategy
 @pytest.mark.parametrize(
     ("method", "quantisation"), [("qlora", {}), ("qlora", NF4), ("lora", NF4), ("lora", EIGHT_BITS)]
 )
-def test_zero_3_takes_no_quantised_weights(strategy: str, method: Method, quantisation: Mapping[str, Any]) -> None:
-    assert problems_of(strategy, method, quantisation) == [
-        f"--method {method} under {strategy}: ZeRO-3 splits weights while they are loaded, and 4-bit or 8-bit weights "
-        "cannot be split so. Use accelerate_configs/fsdp2_qlora.yaml, or ddp.yaml or zero2.yaml where the base fits "
-        "on one GPU."
-    ]
+def test_quantised_weights_are_not_trained_under_zero_3(
+    strategy: str, method: str, quantisation: Mapping[str, Any]
+) -> None:
+    found = found_in(strategy, quantisation, method=method)
+    if strategy.startswith("zero3"):
+        assert found == ["quantised-under-zero3"]
+    elif strategy.startswith("fsdp2") and quantisation == EIGHT_BITS:
+        assert found == ["8-bit-under-fsdp2"]
+    else:
+        assert found == []
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_offload"])
-def test_fsdp_takes_no_weights_in_8_bits(strategy: str) -> None:
-    assert problems_of(strategy, "lora", EIGHT_BITS) == [
-        "--model_name_or_path some/llama: its weights are in 8 bits, which FSDP cannot split. Give the checkpoint "
-        "that they were quantised from with --method qlora (NF4), or use accelerate_configs/ddp.yaml."
-    ]
+@pytest.mark.parametrize(
+    ("strategy", "codes"),
+    [("single", []), ("ddp", []), ("zero1", []), ("zero2", []), ("fsdp2", ["4-bit-storage-under-fsdp2"])],
+)
+def test_only_fsdp2_asks_how_4_bit_weights_are_stored(strategy: str, codes: list[str]) -> None:
+    assert found_in(strategy, NF4_IN_BYTES, method="lora") == codes
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_offload"])
-def test_fsdp_takes_4_bit_weights_only_in_the_type_of_the_rest(strategy: str) -> None:
-    assert problems_of(strategy, "qlora", NF4_IN_BYTES) == [
-        "--model_name_or_path some/llama: its 4-bit weights are stored as uint8, and FSDP splits only what has the "
-        "type of the rest, bfloat16. Give the checkpoint that they were quantised from with --method qlora, which "
-        "stores them so."
-    ]
+def test_the_output_layer_is_not_trained_whole_under_fsdp2() -> None:
+    assert found_in("fsdp2", method="lora", modules_to_save=["lm_head"]) == ["lm-head-under-fsdp2"]
+    assert found_in("zero2", method="lora", modules_to_save=["lm_head"]) == []
 
 
-def test_a_model_spread_over_all_gpus_needs_them_for_one_process() -> None:
-    assert problems_of("single", "qlora", device_map="auto", world_size=1) == []
-    assert problems_of("ddp", "lora", device_map="balanced", world_size=2) == [
-        "--device_map balanced: spreads one process's model over all GPUs, and there are 2 processes. Leave it out, "
-        "or start one process with plain python."
-    ]
+def test_a_model_spread_over_all_gpus_is_one_processs() -> None:
+    assert found_in("single", world_size=1, method="qlora", device_map="auto") == []
+    assert found_in("ddp", world_size=2, device_map="balanced") == ["device-map-with-processes"]
+    both = ["quantised-under-zero3", "device-map-with-processes"]
+    assert found_in("zero3", method="qlora", device_map="auto") == both
 
 
-def test_several_problems_are_told_at_once() -> None:
-    problems = problems_of("zero3", "qlora", device_map="auto", world_size=4)
-    assert [problem.partition(":")[0] for problem in problems] == [
-        "--method qlora under zero3", "--device_map auto",
-    ]  # fmt: skip
-    problems = problems_of("fsdp2", "lora", EIGHT_BITS, device_map="auto")
-    assert [problem.partition(":")[0] for problem in problems] == [
-        "--model_name_or_path some/llama", "--device_map auto",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_paged_optimizer_is_qloras_own_where_it_runs(strategy: str) -> None:
+@every_strategy
+def test_qlora_pages_its_optimizer_where_it_can(strategy: str) -> None:
     paged = "paged_adamw_8bit" if strategy in ("single", "ddp") else None
     assert default_optimizer(Launch(strategy), "qlora", has_gpu=True) == paged
     assert default_optimizer(Launch(strategy), "qlora", has_gpu=False) is None
     assert default_optimizer(Launch(strategy), "lora", has_gpu=True) is None
-    assert default_optimizer(Launch(strategy), "full", has_gpu=True) is None
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("optim", ["paged_adamw_8bit", "adamw_bnb_8bit", "lion_32bit", "ademamix", "rmsprop_bnb"])
-def test_fsdp_takes_no_optimizer_of_bitsandbytes(strategy: str, optim: str) -> None:
-    check_split_optimizer(Launch(strategy, 8), "adamw_torch_8bit")  # which is torchao's
-    if not strategy.startswith("fsdp2"):
-        check_split_optimizer(Launch(strategy, 8), optim)
-        return
-    with pytest.raises(UserError) as caught:
-        check_split_optimizer(Launch(strategy, 8), optim)
-    assert caught.value.message == (
-        f"--optim {optim}: bitsandbytes' optimizers do not take weights that {strategy} has split. Leave --optim out, "
-        "or use accelerate_configs/ddp.yaml."
-    )
+@every_strategy
+@pytest.mark.parametrize(
+    ("optim", "families"),
+    [
+        ("adamw_torch_fused", ()),
+        ("adamw_torch_8bit", ()),  # torchao's
+        *((name, ("fsdp2",)) for name in ("paged_adamw_8bit", "adamw_bnb_8bit", "ademamix", "adafactor")),
+        ("adagrad", ("fsdp2", "zero")),
+    ],
+)
+def test_an_optimizer_whose_states_cannot_be_sharded_is_refused(
+    strategy: str, optim: str, families: tuple[str, ...]
+) -> None:
+    found = codes(check_optimizer_of_strategy(plan_of({"optim": optim}, launch=Launch(strategy, 8))))
+    sharded = [("optimizer-cannot-be-sharded", "--optim")] if strategy.startswith(families or ("none",)) else []
+    replaced = strategy.startswith("zero") and strategy.endswith("_offload") and "adamw" not in optim
+    assert found == sharded + [("offload-needs-adamw", "--optim")] * replaced
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("optim", ["adagrad", "adafactor"])
-def test_an_optimizer_whose_states_cannot_be_split_is_refused_where_they_would_be(strategy: str, optim: str) -> None:
-    if not strategy.startswith(("fsdp2", "zero") if optim == "adagrad" else "fsdp2"):
-        check_split_optimizer(Launch(strategy, 8), optim)
-        return
-    with pytest.raises(UserError) as caught:
-        check_split_optimizer(Launch(strategy, 8), optim)
-    assert caught.value.message == (
-        f"--optim {optim}: its states cannot be split as {strategy} splits them. Leave --optim out, or use "
-        "accelerate_configs/ddp.yaml."
-    )
+def test_a_deepspeed_files_optimizer_replaces_the_flag() -> None:
+    launch = Launch("zero2", 8, deepspeed={"optimizer": {"type": "AdamW"}})
+    assert check_optimizer_of_strategy(plan_of({"optim": "adagrad"}, launch=launch)) == []
 
 
-def test_a_deepspeed_files_own_optimizer_takes_the_place_of_the_flag() -> None:
-    check_split_optimizer(Launch("zero2", 8, deepspeed={"optimizer": {"type": "AdamW"}}), "adagrad")
+BF16 = {"reduce_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("launch", "method", "training", "steps", "flags"),
+    [
+        (Launch("ddp", 2), "full", {}, 2, []),
+        (Launch("ddp", 2), "lora", BF16, 2, []),
+        (Launch("single"), "full", {}, 2, []),
+        (Launch("zero2", 2, deepspeed={"communication_data_type": "auto"}), "full", BF16, 2, []),
+        (Launch("zero2", 2, deepspeed={"communication_data_type": "bf16"}), "full", BF16, 2, []),
+        (Launch("fsdp2_offload", 2), "full", BF16, 2, []),
+        (Launch("fsdp2", 2), "lora", {}, 2, []),
+        (Launch("ddp", 2), "full", {"ddp_static_graph": True}, 1, []),
+        (Launch("ddp", 2), "full", {"ddp_static_graph": True}, None, []),
+        (Launch("ddp", 2), "full", {"ddp_static_graph": True}, 2, ["--ddp_static_graph"]),
+        (Launch("single"), "full", BF16, 2, ["--reduce_dtype"]),
+        (Launch("fsdp2", 2), "qlora", BF16, 2, ["--reduce_dtype"]),
+        (Launch("zero2", 2, deepspeed={"communication_data_type": "fp16"}), "full", BF16, 2, ["--deepspeed"]),
+    ],
+    ids=str,
+)
+def test_communication_that_the_strategy_does_not_have_is_refused(
+    launch: Launch, method: str, training: dict[str, Any], steps: int | None, flags: list[str]
+) -> None:
+    plan = plan_of(training, {"method": method}, launch, steps=steps)
+    assert [each.flag for each in check_communication(plan)] == flags
+
+
+@pytest.mark.parametrize(
+    ("launch", "method", "code"),
+    [
+        (Launch("fsdp2", 2), "full", None),
+        (Launch("fsdp2_offload", 2), "full", None),
+        (Launch("fsdp2", 1), "full", "async-save-without-shards"),
+        (Launch("ddp", 2), "full", "async-save-without-shards"),
+        (Launch("zero3", 2), "full", "async-save-without-shards"),
+        (Launch("fsdp2", 2), "lora", "no-effect"),
+    ],
+    ids=str,
+)
+def test_async_save_needs_shards_of_all_weights(launch: Launch, method: str, code: str | None) -> None:
+    plan = plan_of({"async_save": True}, {"method": method}, launch)
+    assert codes(check_saving(plan)) == ([] if code is None else [(code, "--async_save")])
+    assert check_saving(plan_of({}, {"method": method}, launch)) == []
+
+
+@pytest.mark.parametrize("name", ["out[1]", "out*", "out?/x"])
+def test_a_folder_that_is_a_pattern_is_refused_under_zero(name: str) -> None:
+    resumed = {"resume_from_checkpoint": f"{name}/checkpoint-4"}
+    assert check_folders(plan_of(resumed, launch=Launch("fsdp2"), output_dir=name)) == []
+    assert check_folders(plan_of({"resume_from_checkpoint": "auto"}, launch=Launch("zero2"), output_dir="out-1")) == []
+    found = check_folders(plan_of(resumed, launch=Launch("zero3_offload"), output_dir=name))
+    assert codes(found) == [
+        ("folder-is-a-pattern", "--output_dir"),
+        ("folder-is-a-pattern", "--resume_from_checkpoint"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "asked", "is_refused"),
+    [("ddp", "skip", False), ("zero2", "rollback", False), ("zero2", "stop", False), ("zero3_offload", "skip", True)],
+)
+def test_deepspeed_cannot_skip_every_bad_step(strategy: str, asked: str, is_refused: bool) -> None:
+    found = codes(check_bad_steps(plan_of({"on_nonfinite": asked}, launch=Launch(strategy, 2))))
+    assert found == ([("skip-under-deepspeed", "--on_nonfinite")] if is_refused else [])
 
 
 def test_adafactor_adds_split_and_whole_tensors() -> None:
-    """transformers 5.23 and torch 2.13; when it does not, `check_split_optimizer` can let it through."""
+    """transformers 5.23 and torch 2.13; when it does not, `runs_optimizer` can let it through."""
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         layer: Any = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
@@ -172,7 +204,7 @@ def test_adafactor_adds_split_and_whole_tensors() -> None:
     "kind", [adamw.AdamW8bit, adamw.PagedAdamW8bit, ademamix.AdEMAMix, lion.Lion8bit, rmsprop.RMSprop]
 )
 def test_bitsandbytes_updates_no_weight_that_is_split(kind: Callable[..., Optimizer]) -> None:
-    """bitsandbytes 0.50 and torch 2.13; when one is updated, `check_split_optimizer` can let it through."""
+    """bitsandbytes 0.50 and torch 2.13; when one is updated, `runs_optimizer` can let it through."""
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         layer: Any = fully_shard(nn.Linear(128, 128), mesh=init_device_mesh("cpu", (1,)))

@@ -45,7 +45,7 @@ def rows(*ids: int) -> Dataset:
     return Dataset.from_dict({"input_ids": [list(ids)]})
 
 
-def used(args: SentimentTrainingArguments, *ids: int, model: Any = None, checkpoint: str | None = None) -> int | None:
+def used(args: SentimentTrainingArguments, *ids: int, model: Any = None, checkpoint: Path | None = None) -> int | None:
     """How many rows are trained; None where all are."""
     model = classifier() if model is None else model
     use_active_vocabulary(model, args, (rows(*ids), None), words_tokenizer(), checkpoint)
@@ -136,11 +136,11 @@ def test_a_checkpoint_of_other_rows_is_refused_before_anything_changes(tmp_path:
     before = classifier()
     use_active_vocabulary(before, arguments(tmp_path), (rows(9, 10),), words_tokenizer(), None)
     save_row_ids(before, tmp_path)
-    assert used(arguments(tmp_path), 9, 10, checkpoint=str(tmp_path)) == 5
-    assert used(arguments(tmp_path), 10, checkpoint=str(tmp_path)) == 5  # a row that no text uses any more
+    assert used(arguments(tmp_path), 9, 10, checkpoint=tmp_path) == 5
+    assert used(arguments(tmp_path), 10, checkpoint=tmp_path) == 5  # a row that no text uses any more
     model = classifier()
     with pytest.raises(UserError, match="it trains 5 rows of the embedding, and 1 tokens of the"):
-        used(arguments(tmp_path), 11, model=model, checkpoint=str(tmp_path))
+        used(arguments(tmp_path), 11, model=model, checkpoint=tmp_path)
     assert not isinstance(model.get_input_embeddings(), ActiveEmbedding)
 
 
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_began_with_another_model_is_refused_by_the_rows_that_
     def goes_on(change: Callable[[torch.Tensor], object]) -> int | None:
         model = classifier()
         change(model.get_input_embeddings().weight.data)
-        return used(arguments(tmp_path), 9, 10, model=model, checkpoint=str(tmp_path))
+        return used(arguments(tmp_path), 9, 10, model=model, checkpoint=tmp_path)
 
     assert goes_on(lambda whole: whole[9].zero_()) == 5  # the checkpoint has this row
     assert goes_on(lambda whole: whole.copy_(whole.bfloat16())) == 5  # as ZeRO-3 reads it

@@ -1,17 +1,22 @@
 """A training script that ends before it trains."""
 
+import os
 import sys
 
-from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
-from indictune.supervise.run import run
-from indictune.supervise.session import Session
+from indictune.errors import Problems
+from indictune.preflight import checks
+from indictune.preflight.derive import make_plan
+from indictune.supervise.execute import execute
+from indictune.supervise.run import Run
+from indictune.tasks.classification import Classification
 
 
-def main(session: Session) -> None:
-    session.decide(SentimentTrainingArguments)
-    session.recipe.problems.raise_any()
+def main(run: Run) -> None:
+    task = Classification()
+    plan, problems = make_plan(run.recipe, os.environ, task)
+    Problems(problems + checks.preflight(plan, task)).raise_any()
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, read_recipe(sys.argv[1:], (ModelArguments, DataArguments, SentimentTrainingArguments))))
+    sys.exit(execute(main, read_recipe(sys.argv[1:], Classification.arguments())))

@@ -165,7 +165,7 @@ def test_a_signal_that_a_dead_ranks_launcher_sends_is_no_request_to_stop(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
     """It comes before there is anything to save; torchrun starts the run again, unless it was asked to stop."""
-    place = "indictune.supervise.session:Session.decide:1"
+    place = "indictune.preflight.checks:preflight:1"
     with two_ranks(finished_run.recipe, tmp_path / "out", f"SIGKILL@{place}@1+SLOW@{place}@0") as (first, second):
         assert second.wait(120) == -signal.SIGKILL
         wait_for(lambda: (tmp_path / "out" / "logs" / ".ranks" / "0.json").exists(), 60)
@@ -410,10 +410,10 @@ def test_a_rank_that_hangs_names_itself_where_the_other_has_died_of_it(
 )
 def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(tmp_path: Path, event: str, state: str) -> None:
     """The launcher then asks rank 0 to stop, which has seen nothing of it."""
-    session = "indictune.supervise.session:Session"
-    events = f"{event}@{session}.decide:1@1+SLOW@{session}.open_log:1@0"
+    decide, opened = "indictune.preflight.checks:preflight", "indictune.supervise.run:Run.open"
+    events = f"{event}@{decide}:1@1+SLOW@{opened}:1@0"
     # Rank 1 waits up to 20 s for rank 0 to tell of it too.
-    events += 5 * f"+SLOW@{session}.decide:1@0"
+    events += 5 * f"+SLOW@{decide}:1@0"
     flags = ["--config", "recipes/sentiment/demo.yaml", "--output_dir", str(tmp_path / "out")]
     said = start([*torchrun(2), FAULTY, events, "tests/faults/deciding.py", *flags]).stderr
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))

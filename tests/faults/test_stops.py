@@ -16,6 +16,7 @@ import pytest
 
 from indictune.checkpoint import compatibility, store
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.plan import unresolved
 from indictune.config.recipe import read_recipe
 from tests.conftest import FinishedRun
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, FAULTY, SAVE, STEP, Job, wait_for
@@ -571,7 +572,7 @@ def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_mo
     flags = ["--config", str(job.folder / "recipe.yaml"), *with_rows]
     again = read_recipe(flags, (ModelArguments, DataArguments, SentimentTrainingArguments))
     assert again.problems == []
-    assert [again.planned(SentimentTrainingArguments, name) for name in before] == ["steps", True]
+    assert [getattr(unresolved(SentimentTrainingArguments, again.values), name) for name in before] == ["steps", True]
 
 
 def test_the_means_that_trl_logs_go_on_where_they_were(tmp_path: Path) -> None:

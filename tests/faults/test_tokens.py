@@ -20,13 +20,13 @@ from indictune.cli import main
 from indictune.config.arguments import DataArguments, Method, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
 from indictune.credentials import _logged_in, holds_token, without_tokens
+from indictune.data.class_weights import class_weights
 from indictune.distributed.launch import read_launch
 from indictune.errors import UserError
 from indictune.hub.push import published
 from indictune.models import builtin
 from indictune.models.adapters import check_published_base
 from indictune.train import evaluate
-from indictune.train.class_weights import class_weights
 from tests.conftest import FinishedRun
 from tests.faults.hostile import IN_ROWS, OBEYED
 from tests.faults.hub import BASE, Hub, hub

@@ -103,7 +103,7 @@ def test_a_limit_of_tokens_does_not_change_the_run(run_under: Start, strategy: s
     told = re.search(r"(\d+) accumulation step", log)
     assert told is not None
     assert int(told[1]) > 5
-    assert "--per_device_train_batch_size 6 counts for nothing: --max_tokens_per_device is given." in log
+    assert "Ignoring --per_device_train_batch_size 6" in log
     assert differences(run_under("single", 1, *PLAIN), two) == []
 
 

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import HashStore
 from indictune.distributed.elastic import JOINING
 from indictune.distributed.sharding import GROUPING
 from indictune.progress import HERE, Progress
-from indictune.supervise import run
+from indictune.supervise import execute
 from indictune.supervise.heartbeat import Ranks, Watchdog
 from tests.ranks.launching import python, start
 
@@ -90,7 +90,7 @@ def test_an_end_counts_wherever_its_rank_began_if_it_comes_after_this_one_began(
 
 def test_a_rank_of_another_machine_that_tells_no_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was killed there; by gloo's words alone its address would be known, and a port."""
-    monkeypatch.setattr(run, "SECONDS_TO_TELL", 0.1)
+    monkeypatch.setattr(execute, "SECONDS_TO_TELL", 0.1)
     ranks = [Ranks(tmp_path, rank, 4, "attempt") for rank in range(4)]
     for rank, host in ((1, "killed-there"), (2, "failed-there"), (3, socket.gethostname())):
         ranks[rank]._mine |= {"host": host, "pid": rank}
@@ -98,7 +98,7 @@ def test_a_rank_of_another_machine_that_tells_no_end_is_named(tmp_path: Path, mo
     ranks[2].ended("failed", "Connection closed by peer")
     session: Any = SimpleNamespace(ranks=ranks[0], is_named=True, watchdog=None, output_dir=tmp_path)
     monkeypatch.setattr(Ranks, "dead", lambda _: {})
-    cause = run._first_cause(session, run.End("failed", "Connection reset", "Traceback"), time.time())
+    cause = execute._first_cause(session, execute.End("failed", "Connection reset", "Traceback"), time.time())
     told = "rank 1 (process 1 on killed-there) has not told how it ended"
     assert cause.message == f"[rank 2] Connection closed by peer; {told}"
     ranks[1].ended("failed", "out of memory")

@@ -66,10 +66,7 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
     command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(model), "--test_file", str(test_file)]
     result = start(command)
     assert result.returncode == 2, result.stderr
-    assert result.stderr == (
-        f"indictune: --model {model}: {name} is a link, and an evaluation writes to nothing outside the folder; "
-        "remove the link, or give --output_dir.\n"
-    )
+    assert "[evaluation-folder-is-link]" in result.stderr
     assert list(outside.iterdir()) == []
     named = start([*command, "--output_dir", str(tmp_path / "out")])
     assert named.returncode == 0, named.stderr
@@ -206,10 +203,7 @@ def test_the_metrics_of_another_file_are_not_written_over(finished_run: Finished
     for test_file, flags in ((str(files[1]), ()), (typed, ("--output_dir", str(metrics.parent)))):
         other = evaluate(test_file, *flags)
         assert other.returncode == 2
-        assert other.stderr == (
-            f"indictune: --test_file {test_file}: {metrics} holds the metrics of {files[0]}, which would be lost; "
-            "give --output_dir another folder.\n"
-        )
+        assert "[metrics-of-another-file]" in other.stderr
         assert metrics.read_bytes() == before
     again = evaluate(os.path.relpath(files[0], ROOT))
     assert again.returncode == 0, again.stderr
@@ -258,7 +252,7 @@ def test_a_name_that_leads_out_of_the_model_names_no_folder(
     flags = ["--model", str(finished_run.folder), "--test_file", str(tmp_path / name)]
     result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
     assert result.returncode == 2, result.stderr
-    assert "names no folder; give --output_dir." in result.stderr
+    assert "[evaluation-folder-name]" in result.stderr
     assert (finished_run.folder / "status.json").read_bytes() == status
 
 

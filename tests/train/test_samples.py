@@ -15,7 +15,7 @@ from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.config.recipe import read_recipe
 from indictune.data.conversations import Conversations
 from indictune.models.attention import ATTENTION
-from indictune.supervise.session import Session
+from indictune.supervise.run import Run
 from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.samples import greedy, write_samples
 from tests.models.tiny import words_tokenizer
@@ -102,12 +102,12 @@ class TestFile:
     ROWS = conversations("अच्छा | ok", "నయా | மோசம் | ok | చెడు", "ok | ok")
 
     @staticmethod
-    def session(folder: Path, rank: int = 0) -> Session:
-        return Session(read_recipe(["--output_dir", str(folder)], [LlamaTrainingArguments]), rank)
+    def run(folder: Path, rank: int = 0) -> Run:
+        return Run(read_recipe(["--output_dir", str(folder)], [LlamaTrainingArguments]), rank)
 
     def test_a_line_holds_prompt_reference_and_answer(self, base: str, tmp_path: Path) -> None:
         trainer = trained(base, tmp_path / "run")
-        write_samples(trainer, self.session(tmp_path), self.ROWS, TEMPLATE, count=2, max_new_tokens=4)
+        write_samples(trainer, self.run(tmp_path), self.ROWS, TEMPLATE, count=2, max_new_tokens=4)
         text = (tmp_path / "samples.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
         assert [list(line) for line in lines] == [["prompt", "reference", "answer"]] * 2
@@ -120,7 +120,7 @@ class TestFile:
 
     def test_no_more_rows_than_there_are(self, base: str, tmp_path: Path) -> None:
         trainer = trained(base, tmp_path / "run")
-        write_samples(trainer, self.session(tmp_path), self.ROWS, TEMPLATE, count=50, max_new_tokens=1)
+        write_samples(trainer, self.run(tmp_path), self.ROWS, TEMPLATE, count=50, max_new_tokens=1)
         assert len((tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
     @pytest.mark.parametrize(("count", "rank"), [(0, 0), (2, 1)])
@@ -128,5 +128,5 @@ class TestFile:
         self, base: str, tmp_path: Path, count: int, rank: int
     ) -> None:
         trainer = trained(base, tmp_path / "run")
-        write_samples(trainer, self.session(tmp_path, rank), self.ROWS, TEMPLATE, count=count, max_new_tokens=1)
+        write_samples(trainer, self.run(tmp_path, rank), self.ROWS, TEMPLATE, count=count, max_new_tokens=1)
         assert not (tmp_path / "samples.jsonl").exists()

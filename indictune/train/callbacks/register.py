@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from transformers import EarlyStoppingCallback
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from indictune.checkpoint import save
-from indictune.supervise.session import Session
+from indictune.checkpoint.resume_point import ResumePoint
+from indictune.config.plan import AnyPlan
+from indictune.supervise.run import Run
 from indictune.train import bad_steps
 from indictune.train.callbacks.heartbeat import Places
 from indictune.train.callbacks.resume import GoOn, LeaveBehind
@@ -24,29 +25,32 @@ from indictune.train.exact_trainer import ExactTrainer
 from indictune.train.nonfinite import is_below_one
 
 
-def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) -> Throughput:
+def watch(
+    trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, row_location: Callable[[int], str]
+) -> Throughput:
     """Add the callbacks of a run to its trainer.
 
     Args:
         trainer: of the run.
-        place: tells where a training row stands (`file:line`).
-        session: of the run; its folder gets `train_log.jsonl`.
+        plan: of the run; its folder gets `train_log.jsonl`.
+        run: whose signals stop the training.
+        point: to resume from.
+        row_location: tells where a training row comes from (`file:line`).
 
     Returns:
         The throughput, which counts while the run goes on.
     """
     throughput = Throughput(trainer.batches)
-    trainer.stop_request = session.stop_request
-    trainer.strategy = session.launch.strategy
-    trainer.trusts_checkpoint = session.trusts_checkpoint
-    checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
-    best = session.best_checkpoint
+    trainer.stop_request = run.stop_request
+    trainer.strategy = plan.launch.strategy
+    trainer.trusts_checkpoint = plan.model.trust_checkpoint
+    checkpoint, best = point.checkpoint, point.best
     # Before the others read what is there.
-    trainer.add_callback(LeaveBehind(session.output_dir, checkpoint, best, session.stop_request))
+    trainer.add_callback(LeaveBehind(plan.output_dir, checkpoint, best, run.stop_request))
     trainer.add_callback(throughput)
-    trainer.add_callback(TrainLog(session.output_dir / "train_log.jsonl", throughput))
-    path = session.output_dir / bad_steps.FILE if session.rank == 0 else None
-    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, place, path, trainer.strategy)
+    trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", throughput))
+    path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
+    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, trainer.strategy)
     is_writing, finish = partial(save.is_writing, trainer), partial(save.finish, trainer)
     has_no_scale = partial(is_below_one, trainer.accelerator.scaler)
     trainer.add_callback(
@@ -60,6 +64,6 @@ def watch(trainer: ExactTrainer, place: Callable[[int], str], session: Session) 
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     trainer.add_callback(Places())
     if checkpoint is not None:
-        here = None if best is None else session.output_dir / best.name
+        here = None if best is None else plan.output_dir / best.name
         trainer.add_callback(GoOn(trainer, checkpoint, here))
     return throughput

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from datasets import Dataset
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import (
     EarlyStoppingCallback,
@@ -23,39 +22,44 @@ from transformers.optimization import GreedyLR
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from indictune.checkpoint import abandoned, compatibility, copying, disk_errors, save, store
+from indictune.checkpoint.resume_point import ResumePoint
 from indictune.checkpoint.save import UNLOGGED
 from indictune.checkpoint.store import Manifest
+from indictune.config.plan import AnyPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.distributed import sharding
 from indictune.errors import UserError
 from indictune.progress import HERE
-from indictune.supervise.session import Session
+from indictune.supervise.run import Run
 from indictune.supervise.signals import NotBegun, StopRequest
+from indictune.tasks.protocol import Tokens
 from indictune.train.callbacks.throughput import throughput_of
 from indictune.train.exact_trainer import ExactTrainer
 from indictune.train.rank_consistency import check_alike
+from indictune.train.start import flag_contents, write_recipe
 
 logger = logging.getLogger(__name__)
 
 
-def train(trainer: ExactTrainer, session: Session, prepared: Path, test: Dataset | None) -> TrainOutput:
-    """Train, from the session's checkpoint where there is one. All ranks must call it.
+def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
+    """Train, from the resume point where there is one. All ranks must call it.
 
     Args:
         trainer: of the run.
-        session: of the run; its folder gets what tells of the run, once nothing can refuse it any more.
-        prepared: folder of the prepared rows.
-        test: rows that are evaluated when it is trained, or None.
+        plan: of the run, which `recipe.yaml` records once nothing can refuse the run any more.
+        run: whose folder gets the records.
+        point: to resume from.
+        tokens: rows of the run.
 
     Raises:
-        UserError: the checkpoint, or another rank, is of other rows.
+        UserError: the checkpoint, or another rank, has other rows.
     """
-    check_alike(trainer, test, session.recipe.values, session.in_files())
-    if session.checkpoint is not None:
-        check_rows(trainer, Path(session.checkpoint))
-    keep_rejected(prepared, session.output_dir, session.rank)
-    session.write_recipe(trainer.args)
-    return trainer.train(resume_from_checkpoint=session.checkpoint)
+    check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
+    if point.checkpoint is not None:
+        check_rows(trainer, point.checkpoint)
+    keep_rejected(tokens.folder, plan.output_dir, run.rank)
+    write_recipe(plan, trainer.args, point)
+    return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
 
 
 def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 
+from indictune.data.class_weights import as_tensor, class_weights
 from indictune.errors import UserError
-from indictune.train.class_weights import as_tensor, class_weights
 
 LABELS = ["negative", "neutral", "positive"]
 

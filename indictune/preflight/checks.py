@@ -1,0 +1,94 @@
+"""All checks of a plan: every problem is found before anything slow starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from indictune.config.arguments import SentimentTrainingArguments
+from indictune.config.plan import AnyPlan, RunPlan
+from indictune.distributed.deepspeed_config import check_deepspeed_file
+from indictune.distributed.strategy_limits import (
+    check_bad_steps,
+    check_communication,
+    check_folders,
+    check_optimizer_of_strategy,
+    check_saving,
+)
+from indictune.distributed.vocabulary_choice import check_active_vocabulary
+from indictune.errors import Problem, Problems, problems_of
+from indictune.preflight.fixed_values import check_fixed_values
+from indictune.preflight.integrations import check_hub, check_loggers
+from indictune.preflight.model import check_model
+from indictune.preflight.optimizer import check_optimizer
+from indictune.preflight.processes import check_compiler, check_number_type, check_processes
+from indictune.preflight.resume import check_resume
+from indictune.preflight.schedule import check_evaluations, check_schedule
+from indictune.preflight.values import check_combinations, check_values
+from indictune.tasks.protocol import Data, Rows, Task, Training
+
+Check = Callable[[AnyPlan], list[Problem]]
+
+CHECKS: tuple[Check, ...] = (
+    check_fixed_values,
+    check_values,
+    check_combinations,
+    check_schedule,
+    check_optimizer,
+    check_compiler,
+    check_number_type,
+    check_hub,
+    check_loggers,
+    check_resume,
+)
+
+# Checks that read the launch.
+OF_THE_LAUNCH: tuple[Check, ...] = (
+    check_processes,
+    check_optimizer_of_strategy,
+    check_deepspeed_file,
+    check_communication,
+    check_saving,
+    check_folders,
+    check_bad_steps,
+)
+
+
+def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
+    """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
+    checks = CHECKS + (OF_THE_LAUNCH if plan.launch.is_known else ())
+    found = [each for check in checks for each in check(plan)]
+    if plan.model_config is not None:
+        found += [*check_model(plan), *task.check(plan)]
+    if isinstance(plan.training, SentimentTrainingArguments) and plan.launch.is_known:
+        choice, optim = plan.training.active_vocabulary, str(plan.training.optim)
+        found += problems_of(check_active_vocabulary, choice, plan.model.method, optim, plan.launch)
+    return list(dict.fromkeys(found))
+
+
+def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
+    """As `preflight`, of an evaluation without training."""
+    checks: tuple[Check, ...] = (check_compiler, check_number_type)
+    checks += (check_processes,) if plan.launch.is_known else ()
+    return list(dict.fromkeys(each for check in checks for each in check(plan)))
+
+
+def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], found: list[Problem]) -> Rows:
+    """The rows of a run, read and checked.
+
+    Args:
+        plan: of the run.
+        task: reads the rows.
+        found: problems of the plan. With any, only the first rows are read, which tell of missing columns.
+
+    Raises:
+        UserError: all problems, those of the plan and those of the rows.
+    """
+    problems = Problems(found)
+    inputs = task.open(plan, problems)
+    if inputs.sources is not None and "train" in inputs.sources:
+        problems.extend(check_evaluations(plan, "validation" in inputs.sources))
+    rows = task.read(plan, inputs, problems)
+    problems.raise_any()
+    assert rows is not None
+    return rows

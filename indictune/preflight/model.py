@@ -1,0 +1,34 @@
+"""Whether the model can be trained as asked, by its configuration alone."""
+
+from __future__ import annotations
+
+from indictune.config.plan import AnyPlan
+from indictune.distributed.strategy_limits import check_weights
+from indictune.errors import Problem, problems_of
+from indictune.models.adapters import check_published_base, without_effect
+from indictune.models.load import check_max_length, stored_quantisation
+from indictune.models.unpadded import padding_notes
+from indictune.preflight.resume import starts_fresh
+
+
+def check_model(plan: AnyPlan) -> list[Problem]:
+    """Check the configuration of the model against method, strategy and length of texts. The plan has it."""
+    config = plan.model_config
+    assert config is not None
+    fresh = not problems_of(starts_fresh, plan) and starts_fresh(plan)
+    return [
+        *problems_of(check_max_length, config, plan.data.max_length, fresh),
+        *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
+        *problems_of(check_published_base, plan.model, plan.training.push_to_hub),
+    ]
+
+
+def model_notes(plan: AnyPlan) -> list[str]:
+    """What the user should know of the model. The plan passed `check_model`."""
+    config = plan.model_config
+    assert config is not None
+    return [
+        *check_max_length(config, plan.data.max_length, starts_fresh(plan)),
+        *padding_notes(config, trains=True),
+        *without_effect(plan.model),
+    ]

@@ -1,0 +1,75 @@
+"""Whether the optimizer and the schedule of the learning rate can be made: both are made for one weight."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, get_scheduler
+from transformers.training_args import ParallelMode, _convert_str_dict
+
+from indictune.config.plan import AnyPlan
+from indictune.errors import Problem, problem
+
+
+def check_optimizer(plan: AnyPlan) -> list[Problem]:
+    """Refuse an optimizer or a schedule that cannot be made. Those of a DeepSpeed file replace the flags'."""
+    if not plan.training.learning_rate >= 0:  # `check_values` refuses it
+        return []
+    in_file = plan.launch.deepspeed or {}
+    return [
+        *([] if "optimizer" in in_file else _try_optimizer(plan)),
+        *([] if "scheduler" in in_file else _try_schedule(plan)),
+    ]
+
+
+def _try_optimizer(plan: AnyPlan) -> list[Problem]:
+    values: dict[str, Any] = {each.name: getattr(plan.training, each.name) for each in fields(plan.training)}
+    named = values["optim_target_modules"]
+    if named is not None:
+        values["optim_target_modules"] = "all-linear"  # the named modules are not in this layer
+    optim, settings_given = str(values["optim"]), values["optim_args"]
+    layer = nn.Linear(1, 1)
+    try:
+        kind, settings = _optimizer_of(values, layer)
+        chooses_weights = {"params", "model", "optimizer_dict"} & settings.keys()
+        if not chooses_weights:
+            kind(layer.parameters(), **settings)
+        has_effect = _optimizer_of({**values, "optim_args": None}, layer)[1] != settings
+    except Exception as error:
+        given = f" --optim_args {settings_given}" if settings_given else ""
+        return [problem("optimizer-cannot-be-made", "--optim", f"{optim}{given}", reason=_reason(error))]
+    is_ignored = optim.startswith(("adamw_torch", "adafactor")) and not has_effect  # others read arguments
+    if settings_given and is_ignored:
+        return [problem("no-effect", "--optim_args", settings_given, other=f"--optim {optim}")]
+    if named is not None and not chooses_weights:
+        shown = named if isinstance(named, str) else " ".join(named)
+        return [problem("no-effect", "--optim_target_modules", shown, other=f"--optim {optim}")]
+    return []
+
+
+def _optimizer_of(values: dict[str, Any], layer: nn.Module) -> tuple[Any, dict[str, Any]]:
+    args: Any = SimpleNamespace(**values, parallel_mode=ParallelMode.NOT_PARALLEL)
+    model: Any = nn.Sequential(layer)
+    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+    return kind, settings
+
+
+def _try_schedule(plan: AnyPlan) -> list[Problem]:
+    name, given = plan.training.lr_scheduler_type, plan.training.lr_scheduler_kwargs
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), plan.training.learning_rate)
+    try:
+        settings = _convert_str_dict(json.loads(given)) if isinstance(given, str) else given
+        get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=1, scheduler_specific_kwargs=settings)
+    except Exception as error:
+        shown = f"{name} --lr_scheduler_kwargs {given}" if given else str(name)
+        return [problem("schedule-cannot-be-made", "--lr_scheduler_type", shown, reason=_reason(error))]
+    return []
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().rstrip('.')}"

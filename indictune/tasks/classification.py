@@ -1,0 +1,116 @@
+"""Classification of short texts, such as the sentiment of tweets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.plan import RunPlan
+from indictune.data.class_weights import as_tensor, check_file, class_weights
+from indictune.data.load_rows import Rows, Splits, load_splits
+from indictune.data.row_sources import sources_of
+from indictune.data.tokenisation import tokenise_splits
+from indictune.errors import Problem, Problems, UserError, problems_of
+from indictune.evaluation.metrics import language_metric
+from indictune.models.classifier import check_classifier, label_order, load_classifier, load_classifier_config
+from indictune.models.load import Model, load_tokenizer
+from indictune.models.unpadded import pads
+from indictune.tasks.protocol import Inputs, Task, Tokens
+
+Plan = RunPlan[DataArguments, SentimentTrainingArguments]
+
+_MAX_NAMES = 20
+
+
+@dataclass(frozen=True)
+class ClassifiedRows:
+    """The rows of a classifier's run.
+
+    Attributes:
+        splits: training, validation and test rows.
+        tokenizer: of the model.
+        labels: in the order of the class ids.
+        weights: of each label in the loss; None where all count alike.
+    """
+
+    splits: Splits
+    tokenizer: PreTrainedTokenizerBase
+    labels: list[str]
+    weights: dict[str, float] | None
+
+
+class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArguments]):
+    """A text gets one of several labels."""
+
+    model_arguments = ModelArguments
+    data_arguments = DataArguments
+    training_arguments = SentimentTrainingArguments
+
+    def read_config(self, args: ModelArguments) -> PreTrainedConfig:
+        return load_classifier_config(args)
+
+    def check(self, plan: Plan) -> list[Problem]:
+        assert plan.model_config is not None
+        found = problems_of(check_classifier, plan.model, plan.model_config)
+        if plan.training.padding_free == "on":
+            found += problems_of(self.pads, plan)
+        return found
+
+    def open(self, plan: Plan, problems: Problems) -> Inputs:
+        tokenizer = problems.attempt(load_tokenizer, plan.model)
+        problems.attempt(check_file, plan.training.class_weights)
+        return Inputs(tokenizer, problems.attempt(sources_of, plan.data, problems))
+
+    def read(self, plan: Plan, inputs: Inputs, problems: Problems) -> ClassifiedRows | None:
+        if inputs.sources is None:
+            return None
+        with problems.collecting():
+            splits = load_splits(plan.data, problems, inputs.sources)
+            weights = class_weights(plan.training.class_weights, splits.train.each_label(), splits.labels)
+            labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
+            _check_metric(str(plan.training.metric_for_best_model), splits.validation)
+            if inputs.tokenizer is not None:
+                return ClassifiedRows(splits, inputs.tokenizer, labels, weights)
+        return None
+
+    def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:
+        splits = rows.splits
+        train, validation, test = tokenise_splits(splits, rows.tokenizer, rows.labels, plan.data.max_length)
+        assert train is not None
+        return Tokens(train, validation, test, splits.train.place, splits.folder, splits.notes)
+
+    def pads(self, plan: Plan) -> bool:
+        assert plan.model_config is not None
+        return pads(plan.training.padding_free, plan.model, plan.model_config)
+
+    def load_model(
+        self, plan: Plan, args: SentimentTrainingArguments, rows: ClassifiedRows, reads_weights: bool
+    ) -> Model:
+        return load_classifier(plan.model, rows.labels, rows.tokenizer)
+
+
+def loss_weights(rows: ClassifiedRows) -> torch.Tensor | None:
+    """The weight of each label in the loss, float32 [labels]; None where all count alike."""
+    return as_tensor(rows.weights, rows.labels)
+
+
+def _check_metric(metric: str, validation: Rows | None) -> None:
+    """Refuse to compare checkpoints by a language that no validation row has: the first evaluation would fail.
+
+    Raises:
+        UserError: it is the metric of such a language.
+    """
+    name = metric.removeprefix("eval_")
+    prefix = SentimentTrainingArguments.LANGUAGE_METRICS
+    if validation is None or not name.startswith(prefix):
+        return  # `preflight.values` refuses a metric that does not exist
+    known = [language_metric(language) for language in validation.languages()]
+    if name not in known:
+        shown = " or ".join(known[:_MAX_NAMES])
+        more = f", or of one of {len(known) - _MAX_NAMES} more languages" if len(known) > _MAX_NAMES else ""
+        raise UserError(
+            "metric-of-unseen-language", "--metric_for_best_model", name, source=validation.source, known=shown + more
+        )

@@ -1,0 +1,130 @@
+"""What a task is: how its rows are read and tokenised, and which model learns them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from indictune.config.arguments import IndicTrainingArguments, ModelArguments
+from indictune.config.plan import RowArguments, RunPlan
+from indictune.data.collation import lengths_of
+from indictune.errors import Problem, Problems
+from indictune.models.load import Model
+
+Rows = TypeVar("Rows")
+Data = TypeVar("Data", bound=RowArguments)
+Training = TypeVar("Training", bound=IndicTrainingArguments)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is read of a run's inputs before any row.
+
+    Attributes:
+        tokenizer: of the model; None where it was refused.
+        sources: where the rows come from, by split; None where they were refused.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | None
+    sources: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokenised rows of a run.
+
+    Attributes:
+        train: columns `input_ids`, `labels`, `length`, among others.
+        validation: likewise, with `language`; or None.
+        test: likewise; or None.
+        row_location: tells where a training row comes from (`file:line`), by its number.
+        folder: holds the prepared rows, and the rows that were left out.
+        notes: for the user, known once the rows are tokenised.
+        summary: a table for the user; empty where there is none.
+    """
+
+    train: Dataset
+    validation: Dataset | None
+    test: Dataset | None
+    row_location: Callable[[int], str]
+    folder: Path
+    notes: list[str]
+    summary: str = ""
+
+    @property
+    def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:
+        """Training, validation and test rows."""
+        return self.train, self.validation, self.test
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Tokens of each training row, int64 [rows]."""
+        return lengths_of(self.train)
+
+
+class Task(ABC, Generic[Rows, Data, Training]):
+    """One kind of learning.
+
+    Attributes:
+        model_arguments: dataclass of the model's flags.
+        data_arguments: dataclass of the rows' flags.
+        training_arguments: dataclass of the training's flags.
+    """
+
+    model_arguments: type[ModelArguments]
+    data_arguments: type[Data]
+    training_arguments: type[Training]
+
+    @classmethod
+    def arguments(cls) -> tuple[type[Any], ...]:
+        """The dataclasses of all flags."""
+        return cls.model_arguments, cls.data_arguments, cls.training_arguments
+
+    @abstractmethod
+    def read_config(self, args: ModelArguments) -> PreTrainedConfig:
+        """The configuration of the model.
+
+        Raises:
+            UserError: it cannot be read, or is no model for this task.
+        """
+
+    @abstractmethod
+    def check(self, plan: RunPlan[Data, Training]) -> list[Problem]:
+        """Problems of the plan that only this task has. The plan has a model configuration."""
+
+    @abstractmethod
+    def open(self, plan: RunPlan[Data, Training], problems: Problems) -> Inputs:
+        """Read the tokenizer, and find where the rows come from. Problems are added to `problems`."""
+
+    @abstractmethod
+    def read(self, plan: RunPlan[Data, Training], inputs: Inputs, problems: Problems) -> Rows | None:
+        """Read, clean and check all rows.
+
+        With problems, reads only the first rows, which tell of missing columns. None where there are problems.
+        """
+
+    @abstractmethod
+    def tokenise(self, plan: RunPlan[Data, Training], rows: Rows) -> Tokens:
+        """Token ids of all rows."""
+
+    @abstractmethod
+    def pads(self, plan: RunPlan[Data, Training]) -> bool:
+        """Whether rows of a training micro-batch are padded; else they are joined."""
+
+    @abstractmethod
+    def load_model(self, plan: RunPlan[Data, Training], args: Training, rows: Rows, reads_weights: bool) -> Model:
+        """The model, ready to train.
+
+        Args:
+            plan: of the run.
+            args: as transformers has completed them.
+            rows: of the run.
+            reads_weights: False where another rank sends the weights.
+        """

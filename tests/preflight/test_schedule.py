@@ -1,0 +1,69 @@
+"""When a run logs, evaluates and saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from indictune.config.arguments import BY_EVALUATIONS, SentimentTrainingArguments
+from indictune.preflight.schedule import check_best, check_evaluations, check_schedule
+from tests.plans import codes, codes_of, plan_of
+
+STEPS = {"save_strategy": "steps", "eval_strategy": "steps"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("save_strategy", "often"), ("eval_strategy", "best"), ("logging_strategy", "x")]
+)
+def test_a_strategy_that_does_not_exist_is_refused(name: str, value: str) -> None:
+    assert codes_of(check_schedule, plan_of({name: value})) == [("strategy-unknown", f"--{name}")]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5])
+def test_steps_are_a_whole_number_or_a_share(value: float) -> None:
+    assert codes_of(check_schedule, plan_of({"logging_steps": value})) == [("steps-expected", "--logging_steps")]
+    assert check_schedule(plan_of({"logging_steps": 0.25})) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("save_steps", 0.0), ("eval_steps", 0.0), ("save_steps", 2.5)])
+def test_steps_are_checked_only_where_steps_count(name: str, value: float) -> None:
+    assert check_schedule(plan_of({name: value})) == []
+    assert codes_of(check_schedule, plan_of({**STEPS, name: value})) == [("steps-expected", f"--{name}")]
+
+
+@pytest.mark.parametrize(
+    "given", [{"early_stopping_patience": 2}, *({"lr_scheduler_type": x} for x in BY_EVALUATIONS)]
+)
+def test_what_reacts_to_evaluations_needs_them(given: dict[str, Any]) -> None:
+    (name,) = given
+    assert check_schedule(plan_of(given)) == check_evaluations(plan_of(given), has_validation=True) == []
+    without = plan_of({**given, "eval_strategy": "no"})
+    assert codes_of(check_schedule, without) == [("needs-evaluations", f"--{name}")]
+    found = check_evaluations(plan_of(given), has_validation=False)
+    assert codes(found) == [("needs-validation-rows", f"--{name}")]
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({}, None),
+        ({**STEPS, "save_steps": 20.0, "eval_steps": 10.0}, None),
+        ({**STEPS, "save_steps": 0.3, "eval_steps": 0.1}, None),
+        ({**STEPS, "save_steps": 20.0}, None),  # --logging_steps 10
+        ({"save_strategy": "steps", "load_best_model_at_end": False}, None),
+        ({"save_strategy": "best"}, None),
+        ({"save_strategy": "steps"}, "best-needs-evaluation"),
+        ({**STEPS, "save_steps": 30.0, "eval_steps": 20.0}, "best-needs-multiple"),
+        ({**STEPS, "save_steps": 20.0, "eval_steps": 0.3}, "best-needs-multiple"),
+    ],
+)
+def test_the_best_checkpoint_is_saved_where_it_is_evaluated(given: dict[str, Any], code: str | None) -> None:
+    """transformers refuses the same settings, but only when the rows are prepared."""
+    args: dict[str, Any] = {"output_dir": "out", "use_cpu": True, **given}
+    assert [each.code for each in check_best(plan_of(given))] == [] if code is None else [code]
+    if code is None:
+        SentimentTrainingArguments(**args)
+        return
+    with pytest.raises(ValueError, match="--load_best_model_at_end requires"):
+        SentimentTrainingArguments(**args)

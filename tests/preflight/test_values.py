@@ -1,0 +1,97 @@
+"""Values that a run would fail on late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from indictune.config.arguments import IndicTrainingArguments, SentimentTrainingArguments
+from indictune.config.chat_arguments import LlamaTrainingArguments
+from indictune.preflight.values import check_combinations, check_values
+from tests.plans import codes_of, plan_of
+
+BOTH = [SentimentTrainingArguments, LlamaTrainingArguments]
+
+
+@pytest.mark.parametrize("arguments", BOTH)
+def test_the_defaults_pass(arguments: type[IndicTrainingArguments]) -> None:
+    plan = plan_of(arguments=arguments)
+    assert check_values(plan) == check_combinations(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("per_device_eval_batch_size", 0, "expected-at-least"),
+        ("max_tokens_per_device", 0, "expected-at-least"),
+        ("eval_accumulation_steps", 0, "expected-at-least"),
+        ("early_stopping_patience", 0, "expected-at-least"),
+        ("learning_rate", -1.0, "expected-at-least"),
+        ("learning_rate", float("nan"), "expected-at-least"),
+        ("weight_decay", -0.1, "expected-at-least"),
+        ("warmup_steps", -1.0, "expected-at-least"),
+        ("ddp_timeout", 0, "expected-at-least"),
+        ("dataloader_num_workers", -1, "expected-at-least"),
+        ("dataloader_prefetch_factor", 0, "expected-at-least"),
+        ("seed", -1, "seed-out-of-range"),
+        ("seed", 2**32, "seed-out-of-range"),
+        ("save_total_limit", 0, "save-total-limit"),
+        ("num_train_epochs", 0.0, "nothing-to-train"),
+        ("max_steps", 0, "nothing-to-train"),
+        ("label_smoothing_factor", 1.0, "share-expected"),
+        ("metric_for_best_model", "f1", "metric-unknown"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused(name: str, value: object, code: str) -> None:
+    assert codes_of(check_values, plan_of({name: value})) == [(code, f"--{name}")]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "flag"),
+    [
+        ({"bf16": True, "fp16": True}, "bf16-and-fp16", "--bf16 true and --fp16 true"),
+        ({"accelerator_config": {"split_batches": True}}, "accelerator-config", "--accelerator_config"),
+        ({"dataloader_prefetch_factor": 2}, "no-effect", "--dataloader_prefetch_factor"),
+        ({"gradient_checkpointing_kwargs": "foo"}, "checkpointing-setting", "--gradient_checkpointing_kwargs"),
+        (
+            {"gradient_checkpointing_kwargs": '{"foo": 1, "debug": true}'},
+            "checkpointing-setting",
+            "--gradient_checkpointing_kwargs",
+        ),
+    ],
+)
+def test_a_combination_that_cannot_work_is_refused(given: dict[str, Any], code: str, flag: str) -> None:
+    assert codes_of(check_combinations, plan_of(given)) == [(code, flag)]
+
+
+def test_settings_that_have_an_effect_pass() -> None:
+    given = {"gradient_checkpointing_kwargs": {"use_reentrant": False}, "dataloader_num_workers": 1, "bf16": True}
+    assert check_combinations(plan_of({**given, "dataloader_prefetch_factor": 2})) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_needs_a_gpu_is_refused_without_one() -> None:
+    given = {"use_liger_kernel": True, "activation_offloading": True}
+    assert codes_of(check_combinations, plan_of(given, arguments=LlamaTrainingArguments)) == [
+        ("liger-kernel-missing", "--use_liger_kernel"),
+        ("activation-offloading-without-gpu", "--activation_offloading"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "metric", "is_known"),
+    [
+        (SentimentTrainingArguments, "eval_macro_f1_ta", True),
+        (LlamaTrainingArguments, "eval_loss", True),
+        (LlamaTrainingArguments, "answer_token_accuracy", True),
+        (LlamaTrainingArguments, "macro_f1", False),
+        (LlamaTrainingArguments, "macro_f1_hi", False),
+    ],
+)
+def test_checkpoints_are_compared_by_the_metrics_of_the_task(
+    arguments: type[IndicTrainingArguments], metric: str, is_known: bool
+) -> None:
+    found = codes_of(check_values, plan_of({"metric_for_best_model": metric}, arguments=arguments))
+    assert found == ([] if is_known else [("metric-unknown", "--metric_for_best_model")])
