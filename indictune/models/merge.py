@@ -17,7 +17,6 @@ from indictune.models.adapter_base import base_of, check_base, find_base
 from indictune.models.adapter_deltas import Adapter, read_adapter
 from indictune.models.adapters import nf4_config
 from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, let_read, whole_folder
-from indictune.models.compile_cache import check_kept_from_others
 from indictune.models.load_errors import explained
 from indictune.models.merge_sources import Merger, plan, skeleton
 from indictune.models.symlinks import check_links
@@ -66,8 +65,6 @@ def merge(args: MergeArguments) -> str:
     with explained(ModelArguments(str(base_folder)), Exception, flag="The base"):
         model, settings = skeleton(adapter, base_folder, args.trust_remote_code)
     merger = plan(args, adapter, base, model, settings)
-    if merger.rounding or base.in_4bit or args.to_4bit:
-        check_kept_from_others()  # bitsandbytes (0.50) compiles on a CPU
     way_out = "name a folder on another disk, or give --dtype bfloat16"
     with whole_folder(output_dir, "--output_dir", merger.size_bytes(), way_out) as merged:
         written = merged.with_name("unrounded") if args.to_4bit else merged

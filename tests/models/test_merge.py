@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from bitsandbytes.nn.modules import Linear4bit
 from peft import LoraConfig, TaskType, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -359,33 +357,6 @@ def test_4_bit_is_written_only_when_asked_and_with_a_warning(
     assert config["quantization_config"]["bnb_4bit_quant_type"] == "nf4"
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == CHAT_TEMPLATE
     assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter", "out"}
-
-
-@pytest.mark.parametrize("in_4bit", ["the base in training", "the base as it is stored", "what is written", "none"])
-def test_a_merge_in_4_bit_compiles_in_a_folder_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_4bit: str
-) -> None:
-    base, adapter, flags = llama(tmp_path / "base"), tmp_path / "adapter", dict[str, Any]()
-    if in_4bit == "the base as it is stored":
-        causal(base, dtype=torch.bfloat16, quantization_config=nf4()).save_pretrained(tmp_path / "stored")
-        base, flags = tmp_path / "stored", {"base_weights": "original"}
-    settings = {"the base in training": nf4(), "the base as it is stored": None}
-    if in_4bit in settings:
-        adapt(quantised(base, causal, settings[in_4bit]), adapter)
-    else:
-        adapt(causal(base), adapter)
-        flags = {"to_4bit": in_4bit == "what is written"}
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = Path(default_cache_dir())
-    folder.mkdir()
-    folder.chmod(0o777)
-    (folder / "left by somebody else").touch()
-    if in_4bit == "none":
-        run(adapter, tmp_path / "out", **flags)
-        return
-    with pytest.raises(UserError, match=f"a merge in 4 bit\\): {folder} can be written by other users"):
-        run(adapter, tmp_path / "out", **flags)
-    assert not (tmp_path / "out").exists()
 
 
 def test_many_small_files_hold_the_same_model_as_one(tmp_path: Path) -> None:

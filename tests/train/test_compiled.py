@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import FinishedRun
 from tests.faults.runs import STEP, Job
 from tests.ranks import test_llama
-from tests.ranks.launching import SCRIPT, Run, accelerate, python, start, train
+from tests.ranks.launching import Run, accelerate, python, start, train
 
 pytestmark = pytest.mark.slow  # it compiles for minutes
 COMPILING = "tests/train/compiling.py"
@@ -70,17 +70,3 @@ def test_a_llama_too(tmp_path: Path, strategy: str) -> None:
     assert result.returncode == 0, result.stderr
     assert json.loads(note.read_text(encoding="utf-8"))["frames"] > 0
     assert Run(tmp_path / "out").series("loss") == pytest.approx(plain.series("loss"), abs=1e-4)
-
-
-def test_it_takes_nothing_that_another_user_may_have_compiled(finished_run: FinishedRun, tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    known = tmp_path / "tmp" / "torchinductor_me"
-    known.mkdir()
-    (known / "compiled").touch()
-    known.chmod(0o777)
-    flags = ["--config", str(finished_run.recipe), "--output_dir", str(tmp_path / "out"), "--torch_compile", "true"]
-    variables = {"TMPDIR": str(known.parent), "LOGNAME": "me", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    result = start([*python(), SCRIPT, *flags], variables, anew=True)  # what python imports reads TMPDIR
-    assert result.returncode == 2, result.stderr
-    assert f"{known} can be written by other users, and torch runs what it finds compiled there." in result.stderr
-    assert [path.name for path in known.iterdir()] == ["compiled"]
