@@ -85,9 +85,14 @@ def described(entry: Mapping[str, str]) -> list[str]:
 def shown(template: str) -> str:
     """A template of the catalogue, with the name of each placeholder in capitals."""
     return "".join(
-        text + ("" if name is None else name.upper().replace("_", " "))
+        escaped(text) + ("" if name is None else name.upper().replace("_", " "))
         for text, name, _, _ in string.Formatter().parse(template)
     )
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return text.replace("<", "&lt;").replace("*", "\\*")
 
 
 def flags_page() -> str:
@@ -119,7 +124,7 @@ def own_flags(classes: Iterable[type[Any]]) -> dict[str, Flag]:
         kinds = get_type_hints(each)
         for field in dataclasses.fields(each):
             if field.init and field.name in declared:
-                text = str(field.metadata.get("help", ""))
+                text = escaped(str(field.metadata.get("help", "")))
                 found[field.name] = Flag(field.name, kind_of(kinds[field.name]), default_of(field), text)
     return found
 

@@ -26,6 +26,8 @@ BLOCK = re.compile(r"(?:<!-- (?P<mark>\w+) -->\n)?```(?P<language>\w*)\n(?P<cont
 MARKS = {"run", "gpu", "nodes", "setup"}  # run by a test; needs GPUs; needs nodes; installs, builds or takes minutes
 IN_REPOSITORY = r"(?:indictune|scripts|accelerate_configs|ds_configs|recipes|benchmarks|docs|tests)/[\w./-]*\w"
 WORDS_OF_README = 1000
+WORDS_OF_SENTENCE = 25
+ODD_WORDS = re.compile(r"\b(?:told|tells|beside|of those that|go(?:es)? on|in vain|counts? for nothing|anew)\b")
 # A few steps of a run show that its command works.
 FEW_STEPS = ["--max_steps", "2", "--save_strategy", "no", "--load_best_model_at_end", "false", "--eval_strategy", "no"]
 SAVED_STEPS = ["--max_steps", "2", "--logging_steps", "1"]
@@ -215,3 +217,32 @@ def test_a_generated_page_is_fresh(name: str) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     assert sorted(NAVIGATION) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+def sentences(document: Path) -> Iterator[str]:
+    """The sentences of a document, without code, links and markup; a cell of a table is a text of its own."""
+    text = re.sub(
+        r"```.*?```|<!--.*?-->|`[^`]*`|\]\([^)]*\)|[*#>!]",
+        " X ",
+        document.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )
+    for paragraph in re.split(r"\n\s*\n|\n\s*- |\n\s*\d\. |\||\n#", text):
+        yield from re.split(r"(?<=[.:;?!])\s", " ".join(paragraph.replace(" X ", " ").split()))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_sentences_are_short_and_plain(document: Path) -> None:
+    long = [each for each in sentences(document) if len(each.split()) > WORDS_OF_SENTENCE]
+    odd = [each for each in sentences(document) if ODD_WORDS.search(each)]
+    assert (long, odd) == ([], [])
+
+
+def test_the_scoreboard_counts_the_tests_of_its_result_file() -> None:
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    (result,) = re.findall(r"\| 11, 12, 14, 15, 16 \| `(.*?)` \|", page)
+    faults = json.loads((ROOT / result).read_text(encoding="utf-8"))["faults"]
+    counted = re.findall(r"\| (\d+) \| [^|]* \| (\d+) of (\d+) tests", page)
+    assert len(counted) == 5
+    for row, passed, total in counted:
+        assert int(passed) == int(total) == sum(each.get("passed", 0) for each in faults[row]["ours"].values())
