@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
 from indictune.errors import catalogue
+from indictune.tasks.chat import Chat
+from indictune.tasks.classification import Classification
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 TRAINING: dict[str, tuple[type[Any], ...]] = {
-    "scripts/train_sentiment.py": (ModelArguments, DataArguments, SentimentTrainingArguments),
-    "scripts/train_llama.py": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
+    "scripts/train_sentiment.py": Classification.arguments(),
+    "scripts/train_llama.py": Chat.arguments(),
 }
 COMMANDS: dict[str, type[Any]] = {
     "evaluate": EvaluateArguments,
@@ -165,7 +165,7 @@ def section(title: str, flags: Iterable[Flag]) -> str:
 
 def inherited_section() -> str:
     """The flags that transformers declares: their names, and a link to its documentation."""
-    each = SentimentTrainingArguments
+    each = Classification.training_arguments
     ours = own_flags([each])
     names = sorted(field.name for field in dataclasses.fields(each) if field.init and field.name not in ours)
     flags = ", ".join(f"`--{name}`" for name in names)

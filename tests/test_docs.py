@@ -16,6 +16,7 @@ import pytest
 from docs.generate import COMMANDS, PAGES, TRAINING
 from indictune.config.recipe import read_recipe
 from indictune.distributed.launch import read_deepspeed
+from indictune.tasks.protocol import Task
 from tests.ranks.launching import ROOT, free_port, python, start
 
 NAVIGATION = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -246,3 +247,18 @@ def test_the_scoreboard_counts_the_tests_of_its_result_file() -> None:
     assert len(counted) == 5
     for row, passed, total in counted:
         assert int(passed) == int(total) == sum(each.get("passed", 0) for each in faults[row]["ours"].values())
+
+
+def test_the_page_of_tasks_explains_every_method_of_a_task() -> None:
+    page = (ROOT / "docs/adding_a_task.md").read_text(encoding="utf-8")
+    explained = re.findall(r"^\| `(\w+)` \| [^|]*\? \|", page, flags=re.MULTILINE)
+    assert set(explained) == {"arguments", *Task.__abstractmethods__}
+
+
+def test_the_way_of_a_run_names_the_functions_of_the_script() -> None:
+    page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^   │  (\w+) ", page, flags=re.MULTILINE)
+    script = (ROOT / "scripts/train_sentiment.py").read_text(encoding="utf-8").partition("def main")[2]
+    places = [script.find(f"{step}(") for step in steps]
+    assert len(steps) == 9
+    assert -1 not in places
