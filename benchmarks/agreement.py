@@ -1,38 +1,25 @@
-"""Whether two curves of losses agree, and show anything."""
+"""Do two loss curves agree, and has the model learned, so that agreement means something?"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-LEARNED = 0.9  # of the first steps' loss
-AIM = 1e-4  # how far apart losses in fp32 may be
+LEARNED = 0.9  # largest ratio of the last loss to the first
+AIM = 1e-4  # largest difference of losses in fp32
 
 
-def has_learned(losses: Sequence[float]) -> bool:
-    """Whether a curve has fallen: a model that stays where it began has this loss whatever computes it."""
-    first, last = first_and_last(losses)
-    return last <= LEARNED * first
+def judge(losses: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
+    """The largest difference of two curves in fp32, whether they agree, and whether the first fell."""
+    largest = float(np.abs(np.subtract(losses, others)).max())
+    learned = statistics.mean(losses[-3:]) <= LEARNED * statistics.mean(losses[:3])
+    return {"largest": largest, "agrees": largest <= AIM, "learned": learned}  # NaN agrees with nothing
 
 
-def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
-    """The mean loss of the first three steps, and of the last three."""
-    return statistics.mean(losses[:3]), statistics.mean(losses[-3:])
-
-
-def tell_fall(losses: Sequence[float]) -> str:
-    """What is wrong with a curve that has not learned."""
-    first, last = first_and_last(losses)
-    return f"The loss fell from {first:.3f} to {last:.3f} only: such a curve compares little."
-
-
-def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """How far apart two curves are at most; no number where one of them is none somewhere."""
-    return float(np.abs(np.subtract(losses, others)).max())
-
-
-def tell_distance(largest: float) -> str:
-    """What is wrong with curves that are so far apart."""
-    return f"The losses in fp32 are {largest:.1e} apart, not {AIM:.0e} or less."
+def problems(judged: dict[str, Any]) -> list[str]:
+    """What is wrong with a judged pair of curves."""
+    found = [] if judged["agrees"] else [f"the losses in fp32 differ by {judged['largest']:.1e}, more than {AIM:.0e}"]
+    return found if judged["learned"] else [*found, "the loss did not fall, so the comparison shows nothing"]

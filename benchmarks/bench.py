@@ -1,9 +1,8 @@
-"""`make bench`: what is measured on a CPU within ten minutes, one program after the other, and how long each takes.
+"""`make bench`: all programs that measure on a CPU within ten minutes, one after the other.
 
 python -m benchmarks.bench
 
-The result files that the programs have written are named with their sha256: one that was written anew later is not
-among them.
+Its result file has the seconds and exit code of each program, and the SHA-256 of each result file that they wrote.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from pathlib import Path
 from benchmarks.environment import RESULTS, environment, write_results
 from indictune.console_text import table
 
-# Ours alone, once at each size, for the straight line; beside plain `datasets` by a run of that program for itself.
+# Ours alone, once at each size; a run of the program itself compares with plain `datasets`.
 ROWS = ("--rows", "100000", "500000", "2000000", "--repeats", "1", "--vocabularies", "30000")
 STAGES = ("--stages", "ours_read_and_clean", "ours_tokenise")
-# Each program, and whether it computes on one core.
+# Program -> flags, and whether it computes on one core.
 PROGRAMS = {
     "speed": ((), False),
     "startup": ((), False),
@@ -31,13 +30,13 @@ PROGRAMS = {
 
 
 def written_since(began: float, folder: Path = RESULTS) -> dict[str, str]:
-    """The result files that were written after a time, by name, each with its sha256."""
+    """Name and SHA-256 of each result file written after a time."""
     paths = [path for path in sorted(folder.glob("*.json")) if path.stat().st_mtime >= began]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def main() -> None:
-    """Run all, each of which writes its own result file; then write the seconds, and fail where one has failed."""
+    """Run all programs, write the result file, and exit with 1 if one failed."""
     about, began = environment(), time.time()  # before the programs load the machine
     seconds: dict[str, float] = {}
     exit_codes: dict[str, int] = {}

@@ -1,14 +1,12 @@
-"""What it costs that a checkpoint is whole: the Trainer's own save beside ours, which settles and hashes the files.
+"""What a whole checkpoint costs: the Trainer's own save next to ours, which syncs and hashes the files.
 
     OMP_NUM_THREADS=1 python -m benchmarks.checkpoints
     OMP_NUM_THREADS=1 accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 2 \\
         -m benchmarks.checkpoints
 
-A BERT of about 100 MB with the states of AdamW, on one process, or in the shards of several. They save by turns, the
-disk is settled before each, and medians of rank 0's seconds are shown; then what ours does beside, each alone.
-"Trainer" is its own `_save_checkpoint`, in which our `save_model` writes the model and the tokenizer; it goes first.
-`--async_save` counts what training waits for: copies, and the commit when all is written. Its cores are also those
-that write meanwhile.
+The model is a BERT of about 100 MB with AdamW's states, on one process or sharded over several. The saves take turns
+after a sync of the disk; the table has medians of rank 0. "Trainer" is its own `_save_checkpoint`. `--async_save`
+counts what training waits for: the copies and the commit.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -40,6 +37,7 @@ from indictune.train.classifier_trainer import IndicTrainer
 from indictune.train.loss import ExactLoss
 
 RANKS = world_size_of(os.environ)
+Seconds = tuple[float, float]  # by the clock, and of this process's cores, which other programs hardly change
 
 
 def trained(folder: Path, width: int) -> IndicTrainer:
@@ -76,11 +74,8 @@ def trained(folder: Path, width: int) -> IndicTrainer:
     return trainer
 
 
-def seconds_of(act: Callable[[], None]) -> tuple[float, float]:
-    """Of an act that begins with nothing left to write: by the clock, and of this process's cores.
-
-    The second hardly changes where other programs run beside.
-    """
+def seconds_of(act: Callable[[], None]) -> Seconds:
+    """Seconds of an act that starts with an idle disk."""
     os.sync()
     sharding.barrier()
     since, cores_since = time.perf_counter(), time.process_time()
@@ -88,19 +83,8 @@ def seconds_of(act: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - since, time.process_time() - cores_since
 
 
-@contextmanager
-def nothing_hashed() -> Iterator[None]:
-    """A block in which a file's digest is its size alone."""
-    digest = store.digest
-    store.digest = lambda path: store.FileDigest(path.stat().st_size, "")
-    try:
-        yield
-    finally:
-        store.digest = digest
-
-
-def seconds_waited(trainer: IndicTrainer) -> tuple[float, float]:
-    """What training waits for where a checkpoint is written beside it: the copies, and the commit."""
+def seconds_waited(trainer: IndicTrainer) -> Seconds:
+    """Seconds that training waits for an asynchronous save: the copies, and the commit."""
     trainer.args.async_save = True
     begin = seconds_of(lambda: trainer._save_checkpoint(trainer.model_wrapped, None))
     trainer.args.async_save = False
@@ -110,32 +94,29 @@ def seconds_waited(trainer: IndicTrainer) -> tuple[float, float]:
     return begin[0] + commit[0], begin[1] + commit[1]
 
 
-def hash_all(folder: Path) -> None:
-    """One file after the other, from memory."""
+def hash_files(folder: Path) -> None:
+    """Hash all files of a checkpoint."""
     for name in store.files_in(folder):
         store.digest(folder / name)
 
 
 def measure(trainer: IndicTrainer, laps: int) -> dict[str, list[float]]:
-    """Medians of seconds, by the clock and of cores, by what was done."""
+    """Median seconds by the clock and of cores, of each save and of hashing."""
     folder = store.path_of(Path(str(trainer.args.output_dir)), 1)
     model = trainer.model_wrapped
-    acts: dict[str, Callable[[], tuple[float, float]]] = {
+    acts: dict[str, Callable[[], Seconds]] = {
         "Trainer": lambda: seconds_of(lambda: Trainer._save_checkpoint(trainer, model, None)),
-        "ours, not hashed": lambda: seconds_of(lambda: trainer._save_checkpoint(model, None)),
         "ours": lambda: seconds_of(lambda: trainer._save_checkpoint(model, None)),
     }
     if trainer.args.world_size > 1:
         acts["ours, --async_save"] = lambda: seconds_waited(trainer)
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in (*acts, "hash", "check for NaN")}
+    seconds: dict[str, list[Seconds]] = {name: [] for name in (*acts, "hashing alone")}
     for _ in range(laps):
         for name, act in acts.items():
             if trainer.args.should_save:
                 shutil.rmtree(folder, ignore_errors=True)
-            with nothing_hashed() if name == "ours, not hashed" else nullcontext():
-                seconds[name].append(act())
-        seconds["hash"].append(seconds_of(lambda: hash_all(folder)))
-        seconds["check for NaN"].append(seconds_of(lambda: save.check_weights(trainer)))
+            seconds[name].append(act())
+        seconds["hashing alone"].append(seconds_of(lambda: hash_files(folder)))
     return {
         name: [round(statistics.median(kind), 3) for kind in zip(*each, strict=True)] for name, each in seconds.items()
     }
@@ -143,39 +124,28 @@ def measure(trainer: IndicTrainer, laps: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Measure, print the table and write the result file."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--laps", type=int, default=5)
     parser.add_argument("--width", type=int, default=512)
-    asked = parser.parse_args()
+    options = parser.parse_args()
+    about = environment()
     torch.manual_seed(0)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as own:
-        # Rank 0's, for all; the port tells runs apart.
+        # All ranks share a folder, which the port names.
         folder = Path(tempfile.gettempdir(), f"checkpoints-{os.environ['MASTER_PORT']}") if RANKS > 1 else Path(own)
-        trainer = trained(folder, asked.width)
-        medians = measure(trainer, asked.laps)
+        trainer = trained(folder, options.width)
+        medians = measure(trainer, options.laps)
         size_bytes = sum(path.stat().st_size for path in Path(folder, "checkpoint-1").rglob("*"))
         sharding.barrier()
         shutil.rmtree(folder, ignore_errors=True)
     if not trainer.args.should_save:
         return
-    hashing = round(1 - medians["ours, not hashed"][0] / medians["ours"][0], 2)
     ratios = [round(ours / stock, 2) for ours, stock in zip(medians["ours"], medians["Trainer"], strict=True)]
-    body = [[name, *(f"{seconds:.3f}" for seconds in pair)] for name, pair in medians.items()]
-    print(table(["what", "seconds", "of cores"], body), end="\n\n")
-    print(
-        f"{size_bytes / 1e6:.0f} MB; ours takes {ratios[0]} times the Trainer's seconds, {ratios[1]} times its "
-        f"cores'; {hashing:.0%} of ours is waiting for hashes"
-    )
-    results = {
-        "environment": environment(),
-        "load_average": os.getloadavg(),
-        "laps": asked.laps,
-        "checkpoint_bytes": size_bytes,
-        "seconds_and_seconds_of_cores": medians,
-        "ours_to_trainer": ratios,
-        "hashing_of_ours": hashing,
-    }
+    print(table(["what", "seconds", "of cores"], [[name, *map(str, pair)] for name, pair in medians.items()]))
+    print(f"{size_bytes / 1e6:.0f} MB; ours takes {ratios[0]} times the Trainer's seconds, {ratios[1]} of its cores'")
+    results = {"environment": about, "laps": options.laps, "checkpoint_bytes": size_bytes}
+    results |= {"seconds_and_seconds_of_cores": medians, "ours_to_trainer": ratios}
     print(f"written to {write_results('checkpoints' if RANKS == 1 else f'checkpoints-fsdp2-{RANKS}', results)}")
 
 

@@ -1,4 +1,4 @@
-"""The runs that `benchmarks/speed.py` and `benchmarks/gpu.py` compare. Each waits for its turn before every lap."""
+"""The training runs that `benchmarks/speed.py` and `benchmarks/gpu.py` compare, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Contender:
 
     Attributes:
         title: in the table.
-        padding: how transformers' own Trainer pads: `max_length` or `longest`; None for indictune's.
-        settings: of the Trainer, or flags of indictune's script.
-        order: numbers of the rows in the order in which the Trainer takes them; empty for its own shuffle.
+        padding: of transformers' Trainer: `max_length` or `longest`; None for indictune.
+        settings: of the Trainer, or flags of our script.
+        order: row numbers in the order in which the Trainer takes them; empty for its own shuffle.
     """
 
     title: str
@@ -40,15 +40,14 @@ class Contender:
 
 @dataclass(frozen=True)
 class Job:
-    """What all contenders have in common.
+    """What all contenders share.
 
     Attributes:
         model: folder.
         train_file: jsonl.
         steps: of the whole run.
-        steps_per_lap: that are timed; then a contender waits.
-        folder: gets outputs and logs.
-        warm_up_steps: before the timed ones of each lap.
+        steps_per_lap: that are timed together.
+        folder: for outputs and logs.
     """
 
     model: Path
@@ -56,19 +55,18 @@ class Job:
     steps: int
     steps_per_lap: int
     folder: Path
-    warm_up_steps: int = 0
 
 
-class Turns(TrainerCallback):
-    """Waits for the parent's word before each lap; after it tells its seconds and what was counted so far.
+class Laps(TrainerCallback):
+    """Waits for the parent before each lap; then sends its seconds and the counts so far.
 
-    The next batch is made inside the lap: the Trainer asks for it after the end of the step before. The last step's
-    loss is known when all is over, and what was counted is told once more then.
+    A lap includes making its next batch. The last step's loss is known at the end of training, so the counts are sent
+    once more then.
 
     Args:
         connection: to the parent.
-        job: tells the steps of a lap.
-        counted: `padding_fraction` and whatever else is to be told.
+        job: has the steps of a lap.
+        counted: returns `padding_fraction` and other counts.
     """
 
     def __init__(self, connection: Connection, job: Job, counted: Callable[[], dict[str, Any]]) -> None:
@@ -85,15 +83,10 @@ class Turns(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step == 1:
-            self.first_step_s = _now() - self._since
-        step_of_lap = state.global_step % (self.job.warm_up_steps + self.job.steps_per_lap)
-        if step_of_lap == 0:
-            self.connection.send((_now() - self._since, self._so_far()))
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # the GPU is the next contender's
+            self.first_step_s = synchronized_time() - self._since
+        if state.global_step % self.job.steps_per_lap == 0:
+            self.connection.send((synchronized_time() - self._since, self._so_far()))
             self._wait(control)
-        elif step_of_lap == self.job.warm_up_steps:
-            self._since = _now()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         if "loss" in others["logs"]:
@@ -101,7 +94,7 @@ class Turns(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.connection.send(self._so_far())
-        sys.exit()  # what comes after training is not compared
+        sys.exit()  # what follows training is not compared
 
     def _so_far(self) -> dict[str, Any]:
         common = {"peak_memory_bytes": peak_memory_bytes(), "losses": self.losses, "first_step_s": self.first_step_s}
@@ -112,78 +105,78 @@ class Turns(TrainerCallback):
         self._since = time.perf_counter()
 
 
-def _now() -> float:
-    """Seconds, when the GPU has done what it was given."""
+def synchronized_time() -> float:
+    """Seconds of the clock, after the GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has used: of the GPU, or else of the CPU (Linux)."""
+    """Peak memory of this process: on the GPU, else on the CPU (Linux)."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def compete(contender: Contender, job: Job, connection: Connection, turns: type[Turns] = Turns) -> None:
-    """The whole life of a child process, which takes its turns as `turns` has them."""
+def compete(contender: Contender, job: Job, connection: Connection) -> None:
+    """Run a contender in a child process."""
     write_to_log(contender, job)
     if contender.padding is None:
-        train_by_indictune(contender, job, connection, turns)
+        train_by_indictune(contender, job, connection)
     else:
-        train_by_transformers(contender, job, lambda counted: turns(connection, job, counted))
+        train_by_transformers(contender, job, connection)
 
 
 def write_to_log(contender: Contender, job: Job) -> None:
-    """Let this process print to `<title>.log`."""
+    """Redirect this process's output to `<title>.log`."""
     log = os.open(job.folder / f"{contender.title}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
 
 
-def count_places(trainer: Any) -> list[int]:
-    """The places for a token, padding among them, in the tensors of each micro-batch of ours to come."""
-    places, step = [], trainer.training_step
+def count_positions(trainer: Any) -> list[int]:
+    """A list that grows by the token positions, padding included, of each micro-batch of our trainer."""
+    positions, step = [], trainer.training_step
 
     def training_step(model: torch.nn.Module, inputs: dict[str, Any], *others: Any) -> torch.Tensor:
-        places.append(inputs["input_ids"].numel())  # throughput knows only the plan
+        positions.append(inputs["input_ids"].numel())
         loss: torch.Tensor = step(model, inputs, *others)
         return loss
 
     trainer.training_step = training_step
-    return places
+    return positions
 
 
-def train_by_indictune(contender: Contender, job: Job, connection: Connection, turns: type[Turns]) -> None:
-    """scripts/train_sentiment.py, with one callback more."""
+def train_by_indictune(contender: Contender, job: Job, connection: Connection) -> None:
+    """Run scripts/train_sentiment.py with the callback `Laps`."""
 
-    def callback(trainer: Any, throughput: Any) -> Turns:
-        places = count_places(trainer)
+    def callback(trainer: Any, throughput: Any) -> Laps:
+        positions = count_positions(trainer)
 
         def counted() -> dict[str, Any]:
             order = order_of(trainer.batches, trainer.state.global_step)
             return {
-                "padding_fraction": 1 - throughput.tokens / sum(places),
+                "padding_fraction": 1 - throughput.tokens / sum(positions),
                 "tokens_per_row": throughput.tokens / throughput.rows,
                 "trained_vocabulary": trainer.model.get_input_embeddings().num_embeddings,
                 "order": order,
             }
 
-        return turns(connection, job, counted)
+        return Laps(connection, job, counted)
 
     run_sentiment(contender, job, callback)
 
 
 def order_of(batches: TrainingBatches, steps: int) -> list[int]:
-    """The rows of the first so many steps, of as many epochs as they are."""
-    places = (divmod(step, batches.steps_per_epoch) for step in range(steps))
-    return [row for epoch, step in places for each in batches.micro_batches(epoch, step) for row in each]
+    """Row numbers of the first steps, over epochs."""
+    positions = (divmod(step, batches.steps_per_epoch) for step in range(steps))
+    return [row for epoch, step in positions for each in batches.micro_batches(epoch, step) for row in each]
 
 
 def run_sentiment(contender: Contender, job: Job, callback: Callable[[Any, Any], TrainerCallback]) -> None:
-    """scripts/train_sentiment.py with a contender's settings; `callback` as of `run_script`."""
+    """Run scripts/train_sentiment.py with a contender's settings; `callback` as in `run_script`."""
     from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
     from scripts import train_sentiment
 
@@ -210,12 +203,12 @@ def run_script(
     settings: dict[str, Any],
     callback: Callable[[Any, Any], TrainerCallback],
 ) -> None:
-    """A script of ours, with one callback more.
+    """Run one of our scripts with an additional callback.
 
     Args:
         script: its module.
-        arguments: that it reads.
-        settings: its flags.
+        arguments: the dataclasses that it parses.
+        settings: flags and values.
         callback: makes the callback from the trainer and its throughput.
     """
     from indictune.config.recipe import read_recipe
@@ -234,43 +227,32 @@ def run_script(
 
 
 class CountingTrainer(Trainer):
-    """transformers' Trainer. What it counts stays on the device until it is asked for, so that nothing waits."""
+    """transformers' Trainer with counts that stay on the device, so that no step waits for them."""
 
-    rows = places = 0
+    rows = positions = 0
     tokens: int | torch.Tensor = 0
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *others: Any) -> torch.Tensor:
         mask = inputs["attention_mask"]
-        if len(mask) > self.args.per_device_train_batch_size:  # all are reckoned as asked for
-            raise RuntimeError(
-                f"A batch has {len(mask)} rows, and {self.args.per_device_train_batch_size} were asked for: the "
-                "Trainer splits it over all GPUs that it sees. Show it one by CUDA_VISIBLE_DEVICES."
-            )
+        if len(mask) > self.args.per_device_train_batch_size:
+            raise RuntimeError("The Trainer uses all visible GPUs. Show it one with CUDA_VISIBLE_DEVICES.")
         self.rows += len(mask)
-        self.places += mask.numel()
+        self.positions += mask.numel()
         self.tokens = self.tokens + mask.sum()
         return super().training_step(model, inputs, *others)
 
     def counted(self) -> dict[str, Any]:
-        """Of all steps so far."""
+        """Counts of all steps so far."""
         model: Any = self.model
         return {
-            "padding_fraction": 1 - int(self.tokens) / self.places,
+            "padding_fraction": 1 - int(self.tokens) / self.positions,
             "tokens_per_row": int(self.tokens) / self.rows,
             "trained_vocabulary": model.get_input_embeddings().num_embeddings,
         }
 
 
-def train_by_transformers(
-    contender: Contender, job: Job, callback: Callable[[Callable[[], dict[str, Any]]], TrainerCallback]
-) -> None:
-    """What transformers' `run_classification.py` does: its Trainer, and rows padded before or when they are used.
-
-    Args:
-        contender: whose `padding` is not None.
-        job: of all.
-        callback: makes one more callback from what tells the padding.
-    """
+def train_by_transformers(contender: Contender, job: Job, connection: Connection) -> None:
+    """Train as transformers' `run_classification.py` does: rows padded in preparation or in the collator."""
     from datasets import load_dataset
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
@@ -279,7 +261,7 @@ def train_by_transformers(
     changes = {} if dropout is None else {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     model = AutoModelForSequenceClassification.from_pretrained(job.model, **changes)
     tokenizer = AutoTokenizer.from_pretrained(job.model)
-    cache = job.folder / f"cache-{contender.title}"  # its own: what another has read there would count for its start
+    cache = job.folder / f"cache-{contender.title}"  # its own, so that each start prepares
     rows = load_dataset("json", data_files=str(job.train_file), split="train", cache_dir=str(cache))
 
     class_id = {label: number for number, label in model.config.id2label.items()}
@@ -303,5 +285,5 @@ def train_by_transformers(
         **{"per_device_train_batch_size": BATCH_SIZE, **settings},
     )
     trainer = CountingTrainer(model, args, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer))
-    trainer.add_callback(callback(trainer.counted))
+    trainer.add_callback(Laps(connection, job, trainer.counted))
     trainer.train()

@@ -1,7 +1,7 @@
-"""scripts/train_sentiment.py on one rank, which notes the bytes that it sends in every step.
+"""Run scripts/train_sentiment.py on one rank, and count the bytes that it sends in each step.
 
-Started by `benchmarks/communication.py`. The file `rank-<r>.json` in the folder `$COUNTS` gets what was counted. With
-`$AS_TRAINER`, communication is left as transformers' Trainer sets it.
+`benchmarks/communication.py` starts it. It writes `rank-<r>.json` to `$COUNTS`. With `$AS_TRAINER`, it keeps
+the communication settings of transformers' Trainer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from scripts import train_sentiment
 
 
 class CountBytes(TrainerCallback):
-    """Notes the counter and the time after every step, and what there is in the end."""
+    """Records the bytes written and the time after each step; writes all at the end of training."""
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
         self.seconds: list[float] = []
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.bytes.append(number("/proc/self/io", "wchar"))  # written so far: to sockets, for the most part
+        self.bytes.append(number("/proc/self/io", "wchar"))  # mostly to sockets
         self.seconds.append(time.perf_counter())
 
     def on_train_end(
@@ -45,13 +45,13 @@ class CountBytes(TrainerCallback):
 
 
 def number(path: str, name: str) -> int:
-    """What Linux tells about this process under a name."""
+    """A number of this process from a file in /proc."""
     lines = Path(path).read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def parameters(model: nn.Module) -> list[dict[str, Any]]:
-    """Each trained parameter's whole `shape`, and whether it is `in_a_unit` of FSDP's: a block or the embedding."""
+    """The whole `shape` of each trained parameter, and whether it is `in_a_unit` of FSDP: a block or the embedding."""
     blocks = tuple(repeated_blocks(model))
     units = [module for module in model.modules() if type(module).__name__ in blocks]
     units.append(model.get_input_embeddings())  # type: ignore[operator]
@@ -65,7 +65,7 @@ def parameters(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """The script, with its trainer watched by one callback more."""
+    """Run the script with the callback `CountBytes`."""
     watch = vars(train_sentiment)["watch"]
 
     def watch_and_count(trainer: Any, *args: Any) -> Any:

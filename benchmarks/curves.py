@@ -1,118 +1,123 @@
-"""Losses of ours beside upstream's on the same batches: in fp32, where they agree, and in bf16, which both round to.
+"""Loss curves of ours and of upstream on the same batches: in fp32, where they agree, and in bf16, which rounds.
 
-On a GPU, fp32 and bf16 have kernels of their own: those of bf16 make the speed. So each curve tells its attention.
+The classifier is compared with transformers' Trainer and with itself compiled, a small LLaMA with TRL.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import json
+from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from statistics import fmean
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile
-from transformers import TrainerControl, TrainerState, TrainingArguments
+import torch
+from transformers.utils.import_utils import is_torch_tf32_available
 
-from benchmarks.agreement import AIM, has_learned, largest_difference, tell_distance, tell_fall
-from benchmarks.contenders import Contender, Job, Turns
-from benchmarks.parts import Note
-from benchmarks.speed import Runner
+from benchmarks import llama
+from benchmarks.agreement import AIM, judge, problems
+from benchmarks.classifier_gpu import LABELS, SIZES, SPECIAL, job_of
+from benchmarks.contenders import BATCH_SIZE, Contender, Job, compete
+from benchmarks.parts import Note, Plan
+from benchmarks.runner import Target, run_alone
+from benchmarks.speed import FP32, ROWS_OF_CURVE, STEPS_OF_CURVE, Row, write_rows
 
-ATTENTION = r"^(?!.*backward).*(attention|varlen)"
-
-Target = Callable[[Contender, Job, Connection], None]
-
-
-class TurnsWithAttention(Turns):
-    """Tells, beside what was counted, the operations of attention that the first step called."""
-
-    def __init__(self, connection: Connection, job: Job, counted: Callable[[], dict[str, Any]]) -> None:
-        super().__init__(connection, job, counted)
-        self.attention: list[str] = []
-        self._profiler = profile(activities=[ProfilerActivity.CPU])
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.global_step == 0:
-            self._profiler.start()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.global_step == 1:
-            self._profiler.stop()
-            names = [str(event.key) for event in self._profiler.key_averages()]
-            self.attention = sorted(name for name in names if re.search(ATTENTION, name, re.IGNORECASE))
-        super().on_step_end(args, state, control)
-
-    def _so_far(self) -> dict[str, Any]:
-        return {**super()._so_far(), "attention": self.attention}
+OURS = {"ours": {"bf16": "false", "tf32": "false"}, "ours_bf16": {"bf16": "true"}}
+UPSTREAM: dict[str, dict[str, Any]] = {
+    "": {"bf16": False, "tf32": False},
+    "_bf16": {"bf16": True, "tf32": is_torch_tf32_available()},
+}
+LLAMA_STEPS, LLAMA_ROWS = 24, 8 * llama.TRL_BATCH_SIZE  # the rows are seen again and again
+LLAMA_SETTINGS = {
+    "method": "full",  # each library draws its own first weights of an adapter
+    "max_length": llama.SIZES["tiny"].max_length,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "optim": "adamw_torch",
+    "logging_steps": 1,
+    "per_device_train_batch_size": llama.TRL_BATCH_SIZE,
+}
 
 
 def compare_curves(
     upstream: str, pairs: Sequence[tuple[Contender, Contender]], job: Job, target: Target, note: Note
-) -> dict[str, Any]:
-    """The losses of two pairs: the first in fp32, which are told whatever becomes of the second, in bf16.
+) -> None:
+    """Train two pairs, first in fp32, then in bf16; note the findings of each pair at once.
 
     Args:
-        upstream: its name in what is told.
-        pairs: ours, and upstream's, which gets the rows of ours in their order.
-        job: whose lap is the whole run.
-        target: the life of a process, with `TurnsWithAttention`.
-        note: gets what is known so far.
+        upstream: its name in the findings.
+        pairs: ours and upstream's, which gets our rows in their order.
+        job: its lap is the whole run.
+        target: what a process does.
+        note: takes the findings.
     """
-    ours = _run_one_by_one([pair[0] for pair in pairs], job, target)
-    one = next(ours)
-    note({"steps": job.steps, "ours": one["losses"]})
-    others = _run_one_by_one([replace(pair[1], order=tuple(one["order"])) for pair in pairs], job, target)
-    other = next(others)
-    padding = {"ours": one["padding_fraction"], upstream: other["padding_fraction"]}
-    found: dict[str, Any] = {upstream: other["losses"], **judge(one["losses"], other["losses"]), "padding": padding}
-    note(found)
-    one_in_bf16, other_in_bf16 = next(ours), next(others)
-    mean, others_mean = fmean(one_in_bf16["losses"]), fmean(other_in_bf16["losses"])
-    found["bf16"] = {
-        "ours": one_in_bf16["losses"],
-        upstream: other_in_bf16["losses"],
-        f"mean_of_ours_less_{upstream}": mean - others_mean,
-        "mean_of_ours_less_its_fp32": mean - fmean(one["losses"]),
-        f"mean_of_{upstream}_less_its_fp32": others_mean - fmean(other["losses"]),
-    }
-    of_each = {"ours": one, upstream: other, "ours_bf16": one_in_bf16, f"{upstream}_bf16": other_in_bf16}
-    found["attention"] = {title: each["attention"] for title, each in of_each.items()}
-    note(found)
-    return found
+    found: dict[str, list[float]] = {}
+    for (own, other), suffix in zip(pairs, ("", "_bf16"), strict=True):
+        ours = run_alone(own, job, target)
+        theirs = run_alone(replace(other, order=tuple(ours["order"])), job, target)
+        found |= {f"ours{suffix}": ours["losses"], f"{upstream}{suffix}": theirs["losses"]}
+        finding: dict[str, Any] = {"steps": job.steps, **found}
+        if suffix:
+            finding[f"mean_difference{suffix}"] = fmean(ours["losses"]) - fmean(theirs["losses"])
+        else:
+            judged = judge(ours["losses"], theirs["losses"])
+            finding |= judged
+            finding["padding"] = {"ours": ours["padding_fraction"], upstream: theirs["padding_fraction"]}
+            print(f"losses in fp32: {judged['largest']:.1e} from {upstream}'s at most (aim: {AIM:.0e})")
+            print("".join(f"WARNING: {problem}.\n" for problem in problems(judged)), end="", flush=True)
+        note(finding)
 
 
-def judge(losses: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
-    """How far apart two curves in fp32 are at most, whether they agree, and whether the first has learned.
-
-    Where they do not, or it has not, the comparison shows nothing of what it is for, and a warning is printed.
-    """
-    largest = largest_difference(losses, others)
-    agrees, learned = largest <= AIM, has_learned(losses)
-    if not agrees:
-        print(f"WARNING: {tell_distance(largest)}", flush=True)
-    if not learned:
-        print(f"WARNING: {tell_fall(losses)}", flush=True)
-    return {"largest": largest, "agrees": agrees, "learned": learned}
+def compare_with_trainer(plan: Plan, note: Note) -> None:
+    """Part: our classifier without dropout, and the padded Trainer."""
+    others = [Contender(f"trainer{suffix}", "longest", settings) for suffix, settings in UPSTREAM.items()]
+    _compare_classifiers("losses", "trainer", others, plan, note)
 
 
-def _run_one_by_one(contenders: Sequence[Contender], job: Job, target: Target) -> Iterator[dict[str, Any]]:
-    """Start side by side, which is what takes long, and train one by one when asked; what each has counted."""
-    with ThreadPoolExecutor(len(contenders)) as pool:
-        starts = [pool.submit(Runner, each, job, target) for each in contenders]
-    for start in starts:
-        runner = start.result()
-        runner.lap()
-        yield runner.finish()
+def compare_with_compiled(plan: Plan, note: Note) -> None:
+    """Part: our classifier without dropout, and the same compiled."""
+    compiled = {"torch_compile": "true", "torch_compile_backend": SIZES[plan.size].compiler}
+    others = [Contender(f"compiled_{title}", settings={**settings, **compiled}) for title, settings in OURS.items()]
+    _compare_classifiers("compiled_losses", "compiled", others, plan, note)
 
 
-def show(found: dict[str, Any], name: str, upstream: str) -> None:
-    """Print how far apart the curves are, and by which attention each was computed."""
-    print(f"{name}'s loss in fp32: {found['largest']:.1e} from {upstream}'s at most (aim: {AIM:.0e})")
-    differences = {title: value for title, value in found["bf16"].items() if title.startswith("mean")}
-    print("in bf16: " + ", ".join(f"{title.replace('_', ' ')} {value:+.1e}" for title, value in differences.items()))
-    for title, operations in found["attention"].items():
-        print(f"  attention of {title}: {', '.join(operations)}")
-    print(flush=True)
+def _compare_classifiers(name: str, upstream: str, others: Sequence[Contender], plan: Plan, note: Note) -> None:
+    """Compare on a few rows that name their label, so that the model learns within some steps."""
+    job = job_of(plan, name, STEPS_OF_CURVE)
+    rows = [json.loads(line) for line in job.train_file.read_text(encoding="utf-8").splitlines()[:ROWS_OF_CURVE]]
+    own_file = write_rows([name_label(row) for row in rows], job.folder / "train.jsonl")
+    job = replace(job, train_file=own_file, steps_per_lap=STEPS_OF_CURVE)
+    common = {**FP32, "learning_rate": SIZES[plan.size].rate_of_curve}
+    note({"rows": len(rows), "global_batch_size": BATCH_SIZE, "learning_rate": common["learning_rate"]})
+    pairs = [
+        (Contender(title, settings=common | settings), replace(other, settings=common | other.settings))
+        for (title, settings), other in zip(OURS.items(), others, strict=True)
+    ]
+    compare_curves(upstream, pairs, job, compete, note)
+
+
+def name_label(row: Row) -> Row:
+    """The row with each other word replaced by the word of its label."""
+    words = row["text"].split()
+    words[::2] = [f"w{len(SPECIAL) + LABELS.index(row['label'])}"] * len(words[::2])
+    return {**row, "text": " ".join(words)}
+
+
+def compare_with_trl(plan: Plan, note: Note) -> None:
+    """Part: all weights of a small LLaMA, on rows joined end to end, and TRL's padded rows."""
+    folder = plan.folder / "losses_of_llama"
+    folder.mkdir()
+    size = llama.SIZES["tiny"]
+    llama.write_model(folder / "model", size.model, torch.float32)
+    llama.write_rows(folder / "chats.jsonl", LLAMA_ROWS, size.max_length, full_length=False)
+    job = Job(folder / "model", folder / "chats.jsonl", LLAMA_STEPS, LLAMA_STEPS, folder)
+    ours = {**LLAMA_SETTINGS, "global_batch_size": llama.TRL_BATCH_SIZE}
+    theirs = {**LLAMA_SETTINGS, "dtype": torch.float32}
+    pairs = [
+        (Contender(title, settings=ours | settings), Contender(f"trl{suffix}", "longest", theirs | upstream))
+        for (title, settings), (suffix, upstream) in zip(OURS.items(), UPSTREAM.items(), strict=True)
+    ]
+    compare_curves("trl", pairs, job, llama.compete, note)

@@ -1,13 +1,12 @@
-"""How rows are dealt to ranks: padding, waiting, set-up time and memory, beside transformers' own samplers.
+"""How rows are dealt to ranks: padding, waiting, seconds and memory, next to transformers' samplers.
 
     OMP_NUM_THREADS=1 python -m benchmarks.dealing
 
-Lengths are drawn from those of the built-in tweets. Of each global batch of 512 rows on 8 ranks, over 100,000 rows:
-the share of padding in what is computed, and how much more than the mean the busiest rank computes, which is how long
-the others wait. Time and memory are those of a process that deals an epoch of 2M rows to one rank: until its first
-micro-batch, and to the end; medians of several processes, by turns. The largest global batch is that of three epochs
-of 2M rows as long as `benchmarks/row_lengths.py` says tweets are. `--max_tokens_per_device` costs the search for the
-smallest accumulation with which no micro-batch of three epochs has more than half of a rank's mean tokens.
+Lengths are drawn from those of the built-in tweets. For global batches of 512 rows on 8 ranks over 100,000 rows:
+`padding` is its share of the computed tokens; `waiting` is how much more than the mean the busiest rank computes. A
+process deals an epoch of 2M rows to one rank; the table has medians of seconds to its first micro-batch and to the
+end, and of memory. `token_budget` is the search for the smallest accumulation that `--max_tokens_per_device` needs, at
+half of a rank's mean tokens. The largest global batches are those of three epochs of 2M tweets of real length.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -35,18 +34,15 @@ from indictune.data.batching import TrainingBatches, deal_epoch, smallest_accumu
 from indictune.models import builtin
 
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples/train.jsonl"
-RANKS = 8
-GLOBAL_BATCH = 512
-PEAK = Path("/proc/self/clear_refs")
-EPOCHS = 3  # of the recipe
-ROWS_OF_QUALITY = 100_000
-ROWS_OF_SPEED = 2_000_000
-
-Steps = list[list[list[int]]]  # [steps][ranks][rows]
+RANKS, GLOBAL_BATCH = 8, 512
+RANK_BATCH = GLOBAL_BATCH // RANKS
+EPOCHS = 3
+ROWS_OF_QUALITY, ROWS_OF_SPEED = 100_000, 2_000_000
+BUDGET = "token_budget"
 
 
 def draw_lengths(rows: int) -> torch.Tensor:
-    """Tokens of so many tweets, int64 [rows]."""
+    """Tokens of random built-in tweets, int64 [rows]."""
     tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-bert"))
     with SAMPLES.open(encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line in lines]
@@ -54,52 +50,43 @@ def draw_lengths(rows: int) -> torch.Tensor:
     return lengths[torch.randint(len(lengths), (rows,), generator=torch.Generator().manual_seed(0))]
 
 
-def ours(lengths: Sequence[int] | torch.Tensor, rank: int, padded: bool) -> Iterable[list[int]]:
-    """Micro-batches of one rank, as `--padding_free` on or off deals them."""
-    return TrainingBatches(lengths, GLOBAL_BATCH, 1, rank, RANKS, seed=0, padded=padded)
+def _slices(order: list[int], rank: int) -> Iterable[list[int]]:
+    """A rank's micro-batches of an order that ranks take in turns."""
+    starts = range(rank * RANK_BATCH, len(order), GLOBAL_BATCH)
+    return (order[start : start + RANK_BATCH] for start in starts)
 
 
-def plain(lengths: list[int], rank: int) -> Iterable[list[int]]:
-    """`random`: the shuffle, cut every so many rows."""
-    size = GLOBAL_BATCH // RANKS
-    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0)).tolist()
-    return (order[start : start + size] for start in range(rank * size, len(order), GLOBAL_BATCH))
+def _random(lengths: list[int], rank: int) -> Iterable[list[int]]:
+    return _slices(torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0)).tolist(), rank)
 
 
-def grouped(lengths: list[int], rank: int) -> Iterable[list[int]]:
-    """`group_by_length`, whose batches accelerate deals to the ranks by turns."""
-    size = GLOBAL_BATCH // RANKS
+def _grouped(lengths: list[int], rank: int) -> Iterable[list[int]]:
     generator = torch.Generator().manual_seed(0)
-    order = list(LengthGroupedSampler(size, lengths=lengths, generator=generator))
-    return (order[start : start + size] for start in range(rank * size, len(order), GLOBAL_BATCH))
+    return _slices(list(LengthGroupedSampler(RANK_BATCH, lengths=lengths, generator=generator)), rank)
 
 
-def rebalanced(lengths: list[int], rank: int) -> Iterable[list[int]]:
-    """`batch_rebalance`."""
-    return BatchRebalanceSampler(lengths, GLOBAL_BATCH, RANKS, 1, seed=0, rank=rank)
+def _ours(padded: bool) -> Callable[[Any, int], Iterable[list[int]]]:
+    return lambda lengths, rank: TrainingBatches(lengths, GLOBAL_BATCH, 1, rank, RANKS, seed=0, padded=padded)
 
 
-# Ours take lengths as a list or a tensor, the others a list.
+JOINED = "indictune, joined"
+# Ours take lengths as a tensor or a list, the others a list.
 SAMPLERS: dict[str, Callable[[Any, int], Iterable[list[int]]]] = {
-    "indictune, joined": lambda lengths, rank: ours(lengths, rank, padded=False),
-    "indictune, padded": lambda lengths, rank: ours(lengths, rank, padded=True),
-    "random": plain,
-    "group_by_length": grouped,
-    "batch_rebalance": rebalanced,
+    JOINED: _ours(padded=False),
+    "indictune, padded": _ours(padded=True),
+    "random": _random,
+    "group_by_length": _grouped,
+    "batch_rebalance": lambda lengths, rank: BatchRebalanceSampler(lengths, GLOBAL_BATCH, RANKS, 1, seed=0, rank=rank),
 }
 
 
-OURS = ("indictune, joined", "indictune, padded")
-
-
 def quality(name: str, lengths: list[int]) -> dict[str, float]:
-    """`padding`: share of all computed tokens; `waiting`: the busiest rank's tokens over the mean, less one."""
+    """`padding` and `waiting` of a sampler."""
     ranks = [list(SAMPLERS[name](lengths, rank)) for rank in range(RANKS)]
-    joined = name == "indictune, joined"
     busiest = computed = real = 0
     for step in zip(*(rank[: len(lengths) // GLOBAL_BATCH] for rank in ranks), strict=True):
         of_rows = [[lengths[row] for row in rows] for rows in step]
-        costs = [sum(each) if joined else len(each) * max(each) for each in of_rows]
+        costs = [sum(each) if name == JOINED else len(each) * max(each) for each in of_rows]
         busiest += max(costs) * RANKS
         computed += sum(costs)
         real += sum(map(sum, of_rows))
@@ -107,55 +94,44 @@ def quality(name: str, lengths: list[int]) -> dict[str, float]:
 
 
 def measure(name: str, lengths_file: Path) -> dict[str, float]:
-    """An epoch's deal to one rank, in a process that was forked for it: nothing is imported anew."""
+    """Seconds and memory of a sampler, or of the search for a token budget, in a process forked for it."""
     numbers = torch.from_numpy(np.load(lengths_file))
-    lengths = numbers if name in OURS else numbers.tolist()
-    PEAK.write_text("5", encoding="ascii")  # Linux forgets the peak so far
+    lengths = numbers if name.startswith("indictune") else numbers.tolist()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak (Linux)
     before, start = peak_memory_bytes(), time.perf_counter()
-    batches = iter(SAMPLERS[name](lengths, 0))
-    next(batches)
-    first = time.perf_counter() - start
-    for _ in batches:
-        pass
-    whole = time.perf_counter() - start
-    return {"first_s": first, "epoch_s": whole, "memory_bytes": peak_memory_bytes() - before}
-
-
-def measure_budget(lengths_file: Path) -> dict[str, float]:
-    """The search for the accumulation that a limit of tokens needs, in a process like that of `measure`."""
-    lengths = torch.from_numpy(np.load(lengths_file))
-    max_tokens = int(lengths.double().mean() * GLOBAL_BATCH / RANKS / 2)
-    PEAK.write_text("5", encoding="ascii")
-    before, start = peak_memory_bytes(), time.perf_counter()
-    steps_of_run = EPOCHS * -(-len(lengths) // GLOBAL_BATCH)
-    steps = smallest_accumulation(lengths, GLOBAL_BATCH, RANKS, max_tokens, seed=0, steps=steps_of_run, padded=False)
-    seconds = time.perf_counter() - start
-    memory = peak_memory_bytes() - before
-    return {"max_tokens": max_tokens, "accumulation_steps": steps, "seconds": seconds, "memory_bytes": memory}
+    if name == BUDGET:
+        most = int(numbers.double().mean() * GLOBAL_BATCH / RANKS / 2)
+        run_steps = EPOCHS * -(-len(numbers) // GLOBAL_BATCH)
+        steps = smallest_accumulation(numbers, GLOBAL_BATCH, RANKS, most, seed=0, steps=run_steps, padded=False)
+        found: dict[str, float] = {"max_tokens": most, "accumulation_steps": steps}
+    else:
+        batches = iter(SAMPLERS[name](lengths, 0))
+        next(batches)
+        found = {"first_s": time.perf_counter() - start}
+        for _ in batches:
+            pass
+    return {**found, "seconds": time.perf_counter() - start, "memory_bytes": peak_memory_bytes() - before}
 
 
 def compare(repeats: int) -> dict[str, dict[str, Any]]:
-    """All samplers, by turns; and `token_budget`."""
-    lengths = draw_lengths(ROWS_OF_QUALITY).tolist()
-    laps: dict[str, list[dict[str, float]]] = {name: [] for name in SAMPLERS}
-    budgets: list[dict[str, float]] = []
+    """All samplers and the token budget, in turns."""
+    laps: dict[str, list[dict[str, float]]] = {name: [] for name in (*SAMPLERS, BUDGET)}
     with tempfile.TemporaryDirectory() as folder, get_context("fork").Pool(1, maxtasksperchild=1) as alone:
         lengths_file = Path(folder, "lengths.npy")
         np.save(lengths_file, draw_lengths(ROWS_OF_SPEED))
         for _ in range(repeats):
             for name, done in laps.items():
                 done.append(alone.apply(measure, (name, lengths_file)))
-            budgets.append(alone.apply(measure_budget, (lengths_file,)))
-    found = {
-        name: quality(name, lengths)
-        | {key: statistics.median(each[key] for each in done) for key in ("first_s", "epoch_s", "memory_bytes")}
+    lengths = draw_lengths(ROWS_OF_QUALITY).tolist()
+    return {
+        name: {key: statistics.median(each[key] for each in done) for key in done[0]}
+        | (quality(name, lengths) if name in SAMPLERS else {})
         for name, done in laps.items()
     }
-    return found | {"token_budget": {key: statistics.median(each[key] for each in budgets) for key in budgets[0]}}
 
 
 def largest_batches() -> list[int]:
-    """Tokens of the largest global batch of each of three epochs over 2M tweets, by the seed of the recipes."""
+    """Tokens of the largest global batch of each of three epochs over 2M tweets, with the seed of the recipes."""
     lengths = torch.from_numpy(row_lengths.draw_lengths(row_lengths.TWEETS, ROWS_OF_SPEED, np.random.default_rng(0)))
     deals = (deal_epoch(lengths, GLOBAL_BATCH, 1, 42, epoch, padded=False) for epoch in range(EPOCHS))
     return [int(deal.costs.max()) for deal in deals]
@@ -165,40 +141,18 @@ def main() -> None:
     """Print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-    results = compare(arguments.repeats)
-    budget = results.pop("token_budget")
-    rows = [
-        [
-            name,
-            f"{found['padding']:.1%}",
-            f"{found['waiting']:.2%}",
-            f"{found['first_s']:.2f} s",
-            f"{found['epoch_s']:.2f} s",
-            f"{found['memory_bytes'] / 1e6:.0f} MB",
-        ]
-        for name, found in results.items()
-    ]
-    print(table(["sampler", "padding", "waiting", "to the first", "an epoch", "memory"], rows))
-    cost = f"{budget['seconds']:.2f} s and {budget['memory_bytes'] / 1e6:.0f} MB"
-    steps = f"{budget['accumulation_steps']:.0f} micro-batches"
-    print(f"--max_tokens_per_device {budget['max_tokens']:.0f}: {steps}, found in {cost}\n")
+    repeats = parser.parse_args().repeats
+    about, results = environment(), compare(repeats)
+    budget = results.pop(BUDGET)
+    forms = {"padding": "{:.1%}", "waiting": "{:.2%}", "first_s": "{:.2f} s", "seconds": "{:.2f} s"}
+    forms["memory_bytes"] = "{:,.0f} B"
+    body = [[name, *(form.format(found[key]) for key, form in forms.items())] for name, found in results.items()]
+    print(table(["sampler", "padding", "waiting", "to the first", "an epoch", "memory"], body))
     largest = largest_batches()
-    print(f"the largest global batch of each of three epochs: {largest} tokens\n")
-    settings = {"ranks": RANKS, "global_batch_size": GLOBAL_BATCH, "repeats": arguments.repeats}
-    settings |= {"rows": ROWS_OF_SPEED, "rows_of_padding_and_waiting": ROWS_OF_QUALITY}
-    print(
-        write_results(
-            "dealing",
-            {
-                "environment": environment(),
-                "settings": settings,
-                "samplers": results,
-                "token_budget": budget,
-                "largest_global_batches": largest,
-            },
-        )
-    )
+    print(f"{BUDGET}: {budget}\nlargest global batches of three epochs: {largest} tokens\n")
+    settings = {"ranks": RANKS, "global_batch_size": GLOBAL_BATCH, "repeats": repeats, "rows": ROWS_OF_SPEED}
+    found = {"samplers": results, BUDGET: budget, "largest_global_batches": largest}
+    print(write_results("dealing", {"environment": about, "settings": settings, **found}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""On what a benchmark ran: a part of every result file."""
+"""Where a benchmark ran: the environment in every result file."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ import torch
 
 from indictune.versions import versions_of
 
-PACKAGES = (
-    *("torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "bitsandbytes", "datasets", "scikit-learn"),
-)
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "bitsandbytes", "datasets")
 RESULTS = Path(__file__).with_name("results")
 
 
 def environment() -> dict[str, Any]:
-    """Hardware, versions and date. Where there is no checkout of git, `BENCHMARK_COMMIT` may say what was copied."""
-    # What programs before this one have written is no change of what runs.
+    """Hardware, versions, date and commit; without a git checkout, the commit is `$BENCHMARK_COMMIT`."""
+    # Result files of earlier programs do not count as changes.
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)benchmarks/results")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
@@ -40,7 +38,7 @@ def environment() -> dict[str, Any]:
 
 
 def _git(*words: str) -> str | None:
-    """What git says of this checkout, or None where there is no git, or no checkout."""
+    """The output of git, or None without git or a checkout."""
     try:
         done = subprocess.run(["git", *words], cwd=RESULTS.parent, capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
@@ -49,26 +47,26 @@ def _git(*words: str) -> str | None:
 
 
 def _cpu_name() -> str:
-    """The processor's model as Linux tells it."""
+    """The processor's model name (Linux)."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-def results_path(name: str, folder: Path = RESULTS, about: dict[str, Any] | None = None) -> Path:
-    """`<date>-<hardware>-<name>.json` in a folder, of an `environment`: this one where none is given."""
-    about = about or environment()
+def results_path(name: str, folder: Path = RESULTS) -> Path:
+    """`<date>-<hardware>-<name>.json` in a folder."""
+    about = environment()
     hardware = " ".join([*about["gpus"][:1]] or [about["cpu"], str(about["cpu_cores"]), "cores"])
     words = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(r\)|\(tm\)|cpu|@.*?ghz", "", hardware.lower())).strip("-")
     return folder / f"{about['date']}-{words}-{name}.json"
 
 
 def write_results(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write to `results_path`; returns it."""
+    """Write results to `results_path`; return the path."""
     path = results_path(name, folder)
     write(path, results)
     return path
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
-    """Write a result file, or write it anew."""
+    """Write or rewrite a result file."""
     path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

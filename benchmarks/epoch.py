@@ -1,4 +1,4 @@
-"""One whole epoch of as many rows as the goal has, by the commands that a user types, and by the recipe."""
+"""One whole epoch of two million rows, by the recipe and the commands that a user types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.classifier_gpu import RECIPE, SIZES, write_rows
@@ -18,16 +17,15 @@ SCRIPT = "scripts/train_sentiment.py"
 
 
 def measure(plan: Plan, note: Note) -> None:
-    """A part: seconds of `indictune prepare`, and then of the script's whole process, which finds the rows prepared.
+    """Part: seconds of `indictune prepare`, then of the training script on the prepared rows.
 
-    Of the script's are told apart: `runtime_s` of its `metrics.json`, of the training with its checkpoint, and, in
-    `process_s`, all: its start, the model that it saves and reads back, and its end. There are no validation rows.
+    `process_s` is the whole process; `train.runtime_s` is training with its checkpoint. There are no validation rows.
     """
     size = SIZES[plan.size]
     folder = plan.folder / "epoch"
     folder.mkdir()
     rows, output, log = folder / "train.jsonl", folder / "run", folder / "log"
-    lengths = write_rows(rows, replace(size, rows=size.rows_of_epoch))
+    lengths = write_rows(rows, size, size.rows_of_epoch)
     note({"rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 2)})
     flags = ["--config", str(RECIPE), "--model_name_or_path", str(plan.folder / "model"), "--train_file", str(rows)]
     flags += ["--global_batch_size", str(size.global_batch_size), "--num_train_epochs", "1"]
@@ -41,15 +39,15 @@ def measure(plan: Plan, note: Note) -> None:
 
 
 def _run(words: list[str], folder: Path, log: Path) -> float:
-    """Seconds of a process of ours, from its start to its end.
+    """Run a Python process; return its seconds.
 
     Args:
-        words: behind `python`.
-        folder: gets the prepared rows.
-        log: gets what it prints.
+        words: arguments of `python`.
+        folder: for the cache.
+        log: file for its output.
 
     Raises:
-        RuntimeError: it failed; with all that it printed.
+        RuntimeError: it failed; with its output.
     """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"INDICTUNE_CACHE": str(folder / "cache"), "PYTHONPATH": os.pathsep.join(paths)}

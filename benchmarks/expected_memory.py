@@ -3,9 +3,9 @@
     python -m benchmarks.expected_memory            prints them
     python -m benchmarks.expected_memory --write    puts them into the recipes
 
-Counted are the weights, gradients and optimizer states of the model's real shapes (built without data), and the inputs
-of the layers that gradient checkpointing keeps. The layer at work, the allocator's gaps and CUDA itself come on top:
-some GB, which `benchmarks/gpu.py` measures where there is a GPU.
+It counts weights, gradients and optimizer states of the model's shapes, built without data, and the layer inputs that
+gradient checkpointing keeps. The active layer, the allocator's gaps and CUDA add some GB, which `benchmarks/gpu.py`
+measures on a GPU.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ GRADIENT_AND_ADAM, GRADIENT_AND_8_BIT_ADAM = 4.0 + 8.0, 4.0 + 2.0
 
 @dataclass(frozen=True)
 class Weights:
-    """How many weights a model has.
+    """Numbers of weights.
 
     Attributes:
-        linear: in the layers' matrices, which NF4 and LoRA take.
-        other: embedding, output layer, norms.
-        adapter: of LoRA matrices on all linear layers.
+        linear: of the layers' matrices, which NF4 quantises and LoRA adapts.
+        other: of the embedding, output layer and norms.
+        adapter: of LoRA on all linear layers.
     """
 
     linear: int
@@ -49,7 +49,7 @@ class Weights:
 
 
 def model_of(name: str) -> LlamaForCausalLM:
-    """The model's shapes, without data."""
+    """The model without data."""
     hidden, intermediate, layers, heads = SHAPES[name.removesuffix("-Instruct").rpartition("-")[2]]
     with torch.device("meta"):
         return LlamaForCausalLM(
@@ -65,7 +65,7 @@ def model_of(name: str) -> LlamaForCausalLM:
 
 
 def count(model: LlamaForCausalLM, rank: int) -> Weights:
-    """Its weights by kind."""
+    """Count a model's weights by kind; `rank` is LoRA's."""
     matrices = [each.weight for each in model.model.modules() if isinstance(each, torch.nn.Linear)]
     linear = sum(matrix.numel() for matrix in matrices)
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -73,10 +73,10 @@ def count(model: LlamaForCausalLM, rank: int) -> Weights:
 
 
 def bytes_of_states(weights: Weights, method: str, strategy: str) -> float:
-    """Weights, gradients and optimizer states of the whole model, over all processes."""
+    """Bytes of weights, gradients and optimizer states, over all processes."""
     whole = weights.linear + weights.other
     if method == "full":
-        master = FP32 + (HALF if strategy.startswith("zero") else 0.0)  # DeepSpeed keeps weights in bf16 beside fp32
+        master = FP32 + (HALF if strategy.startswith("zero") else 0.0)  # DeepSpeed keeps bf16 weights too
         return whole * (master + GRADIENT_AND_ADAM)
     if method == "lora":
         return whole * HALF + weights.adapter * (FP32 + GRADIENT_AND_ADAM)
@@ -85,11 +85,7 @@ def bytes_of_states(weights: Weights, method: str, strategy: str) -> float:
 
 
 def expected(text: str) -> str:
-    """The lines for the header of a recipe.
-
-    Args:
-        text: of the recipe; the command in its header names the strategy and the number of processes.
-    """
+    """The header lines of a recipe, whose own command names the strategy and the number of processes."""
     recipe: dict[str, Any] = yaml.safe_load(text)
     launched = COMMAND.search(text)
     assert launched is not None

@@ -1,4 +1,4 @@
-"""Runs that something happens to, ours and the stock Trainer's, started again until they end."""
+"""Runs with an injected fault, restarted until they end, and the verdict on how they ended."""
 
 from __future__ import annotations
 
@@ -9,78 +9,39 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from benchmarks.fault_contenders import GLOBAL_BATCH, ONE, Contender
 from indictune.checkpoint import store
-from tests.faults.runs import EVALUATION, FAULTY, FOLDER, SAVE, STEP, processes_of
-from tests.ranks.launching import ROOT, SCRIPT, accelerate, python, start, torchrun
+from tests.faults.runs import EXIT_RESUMABLE, FAULTY, FOLDER, processes_of
+from tests.ranks.launching import start
 
-SAMPLES = ROOT / "indictune/data/samples/train.jsonl"
-STEPS, MANY_STEPS = 8, 20  # in two epochs and in five
-EPOCHS = 2
-GLOBAL_BATCH = 8
-TRAIN_ROWS, HELD_OUT_ROWS = 32, 16
-CHATS = 50  # in packs of 128 places: four global batches
+Counts = dict[str, int]
+Found = dict[str, Any]  # case -> outcome counts, or one measured value
+
 TRIES = 3
 TIMEOUT_S = 180
-EXIT_RESUMABLE = 75
-JUDGED = ("exact", "exact but for its log", "did steps again", "wrong", "stuck")
-LATER = "at a later start"  # said beside these of a run that had failed once more
-ONE, DDP, FSDP2 = "one process", "DDP x2", "FSDP2 x2"
-ZERO2, ZERO3, ZERO3_OFFLOAD = "ZeRO-2 x2", "ZeRO-3 x2", "ZeRO-3 with offload x2"
-
-# Saved where --save_steps or an event tells, and logged at each step.
-EACH_STEP = (
-    *("--save_strategy", "steps", "--save_total_limit", "20", "--learning_rate", "1e-4", "--logging_steps", "1"),
-)
-OURS = (
-    *("--global_batch_size", str(GLOBAL_BATCH), "--resume_from_checkpoint", "auto"),
-    *("--load_best_model_at_end", "false"),
-)
-WORKERS = ("--dataloader_num_workers", "2")
-
-
-@dataclass(frozen=True)
-class Contender:
-    """Who is started again and again.
-
-    Attributes:
-        title: of its column.
-        command: script and flags of all runs.
-        launches: what starts it, by name.
-        flags: by the kind of run.
-        places: functions that it calls, by what they do.
-        packed: script and flags of a run of a language model on packed rows, where it has one.
-        policies: what it can be told to do about a bad number, the first if it is told nothing; none where it has no
-            such flag, and notes nothing.
-        cannot: why it has not a launch that others have, by name.
-    """
-
-    title: str
-    command: tuple[str, ...]
-    launches: Mapping[str, Callable[[], list[str]]]
-    flags: Mapping[str, tuple[str, ...]]
-    places: Mapping[str, str]
-    packed: tuple[str, ...] = ()
-    policies: tuple[str, ...] = ()
-    cannot: Mapping[str, str] = field(default_factory=dict)
+EXACT, NOT_ITS_LOG, REPEATED, WRONG, STUCK = "exact", "exact except its log", "repeated steps", "wrong", "stuck"
+VERDICTS = (EXACT, NOT_ITS_LOG, REPEATED, WRONG, STUCK)
+LATER = "only at a later start"
+RESUMED = r"(?:Going on|Resum\w+) from "
 
 
 @dataclass(frozen=True)
 class Job:
-    """Runs of one contender, with one launch and one kind of flags.
+    """Runs of one contender under one launch.
 
     Attributes:
-        contender: who runs.
-        work: gets the folders of the runs.
+        contender: whose script runs.
+        work: folder for the runs.
         launch: a key of its `launches`.
-        kind: a key of its `flags`; those that begin with "accumulation" split what a process reads in two.
+        kind: a key of its `flags`. Kinds that begin with "accumulation" halve the micro-batch.
     """
 
     contender: Contender
@@ -89,7 +50,7 @@ class Job:
     kind: str = "plain"
 
     def words(self, folder: Path, *flags: str, event: str | None = None) -> list[str]:
-        """The command; `event` as in `tests/faults/faulty.py`."""
+        """The command line; `event` is a fault in the syntax of `tests/faults/faulty.py`."""
         faulty = (FAULTY, event) if event else ()
         contender = self.contender
         rows = GLOBAL_BATCH // (1 if self.launch == ONE else 2) // (2 if self.kind.startswith("accumulation") else 1)
@@ -101,13 +62,8 @@ class Job:
     def run(
         self, folder: Path, event: str | None = None, *flags: str, timeout_s: int = TIMEOUT_S, **variables: str
     ) -> tuple[int | None, str]:
-        """As `typed`, with an event or flags beside its own."""
-        return self.typed(self.words(folder, *flags, event=event), folder, timeout_s, **variables)
-
-    def typed(
-        self, words: list[str], folder: Path, timeout_s: int = TIMEOUT_S, **variables: str
-    ) -> tuple[int | None, str]:
-        """Exit code of a command for a folder, and what it said; None where it hung and was killed."""
+        """Run to the end; return the exit code, None after a timeout, and the output."""
+        words = self.words(folder, *flags, event=event)
         try:
             done = start(words, {FOLDER: str(folder), **variables}, timeout_s=timeout_s)
         except subprocess.TimeoutExpired:
@@ -117,46 +73,47 @@ class Job:
 
     @cached_property
     def unbroken(self) -> tuple[Path, float]:
-        """The run that nothing happens to, and how many seconds it took.
+        """The folder of a run without a fault, and its seconds.
 
         Raises:
             RuntimeError: it failed.
         """
         folder, since = self.work / f"unbroken-{self.launch}-{self.kind}".replace(" ", "-"), time.monotonic()
-        code, said = self.run(folder)
+        code, output = self.run(folder)
         if code != 0 or not ended(folder):
-            raise RuntimeError(f"the run that nothing happened to failed: {said[-2000:]}")
+            raise RuntimeError(f"The run without a fault failed: {output[-2000:]}")
         return folder, time.monotonic() - since
 
-    def judged(self, folder: Path, code: int | None, said: str, newest: int) -> str:
-        """`exact`: its last start gave 0, and it ended with the very weights of the run that nothing happened to, and
-        with the loss and the learning rate of each of its steps, once; `exact but for its log`; `did steps again`:
-        with those weights too, but it did not go on from the newest checkpoint; else `wrong`, or `stuck`.
+    def verdict(self, folder: Path, code: int | None, output: str, newest: int) -> str:
+        """How a run ended.
+
+        `exact`: the weights of the unbroken run, resumed at the newest whole checkpoint, each step logged once with
+        the same loss and rate. `exact except its log`: the log differs. `repeated steps`: same weights, but it resumed
+        earlier. `wrong`: other weights. `stuck`: it did not end.
 
         Args:
             folder: of the run.
-            code: that its last start gave.
-            said: by that start.
-            newest: step of the newest checkpoint that was whole, at which it must go on.
+            code: exit code of its last start.
+            output: of that start.
+            newest: step of the newest whole checkpoint before that start.
         """
         if code != 0 or not ended(folder):
-            return "stuck"
+            return STUCK
         if weights(folder) != weights(self.unbroken[0]):
-            return "wrong"
-        if gone_on_from(said, folder) < newest:
-            return "did steps again"
-        return "exact" if logged(folder) == logged(self.unbroken[0]) else "exact but for its log"
+            return WRONG
+        if resumed_from(output, folder) < newest:
+            return REPEATED
+        return EXACT if logged(folder) == logged(self.unbroken[0]) else NOT_ITS_LOG
 
-    def until_it_ends(self, folder: Path) -> Counter[str]:
-        """Start it until a start gives 0, with nobody lending a hand; judged, and, where it took more than one, how
-        each that failed had ended."""
-        code, said, failed, newest = None, "", list[str](), 0
+    def restart_until_it_ends(self, folder: Path) -> Counter[str]:
+        """Start a run up to three times until it succeeds; count its verdict and how failed starts ended."""
+        code, output, failed, newest = None, "", list[str](), 0
         while code != 0 and len(failed) < TRIES:
-            newest = 0 if ended(folder) else max(newest, newest_whole(folder))  # it may save more, and lose none
-            code, said = self.run(folder)
+            newest = 0 if ended(folder) else max(newest, newest_whole(folder))
+            code, output = self.run(folder)
             if code != 0:
-                failed.append(how_it_failed(code, said))
-        found = Counter({self.judged(folder, code, said, newest): 1})
+                failed.append(how_it_failed(code, output))
+        found = Counter({self.verdict(folder, code, output, newest): 1})
         if code == 0 and failed:
             found[LATER] = 1
             found.update(failed)
@@ -164,7 +121,7 @@ class Job:
         return found
 
     def stopped_at(self, step: int, folder: Path) -> Path:
-        """A folder as the unbroken run has left it after a step."""
+        """Copy the unbroken run as it was after a step."""
         saved = store.listed(self.unbroken[0])
         later = [path.name for path in saved if store.step_of(path) > step]
         shutil.copytree(self.unbroken[0], folder, ignore=shutil.ignore_patterns(*later, "metrics.json", "status.json"))
@@ -172,11 +129,11 @@ class Job:
         return folder
 
 
-def how_it_failed(code: int | None, said: str) -> str:
-    """Of a start that did not give 0: that it hung, or its exit code and last line."""
+def how_it_failed(code: int | None, output: str) -> str:
+    """The exit code and last line of a failed start."""
     if code is None:
-        return f"a start hung, and was killed after {TIMEOUT_S} s"
-    return f"a start gave {code}: {(said.strip().splitlines() or ['without a word'])[-1][:200]}"
+        return f"a start was killed after {TIMEOUT_S} s"
+    return f"a start ended with {code}: {(output.strip().splitlines() or ['no output'])[-1][:200]}"
 
 
 def ended(folder: Path) -> bool:
@@ -186,44 +143,42 @@ def ended(folder: Path) -> bool:
 
 
 def newest_whole(folder: Path) -> int:
-    """Step of the newest checkpoint that can be gone on from; 0 where there is none."""
-    whole = (store.step_of(path) for path in store.listed(folder) if _is_whole(path))
-    return max(whole, default=0)
+    """Step of the newest whole checkpoint; 0 if there is none."""
+    return max((store.step_of(path) for path in store.listed(folder) if _is_whole(path)), default=0)
 
 
 def is_torn(folder: Path) -> bool:
-    """Whether a folder has a checkpoint that cannot be gone on from."""
+    """Whether a folder has a checkpoint that is not whole."""
     return not all(map(_is_whole, store.listed(folder)))
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """By its manifest where it is ours; the stock Trainer writes no more than its state after all that it reads."""
+    """By the manifest if it is ours; the stock Trainer writes its state last."""
     is_ours = (checkpoint.parent / "train_log.jsonl").exists()
     return not store.damage(checkpoint) if is_ours else (checkpoint / "trainer_state.json").exists()
 
 
-def gone_on_from(said: str, folder: Path) -> int:
-    """Step of the checkpoint of its folder that a run went on from, by what it said; the last, where its launcher
-    started it again, and 0 where it started afresh."""
-    steps = re.findall(rf"Going on from {re.escape(str(folder))}/{store.PREFIX}(\d+)\b", said)
+def resumed_from(output: str, folder: Path) -> int:
+    """Step of the checkpoint that the last start of a run resumed from, by its output; 0 if it started afresh."""
+    steps = re.findall(rf"{RESUMED}{re.escape(str(folder))}/{store.PREFIX}(\d+)\b", output)
     return int(steps[-1]) if steps else 0
 
 
 def weights(folder: Path) -> str:
-    """Digest of the saved model."""
+    """SHA-256 of the saved model."""
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 def steps_lost(folder: Path) -> int:
-    """Steps of our log that no whole checkpoint holds; 0 where there is no log."""
+    """Logged steps that no whole checkpoint holds; 0 without a log."""
     log = folder / "train_log.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
-    logged = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
-    return max(logged) - newest_whole(folder) if logged else 0
+    steps = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+    return max(steps) - newest_whole(folder) if steps else 0
 
 
 def logged(folder: Path) -> list[tuple[int, float, float]]:
-    """Step, loss and learning rate as they were logged, from our log or the stock Trainer's last checkpoint."""
+    """Step, loss and learning rate of each logged step, from our log or the stock Trainer's last checkpoint."""
     log = folder / "train_log.jsonl"
     if log.exists():
         entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -233,144 +188,31 @@ def logged(folder: Path) -> list[tuple[int, float, float]]:
     return [(entry["step"], entry["loss"], entry["learning_rate"]) for entry in entries if "loss" in entry]
 
 
+def losses(folder: Path) -> list[float]:
+    """The loss of each step."""
+    return [loss for _, loss, _ in logged(folder)]
+
+
 def epochs(folder: Path) -> float:
-    """How many a run has done, by its newest checkpoint."""
+    """Epochs done, by the newest checkpoint."""
     state = store.listed(folder)[0] / "trainer_state.json"
     return float(json.loads(state.read_text(encoding="utf-8"))["epoch"])
 
 
-def losses(folder: Path) -> list[float]:
-    """Of each step."""
-    return [loss for _, loss, _ in logged(folder)]
-
-
 def status_of(folder: Path) -> tuple[str, str]:
-    """State and message of our `status.json`; empty where there is none."""
+    """State and message of `status.json`; empty if there is none."""
     path = folder / "status.json"
     status = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"state": "", "message": ""}
     return status["state"], status["message"]
 
 
-def tells_of_going_on(folder: Path, code: int | None, is_of_the_run: bool) -> bool:
-    """Whether a stopped run has told that it can be gone on with: by its exit code, or by `status.json` where that is
-    its launcher's."""
+def says_it_is_resumable(folder: Path, code: int | None, is_of_the_run: bool) -> bool:
+    """Whether a stopped run reported that it can resume: by its exit code, or by `status.json` under a launcher."""
     return code == EXIT_RESUMABLE if is_of_the_run else status_of(folder)[0] == "resumable"
 
 
 def kill_processes_of(folder: Path) -> None:
-    """Those that have outlived their launcher."""
+    """Kill what outlived its launcher."""
     for pid in processes_of(folder):
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()
-
-
-def contenders(work: Path) -> list[Contender]:
-    """Ours and the stock Trainer, on the same rows, which are written into a folder."""
-    lines = SAMPLES.read_text(encoding="utf-8").splitlines(keepends=True)
-    files = {"train": lines[:TRAIN_ROWS], "validation": lines[TRAIN_ROWS : TRAIN_ROWS + HELD_OUT_ROWS]}
-    for name, part in files.items():
-        (work / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
-    shared = (
-        *("--train_file", str(work / "train.jsonl"), "--validation_file", str(work / "validation.jsonl")),
-        *EACH_STEP,
-    )
-    # The stock Trainer saves 3 seconds after a SIGTERM, and a run of 8 steps has ended by then.
-    long = ("--num_train_epochs", "75", "--save_steps", "20", "--eval_strategy", "steps", "--eval_steps", "20")
-    quiet = ("--save_steps", "1", "--eval_strategy", "no")
-    plain, many = (("--num_train_epochs", str(number), *quiet) for number in (EPOCHS, 5))
-    both = {
-        "plain": plain,
-        "plain, workers 2": (*plain, *WORKERS),
-        "long": long,
-        "many steps": many,
-        "many steps, no dropout": (*many, "--dropout", "0"),
-        "many rows": ("--num_train_epochs", "1", *quiet),
-    }
-    return [_ours(shared, both, _packed(work)), _stock(shared, both)]
-
-
-def _of_two(kinds: dict[str, tuple[str, ...]], name: str, *flags: str) -> dict[str, tuple[str, ...]]:
-    """A kind of batches, without workers and with."""
-    return {name + kind.removeprefix("plain"): (*kinds[kind], *flags) for kind in ("plain", "plain, workers 2")}
-
-
-def _ours(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]], packed: tuple[str, ...]) -> Contender:
-    return Contender(
-        "ours",
-        (
-            *(SCRIPT, "--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "32", *shared),
-            *OURS,
-        ),
-        {
-            ONE: python,
-            DDP: partial(accelerate, "ddp", 2),
-            FSDP2: partial(accelerate, "fsdp2", 2),
-            ZERO2: partial(accelerate, "zero2", 2),
-            ZERO3_OFFLOAD: partial(accelerate, "zero3_offload", 2),
-            ZERO3: partial(accelerate, "zero3", 2),
-        },
-        {
-            **kinds,
-            **_of_two(kinds, "accumulation"),
-            **_of_two(kinds, "batches by length", "--max_tokens_per_device", "100"),
-            "packed rows": (),
-            "packed rows, workers 2": WORKERS,
-            "many steps, skip": (*kinds["many steps"], "--on_nonfinite", "skip", "--max_nonfinite_steps", "1"),
-            "many steps, rollback": (*kinds["many steps"], "--on_nonfinite", "rollback"),
-        },
-        {
-            "after a step": STEP,
-            "in a step": "transformers.trainer:Trainer.training_step",
-            "in evaluation": EVALUATION,
-            "in saving": SAVE,
-            "in data preparation": "indictune.data.tokenisation:_encoder",
-            "loss": "indictune.train.loss:ExactLoss.__call__",
-            "gradients": "indictune.train.exact_trainer:ExactTrainer.training_step",
-        },
-        packed,
-        ("stop", "skip", "rollback"),
-    )
-
-
-def _packed(work: Path) -> tuple[str, ...]:
-    """Few chats, which are written into a folder: the packs of all make more steps than two epochs may have."""
-    chats = ROOT / "indictune/data/samples/chats"
-    lines = (chats / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (work / "chats.jsonl").write_text("".join(lines[:CHATS]), encoding="utf-8")
-    return (
-        *("scripts/train_llama.py", "--model_name_or_path", "builtin:tiny-indic-llama", "--method", "full"),
-        *("--train_file", str(work / "chats.jsonl"), "--validation_file", str(chats / "validation.jsonl")),
-        *("--packing", "true", "--max_length", "128", "--bf16", "false", "--num_train_epochs", str(EPOCHS)),
-        *(*EACH_STEP, *OURS, "--save_steps", "1", "--eval_strategy", "no"),
-    )
-
-
-def _stock(shared: tuple[str, ...], kinds: dict[str, tuple[str, ...]]) -> Contender:
-    script = "benchmarks/stock_trainer.py"
-    return Contender(
-        "stock Trainer",
-        (script, *shared, "--enable_jit_checkpoint", "true", "--use_cpu", "true", "--report_to", "none"),
-        {
-            ONE: python,
-            DDP: partial(torchrun, 2),
-            ZERO2: partial(accelerate, "zero2", 2),
-            ZERO3_OFFLOAD: partial(accelerate, "zero3_offload", 2),
-            ZERO3: partial(accelerate, "zero3", 2),
-        },
-        {
-            **kinds,
-            "many rows": (*kinds["many rows"], "--keep_tokens", "true"),
-            **_of_two(kinds, "accumulation", "--gradient_accumulation_steps", "2"),
-            **_of_two(kinds, "batches by length", "--train_sampling_strategy", "group_by_length"),
-        },
-        {
-            "after a step": "transformers.trainer_callback:DefaultFlowCallback.on_step_end",
-            "in a step": "transformers.trainer:Trainer.training_step",
-            "in evaluation": "transformers.trainer:Trainer.prediction_step",
-            "in saving": "transformers.trainer:Trainer._save_checkpoint",
-            "in data preparation": "transformers.tokenization_utils_base:PreTrainedTokenizerBase.__call__",
-            "loss": "transformers.trainer:Trainer.compute_loss",
-            "gradients": "transformers.trainer:Trainer.training_step",
-        },
-        cannot={FSDP2: "not run: on a CPU it ends by a NotImplementedError, as row 11 has it"},
-    )

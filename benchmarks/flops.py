@@ -1,4 +1,4 @@
-"""Floating-point operations: those that a model needs, and those that a device does in a second."""
+"""Floating-point operations that a model needs, and that a device does in a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 
 def matmul_flops_per_second(width: int, repeats: int = 20) -> float:
-    """What products of two bf16 matrices of random numbers, [width, width] each, reach on the GPU, or on the CPU."""
+    """FLOP/s of bf16 products [width, width] x [width, width] on the GPU, else on the CPU."""
     gpu = torch.cuda.is_available()
     one, other = (torch.randn(width, width, device="cuda" if gpu else "cpu").bfloat16() for _ in range(2))
     since = 0.0
@@ -26,10 +26,9 @@ def matmul_flops_per_second(width: int, repeats: int = 20) -> float:
 
 
 def classifier_flops(config: BertConfig, lengths: np.ndarray) -> float:
-    """Of training on rows of these lengths: 6 for each token and weight of the encoder, and attention.
+    """FLOPs of training on rows of these lengths: 6 for each token and weight of the encoder, and attention.
 
-    Attention multiplies queries with keys and weights with values, each forward once and backward twice. What padding
-    costs is no part of it.
+    Attention has two products, each once forward and twice backward. Padding does not count.
     """
     with torch.device("meta"):
         weights = sum(parameter.numel() for parameter in BertModel(config).encoder.parameters())
@@ -38,10 +37,9 @@ def classifier_flops(config: BertConfig, lengths: np.ndarray) -> float:
 
 
 def adapter_flops(config: LlamaConfig, lengths: np.ndarray) -> float:
-    """Of training an adapter on rows of these lengths: 4 for each token and frozen weight, and causal attention.
+    """FLOPs of training an adapter: 4 for each token and frozen weight, which has no gradient, and causal attention.
 
-    Frozen weights have no gradient of their own. The adapter itself, and what gradient checkpointing computes again,
-    are no part of it.
+    The adapter and what gradient checkpointing recomputes do not count.
     """
     with torch.device("meta"):
         model = LlamaForCausalLM(config)

@@ -1,4 +1,4 @@
-"""Parts of a long benchmark: each in a process of its own, with a limit of time, its findings told as they come."""
+"""Parts of a long benchmark: each runs in its own process with a time limit and reports findings as they come."""
 
 from __future__ import annotations
 
@@ -15,71 +15,66 @@ from pathlib import Path
 from typing import Any
 
 LAST_LINES = 20
+PADDED = 0.9  # largest speed of padded rows, as a share of ours
 
 Note = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a part is told.
+    """The input of a part.
 
     Attributes:
         size: `full` or `tiny`.
         folder: for models and rows, shared by all parts.
-        trace: file (`.json.gz`) for what the profiler sees.
-        full_length: whether LLaMA's rows are as long as they may be, not as real ones are.
-        start: of the part, by `time.time()`.
-        deadline: at which it is stopped.
+        trace: file (`.json.gz`) for the profiler.
+        full_length: whether LLaMA's rows have the maximal length, not that of real rows.
+        deadline: `time.time()` at which it is stopped.
     """
 
     size: str
     folder: Path
     trace: Path
     full_length: bool
-    start: float
     deadline: float
-
-    def left(self) -> float:
-        """Seconds to the deadline."""
-        return self.deadline - time.time()
 
 
 Part = Callable[[Plan, Note], None]
 
 
 def run_part(part: Part, plan: Plan, note: Note) -> None:
-    """Run a part to its end or its deadline. Whatever it started ends with it, and the GPU is free again.
+    """Run a part to its end or its deadline; kill all that it started, so that the GPU is free again.
 
     Args:
         part: importable by name.
         plan: of the part.
-        note: gets each finding when it comes, and `error`, the last lines of what went wrong.
+        note: takes each finding when it comes, and `error`, the last lines of an exception.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_live, args=(part, plan, theirs))
     process.start()
     theirs.close()
-    told = False
+    failed = False
     try:
-        while ours.poll(max(0.0, plan.left())):
+        while ours.poll(max(0.0, plan.deadline - time.time())):
             finding = ours.recv()
-            told = told or "error" in finding
+            failed = failed or "error" in finding
             note(finding)
-        note({"error": f"It was stopped after {plan.deadline - plan.start:.0f} s, its share of the time."})
+        note({"error": "It was stopped at its time limit."})
     except EOFError:
         process.join()
-        if process.exitcode and not told:
-            note({"error": f"It ended with the exit code {process.exitcode}."})
+        if process.exitcode and not failed:
+            note({"error": f"It ended with exit code {process.exitcode}."})
     finally:
-        with contextlib.suppress(ProcessLookupError):  # all have ended
+        with contextlib.suppress(ProcessLookupError):  # all of them ended
             os.killpg(process.pid or 0, signal.SIGKILL)
         process.kill()
         process.join()
 
 
 def _live(part: Part, plan: Plan, connection: Connection) -> None:
-    os.setsid()  # so that all that it starts can be ended with it
+    os.setsid()  # one process group for all that it starts
     try:
         part(plan, connection.send)
     except Exception:
@@ -88,5 +83,22 @@ def _live(part: Part, plan: Plan, connection: Connection) -> None:
 
 
 def last_lines(text: str) -> str:
-    """Enough of an error to tell what it was."""
+    """The end of an error message."""
     return "\n".join(line[:300] for line in text.strip().splitlines()[-LAST_LINES:])
+
+
+def padding_costs_speed(ours: dict[str, Any], padded: dict[str, Any], speed: str) -> bool | None:
+    """Whether padding makes ours slower; if not, the table measures something else. None without both speeds.
+
+    Args:
+        ours: its line of the table.
+        padded: the line of ours with padding.
+        speed: key of the speed in a line.
+    """
+    if speed not in ours or speed not in padded:
+        return None
+    ratio = padded[speed] / ours[speed]
+    costs = padded["padding_fraction"] > ours["padding_fraction"] == 0 and ratio <= PADDED
+    if not costs:
+        print(f"WARNING: padded rows run at {ratio:.2f} times the speed of ours, not {PADDED} or less.", flush=True)
+    return bool(costs)

@@ -1,13 +1,13 @@
-"""What settings that are not exact do to the loss: the mean of five seeds, beside their spread in fp32.
+"""What settings that are not exact do to the loss: the mean over five seeds, next to the spread of the exact runs.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.seeds [--data ../shared/data/sentiment] [--steps 120]
+    OMP_NUM_THREADS=1 python -m benchmarks.seeds [--data ../shared/data/sentiment] [--settings bf16 packing ...]
 
-Each run is `accelerate launch` of the training script with DDP on two processes, or, where there is one GPU, plain
-python: the BERT and the tweets of `benchmarks.speed`, with dropout, from random weights. `bf16` computes in bfloat16,
-but for attention, which on a CPU is in fp32 where rows are joined (indictune/models/attention.py); `reduce_dtype`
-computes in fp32 and sends the gradients in bfloat16: one process sends none, and leaves it out. Compared is the mean
-loss of the last third of the steps. A setting is inside where its mean over the seeds is no farther from that of fp32
-than one standard deviation of the seeds.
+`bf16` and `reduce_dtype` train the BERT of `benchmarks.speed` on tweets under DDP on two processes, or in one process
+if there is one GPU, which sends no gradients. The loss compared is the mean of the last third of the steps. On a CPU,
+attention of joined rows stays in fp32. `packing`, `optimizer` and `precision` train LLaMA's demo recipe; the loss
+compared is that of held-out rows, which are never packed. `packing` compares with as many rows in as many steps;
+`optimizer` compares AdamW states of 8 bits with torch's. A setting is `inside` if its mean differs from the exact one
+by at most one standard deviation of the exact runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,104 +23,135 @@ import torch
 
 from benchmarks.contenders import BATCH_SIZE, MAX_LENGTH
 from benchmarks.environment import environment, write_results
-from benchmarks.speed import VOCABULARIES, read_tweets, write_model, write_rows
+from benchmarks.speed import SAMPLES, VOCABULARIES, read_tweets, write_model, write_rows
 from indictune.console_text import table
-from tests.ranks.launching import accelerate, python, train
+from tests.ranks.launching import Run, accelerate, python, train
 
-SEEDS = range(5)
-# From random weights, so that it learns within these steps; a loss that stays where it began shows nothing.
-RATE = "1e-3"
-LEARNED = 0.95  # of the first steps' loss
-EXACT = "fp32"
-SETTINGS = {EXACT: (), "bf16": ("--bf16", "true")}
-BETWEEN_RANKS = {"reduce_dtype": ("--reduce_dtype", "bfloat16")}
+SEEDS = 5
+STEPS, EPOCHS = 120, 8  # of the classifier, of LLaMA
+LEARNED = 0.95  # largest ratio of the last loss to the first
+QUIET = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
+CLASSIFIER = {"bf16": ("--bf16", "true"), "reduce_dtype": ("--reduce_dtype", "bfloat16")}
+LLAMA = ("--config", "recipes/llama/demo.yaml", "--num_sample_generations", "0", *QUIET)
+QLORA = ("--method", "qlora", "--bf16", "true", "--lora_r", "64", "--modules_to_save", "lm_head")
+UNPACKED = ("--packing", "false")
+LLAMA_PAIRS = {  # exact flags, and those compared
+    "optimizer": ((*QLORA, "--optim", "adamw_torch_fused"), (*QLORA, "--optim", "adamw_bnb_8bit")),
+    "precision": ((*UNPACKED, "--bf16", "false"), (*UNPACKED, "--bf16", "true")),
+}
+
+Losses = dict[str, float]  # `compared`, `first` and `last`
+Pair = Callable[[Path, int], tuple[Losses, Losses]]  # folder and seed -> exact losses, and those of the setting
 
 
 def ranks() -> int:
-    """How many processes a run has: each needs a GPU of its own where there is any."""
+    """Processes of a classifier's run; each needs a GPU of its own if there is any."""
     return 1 if torch.cuda.device_count() == 1 else 2
 
 
-def launcher() -> list[str]:
-    """Of a run."""
-    return python() if ranks() == 1 else accelerate("ddp", ranks())
-
-
-def settings() -> dict[str, tuple[str, ...]]:
-    """What is compared: of each its flags."""
-    return SETTINGS if ranks() == 1 else SETTINGS | BETWEEN_RANKS
-
-
-def losses(job: tuple[str, ...], folder: Path, seed: int, *flags: str) -> list[float]:
-    """The loss of each step of a run.
-
-    Args:
-        job: flags of all runs.
-        folder: gets the run.
-        seed: of the order, dropout and the head.
-        flags: of the setting.
-    """
-    return train(launcher(), folder, *job, "--seed", str(seed), *flags).series("loss")
-
-
-def job_flags(data: Path, folder: Path, steps: int) -> tuple[str, ...]:
-    """Write the model and the rows to the folder; flags of all runs."""
+def classifier_flags(data: Path, folder: Path, steps: int) -> tuple[str, ...]:
+    """Write the model and the rows to the folder; return the flags of all runs."""
     rows = read_tweets(data)
     write_model(folder / "model", rows, VOCABULARIES[0])
     return (
-        *("--model_name_or_path", str(folder / "model"), "--max_length", str(MAX_LENGTH), "--learning_rate", RATE),
+        *("--model_name_or_path", str(folder / "model"), "--max_length", str(MAX_LENGTH), "--learning_rate", "1e-3"),
         *("--train_file", str(write_rows(rows, folder / "train.jsonl")), "--max_steps", str(steps)),
         *("--global_batch_size", str(BATCH_SIZE), "--per_device_train_batch_size", str(BATCH_SIZE // ranks())),
-        *("--logging_steps", "1", "--save_strategy", "no", "--load_best_model_at_end", "false"),
-        *("--eval_strategy", "no"),
+        *("--logging_steps", "1", *QUIET),
     )
 
 
-def compare(curves: dict[str, list[list[float]]]) -> dict[str, dict[str, Any]]:
-    """How far each setting is from fp32.
+def train_classifier(job: Sequence[str], folder: Path, seed: int, *flags: str) -> Losses:
+    """Train the classifier once."""
+    launcher = python() if ranks() == 1 else accelerate("ddp", ranks())
+    curve = train(launcher, folder, *job, "--seed", str(seed), *flags).series("loss")
+    third = max(1, len(curve) // 3)
+    last = statistics.mean(curve[-third:])
+    return {"compared": last, "first": statistics.mean(curve[: max(1, third // 4)]), "last": last}
+
+
+def train_llama(folder: Path, seed: int, *flags: str) -> Run:
+    """Train LLaMA's demo once."""
+    return train(python(), folder, *LLAMA, "--seed", str(seed), *flags, script="scripts/train_llama.py")
+
+
+def llama_losses(run: Run) -> Losses:
+    """The losses of a LLaMA's run."""
+    curve = run.series("loss")
+    return {"compared": float(run.metrics["eval"]["loss"]), "first": curve[0], "last": curve[-1]}
+
+
+def with_packing(folder: Path, seed: int, epochs: float = EPOCHS) -> tuple[Losses, Losses]:
+    """Train with packs, and with as many rows in as many steps without."""
+    packed = train_llama(folder / "packed", seed, "--num_train_epochs", str(epochs))
+    steps = int(packed.log[-1]["step"])
+    count = len((SAMPLES / "chats/train.jsonl").read_text(encoding="utf-8").splitlines())
+    rows = str(round(count * epochs / steps))
+    sizes = ("--global_batch_size", rows, "--per_device_train_batch_size", rows, "--max_steps", str(steps))
+    return llama_losses(train_llama(folder / "plain", seed, *UNPACKED, *sizes)), llama_losses(packed)
+
+
+def pairs(data: Path, folder: Path) -> dict[str, Pair]:
+    """What is compared, by setting; one process sends no gradients, so it has no `reduce_dtype`."""
+    job = classifier_flags(data, folder, STEPS)
+
+    def of_classifier(flags: tuple[str, ...]) -> Pair:
+        return lambda to, seed: (
+            train_classifier(job, to / "exact", seed),
+            train_classifier(job, to / "other", seed, *flags),
+        )
+
+    def of_llama(exact: tuple[str, ...], other: tuple[str, ...]) -> Pair:
+        epochs = ("--num_train_epochs", str(EPOCHS))
+        return lambda to, seed: (
+            llama_losses(train_llama(to / "exact", seed, *epochs, *exact)),
+            llama_losses(train_llama(to / "other", seed, *epochs, *other)),
+        )
+
+    found = {name: of_classifier(flags) for name, flags in CLASSIFIER.items() if ranks() > 1 or name == "bf16"}
+    return found | {"packing": with_packing} | {name: of_llama(*flags) for name, flags in LLAMA_PAIRS.items()}
+
+
+def compare(name: str, found: Sequence[tuple[Losses, Losses]]) -> dict[str, Any]:
+    """The `difference` of the means, the `spread` of the exact runs, and whether the setting is `inside`.
 
     Args:
-        curves: of each setting, of each seed, the losses by step.
-
-    Returns:
-        Of each setting the mean losses by seed, and of each but fp32 the `difference` of their mean from that of fp32,
-        and whether it is `inside` the `spread`.
+        name: of the setting.
+        found: of each seed, the losses of the exact run and of the setting.
 
     Raises:
-        RuntimeError: the model has not learned, and its losses would agree whatever computes them.
+        RuntimeError: a model has not learned, so its losses would agree however it was trained.
     """
-    third = len(curves[EXACT][0]) // 3
-    means = {name: [statistics.mean(curve[-third:]) for curve in found] for name, found in curves.items()}
-    began = statistics.mean(loss for curve in curves[EXACT] for loss in curve[: third // 4])
-    exact, spread = statistics.mean(means[EXACT]), statistics.stdev(means[EXACT])
-    if exact > LEARNED * began:
-        raise RuntimeError(f"The loss fell from {began:.4f} to {exact:.4f} only: this compares nothing.")
-    found: dict[str, dict[str, Any]] = {EXACT: {"losses": means[EXACT], "at_first": began, "spread": spread}}
-    for name in [name for name in means if name != EXACT]:
-        difference = statistics.mean(means[name]) - exact
-        found[name] = {"losses": means[name], "difference": difference, "inside": abs(difference) <= spread}
-    return found
+    for seed, pair in enumerate(found):
+        for losses in pair:
+            if losses["last"] > LEARNED * losses["first"]:
+                fall = f"from {losses['first']:.4f} to {losses['last']:.4f}"
+                raise RuntimeError(f"{name}, seed {seed}: the loss fell only {fall}, so this compares nothing.")
+    exact, other = ([pair[number]["compared"] for pair in found] for number in (0, 1))
+    difference, spread = statistics.mean(other) - statistics.mean(exact), statistics.stdev(exact)
+    inside = abs(difference) <= spread
+    return {"exact": exact, "setting": other, "difference": difference, "spread": spread, "inside": inside}
 
 
 def main() -> None:
     """Train, print the table and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sentiment"), help="folder with jsonl files")
-    parser.add_argument("--steps", type=int, default=120, help="of each run")
+    parser.add_argument("--settings", nargs="+", choices=[*CLASSIFIER, "packing", *LLAMA_PAIRS], help="all by default")
     options = parser.parse_args()
+    about, compared = environment(), {}
     with tempfile.TemporaryDirectory() as work:
-        folder = Path(work)
-        job = job_flags(options.data, folder, options.steps)
-        curves = {
-            name: [losses(job, folder / f"{name}-{seed}", seed, *flags) for seed in SEEDS]
-            for name, flags in settings().items()
-        }
-    found = compare(curves)
-    judged = [name for name in found if name != EXACT]
-    body = [[name, f"{found[name]['difference']:+.4f}", str(found[name]["inside"])] for name in judged]
-    print(table(["setting", "difference", f"inside {found[EXACT]['spread']:.4f}"], body), end="\n\n")
-    results = {"environment": environment(), "ranks": ranks(), "seeds": len(SEEDS), "steps": options.steps}
-    print(f"written to {write_results('seeds', {**results, 'settings': found, 'curves': curves})}")
+        for name, pair in pairs(options.data, Path(work)).items():
+            if name in (options.settings or [name]):
+                found = [pair(Path(work) / f"{name}-{seed}", seed) for seed in range(SEEDS)]
+                compared[name] = compare(name, found)
+    body = [
+        [name, *(f"{line[key]:+.4f}" for key in ("difference", "spread")), str(line["inside"])]
+        for name, line in compared.items()
+    ]
+    print(table(["setting", "difference", "spread", "inside"], body), end="\n\n")
+    results = {"environment": about, "ranks": ranks(), "steps": STEPS, "epochs": EPOCHS, "settings": compared}
+    print(f"written to {write_results('seeds', results)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Seconds before anything happens: imports and help, and what is prepared already.
+"""Seconds until something happens: imports, help, a second `prepare`, and a second run's first step.
 
     python -m benchmarks.startup
 
-Every command runs in fresh processes, by turns; medians of the seconds of the whole process are shown. The last two
-are of 100,000 rows that have been prepared before; of a run, from its start to its first optimizer step's end.
+Each command runs in fresh processes, in turns; the table has medians of the whole process. The last two commands find
+100,000 prepared rows; the run counts from its start to the end of its first optimizer step.
 """
 
 from __future__ import annotations
@@ -37,11 +37,7 @@ ONE_STEP = ("--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"
 
 
 def seconds_of(command: list[str]) -> float:
-    """Of a whole process.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """Run a Python process; return its seconds, or raise a `RuntimeError` if it fails."""
     since = time.perf_counter()
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -50,7 +46,7 @@ def seconds_of(command: list[str]) -> float:
 
 
 def seconds_to_first_step(command: list[str], output_dir: Path) -> float:
-    """As a run tells of itself."""
+    """Run a training script; return the time to the first step that it reports."""
     seconds_of([*command, "--output_dir", str(output_dir)])
     return float(
         json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]["time_to_first_step_s"]

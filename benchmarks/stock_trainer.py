@@ -1,5 +1,6 @@
-"""What a careful user writes with transformers' Trainer alone: it resumes from `get_last_checkpoint`, and saves on
-SIGTERM (`enable_jit_checkpoint`). For `benchmarks.faults`.
+"""A careful user's script on transformers' Trainer: it resumes from the last checkpoint and saves on SIGTERM.
+
+`benchmarks.faults` compares with it.
 
     python benchmarks/stock_trainer.py --train_file F --validation_file F --output_dir D [--any_training_argument V]
 """
@@ -29,28 +30,27 @@ from indictune.models import builtin
 
 @dataclass
 class Job:
-    """What the Trainer's arguments do not say."""
+    """Arguments beyond the Trainer's."""
 
     train_file: str = field(metadata={"help": "json lines of texts and labels"})
-    validation_file: str = field(metadata={"help": "likewise"})
-    dropout: float = field(default=0.1, metadata={"help": "all of the model's"})
-    new_token: str = field(default="", metadata={"help": "that the tokenizer gets and the model does not"})
-    keep_tokens: bool = field(default=False, metadata={"help": "on disk, beside --train_file, for the next start"})
+    validation_file: str = field(metadata={"help": "json lines of texts and labels"})
+    dropout: float = field(default=0.1, metadata={"help": "all dropout of the model"})
+    keep_tokens: bool = field(default=False, metadata={"help": "keep tokens on disk for the next start"})
 
 
 def read(name: str) -> dict[str, list[Any]]:
-    """Texts and labels, names or ids, of a file of json lines."""
+    """The columns `text` and `label` of a file of JSON lines."""
     rows = [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
     return {column: [row[column] for row in rows] for column in ("text", "label")}
 
 
 def as_rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Rows of what stands in columns."""
+    """Columns as rows."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def kept_tokens(name: str, encoded: Callable[[dict[str, list[str]]], dict[str, list[Any]]]) -> Dataset:
-    """The rows of a file as token ids, which are made once."""
+    """The tokenised rows of a file, tokenised by the first start."""
     kept = Path(f"{name}-tokens")
     if not kept.exists():
         texts = Dataset.from_json(name, cache_dir=f"{name}-cache")
@@ -59,15 +59,13 @@ def kept_tokens(name: str, encoded: Callable[[dict[str, list[str]]], dict[str, l
 
 
 def main() -> None:
-    """Train, saving on the way; then save the model."""
+    """Train, resume, save checkpoints and the model."""
     parser: Any = HfArgumentParser((Job, TrainingArguments))  # type: ignore[arg-type]
     job, args = parser.parse_args_into_dataclasses()
     set_seed(42)
-    with args.main_process_first():  # it is made where there is none
+    with args.main_process_first():  # the first process builds it
         folder = builtin.resolve("builtin:tiny-indic-bert")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    if job.new_token:
-        tokenizer.add_tokens([job.new_token])
     labels = sorted(set(read(job.validation_file)["label"]))
 
     def encoded(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
@@ -86,7 +84,7 @@ def main() -> None:
     find: Any = get_last_checkpoint
     last = find(args.output_dir) if Path(args.output_dir).is_dir() else None
     if last is not None and args.process_index == 0:
-        print(f"Going on from {last}", flush=True)  # in the words of ours; it may be killed before it says more
+        print(f"Resuming from {last}", flush=True)
     trainer.train(resume_from_checkpoint=last)
     print(f"trained as {type(trainer.model_wrapped).__name__} on {args.world_size} process(es)")
     if trainer.state.global_step < trainer.state.max_steps:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fault_sizes import BYTES_OF_A_PROCESS, judged, most_later, write_rows
+from benchmarks.fault_sizes import MOST_BYTES, memory_verdict, slowest_delay, write_rows
 from tests.conftest import FinishedRun
 from tests.faults.many_steps import FEW, FEW_COLLECTIVES, MANY
 from tests.faults.runs import environment
@@ -84,19 +84,19 @@ def test_a_run_of_many_rows_holds_no_more_than_is_promised(finished_run: Finishe
     assert f"rows: {MANY_ROWS:,} train" in result.stderr
     end = json.loads(notes.read_text(encoding="utf-8").splitlines()[-1])
     print(end)
-    assert 0 < max(end["peak"], end["child"]) <= BYTES_OF_A_PROCESS, end
+    assert 0 < max(end["peak"], end["child"]) <= MOST_BYTES, end
 
 
 @pytest.mark.parametrize(("peak", "child", "is_held"), [(9, 1, True), (10, 10, True), (11, 1, False), (9, 11, False)])
 def test_the_benchmark_judges_the_largest_process(peak: int, child: int, is_held: bool) -> None:
     """In tenths of what is promised."""
-    tenth = BYTES_OF_A_PROCESS // 10
-    found = judged({"peak": peak * tenth, "child": child * tenth})
+    tenth = MOST_BYTES // 10
+    found = memory_verdict({"peak": peak * tenth, "child": child * tenth})
     assert found == {"at most 1 GB in its largest process": is_held}
 
 
 def test_of_several_tries_the_benchmark_takes_the_worst() -> None:
-    assert most_later([9.5, 11.0, 9.0], fresh=[8.5, 8.0]) == 3.0
+    assert slowest_delay([9.5, 11.0, 9.0], fresh=[8.5, 8.0]) == 3.0
 
 
 # In a process of its own: of what this one shares with others, its part changes while they come and go.
@@ -125,4 +125,4 @@ def test_a_run_that_goes_on_amid_two_million_rows_reads_none_of_those_before() -
     words = [sys.executable, "-c", GO_ON]
     result = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) * 1024 < BYTES_OF_A_PROCESS
+    assert int(result.stdout) * 1024 < MOST_BYTES
