@@ -5,8 +5,7 @@
         -m benchmarks.checkpoints
 
 The model is a BERT of about 100 MB with AdamW's states, on one process or sharded over several. The saves take turns
-after a sync of the disk; the table has medians of rank 0. "Trainer" is its own `_save_checkpoint`. `--async_save`
-counts what training waits for: the copies and the commit.
+after a sync of the disk; the table has medians of rank 0. "Trainer" is its own `_save_checkpoint`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.environment import environment, write_results
-from indictune.checkpoint import save, store
+from indictune.checkpoint import store
 from indictune.config.arguments import ModelArguments, SentimentTrainingArguments
 from indictune.console_text import table
 from indictune.distributed import cpu_fallback, sharding
@@ -83,40 +82,20 @@ def seconds_of(act: Callable[[], None]) -> Seconds:
     return time.perf_counter() - since, time.process_time() - cores_since
 
 
-def seconds_waited(trainer: IndicTrainer) -> Seconds:
-    """Seconds that training waits for an asynchronous save: the copies, and the commit."""
-    trainer.args.async_save = True
-    begin = seconds_of(lambda: trainer._save_checkpoint(trainer.model_wrapped, None))
-    trainer.args.async_save = False
-    assert trainer.unfinished is not None
-    trainer.unfinished.settled.result()
-    commit = seconds_of(lambda: save.finish(trainer))
-    return begin[0] + commit[0], begin[1] + commit[1]
-
-
-def hash_files(folder: Path) -> None:
-    """Hash all files of a checkpoint."""
-    for name in store.files_in(folder):
-        store.digest(folder / name)
-
-
 def measure(trainer: IndicTrainer, laps: int) -> dict[str, list[float]]:
-    """Median seconds by the clock and of cores, of each save and of hashing."""
+    """Median seconds by the clock and of cores, of each save."""
     folder = store.path_of(Path(str(trainer.args.output_dir)), 1)
     model = trainer.model_wrapped
-    acts: dict[str, Callable[[], Seconds]] = {
-        "Trainer": lambda: seconds_of(lambda: Trainer._save_checkpoint(trainer, model, None)),
-        "ours": lambda: seconds_of(lambda: trainer._save_checkpoint(model, None)),
+    saves: dict[str, Callable[[], None]] = {
+        "Trainer": lambda: Trainer._save_checkpoint(trainer, model, None),
+        "ours": lambda: trainer._save_checkpoint(model, None),
     }
-    if trainer.args.world_size > 1:
-        acts["ours, --async_save"] = lambda: seconds_waited(trainer)
-    seconds: dict[str, list[Seconds]] = {name: [] for name in (*acts, "hashing alone")}
+    seconds: dict[str, list[Seconds]] = {name: [] for name in saves}
     for _ in range(laps):
-        for name, act in acts.items():
+        for name, save in saves.items():
             if trainer.args.should_save:
                 shutil.rmtree(folder, ignore_errors=True)
-            seconds[name].append(act())
-        seconds["hashing alone"].append(seconds_of(lambda: hash_files(folder)))
+            seconds[name].append(seconds_of(save))
     return {
         name: [round(statistics.median(kind), 3) for kind in zip(*each, strict=True)] for name, each in seconds.items()
     }

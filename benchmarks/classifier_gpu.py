@@ -17,12 +17,10 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from transformers.utils.import_utils import is_torch_tf32_available
 
 from benchmarks.contenders import MAX_LENGTH, Contender, Job
-from benchmarks.flops import classifier_flops, matmul_flops_per_second
-from benchmarks.parts import Note, Plan, padding_costs_speed
+from benchmarks.parts import Note, Plan, padding_costs_speed, show
 from benchmarks.row_lengths import TWEETS, draw_lengths
 from benchmarks.runner import Measured, measure_each
 from benchmarks.speed import grouped_by_length
-from indictune.console_text import table
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LABELS = ("negative", "neutral", "positive")
@@ -45,7 +43,6 @@ class Size:
         steps_per_lap: timed together.
         laps: at most, and one to warm up.
         rate_of_curve: learning rate of `benchmarks/curves.py`.
-        matmul_width: of the product that measures the device.
         compiler: for `--torch_compile_backend`.
     """
 
@@ -57,7 +54,6 @@ class Size:
     steps_per_lap: int
     laps: int
     rate_of_curve: float
-    matmul_width: int
     compiler: str
 
 
@@ -71,7 +67,6 @@ SIZES = {
         steps_per_lap=10,
         laps=6,
         rate_of_curve=2e-5,
-        matmul_width=8192,
         compiler="inductor",
     ),
     "tiny": Size(
@@ -83,22 +78,17 @@ SIZES = {
         steps_per_lap=1,
         laps=2,
         rate_of_curve=1e-3,
-        matmul_width=256,
         compiler="eager",
     ),
 }
 
 
 def prepare(plan: Plan, note: Note) -> None:
-    """Part: measure the device; write the model and the rows for the other parts."""
+    """Part: write the model and the rows for the other parts."""
     size = SIZES[plan.size]
-    flops = matmul_flops_per_second(size.matmul_width)
-    note({"bf16_matmul_tflops": round(flops / 1e12, 3), "matmul_width": size.matmul_width})
-    (plan.folder / "flops.json").write_text(json.dumps(flops), encoding="utf-8")
     write_model(plan.folder / "model", size.model)
     lengths = write_rows(plan.folder / "train.jsonl", size)
     note({"rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 2), "model": size.model})
-    print(f"bf16 product of {size.matmul_width} x {size.matmul_width}: {flops / 1e12:.1f} TFLOP/s", flush=True)
 
 
 def write_model(folder: Path, shape: dict[str, Any]) -> None:
@@ -199,22 +189,19 @@ def _measure(runs: Sequence[Contender], plan: Plan, job: Job, note: Note) -> Non
     """Measure the contenders; note the table after each."""
     size = SIZES[plan.size]
     texts = [json.loads(line)["text"] for line in job.train_file.read_text(encoding="utf-8").splitlines()]
-    lengths = np.array([len(text.split()) + 2 for text in texts])
-    flops_per_row = classifier_flops(BertConfig.from_pretrained(job.model), lengths) / len(lengths)
-    device = json.loads((plan.folder / "flops.json").read_text(encoding="utf-8"))
-    note({"flops_per_row": flops_per_row})
+    tokens_per_row = statistics.mean(len(text.split()) + 2 for text in texts)
     lines: list[dict[str, Any]] = []
     for measured in measure_each(runs, job, size.laps, plan.deadline):
-        lines.append(line_of(measured, size, flops_per_row / device, float(lengths.mean())))
+        lines.append(line_of(measured, size, tokens_per_row))
         note({"contenders": with_ratios(lines)})
-    show(lines)
+    show(lines, COLUMNS)
     by_title = {line["contender"]: line for line in lines}
     if "ours_padded" in by_title:
         costs = padding_costs_speed(by_title["ours"], by_title["ours_padded"], "rows_per_second")
         note({"padding_costs_speed": costs})
 
 
-def line_of(measured: Measured, size: Size, mfu_per_row: float, tokens_per_row: float) -> dict[str, Any]:
+def line_of(measured: Measured, size: Size, tokens_per_row: float) -> dict[str, Any]:
     """A contender's line of the table.
 
     `seconds_of_steps_for_2m_rows` is derived from the speed; `benchmarks/epoch.py` trains a whole epoch.
@@ -222,7 +209,6 @@ def line_of(measured: Measured, size: Size, mfu_per_row: float, tokens_per_row: 
     Args:
         measured: of the contender.
         size: of the comparison.
-        mfu_per_row: share of the device's bf16 products at one row a second.
         tokens_per_row: mean of all rows.
     """
     line: dict[str, Any] = {"contender": measured.title} | ({"error": measured.error} if measured.error else {})
@@ -231,8 +217,6 @@ def line_of(measured: Measured, size: Size, mfu_per_row: float, tokens_per_row: 
     batch_size = PLAIN_BATCH_SIZE if measured.title == "trainer_defaults" else size.global_batch_size
     speeds = [size.steps_per_lap * batch_size / seconds for seconds in measured.laps]
     speed = statistics.median(speeds)
-    if measured.title != "trainer_defaults":  # that one computes in fp32
-        line["mfu"] = round(speed * mfu_per_row, 4)
     return line | {
         "rows_per_second": round(speed, 1),
         "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
@@ -261,7 +245,6 @@ COLUMNS = {
     "rows_per_second": ("rows/s", "{:,.0f}"),
     "laps": ("laps", "{}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
-    "mfu": ("MFU", "{:.1%}"),
     "padding_fraction": ("padding", "{:.1%}"),
     "peak_memory_bytes": ("peak bytes", "{:.2e}"),
     "seconds_to_first_step": ("1st step s", "{:.1f}"),
@@ -271,12 +254,3 @@ COLUMNS = {
     "times_ours": ("x ours", "{:.2f}"),
     "error": ("error", "{:.60}"),
 }
-
-
-def show(lines: Sequence[dict[str, Any]]) -> None:
-    """Print the table."""
-    body = [
-        [line["contender"], *(form.format(line[name]) if name in line else "" for name, (_, form) in COLUMNS.items())]
-        for line in lines
-    ]
-    print(table(["contender", *(title for title, _ in COLUMNS.values())], body), end="\n\n", flush=True)

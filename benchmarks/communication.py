@@ -41,15 +41,11 @@ class Count:
 
     Attributes:
         bytes_of_steps: sent in each step but the first.
-        seconds_of_steps: of the same steps.
-        peak_memory_bytes: of the process.
         elements: of all trained parameters.
         elements_in_units: of those that FSDP gathers block by block, and again in the backward pass.
     """
 
     bytes_of_steps: list[int]
-    seconds_of_steps: list[float]
-    peak_memory_bytes: int
     elements: int
     elements_in_units: int
 
@@ -113,8 +109,6 @@ def _read(path: Path) -> Count:
     sizes = [(math.prod(each["shape"]), each["in_a_unit"]) for each in noted["parameters"]]
     return Count(
         bytes_of_steps=[after - before for before, after in pairwise(noted["bytes"])],
-        seconds_of_steps=[after - before for before, after in pairwise(noted["seconds"])],
-        peak_memory_bytes=noted["peak_memory_bytes"],
         elements=sum(size for size, _ in sizes),
         elements_in_units=sum(size for size, inside in sizes if inside),
     )
@@ -135,8 +129,6 @@ def measure(strategy: str, reduce_dtype: str, weight_dtype: str = "float32", var
         "formula_bytes": expected_bytes(strategy, count, *types, accumulation_steps=1),
         "formula_bytes_on_gpus": expected_bytes(strategy, count, *types, accumulation_steps=1, gpu=True),
         "parameter_bytes": 4 * count.elements,
-        "step_s": statistics.median(count.seconds_of_steps),
-        "peak_memory_bytes": count.peak_memory_bytes,
     }
 
 
@@ -147,12 +139,12 @@ def main() -> None:
     lines = [measure("ddp", "float32", variant=TRAINER)]
     lines += [measure(each, "float32", variant=WHOLE) for each in ("ddp", "fsdp2")]
     lines += [measure(each, *types) for each in STRATEGIES for types in product(BYTES, BYTES)]
-    names = ("bytes_a_step", "formula_bytes", "formula_bytes_on_gpus", "peak_memory_bytes")
+    names = ("bytes_a_step", "formula_bytes", "formula_bytes_on_gpus")
     body = [
         [line["strategy"], line["reduce_dtype"], line["weight_dtype"], *(f"{line[name]:,.0f}" for name in names)]
         for line in lines
     ]
-    header = ["strategy", "gradients in", "weights in", "bytes a step", "formula", "formula on GPUs", "peak bytes"]
+    header = ["strategy", "gradients in", "weights in", "bytes a step", "formula", "formula on GPUs"]
     print(table(header, body), end="\n\n")
     print(f"written to {write_results('communication', {'environment': about, 'ranks': RANKS, 'strategies': lines})}")
 

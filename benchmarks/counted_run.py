@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +24,26 @@ from scripts import train_sentiment
 
 
 class CountBytes(TrainerCallback):
-    """Records the bytes written and the time after each step; writes all at the end of training."""
+    """Records the bytes written after each step; writes all at the end of training."""
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
-        self.seconds: list[float] = []
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.bytes.append(number("/proc/self/io", "wchar"))  # mostly to sockets
-        self.seconds.append(time.perf_counter())
+        self.bytes.append(written_bytes())
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        peak = number("/proc/self/status", "VmHWM") * 1024
-        noted = {"bytes": self.bytes, "seconds": self.seconds, "peak_memory_bytes": peak}
+        noted = {"bytes": self.bytes, "parameters": parameters(others["model"])}
         path = Path(os.environ["COUNTS"]) / f"rank-{args.process_index}.json"
-        path.write_text(json.dumps({**noted, "parameters": parameters(others["model"])}), encoding="utf-8")
+        path.write_text(json.dumps(noted), encoding="utf-8")
 
 
-def number(path: str, name: str) -> int:
-    """A number of this process from a file in /proc."""
-    lines = Path(path).read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+def written_bytes() -> int:
+    """Bytes that this process has written, mostly to sockets (Linux)."""
+    lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
 
 
 def parameters(model: nn.Module) -> list[dict[str, Any]]:

@@ -5,8 +5,7 @@
 Lengths are drawn from those of the built-in tweets. For global batches of 512 rows on 8 ranks over 100,000 rows:
 `padding` is its share of the computed tokens; `waiting` is how much more than the mean the busiest rank computes. A
 process deals an epoch of 2M rows to one rank; the table has medians of seconds to its first micro-batch and to the
-end, and of memory. `token_budget` is the search for the smallest accumulation that `--max_tokens_per_device` needs, at
-half of a rank's mean tokens. The largest global batches are those of three epochs of 2M tweets of real length.
+end, and of memory. The largest global batches are those of three epochs of 2M tweets of real length.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from benchmarks import row_lengths
 from benchmarks.contenders import peak_memory_bytes
 from benchmarks.environment import environment, write_results
 from indictune.console_text import table
-from indictune.data.batching import TrainingBatches, deal_epoch, smallest_accumulation
+from indictune.data.batching import TrainingBatches, deal_epoch
 from indictune.models import builtin
 
 SAMPLES = Path(__file__).parents[1] / "indictune/data/samples/train.jsonl"
@@ -38,7 +37,6 @@ RANKS, GLOBAL_BATCH = 8, 512
 RANK_BATCH = GLOBAL_BATCH // RANKS
 EPOCHS = 3
 ROWS_OF_QUALITY, ROWS_OF_SPEED = 100_000, 2_000_000
-BUDGET = "token_budget"
 
 
 def draw_lengths(rows: int) -> torch.Tensor:
@@ -94,28 +92,23 @@ def quality(name: str, lengths: list[int]) -> dict[str, float]:
 
 
 def measure(name: str, lengths_file: Path) -> dict[str, float]:
-    """Seconds and memory of a sampler, or of the search for a token budget, in a process forked for it."""
+    """Seconds and memory of a sampler, in a process forked for it."""
     numbers = torch.from_numpy(np.load(lengths_file))
     lengths = numbers if name.startswith("indictune") else numbers.tolist()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak (Linux)
     before, start = peak_memory_bytes(), time.perf_counter()
-    if name == BUDGET:
-        most = int(numbers.double().mean() * GLOBAL_BATCH / RANKS / 2)
-        run_steps = EPOCHS * -(-len(numbers) // GLOBAL_BATCH)
-        steps = smallest_accumulation(numbers, GLOBAL_BATCH, RANKS, most, seed=0, steps=run_steps, padded=False)
-        found: dict[str, float] = {"max_tokens": most, "accumulation_steps": steps}
-    else:
-        batches = iter(SAMPLERS[name](lengths, 0))
-        next(batches)
-        found = {"first_s": time.perf_counter() - start}
-        for _ in batches:
-            pass
-    return {**found, "seconds": time.perf_counter() - start, "memory_bytes": peak_memory_bytes() - before}
+    batches = iter(SAMPLERS[name](lengths, 0))
+    next(batches)
+    first_s = time.perf_counter() - start
+    for _ in batches:
+        pass
+    seconds = time.perf_counter() - start
+    return {"first_s": first_s, "seconds": seconds, "memory_bytes": peak_memory_bytes() - before}
 
 
 def compare(repeats: int) -> dict[str, dict[str, Any]]:
-    """All samplers and the token budget, in turns."""
-    laps: dict[str, list[dict[str, float]]] = {name: [] for name in (*SAMPLERS, BUDGET)}
+    """Measure all samplers, in turns."""
+    laps: dict[str, list[dict[str, float]]] = {name: [] for name in SAMPLERS}
     with tempfile.TemporaryDirectory() as folder, get_context("fork").Pool(1, maxtasksperchild=1) as alone:
         lengths_file = Path(folder, "lengths.npy")
         np.save(lengths_file, draw_lengths(ROWS_OF_SPEED))
@@ -124,8 +117,7 @@ def compare(repeats: int) -> dict[str, dict[str, Any]]:
                 done.append(alone.apply(measure, (name, lengths_file)))
     lengths = draw_lengths(ROWS_OF_QUALITY).tolist()
     return {
-        name: {key: statistics.median(each[key] for each in done) for key in done[0]}
-        | (quality(name, lengths) if name in SAMPLERS else {})
+        name: {key: statistics.median(each[key] for each in done) for key in done[0]} | quality(name, lengths)
         for name, done in laps.items()
     }
 
@@ -143,15 +135,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     about, results = environment(), compare(repeats)
-    budget = results.pop(BUDGET)
     forms = {"padding": "{:.1%}", "waiting": "{:.2%}", "first_s": "{:.2f} s", "seconds": "{:.2f} s"}
     forms["memory_bytes"] = "{:,.0f} B"
     body = [[name, *(form.format(found[key]) for key, form in forms.items())] for name, found in results.items()]
     print(table(["sampler", "padding", "waiting", "to the first", "an epoch", "memory"], body))
     largest = largest_batches()
-    print(f"{BUDGET}: {budget}\nlargest global batches of three epochs: {largest} tokens\n")
+    print(f"largest global batches of three epochs: {largest} tokens\n")
     settings = {"ranks": RANKS, "global_batch_size": GLOBAL_BATCH, "repeats": repeats, "rows": ROWS_OF_SPEED}
-    found = {"samplers": results, BUDGET: budget, "largest_global_batches": largest}
+    found = {"samplers": results, "largest_global_batches": largest}
     print(write_results("dealing", {"environment": about, "settings": settings, **found}))
 
 

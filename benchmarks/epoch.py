@@ -39,23 +39,14 @@ def measure(plan: Plan, note: Note) -> None:
 
 
 def _run(words: list[str], folder: Path, log: Path) -> float:
-    """Run a Python process; return its seconds.
-
-    Args:
-        words: arguments of `python`.
-        folder: for the cache.
-        log: file for its output.
-
-    Raises:
-        RuntimeError: it failed; with its output.
-    """
+    """Run a Python process with its cache in a folder and its output in a log; return its seconds."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"INDICTUNE_CACHE": str(folder / "cache"), "PYTHONPATH": os.pathsep.join(paths)}
     since = time.perf_counter()
     with log.open("w", encoding="utf-8") as file:
-        code = subprocess.run(
+        done = subprocess.run(
             [sys.executable, *words], cwd=ROOT, env={**os.environ, **variables}, stdout=file, stderr=file, check=False
-        ).returncode
-    if code:
-        raise RuntimeError(f"{words} ended with {code}:\n{log.read_text(encoding='utf-8', errors='replace')}")
+        )
+    if done.returncode:
+        raise RuntimeError(f"{words} failed:\n{log.read_text(encoding='utf-8', errors='replace')}")
     return round(time.perf_counter() - since, 1)

@@ -26,6 +26,7 @@ LINES = re.compile(r"^# Expected memory: .*?expected_memory\.py\)$", re.MULTILIN
 GB = 1e9
 
 # config.json of meta-llama/Llama-3.1-8B and -70B, and of their Instruct versions.
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SHAPES = {"8B": (4096, 14336, 32, 32), "70B": (8192, 28672, 80, 64)}
 
 # Bytes a weight. NF4: half a byte, a byte for the scale of every 64, and 4 for the scale of 256 scales.
@@ -50,18 +51,9 @@ class Weights:
 
 def model_of(name: str) -> LlamaForCausalLM:
     """The model without data."""
-    hidden, intermediate, layers, heads = SHAPES[name.removesuffix("-Instruct").rpartition("-")[2]]
+    shape: dict[str, Any] = dict(zip(SIZES, SHAPES[name.removesuffix("-Instruct").rpartition("-")[2]], strict=True))
     with torch.device("meta"):
-        return LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=128256,
-                hidden_size=hidden,
-                intermediate_size=intermediate,
-                num_hidden_layers=layers,
-                num_attention_heads=heads,
-                num_key_value_heads=8,
-            )
-        )
+        return LlamaForCausalLM(LlamaConfig(vocab_size=128256, num_key_value_heads=8, **shape))
 
 
 def count(model: LlamaForCausalLM, rank: int) -> Weights:

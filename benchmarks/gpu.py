@@ -1,16 +1,15 @@
-"""All measurements that need a GPU, within nine minutes: speed, losses and a profile of the classifier, and LLaMA.
+"""All measurements that need a GPU, within nine minutes: speed and losses of the classifier and of LLaMA.
 
-    python -m benchmarks.gpu [--minutes 9] [--parts classifier losses stages llama llama_losses]
-    python -m benchmarks.gpu --parts compiled | compiled_losses | epoch | llama_lora
+    python -m benchmarks.gpu [--minutes 9] [--parts classifier losses llama llama_losses]
+    python -m benchmarks.gpu --parts compiled | epoch | llama_lora
 
 The classifier is a BERT of IndicBERT-v2's shape with random weights on rows as long as tweets, trained by the recipe
 for IndicBERT v2 and by transformers' Trainer. LLaMA is an 8B model under QLoRA, by us and by TRL. Compiling, a whole
 epoch of 2M rows, and LoRA need a run of their own.
 
-Each part is a process with a time limit. If a part fails, the others still run, except `device`, which all need. The
-result file is rewritten after each finding; the profiler's trace lies next to it. The program exits with 1 if a part
-failed, losses do not agree or fall, or padding costs no speed. It uses the first visible GPU. Models take 17 GB in
-TMPDIR. `--size tiny` tries the program on a CPU.
+Each part is a process with a time limit. If a part fails, the others still run, except `inputs`, which all need. The
+result file is rewritten after each finding. The program exits with 1 if a part failed, losses do not agree or fall, or
+padding costs no speed. It uses the first visible GPU. Models take 17 GB in TMPDIR. `--size tiny` tries it on a CPU.
 """
 
 from __future__ import annotations
@@ -25,25 +24,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import classifier_gpu, curves, epoch, llama, stages
+from benchmarks import classifier_gpu, curves, epoch, llama
 from benchmarks.environment import RESULTS, environment, results_path, write
 from benchmarks.parts import Part, Plan, run_part
 
 # Each part, and its weight in the time that is left for it and the parts after it.
 PARTS: dict[str, tuple[Part, int]] = {
-    "device": (classifier_gpu.prepare, 0),  # it may use all of the time
+    "inputs": (classifier_gpu.prepare, 0),  # it may use all of the time
     "classifier": (classifier_gpu.compare, 17),
     "losses": (curves.compare_with_trainer, 9),
-    "stages": (stages.measure, 6),
     "llama": (partial(llama.compare, "qlora"), 20),
     "llama_losses": (curves.compare_with_trl, 6),
     "compiled": (classifier_gpu.compare_compiled, 7),
-    "compiled_losses": (curves.compare_with_compiled, 7),
     "epoch": (epoch.measure, 14),
     "llama_lora": (partial(llama.compare, "lora"), 14),
 }
-NEEDED = "device"  # by all other parts
-DEFAULT_PARTS = ["device", "classifier", "losses", "stages", "llama", "llama_losses"]
+NEEDED = "inputs"  # by all other parts
+DEFAULT_PARTS = ["inputs", "classifier", "losses", "llama", "llama_losses"]
 # Steps differ in their tokens; without segments that grow, the allocator would ask the GPU for memory in timed steps.
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 CHECKS = {"agrees": "losses do not agree", "learned": "nothing is learned", "padding_costs_speed": "padding is free"}
@@ -51,7 +48,7 @@ SECONDS_TO_END = 25.0  # for imports before the clock starts, and for the end of
 
 
 def deadline_of(title: str, chosen: Sequence[str], start: float, end: float) -> float:
-    """When a part is stopped; `device` may take until the end.
+    """When a part is stopped; `inputs` may take until the end.
 
     Args:
         title: of the part.
@@ -84,17 +81,17 @@ def failures(parts: dict[str, Any], size: str) -> list[str]:
     return found
 
 
-def result_name(chosen: Sequence[str], size: str, full_length: bool) -> str:
+def result_name(chosen: Sequence[str], size: str) -> str:
     """The name of the result file, which differs where what is measured differs."""
     parts = [] if list(chosen) == DEFAULT_PARTS else chosen
-    return "-".join(["gpu", *parts, *["full-length"] * full_length, *[size] * (size != "full")])
+    return "-".join(["gpu", *parts, *[size] * (size != "full")])
 
 
 def run_parts(chosen: Sequence[str], options: argparse.Namespace, path: Path) -> dict[str, Any]:
     """Run the parts one after the other, and write all findings to `path`; return the findings of each part."""
     end = time.time() + 60 * options.minutes - SECONDS_TO_END
     parts: dict[str, Any] = {}
-    results = {"environment": environment(), "size": options.size, "full_length": options.full_length, "parts": parts}
+    results = {"environment": environment(), "size": options.size, "parts": parts}
     with tempfile.TemporaryDirectory() as folder:
         for title in chosen:
             start = time.time()
@@ -107,8 +104,7 @@ def run_parts(chosen: Sequence[str], options: argparse.Namespace, path: Path) ->
                 write(path, results)
 
             print(f"-- {title}: {deadline - start:.0f} s at most", flush=True)
-            trace = path.with_suffix(".trace.json.gz")
-            run_part(PARTS[title][0], Plan(options.size, Path(folder), trace, options.full_length, deadline), note)
+            run_part(PARTS[title][0], Plan(options.size, Path(folder), deadline), note)
             note({"seconds": round(time.time() - start, 1)})
             if "error" in found:
                 print(f"{title} failed:\n{found['error']}", flush=True)
@@ -123,14 +119,13 @@ def main() -> None:
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--minutes", type=float, default=9.0, help="time limit of the program")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=DEFAULT_PARTS, help=f"in addition to `{NEEDED}`")
-    parser.add_argument("--full_length", action="store_true", help="LLaMA's rows have all 1,024 tokens")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result file")
     options = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = first_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
     os.environ.setdefault(ALLOCATOR, "expandable_segments:True")
     options.results.mkdir(parents=True, exist_ok=True)
     chosen = [title for title in PARTS if title in (NEEDED, *options.parts)]
-    path = results_path(result_name(chosen, options.size, options.full_length), options.results)
+    path = results_path(result_name(chosen, options.size), options.results)
     parts = run_parts(chosen, options, path)
     print(f"written to {path}")
     if failed := failures(parts, options.size):

@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,11 +23,9 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 from benchmarks.contenders import Contender, Job, Laps, count_positions, order_of, run_script, write_to_log
-from benchmarks.flops import adapter_flops
-from benchmarks.parts import Note, Plan, padding_costs_speed
+from benchmarks.parts import Note, Plan, padding_costs_speed, show
 from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
 from benchmarks.runner import Measured, measure_each
-from indictune.console_text import table
 from indictune.data.batching import TrainingBatches
 from indictune.models import builtin
 
@@ -40,14 +38,7 @@ LORA = {"lora_r": 16, "lora_alpha": 32}
 
 @dataclass(frozen=True)
 class Size:
-    """The size of the comparison.
-
-    Attributes:
-        model: of the LlamaConfig.
-        max_length: of a row or a pack, in tokens.
-        steps_per_lap: timed together.
-        laps: at most, and one to warm up.
-    """
+    """The size of the comparison; a lap is `steps_per_lap` steps, and the first of `1 + laps` warms up."""
 
     model: dict[str, Any]
     max_length: int
@@ -56,7 +47,7 @@ class Size:
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Steps of a run."""
         return (1 + self.laps) * self.steps_per_lap
 
 
@@ -77,17 +68,15 @@ def compare(method: str, plan: Plan, note: Note) -> None:
     since = time.time()
     model, rows, lengths = write_inputs(plan)
     note({"seconds_to_write_model": round(time.time() - since, 1)})
-    flops_per_token = adapter_flops(LlamaConfig.from_pretrained(model), lengths) / float(lengths.sum())
-    device = json.loads((plan.folder / "flops.json").read_text(encoding="utf-8"))
-    note({"flops_per_token": flops_per_token, "rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 1)})
+    note({"rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 1)})
     folder = plan.folder / method
     folder.mkdir()
     job = Job(model, rows, size.steps, size.steps_per_lap, folder)
     lines: list[dict[str, Any]] = []
     for measured in measure_each(contenders(method, size, lengths), job, size.laps, plan.deadline, compete):
-        lines.append(line_of(measured, job, flops_per_token / device))
+        lines.append(line_of(measured, job))
         note({"contenders": with_ratios(lines)})
-    show(lines)
+    show(lines, COLUMNS)
     by_title = {line["contender"].partition("_")[2]: line for line in lines}
     costs = padding_costs_speed(by_title["ours_joined"], by_title["ours_padded"], "tokens_per_second")
     note({"padding_costs_speed": costs})
@@ -102,7 +91,7 @@ def write_inputs(plan: Plan) -> tuple[Path, Path, np.ndarray]:
     if not model.exists():
         write_model(unfinished, size.model)
         unfinished.rename(model)
-    return model, rows, write_rows(rows, 3 * size.steps * TRL_BATCH_SIZE, size.max_length, plan.full_length)
+    return model, rows, write_rows(rows, 3 * size.steps * TRL_BATCH_SIZE, size.max_length)
 
 
 def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> None:
@@ -123,18 +112,11 @@ def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype = torch.
         torch.cuda.empty_cache()  # contenders need the memory
 
 
-def write_rows(path: Path, count: int, max_length: int, full_length: bool) -> np.ndarray:
-    """Write chats of digits; return the tokens of each row, without those of the template.
-
-    Args:
-        path: jsonl.
-        count: of rows.
-        max_length: of a row, in tokens.
-        full_length: answers have `max_length` digits.
-    """
+def write_rows(path: Path, count: int, max_length: int) -> np.ndarray:
+    """Write chats of digits as JSON lines; return the tokens of each row, without those of the template."""
     generator = np.random.default_rng(0)
     prompts = draw_lengths(PROMPTS, count, generator)
-    answers = np.full(count, max_length) if full_length else draw_lengths(ANSWERS, count, generator)
+    answers = draw_lengths(ANSWERS, count, generator)
     with path.open("w", encoding="utf-8") as file:
         for prompt, answer in zip(prompts, answers, strict=True):
             digits = [" ".join(map(str, generator.integers(1, 10, length))) for length in (prompt, answer)]
@@ -216,21 +198,18 @@ def run_llama(contender: Contender, job: Job, callback: Callable[[Any, Any], Tra
 def train_by_trl(contender: Contender, job: Job, connection: Connection) -> None:
     """Train with TRL, and count its tokens."""
     trainer = trl_trainer(contender, job)
-    prepared: Any = trainer.train_dataset
-    lengths = [len(ids) for ids in prepared["input_ids"]]
     pad: Any = trainer.data_collator
-    counts = {"tokens": 0, "positions": 0}
+    tokens, positions = [], []  # of each batch
 
     def pad_and_count(rows: list[dict[str, Any]]) -> Any:
         batch = pad(rows)
-        counts["tokens"] += int(batch["attention_mask"].sum())
-        counts["positions"] += batch["attention_mask"].numel()
+        tokens.append(int(batch["attention_mask"].sum()))
+        positions.append(batch["attention_mask"].numel())
         return batch
 
     def counted() -> dict[str, Any]:
-        steps = range(0, trainer.state.global_step * TRL_BATCH_SIZE, TRL_BATCH_SIZE)
-        tokens = [sum(lengths[first : first + TRL_BATCH_SIZE]) for first in steps]
-        return {"padding_fraction": 1 - counts["tokens"] / counts["positions"], "tokens_of_steps": tokens}
+        padding = 1 - sum(tokens) / sum(positions)
+        return {"padding_fraction": padding, "tokens_of_steps": tokens[: trainer.state.global_step]}
 
     trainer.data_collator = pad_and_count
     trainer.add_callback(Laps(connection, job, counted))
@@ -283,8 +262,8 @@ def trl_trainer(contender: Contender, job: Job) -> Any:
     )
 
 
-def line_of(measured: Measured, job: Job, mfu_per_token: float) -> dict[str, Any]:
-    """A contender's line of the table; `mfu_per_token` is its share of bf16 products at one token a second."""
+def line_of(measured: Measured, job: Job) -> dict[str, Any]:
+    """A contender's line of the table."""
     line: dict[str, Any] = {"contender": measured.title} | ({"error": measured.error} if measured.error else {})
     if not measured.laps:
         return line
@@ -296,7 +275,6 @@ def line_of(measured: Measured, job: Job, mfu_per_token: float) -> dict[str, Any
         "tokens_per_second": round(statistics.median(speeds), 1),
         "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
         "laps": len(speeds),
-        "mfu": round(statistics.median(speeds) * mfu_per_token, 4),
         "tokens_of_steps": tokens,
         "padding_fraction": round(measured.counted["padding_fraction"], 4),
         "peak_memory_bytes": measured.counted["peak_memory_bytes"],
@@ -316,19 +294,9 @@ def with_ratios(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 COLUMNS = {
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "laps": ("laps", "{}"),
-    "mfu": ("MFU", "{:.1%}"),
     "padding_fraction": ("padding", "{:.1%}"),
     "peak_memory_bytes": ("peak bytes", "{:.2e}"),
     "times_trl": ("x TRL", "{:.2f}"),
     "memory_of_trl": ("memory of TRL", "{:.2f}"),
     "error": ("error", "{:.60}"),
 }
-
-
-def show(lines: Sequence[dict[str, Any]]) -> None:
-    """Print the table."""
-    body = [
-        [line["contender"], *(form.format(line[name]) if name in line else "" for name, (_, form) in COLUMNS.items())]
-        for line in lines
-    ]
-    print(table(["contender", *(title for title, _ in COLUMNS.values())], body), end="\n\n", flush=True)

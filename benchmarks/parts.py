@@ -8,11 +8,13 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from indictune.console_text import table
 
 LAST_LINES = 20
 PADDED = 0.9  # largest speed of padded rows, as a share of ours
@@ -27,15 +29,11 @@ class Plan:
     Attributes:
         size: `full` or `tiny`.
         folder: for models and rows, shared by all parts.
-        trace: file (`.json.gz`) for the profiler.
-        full_length: whether LLaMA's rows have the maximal length, not that of real rows.
         deadline: `time.time()` at which it is stopped.
     """
 
     size: str
     folder: Path
-    trace: Path
-    full_length: bool
     deadline: float
 
 
@@ -102,3 +100,10 @@ def padding_costs_speed(ours: dict[str, Any], padded: dict[str, Any], speed: str
     if not costs:
         print(f"WARNING: padded rows run at {ratio:.2f} times the speed of ours, not {PADDED} or less.", flush=True)
     return bool(costs)
+
+
+def show(lines: Sequence[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> None:
+    """Print a table of contenders; `columns` maps a key of a line to its title and format."""
+    cells = [[form.format(line[key]) if key in line else "" for key, (_, form) in columns.items()] for line in lines]
+    body = [[line["contender"], *row] for line, row in zip(lines, cells, strict=True)]
+    print(table(["contender", *(title for title, _ in columns.values())], body), end="\n\n", flush=True)

@@ -3,9 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.preparation --repeats 1
 
 Rows are random words of the built-in tweets. Each stage runs in its own process, ours and plain `datasets` in turns;
-the table has medians, and for three or more numbers of rows the straight line through them. Plain `datasets` reads the
-same csv file, cleans nothing, and tokenises with `Dataset.map(batched=True)` on one process and on
-two. All stages of 2M rows take ten minutes on 2 cores.
+the table has medians. Plain `datasets` reads the same csv file, cleans nothing, and tokenises with
+`Dataset.map(batched=True)`. All stages of 2M rows take ten minutes on 2 cores.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import AutoTokenizer
 
 from benchmarks.environment import environment, write_results
@@ -43,14 +40,11 @@ Stages = dict[str, dict[str, Any]]
 
 # In the order of a round, which alternates ours and plain; a later stage of ours finds the cache of the earlier ones.
 STAGES = {
-    "ours_read": "read alone, on one core",
-    "ours_clean": "read and clean, on one core",
     "ours_read_and_clean": "read, clean, check, write",
     "plain_read": "Dataset.from_csv",
     "ours_tokenise": "tokenise, write",
     "plain_map": "Dataset.map",
     "ours_second_start": "both again, from the cache",
-    "plain_map_two_processes": "Dataset.map(num_proc=2)",
 }
 
 
@@ -106,18 +100,11 @@ def run_stage(stage: str, rows: str, tokenizer_folder: str, cache: str) -> dict[
 
 
 def _run_ours(stage: str, rows: str, tokenizer: Any) -> float:
-    from indictune.config.arguments import DataArguments, TextArguments
-    from indictune.data.bad_rows import BadRows
-    from indictune.data.clean_batches import clean_batch
+    from indictune.config.arguments import DataArguments
     from indictune.data.load_rows import load_splits
-    from indictune.data.row_sources import file_source
     from indictune.data.tokenisation import tokenise_splits
 
     started = time.perf_counter()
-    if stage in ("ours_read", "ours_clean"):
-        batches = file_source(rows, "--train_file", TextArguments()).read(BadRows(rows))
-        deque(map(clean_batch, batches) if stage == "ours_clean" else batches, maxlen=0)
-        return time.perf_counter() - started
     splits = load_splits(DataArguments(train_file=rows))
     if stage == "ours_read_and_clean":
         return time.perf_counter() - started
@@ -142,8 +129,7 @@ def _run_plain(stage: str, rows: str, tokenizer: Any, cache: str) -> float:
         return {"input_ids": input_ids, "labels": labels, "length": [len(ids) for ids in input_ids]}
 
     started = time.perf_counter()
-    processes = {"num_proc": 2} if stage == "plain_map_two_processes" else {}
-    dataset.map(encode, batched=True, remove_columns=["text", "label"], load_from_cache_file=False, **processes)
+    dataset.map(encode, batched=True, remove_columns=["text", "label"], load_from_cache_file=False)
     return time.perf_counter() - started
 
 
@@ -197,8 +183,6 @@ def measure_once(rows: Path, tokenizer_folder: Path, stages: Sequence[str]) -> S
             environ = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
             environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             environ |= {"INDICTUNE_CACHE": f"{cache}/ours", "HF_DATASETS_CACHE": f"{cache}/plain"}
-            if stage == "plain_map_two_processes":  # threads of two processes would compete
-                environ["TOKENIZERS_PARALLELISM"] = "false"
             command = [sys.executable, "-m", "benchmarks.preparation", "--alone", stage, str(rows)]
             command += [str(tokenizer_folder), f"{cache}/plain"]
             done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
@@ -217,21 +201,6 @@ def medians(runs: list[Stages], rows: int) -> Stages:
             "rows_per_second": round(rows / statistics.median(seconds)),
             **{name: statistics.median(run[stage][name] for run in runs) for name in ("peak_bytes", "imported_bytes")},
             "largest_child_bytes": max(run[stage]["largest_child_bytes"] for run in runs),
-        }
-    return found
-
-
-def lines_through(by_rows: dict[int, Stages]) -> Stages:
-    """Line through each stage's seconds: at 0 rows, per million rows, and the largest relative deviation."""
-    found: Stages = {}
-    rows = np.array(list(by_rows))
-    for stage in next(iter(by_rows.values())):
-        seconds = np.array([measured[stage]["seconds"] for measured in by_rows.values()])
-        slope, start = np.polyfit(rows, seconds, 1, w=1 / seconds)  # sizes weigh the same
-        found[stage] = {
-            "seconds_at_0_rows": round(start, 3),
-            "seconds_per_million_rows": round(slope * 1e6, 2),
-            "largest_deviation": round(float(np.abs((start + slope * rows - seconds) / seconds).max()), 3),
         }
     return found
 
@@ -271,8 +240,6 @@ def main() -> None:
                 by_rows[number] = medians(runs, number)
                 print(f"{stage_table(by_rows[number], number, size)}\n", flush=True)
         results["vocabularies"][size] = {"rows": by_rows}
-        if len(by_rows) > 2:
-            results["vocabularies"][size]["straight_line"] = lines_through(by_rows)
         suffix = f"-vocabulary-{size}" if len(options.vocabularies) == 1 else ""
         print(write_results(f"preparation-{max(options.rows)}{suffix}", results), flush=True)
 

@@ -31,35 +31,11 @@ DEMO = "recipes/sentiment/demo.yaml"
 RECIPE = "recipes/sentiment/small_from_scratch.yaml"
 SIZE = Size(hidden_size=128, num_layers=2, vocab_size=8000)
 FILES = ("hinglish_tweets", "tamil_codemix", "marathi_tweets")
-# Tamil comments have two more labels; the set of all three leaves their rows out.
-COMMON_LABELS = {
-    "positive": "positive",
-    "Positive": "positive",
-    "negative": "negative",
-    "Negative": "negative",
-    "neutral": "neutral",
-    "unknown_state": "neutral",
-}
 
 
 def read(path: Path) -> list[Row]:
     """The rows of a jsonl file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def data_sets(data: Path) -> dict[str, tuple[list[Row], list[Row]]]:
-    """Training and test rows of each set, and of the three together under common labels."""
-    sets = {name: tuple(read(data / f"{name}.{split}.jsonl") for split in ("train", "validation")) for name in FILES}
-    together = [
-        [
-            {**row, "label": COMMON_LABELS[row["label"]]}
-            for rows in sets.values()
-            for row in rows[part]
-            if row["label"] in COMMON_LABELS
-        ]
-        for part in (0, 1)
-    ]
-    return {**{name: (rows[0], rows[1]) for name, rows in sets.items()}, "all_three": (together[0], together[1])}
 
 
 def baselines(train: list[Row], test: list[Row]) -> dict[str, float]:
@@ -109,9 +85,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the jsonl files")
     options = parser.parse_args()
-    built_in = (read(SAMPLES / "train.jsonl"), read(SAMPLES / "test.jsonl"))
+    files = {"built_in": (SAMPLES / "train.jsonl", SAMPLES / "test.jsonl")}
+    files |= {
+        name: (options.data / f"{name}.train.jsonl", options.data / f"{name}.validation.jsonl") for name in FILES
+    }
     sets: dict[str, Any] = {}
-    for name, (rows, test) in {"built_in": built_in, **data_sets(options.data)}.items():
+    for name, (train_file, test_file) in files.items():
+        rows, test = read(train_file), read(test_file)
         with tempfile.TemporaryDirectory() as work:
             folder = Path(work)
             flags, train = (["--config", DEMO], rows) if name == "built_in" else flags_of(rows, test, folder)

@@ -4,10 +4,9 @@
 
 `bf16` and `reduce_dtype` train the BERT of `benchmarks.speed` on tweets under DDP on two processes, or in one process
 if there is one GPU, which sends no gradients. The loss compared is the mean of the last third of the steps. On a CPU,
-attention of joined rows stays in fp32. `packing`, `optimizer` and `precision` train LLaMA's demo recipe; the loss
-compared is that of held-out rows, which are never packed. `packing` compares with as many rows in as many steps;
-`optimizer` compares AdamW states of 8 bits with torch's. A setting is `inside` if its mean differs from the exact one
-by at most one standard deviation of the exact runs.
+attention of joined rows stays in fp32. `packing` trains LLaMA's demo recipe, and as many rows in as many steps without
+packs; the loss compared is that of held-out rows, which are never packed. A setting is `inside` if its mean differs
+from the exact one by at most one standard deviation of the exact runs.
 """
 
 from __future__ import annotations
@@ -33,12 +32,7 @@ LEARNED = 0.95  # largest ratio of the last loss to the first
 QUIET = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
 CLASSIFIER = {"bf16": ("--bf16", "true"), "reduce_dtype": ("--reduce_dtype", "bfloat16")}
 LLAMA = ("--config", "recipes/llama/demo.yaml", "--num_sample_generations", "0", *QUIET)
-QLORA = ("--method", "qlora", "--bf16", "true", "--lora_r", "64", "--modules_to_save", "lm_head")
 UNPACKED = ("--packing", "false")
-LLAMA_PAIRS = {  # exact flags, and those compared
-    "optimizer": ((*QLORA, "--optim", "adamw_torch_fused"), (*QLORA, "--optim", "adamw_bnb_8bit")),
-    "precision": ((*UNPACKED, "--bf16", "false"), (*UNPACKED, "--bf16", "true")),
-}
 
 Losses = dict[str, float]  # `compared`, `first` and `last`
 Pair = Callable[[Path, int], tuple[Losses, Losses]]  # folder and seed -> exact losses, and those of the setting
@@ -101,15 +95,8 @@ def pairs(data: Path, folder: Path) -> dict[str, Pair]:
             train_classifier(job, to / "other", seed, *flags),
         )
 
-    def of_llama(exact: tuple[str, ...], other: tuple[str, ...]) -> Pair:
-        epochs = ("--num_train_epochs", str(EPOCHS))
-        return lambda to, seed: (
-            llama_losses(train_llama(to / "exact", seed, *epochs, *exact)),
-            llama_losses(train_llama(to / "other", seed, *epochs, *other)),
-        )
-
     found = {name: of_classifier(flags) for name, flags in CLASSIFIER.items() if ranks() > 1 or name == "bf16"}
-    return found | {"packing": with_packing} | {name: of_llama(*flags) for name, flags in LLAMA_PAIRS.items()}
+    return {**found, "packing": with_packing}
 
 
 def compare(name: str, found: Sequence[tuple[Losses, Losses]]) -> dict[str, Any]:
@@ -137,7 +124,7 @@ def main() -> None:
     """Train, print the table and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sentiment"), help="folder with jsonl files")
-    parser.add_argument("--settings", nargs="+", choices=[*CLASSIFIER, "packing", *LLAMA_PAIRS], help="all by default")
+    parser.add_argument("--settings", nargs="+", choices=[*CLASSIFIER, "packing"], help="all by default")
     options = parser.parse_args()
     about, compared = environment(), {}
     with tempfile.TemporaryDirectory() as work:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers import (
     AutoModelForSequenceClassification,
@@ -44,11 +43,6 @@ def read(name: str) -> dict[str, list[Any]]:
     return {column: [row[column] for row in rows] for column in ("text", "label")}
 
 
-def as_rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Columns as rows."""
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
 def kept_tokens(name: str, encoded: Callable[[dict[str, list[str]]], dict[str, list[Any]]]) -> Dataset:
     """The tokenised rows of a file, tokenised by the first start."""
     kept = Path(f"{name}-tokens")
@@ -72,8 +66,11 @@ def main() -> None:
         ids = tokenizer(rows["text"], truncation=True, max_length=32)
         return {**ids, "label": [each if isinstance(each, int) else labels.index(each) for each in rows["label"]]}
 
-    held_out = as_rows(encoded(read(job.validation_file)))
-    train: Any = kept_tokens(job.train_file, encoded) if job.keep_tokens else as_rows(encoded(read(job.train_file)))
+    held_out = Dataset.from_dict(encoded(read(job.validation_file)))
+    if job.keep_tokens:
+        train = kept_tokens(job.train_file, encoded)
+    else:
+        train = Dataset.from_dict(encoded(read(job.train_file)))
     model = AutoModelForSequenceClassification.from_pretrained(
         folder,
         num_labels=len(labels),
@@ -86,12 +83,8 @@ def main() -> None:
     if last is not None and args.process_index == 0:
         print(f"Resuming from {last}", flush=True)
     trainer.train(resume_from_checkpoint=last)
-    print(f"trained as {type(trainer.model_wrapped).__name__} on {args.world_size} process(es)")
-    if trainer.state.global_step < trainer.state.max_steps:
-        return
-    if not all(torch.isfinite(each).all() for each in model.parameters()):
-        print("the saved weights are not finite")
-    trainer.save_model(args.output_dir)
+    if trainer.state.global_step == trainer.state.max_steps:
+        trainer.save_model(args.output_dir)
 
 
 if __name__ == "__main__":

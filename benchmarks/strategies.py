@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[1]
 RECIPE = "recipes/sentiment/demo.yaml"
 PICTURE = ROOT / "docs/images/strategies.png"
 SINGLE = "single"
-STRATEGIES = (SINGLE, "ddp", "fsdp2", "fsdp2_offload", "zero1", "zero2", "zero3", "zero3_offload")
 RANKS = 2
 FLAGS = (
     *("--config", RECIPE, "--dropout", "0", "--bf16", "false", "--logging_steps", "1"),
@@ -107,7 +106,7 @@ def main() -> None:
     options = parser.parse_args()
     about = environment()
     with tempfile.TemporaryDirectory() as work:
-        losses = {name: losses_under(name, Path(work), options.steps) for name in STRATEGIES}
+        losses = {name: losses_under(name, Path(work), options.steps) for name in NAMES}
     largest = largest_differences(losses)
     print(table(["strategy", "largest difference"], [[name, f"{value:.1e}"] for name, value in largest.items()]))
     results: dict[str, Any] = {"environment": about, "recipe": RECIPE, "flags": FLAGS, "steps": options.steps}

@@ -65,26 +65,6 @@ def test_lengths_are_those_of_real_rows(percentiles: tuple[int, ...], mean: floa
     assert drawn.mean() == pytest.approx(mean, rel=0.02)
 
 
-def test_a_token_costs_the_operations_of_its_weights() -> None:
-    from transformers import BertConfig, LlamaConfig
-
-    from benchmarks.flops import adapter_flops, classifier_flops
-
-    # 12 layers of 4 x 768^2 + 2 x 768 x 3072 weights, with biases and norms.
-    rows = np.array([10, 20])
-    assert classifier_flops(BertConfig(), rows) == 6 * 85_054_464 * 30 + 12 * 12 * 768 * 500
-    # q and o of 8 x 8, k and v of 8 x 4, three of 8 x 16, and the output layer of 8 x 100.
-    llama = LlamaConfig(
-        vocab_size=100,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
-    assert adapter_flops(llama, rows) == 4 * (2 * 64 + 2 * 32 + 3 * 128 + 800) * 30 + 6 * 8 * 500
-
-
 def test_the_order_of_rows_continues_in_the_next_epoch() -> None:
     from benchmarks.contenders import order_of
     from indictune.data.batching import TrainingBatches
@@ -230,7 +210,7 @@ def test_bench_lists_the_result_files_that_it_wrote(tmp_path: Path) -> None:
     for name, age_s in (("before.json", 60), ("after.json", 20), ("note.txt", 20)):
         (tmp_path / name).write_text("{}")
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
-    assert written_since(time.time() - 40, tmp_path).keys() == {"after.json"}
+    assert written_since(time.time() - 40, tmp_path) == ["after.json"]
 
 
 def test_a_failed_program_does_not_stop_the_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import subprocess
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def plan(folder: Path, seconds: float) -> Plan:
-    return Plan("tiny", folder, folder / "trace.json.gz", False, time.time() + seconds)
+    return Plan("tiny", folder, time.time() + seconds)
 
 
 def run(part: Part, folder: Path, seconds: float) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def test_the_program_runs_all_parts_and_names_those_that_failed(
     for name in ("CUDA_VISIBLE_DEVICES", gpu.ALLOCATOR):  # restores them
         monkeypatch.setenv(name, "")
     parts = {
-        "device": (succeeds, 0),
+        "inputs": (succeeds, 0),
         "first": (raises, 1),
         "wrong": (has_wrong_losses, 1),
         "last": (has_a_failed_contender, 1),
@@ -114,7 +113,7 @@ def test_a_part_that_shows_nothing_has_failed() -> None:
     from benchmarks.gpu import failures
 
     sound = {"agrees": True, "learned": True, "padding_costs_speed": None}
-    assert failures({"device": {"first": 1}, "losses": sound}, "full") == []
+    assert failures({"inputs": {"first": 1}, "losses": sound}, "full") == []
     parts = {"losses": {**sound, "learned": False}, "classifier": {"padding_costs_speed": False}}
     assert failures(parts, "full") == ["losses (nothing is learned)", "classifier (padding is free)"]
     assert failures(parts, "tiny") == ["losses (nothing is learned)"]
@@ -123,8 +122,8 @@ def test_a_part_that_shows_nothing_has_failed() -> None:
 def test_each_part_gets_its_share_of_the_time_that_is_left() -> None:
     from benchmarks.gpu import DEFAULT_PARTS, PARTS, deadline_of
 
-    assert deadline_of("device", DEFAULT_PARTS, 0.0, 100.0) == 100
-    chosen = ["device", "losses", "llama_losses"]
+    assert deadline_of("inputs", DEFAULT_PARTS, 0.0, 100.0) == 100
+    chosen = ["inputs", "losses", "llama_losses"]
     shares = [PARTS[title][1] for title in chosen[1:]]
     assert deadline_of("losses", chosen, 10.0, 100.0) == pytest.approx(10 + 90 * shares[0] / sum(shares))
     assert deadline_of("llama_losses", chosen, 50.0, 100.0) == 100
@@ -150,7 +149,7 @@ def test_rows_have_the_drawn_number_of_tokens(tmp_path: Path) -> None:
     assert [len(row) for row in ids] == lengths.tolist()
     assert np.concatenate([row[1:-1] for row in ids]).min() >= 5  # no special token, nothing unknown
 
-    lengths = llama.write_rows(tmp_path / "chats.jsonl", 50, 100_000, full_length=False)
+    lengths = llama.write_rows(tmp_path / "chats.jsonl", 50, 100_000)
     tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
     chats = [json.loads(line)["messages"] for line in (tmp_path / "chats.jsonl").read_text("utf-8").splitlines()]
     counted = [sum(len(tokenizer(turn["content"])["input_ids"]) for turn in chat) for chat in chats]
@@ -182,10 +181,9 @@ def test_only_tokens_of_timed_steps_count() -> None:
 
     job = Job(Path(), Path(), steps=6, steps_per_lap=2, folder=Path())
     counted = {"tokens_of_steps": [1_000, 1_000, 10, 20, 40, 50], "padding_fraction": 0.0, "peak_memory_bytes": 1}
-    line = line_of(Measured("one", [2.0, 1.0], counted), job, 0.001)
+    line = line_of(Measured("one", [2.0, 1.0], counted), job)
     assert line["slowest_and_fastest_lap"] == [15.0, 90.0]
-    assert line["mfu"] == 0.0525
-    assert line_of(Measured("two", error="no"), job, 1.0) == {"contender": "two", "error": "no"}
+    assert line_of(Measured("two", error="no"), job) == {"contender": "two", "error": "no"}
 
 
 @pytest.mark.parametrize(("title", "rows"), [("trainer_defaults", 10 * 64), ("ours", 10 * 512)])
@@ -194,9 +192,8 @@ def test_rows_a_second_are_those_of_the_batch_size(title: str, rows: int) -> Non
     from benchmarks.runner import Measured
 
     counted = {"padding_fraction": 0.0, "peak_memory_bytes": 1, "trained_vocabulary": 9}
-    line = line_of(Measured(title, [2.0] * 5, counted), SIZES["full"], 1.0, 1.0)
+    line = line_of(Measured(title, [2.0] * 5, counted), SIZES["full"], 1.0)
     assert line["rows_per_second"] == rows / 2
-    assert ("mfu" in line) is (title == "ours")  # a share of bf16's products
     assert with_ratios([line])[0][f"times_{title}"] == 1
 
 
@@ -245,11 +242,11 @@ def errors_in(found: Any) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1300)
 def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     from benchmarks.gpu import PARTS
 
-    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--minutes", "10", "--parts", *PARTS]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--minutes", "20", "--parts", *PARTS]
     done = subprocess.run(
         [*command, "--results", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -260,14 +257,11 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     lines = {line["contender"]: line for line in parts["classifier"]["contenders"]}
     assert lines["ours"]["padding_fraction"] == 0 < lines["ours_padded"]["padding_fraction"]
     assert lines["ours"]["trained_vocabulary"] < lines["trainer_best"]["trained_vocabulary"] == 2_000
-    for upstream, part in (("trainer", "losses"), ("trl", "llama_losses"), ("compiled", "compiled_losses")):
-        curve = parts[part]
-        assert (curve["agrees"], curve["learned"]) == (True, True)
-        assert curve[f"{upstream}_bf16"] != curve[upstream]
+    for part in ("losses", "llama_losses"):
+        assert (parts[part]["agrees"], parts[part]["learned"]) == (True, True)
+        assert parts[part]["padding"]["ours"] == 0
     assert parts["epoch"]["rows"] == 300
     assert parts["epoch"]["process_s"] > parts["epoch"]["train"]["runtime_s"]
     for part in ("llama", "llama_lora"):
         trl, joined, padded, _ = (line["tokens_of_steps"] for line in parts[part]["contenders"])
         assert trl == joined == padded
-    (trace,) = tmp_path.glob("*.trace.json.gz")
-    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]

@@ -1,4 +1,4 @@
-"""The job of the 2-rank tests. Without a GPU every test here is skipped; one that `make test-gpu` has begun fails."""
+"""GPU tests use the job of the 2-rank tests. Without a GPU they are skipped; under `make test-gpu` they fail."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["job", "run_under"]
 
 
 class _Failures:
-    """Tells each failure when it comes: tests that are stopped by a limit of time would never tell it.
+    """Prints each failure at once, because a run that reaches a time limit prints no summary.
 
     Args:
-        terminal: pytest's.
+        terminal: pytest's reporter.
     """
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
@@ -30,7 +30,7 @@ class _Failures:
 @pytest.hookimpl(trylast=True)  # the terminal registers itself at this hook
 def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None and "REQUIRE_GPU" in os.environ:  # a process of xdist's has none: its tests are told here
+    if terminal is not None and "REQUIRE_GPU" in os.environ:  # xdist's workers have none
         config.pluginmanager.register(_Failures(terminal))
 
 
@@ -39,5 +39,5 @@ def _gpu() -> None:
     if torch.cuda.is_available():
         return
     if "REQUIRE_GPU" in os.environ:
-        pytest.fail("torch finds no GPU, so nothing here is tested.", pytrace=False)
+        pytest.fail("torch finds no GPU, so nothing is tested.", pytrace=False)
     pytest.skip("no GPU")

@@ -1,4 +1,4 @@
-"""Run scripts/train_llama.py; its log then has the size of each trained weight, and whether its states are paged.
+"""Run scripts/train_llama.py, and log the size of each trained weight and whether its states are paged.
 
 python -m tests.gpu.paging FLAGS...
 """
@@ -17,8 +17,8 @@ from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArgumen
 FOUND = "paged states: "
 
 
-class TellPaged(TrainerCallback):
-    """Prints a list of [numbers in the weight, whether bitsandbytes pages its states]."""
+class ReportPaged(TrainerCallback):
+    """Prints a list of [elements of the weight, whether bitsandbytes pages its states]."""
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -29,8 +29,8 @@ class TellPaged(TrainerCallback):
 
 
 if __name__ == "__main__":
-    from scripts import train_llama  # which holds signals back from then on, also in a process that only runs tests
+    from scripts import train_llama  # this import defers signals
 
     settings = {flag.removeprefix("--"): value for flag, value in zip(sys.argv[1::2], sys.argv[2::2], strict=True)}
     arguments = (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments)
-    run_script(train_llama, arguments, settings, lambda *_: TellPaged())
+    run_script(train_llama, arguments, settings, lambda *_: ReportPaged())

@@ -1,4 +1,4 @@
-"""On one GPU: each strategy without offload trains the model of plain python, in fp32 and in bf16."""
+"""On one GPU, each strategy without offload trains the model of plain python, in fp32 and in bf16."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch.compile(layer, mode="max-autotune-no-cudagraphs")(torch.ones(256, 256, dev
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_one_rank_under_a_strategy_is_one_process(run_under: Start, strategy: str) -> None:
-    """tf32 off; the GPU sums in another order, so the bounds are ten times those of the CPU."""
+    """Without tf32. The GPU sums in another order, so the bounds are ten times those of the CPU."""
     one, other = run_under("single", 1, "--tf32", "false"), run_under(strategy, 1, "--tf32", "false")
     assert other.series("loss") == pytest.approx(one.series("loss"), rel=1e-3)
     assert other.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-3)
@@ -37,6 +37,6 @@ def test_bf16_is_near_fp32(run_under: Start, strategy: str) -> None:
     assert other.series("loss") == pytest.approx(one.series("loss"), rel=2e-2)
 
 
-def test_a_compiler_tries_several_kernels_where_tf32_is_on() -> None:
+def test_a_compiler_can_autotune_kernels_with_tf32() -> None:
     done = start([*python(), "-c", COMPILED])
     assert done.returncode == 0, done.stderr

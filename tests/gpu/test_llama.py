@@ -27,7 +27,7 @@ BF16 = ("--bf16", "true")
     + [("ddp", "qlora"), ("fsdp2_qlora", "qlora")],
 )
 def test_one_rank_under_a_strategy_is_one_process(run_under: Start, strategy: str, method: str) -> None:
-    """In fp32 without tf32; the 4-bit base computes in bf16, where another kernel may round otherwise."""
+    """In fp32 without tf32. The 4-bit base computes in bf16, which another kernel may round differently."""
     flags = (*METHODS[method], "--tf32", "false", "--optim", "adamw_torch")
     one, other = run_under("single", 1, *flags), run_under(strategy, 1, *flags)
     bound = 2e-2 if method == "qlora" else 1e-3
@@ -43,7 +43,7 @@ def test_bf16_is_near_fp32(run_under: Start, method: str) -> None:
 
 
 def paged(job: Path, folder: Path, *flags: str) -> list[bool]:
-    """Of each weight that QLoRA trains with matrices of rank 512, whether its states are paged; as its size says."""
+    """Whether the optimizer states of each weight are paged, under QLoRA of rank 512."""
     run = ("--config", str(job), "--output_dir", str(folder))
     done = start([*python(), "-m", "tests.gpu.paging", *run, *METHODS["qlora"], "--lora_r", "512", *flags])
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def paged(job: Path, folder: Path, *flags: str) -> list[bool]:
     return [is_paged for _, is_paged in states]
 
 
-def test_qlora_pages_the_states_of_large_matrices_until_it_goes_on(job: Path, tmp_path: Path) -> None:
+def test_qlora_pages_the_states_of_large_matrices_until_it_resumes(job: Path, tmp_path: Path) -> None:
     """bitsandbytes 0.50; see `weights.default_optimizer`."""
     assert sum(paged(job, tmp_path / "new", "--max_steps", "2")) == 6
     recipe = yaml.safe_load((tmp_path / "new/recipe.yaml").read_text(encoding="utf-8"))
@@ -69,7 +69,7 @@ def peak(run: Run) -> int:
     return int(run.metrics["train"]["peak_memory_bytes"])
 
 
-def test_offloaded_activations_change_nothing_but_the_memory(run_under: Start) -> None:
+def test_offloaded_activations_change_only_the_memory(run_under: Start) -> None:
     flags, offloads = (*METHODS["full"], *MICRO_BATCH_OF_12, "--tf32", "false"), ("--activation_offloading", "true")
     all_of_them = (*flags, "--gradient_checkpointing", "false")
     kept, offloaded = run_under("single", 1, *all_of_them), run_under("single", 1, *all_of_them, *offloads)
@@ -78,7 +78,7 @@ def test_offloaded_activations_change_nothing_but_the_memory(run_under: Start) -
     assert peak(offloaded) < peak(kept)
 
 
-def test_activations_that_are_computed_again_change_nothing_but_the_memory(run_under: Start) -> None:
+def test_gradient_checkpointing_changes_only_the_memory(run_under: Start) -> None:
     flags = (*METHODS["lora"], *MICRO_BATCH_OF_12, "--tf32", "false")
     kept, again = run_under("ddp", 1, *flags, "--gradient_checkpointing", "false"), run_under("ddp", 1, *flags)
     assert again.series("grad_norm") == pytest.approx(kept.series("grad_norm"), rel=1e-4)

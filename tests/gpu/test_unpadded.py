@@ -1,4 +1,4 @@
-"""On a GPU: rows end to end give what padded rows give, and a step makes the host wait for nothing."""
+"""On a GPU, rows joined end to end compute the same as padded rows, and a step never waits for the GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def on_gpu(batch: dict[str, object]) -> dict[str, object]:
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Which ways of attention have been taken."""
+    """The attention functions that were called."""
     taken: set[str] = set()
 
     def note(way: str, compute: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
@@ -41,8 +41,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_logits_and_gradients_are_those_of_the_padded_model(
     computed: set[str], model_type: str, dtype: torch.dtype, bound: float
 ) -> None:
-    """bf16 takes the kernel for many lengths; fp32 the nested one, and rows by length where there is a window or each
-    token sees those before it."""
+    """bf16 uses the varlen kernel; fp32 uses nested tensors, or rows by length for windows and causal masks."""
     model = classifier(model_type).cuda()
     padded, joined = map(on_gpu, batches(model))
     with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
@@ -64,8 +63,8 @@ def test_logits_and_gradients_are_those_of_the_padded_model(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_drops_as_much_as_it_is_told(computed: set[str], dtype: torch.dtype) -> None:
-    """Over many passes the mean of the logits with dropout in the attention alone nears that without."""
+def test_attention_drops_at_the_given_rate(computed: set[str], dtype: torch.dtype) -> None:
+    """Over many passes, the mean logits with dropout in attention alone approach those without."""
     model = classifier("bert").cuda()
     classify_unpadded(model)
     _, joined = map(on_gpu, batches(model))
@@ -84,8 +83,8 @@ def test_attention_drops_as_much_as_it_is_told(computed: set[str], dtype: torch.
     assert ((passes.mean(0) - expected).abs() <= 6 * passes.std(0) / 20 + 0.02 * expected.abs().max()).all()
 
 
-def test_attention_that_drops_is_that_of_nested_tensors() -> None:
-    """The same kernel with the same seed: what it drops, and its gradients."""
+def test_attention_with_dropout_matches_nested_tensors() -> None:
+    """The same kernel with the same seed drops the same, and has the same gradients."""
     boundaries = torch.tensor([0, 20, 40, 45, 64], dtype=torch.int32, device="cuda")
     states = torch.randn(3, 1, 64, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(2, 3).requires_grad_()
     query, key, value = states
@@ -99,8 +98,8 @@ def test_attention_that_drops_is_that_of_nested_tensors() -> None:
 
 
 @pytest.mark.parametrize("window", [(-1, 0), (6, 0), (6, 6)])
-def test_attention_that_drops_sees_its_window_of_its_document_alone(window: tuple[int, int]) -> None:
-    """Of values that are the unit vectors, it is the probabilities themselves: what was dropped is 0."""
+def test_attention_with_dropout_sees_only_its_window_of_its_document(window: tuple[int, int]) -> None:
+    """With unit vectors as values, the output is the attention probabilities, and dropped ones are 0."""
     torch.manual_seed(0)
     ends = [0, 20, 40, 45, 64]
     boundaries = torch.tensor(ends, dtype=torch.int32, device="cuda")
@@ -140,7 +139,7 @@ def test_a_causal_model_reads_documents_as_if_alone(computed: set[str], model_ty
 
 
 def waits(folder: Path, steps: int, *more: str) -> int:
-    """How often the host waited for the GPU in a run of so many steps of one epoch, in bf16, without logs between."""
+    """How often the host waited for the GPU in a run of so many bf16 steps without logs."""
     flags = ["--config", "recipes/sentiment/demo.yaml", "--output_dir", str(folder), "--bf16", "true"]
     flags += ["--global_batch_size", "16", "--max_steps", str(steps), "--logging_steps", "1000", *more]
     flags += ["--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
@@ -151,5 +150,5 @@ def waits(folder: Path, steps: int, *more: str) -> int:
 
 @pytest.mark.parametrize("flags", [("--dropout", "0"), ("--dropout", "0.1"), ("--class_weights", "balanced")])
 def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, flags: tuple[str, str]) -> None:
-    """Attention with dropout takes another kernel."""
+    """Attention with dropout uses another kernel."""
     assert waits(tmp_path / "long", 60, *flags) == waits(tmp_path / "short", 20, *flags) > 0

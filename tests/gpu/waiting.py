@@ -1,4 +1,4 @@
-"""Run a training script; its log tells whenever the host waits for the GPU.
+"""Run a training script, and log each time the host waits for the GPU.
 
 python tests/gpu/waiting.py SCRIPT FLAGS...
 """
@@ -12,7 +12,7 @@ import warnings
 import torch
 
 if __name__ == "__main__":
-    warnings.simplefilter("always")  # each time, not once a place
+    warnings.simplefilter("always")  # each time, not once a line
     torch.cuda.set_sync_debug_mode("warn")
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
