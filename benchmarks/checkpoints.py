@@ -31,9 +31,9 @@ from indictune.console_text import table
 from indictune.distributed import cpu_fallback, sharding
 from indictune.distributed.launch import read_launch, world_size_of
 from indictune.models.load import load_tokenizer
+from indictune.tasks.text_objectives import SingleLabel
 from indictune.train.bad_steps import BadSteps
 from indictune.train.classifier_trainer import IndicTrainer
-from indictune.train.loss import ExactLoss
 
 RANKS = world_size_of(os.environ)
 Seconds = tuple[float, float]  # by the clock, and of this process's cores, which other programs hardly change
@@ -64,9 +64,8 @@ def trained(folder: Path, width: int) -> IndicTrainer:
         disable_tqdm=True,
     )
     tokenizer = load_tokenizer(ModelArguments("builtin:tiny-indic-bert"))
-    trainer = IndicTrainer(
-        BertForSequenceClassification(config), args, rows, None, tokenizer, ExactLoss(), padded=True
-    )
+    model = BertForSequenceClassification(config)
+    trainer = IndicTrainer(model, args, rows, None, tokenizer, SingleLabel(config, tokenizer))
     trainer.strategy = launch.strategy
     trainer.bad_steps = BadSteps(trainer.batches, str, None, launch.strategy)
     trainer.train()

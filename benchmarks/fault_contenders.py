@@ -101,7 +101,7 @@ def _ours(shared: tuple[str, ...], packed: tuple[str, ...]) -> Contender:
             "in evaluation": EVALUATION,
             "in saving": SAVE,
             "in data preparation": "indictune.data.tokenisation:_encoder",
-            "loss": "indictune.train.loss:ExactLoss.__call__",
+            "loss": "indictune.tasks.loss:ExactLoss.__call__",
             "gradients": "indictune.train.exact_trainer:ExactTrainer.training_step",
         },
         packed,

@@ -21,12 +21,11 @@ from indictune.preflight.derive import make_plan
 from indictune.preflight.model import model_notes
 from indictune.supervise.execute import execute
 from indictune.supervise.run import Run
-from indictune.tasks.classification import Classification, loss_weights
+from indictune.tasks.classification import Classification
 from indictune.train.callbacks.register import watch
 from indictune.train.callbacks.resume import train
 from indictune.train.classifier_trainer import IndicTrainer
 from indictune.train.finish import finish, save_model
-from indictune.train.loss import ExactLoss
 from indictune.train.start import fit_batches, start
 
 
@@ -45,8 +44,8 @@ def main(run: Run) -> None:
     with reading_weights(args) as reads_weights:
         model = task.load_model(plan, args, rows, reads_weights)
     use_active_vocabulary(model, args, tokens.datasets, rows.tokenizer, point.checkpoint)
-    loss = ExactLoss(loss_weights(rows), args.label_smoothing_factor)
-    trainer = IndicTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, loss, padded)
+    objective = task.objective(args, model, rows, padded)
+    trainer = IndicTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded)
     throughput = watch(trainer, plan, run, point, tokens.row_location)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from transformers import TrainingArguments
@@ -211,15 +211,7 @@ class DataArguments(TextArguments, SourceArguments):
 
 @dataclass
 class IndicTrainingArguments(TrainingArguments):
-    """How it is trained, whatever the task: transformers' `TrainingArguments` with our defaults and a few fields more.
-
-    Attributes:
-        METRICS: by which checkpoints can be compared.
-        LANGUAGE_METRICS: beginning of the names of such metrics of one language; empty where there are none.
-    """
-
-    METRICS: ClassVar[tuple[str, ...]] = ("loss",)
-    LANGUAGE_METRICS: ClassVar[str] = ""
+    """How it is trained, for every task: transformers' `TrainingArguments` with our defaults and a few fields more."""
 
     per_device_eval_batch_size: int = field(
         default=64, metadata={"help": "Rows of one evaluation batch on each process."}
@@ -296,11 +288,9 @@ class IndicTrainingArguments(TrainingArguments):
 class SentimentTrainingArguments(IndicTrainingArguments):
     """How a classifier is trained."""
 
-    METRICS: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "macro_f1", "worst_language_macro_f1")
-    LANGUAGE_METRICS: ClassVar[str] = "macro_f1_"
-
     metric_for_best_model: str | None = field(
-        default="macro_f1", metadata={"help": "Metric of the validation rows by which checkpoints are compared."}
+        default="macro_f1",
+        metadata={"help": "Metric of the validation rows by which checkpoints are compared. Default: the task's own."},
     )
     padding_free: Literal["auto", "on", "off"] = field(
         default="auto",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from trl.trainer.sft_config import SFTConfig
 
@@ -87,8 +87,6 @@ class LlamaTrainingArguments(IndicTrainingArguments, SFTConfig):
 
     Rows are read, written out, cut and packed by `ChatDataArguments`; TRL gets tokens and labels.
     """
-
-    METRICS: ClassVar[tuple[str, ...]] = ("loss", "answer_token_accuracy")
 
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate. 2e-4 is usual for adapters."})
     gradient_checkpointing: bool = field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from indictune.console_text import table
@@ -58,3 +58,21 @@ def answers_table(metrics: Mapping[str, Any]) -> str:
     languages = [line(language, row) for language, row in metrics["per_language"].items()]
     header = ["language", "examples", "tokens", "loss", "perplexity", "token accuracy"]
     return table(header, languages, footer=line("all", metrics))
+
+
+def scores_table(metrics: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Lay out examples and some scores, a line for each language and a last one for all rows together.
+
+    Args:
+        metrics: a block of `metrics.json` with `per_language`.
+        names: of the scores.
+
+    Returns:
+        Lines of equal display width, without a line break at the end.
+    """
+
+    def line(name: str, row: Mapping[str, Any]) -> list[str]:
+        return [name, f"{row['num_examples']:,}", *(f"{row[score]:.4f}" for score in names)]
+
+    languages = [line(language, row) for language, row in metrics["per_language"].items()]
+    return table(["language", "examples", *names], languages, footer=line("all", metrics))

@@ -120,7 +120,7 @@ def classification_metrics(
     y_true = _class_ids("references", y_true, len(label_names))
     per_language = {
         language: {**_accuracy_and_macro_f1(y_true[rows], y_pred[rows]), "num_examples": int(rows.sum())}
-        for language, rows in _rows_of_languages(languages).items()
+        for language, rows in rows_of_languages(languages).items()
     }
     return {
         "num_examples": y_true.size,
@@ -177,7 +177,7 @@ def _per_label(
     }
 
 
-def _rows_of_languages(languages: Sequence[str]) -> dict[str, NDArray[np.bool_]]:
+def rows_of_languages(languages: Sequence[str]) -> dict[str, NDArray[np.bool_]]:
     """Map each language, sorted, to the mask of its rows, [num_rows].
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import PeftModel, TaskType
@@ -131,6 +131,7 @@ def load_trained(
     trust_remote_code: bool = False,
     trust_checkpoint: bool = False,
     device_map: str | None = None,
+    kind: type[Any] = AutoModelForSequenceClassification,
 ) -> Model:
     """A finished run's model for inference, full or adapter, with its label names, in fp32 or on its quantised base.
 
@@ -139,6 +140,7 @@ def load_trained(
         trust_remote_code: run Python code that comes with the model.
         trust_checkpoint: read weights that are a pickle; an adapter's own never are.
         device_map: "cpu" reads it there also where there is a GPU.
+        kind: transformers' Auto class of the model.
 
     Raises:
         UserError: the folder holds no finished model, or the adapter's base cannot be read.
@@ -149,7 +151,7 @@ def load_trained(
     with explained(args, Exception, flag="--model"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not (Path(folder) / "adapter_config.json").exists():
-        model, new_weights = _read(args, config, None, flag="--model")
+        model, new_weights = _read(args, config, None, "--model", kind)
         if new_weights:
             raise UserError(f"--model {folder}: not trained yet, the weights of {min(new_weights)} are missing.")
         return model
@@ -189,12 +191,16 @@ def _set_labels(config: PreTrainedConfig, labels: Sequence[str]) -> None:
 
 
 def _read(
-    args: ModelArguments, config: PreTrainedConfig, quantisation: BitsAndBytesConfig | None, flag: str = MODEL_FLAG
+    args: ModelArguments,
+    config: PreTrainedConfig,
+    quantisation: BitsAndBytesConfig | None,
+    flag: str = MODEL_FLAG,
+    kind: type[Any] = AutoModelForSequenceClassification,
 ) -> tuple[PreTrainedModel, set[str]]:
     """`read_weights` of a classifier: in fp32, its quantised base frozen."""
     is_quantised = quantisation is not None or bool(stored_quantisation(config))
     dtype = torch.bfloat16 if is_quantised else torch.float32
-    model, new = read_weights(AutoModelForSequenceClassification, args, config, quantisation, dtype, flag)
+    model, new = read_weights(kind, args, config, quantisation, dtype, flag)
     if is_quantised:
         freeze_quantised(model, torch.float32)
     return model, new

@@ -24,7 +24,7 @@ from indictune.preflight.optimizer import check_optimizer
 from indictune.preflight.processes import check_compiler, check_number_type, check_processes
 from indictune.preflight.resume import check_resume
 from indictune.preflight.schedule import check_evaluations, check_schedule
-from indictune.preflight.values import check_combinations, check_values
+from indictune.preflight.values import check_combinations, check_metric, check_values
 from indictune.tasks.protocol import Data, Rows, Task, Training
 
 Check = Callable[[AnyPlan], list[Problem]]
@@ -57,7 +57,7 @@ OF_THE_LAUNCH: tuple[Check, ...] = (
 def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
     """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
     checks = CHECKS + (OF_THE_LAUNCH if plan.launch.is_known else ())
-    found = [each for check in checks for each in check(plan)]
+    found = [*(each for check in checks for each in check(plan)), *check_metric(plan, task)]
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
     if isinstance(plan.training, SentimentTrainingArguments) and plan.launch.is_known:

@@ -45,6 +45,9 @@ def make_plan(
     """
     plan, problems = plan_of_rows(recipe, task)
     plan = replace(plan, launch=_launch(environ, plan.training, problems), environ=environ)
+    default = task.metrics(plan)[0]
+    if "metric_for_best_model" not in recipe.values and plan.training.metric_for_best_model != default:
+        plan = plan.derive(metric_for_best_model=default)
     return _derive(plan, problems), problems
 
 

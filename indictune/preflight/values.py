@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from transformers.utils.import_utils import is_liger_kernel_available
 
-from indictune.config.plan import AnyPlan
+from indictune.config.plan import AnyPlan, RunPlan
 from indictune.errors import Problem, problem
+from indictune.tasks.protocol import Task
 
 # Each field with its smallest value. None is allowed.
 AT_LEAST = {
@@ -48,17 +49,17 @@ def check_values(plan: AnyPlan) -> list[Problem]:
         found.append(problem("nothing-to-train", f"--{duration}", getattr(training, duration)))
     if not 0 <= training.label_smoothing_factor < 1:
         found.append(problem("share-expected", "--label_smoothing_factor", training.label_smoothing_factor))
-    return found + _check_metric(plan)
+    return found
 
 
-def _check_metric(plan: AnyPlan) -> list[Problem]:
-    training = plan.training
-    metric = str(training.metric_for_best_model).removeprefix("eval_")
-    prefix = training.LANGUAGE_METRICS
-    if metric in training.METRICS or (prefix and metric.startswith(prefix)):
+def check_metric(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:
+    """Refuse to compare checkpoints by a metric that the task does not have."""
+    metric = str(plan.training.metric_for_best_model).removeprefix("eval_")
+    known, prefix = task.metrics(plan), task.language_metrics(plan)
+    if metric in known or (prefix and metric.startswith(prefix)):
         return []
-    expected = [*training.METRICS, *([f"{prefix}<language>"] if prefix else [])]
-    return [problem("metric-unknown", "--metric_for_best_model", metric, expected=" or ".join(expected))]
+    expected = " or ".join([*known, *([f"{prefix}<language>"] if prefix else [])])
+    return [problem("metric-unknown", "--metric_for_best_model", metric, expected=expected)]
 
 
 def check_combinations(plan: AnyPlan) -> list[Problem]:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import torch
+from datasets import Dataset
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.config.plan import RunPlan
 from indictune.data.chat_tokens import answer_ends
+from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.conversations import Conversations, ConversationSplits, load_conversations, sources_of
 from indictune.data.prepare_chats import Chats, check_template, set_template, tokenise_splits
 from indictune.errors import Problem, Problems, problems_of
+from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
+from indictune.evaluation.console_tables import answers_table
 from indictune.models.adapters import check_precision
-from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
+from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config, load_trained_causal
 from indictune.models.load import Model, load_tokenizer
 from indictune.models.unpadded import pads_causal
+from indictune.tasks.objective import Batch, Collator, Objective
 from indictune.tasks.protocol import Inputs, Task, Tokens
 
 Plan = RunPlan[ChatDataArguments, LlamaTrainingArguments]
@@ -71,6 +81,9 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
             found += problems_of(check_packing, plan.model, plan.model_config)
         return found + problems_of(check_precision, plan.model, lambda name: getattr(plan.training, name))
 
+    def metrics(self, plan: Plan) -> tuple[str, ...]:
+        return "loss", "answer_token_accuracy"
+
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         sources = problems.attempt(sources_of, plan.data, problems)
         tokenizer = problems.attempt(load_tokenizer, plan.model)
@@ -99,9 +112,50 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         assert plan.model_config is not None
         return not plan.data.packing and pads_causal(plan.model, plan.model_config)
 
+    def objective(self, args: LlamaTrainingArguments, model: Model, rows: ChatRows, padded: bool) -> Objective:
+        assert rows.tokenizer.pad_token_id is not None
+        return Answers(rows.tokenizer.pad_token_id, compute_dtype(args), padded)
+
     def load_model(self, plan: Plan, args: LlamaTrainingArguments, rows: ChatRows, reads_weights: bool) -> Model:
         ends = answer_ends(rows.tokenizer, rows.template)
         return load_causal(plan.model, rows.tokenizer, compute_dtype(args), ends, reads_weights)
+
+
+class Answers(Objective):
+    """The tokens of the answers. The loss is TRL's, in pieces that never hold all logits.
+
+    Args:
+        pad_token_id: of the tokenizer.
+        dtype: in which activations are computed.
+        padded: whether rows of a training micro-batch are padded; packs never are.
+    """
+
+    def __init__(self, pad_token_id: int, dtype: torch.dtype, padded: bool) -> None:
+        self.pad_token_id = pad_token_id
+        self.dtype = dtype
+        self.padded = padded
+
+    def collator(self, evaluating: bool) -> Collator:
+        if not (self.padded or evaluating):
+            return JoinRows()
+        return PadToLongest(self.pad_token_id, "right", with_row_numbers=evaluating)
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The summed loss, the tokens that count and the right ones."""
+        outputs = model(**inputs, fused_lm_head=True)
+        return -outputs.log_probs.float().sum(-1), outputs.label_mask.sum(-1), outputs.is_top1.sum(-1)
+
+    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
+        return answer_metrics(cast(RowResults, tuple(results)), dataset["language"][:])
+
+    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
+        return flatten_answers(block)
+
+    def tables(self, block: dict[str, Any]) -> str:
+        return answers_table(block)
+
+    def reload(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool) -> nn.Module:
+        return load_trained_causal(folder, self.dtype, trusts_code, trusts_checkpoint, device_map="cpu")
 
 
 def compute_dtype(args: LlamaTrainingArguments) -> torch.dtype:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
@@ -18,11 +17,16 @@ from indictune.evaluation.metrics import language_metric
 from indictune.models.classifier import check_classifier, label_order, load_classifier, load_classifier_config
 from indictune.models.load import Model, load_tokenizer
 from indictune.models.unpadded import pads
+from indictune.tasks.loss import ExactLoss
+from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import Inputs, Task, Tokens
+from indictune.tasks.text_objectives import SingleLabel
 
 Plan = RunPlan[DataArguments, SentimentTrainingArguments]
 
 _MAX_NAMES = 20
+
+LANGUAGE_METRICS = language_metric("")
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
             found += problems_of(self.pads, plan)
         return found
 
+    def metrics(self, plan: Plan) -> tuple[str, ...]:
+        return "macro_f1", "loss", "accuracy", "worst_language_macro_f1"
+
+    def language_metrics(self, plan: Plan) -> str:
+        return LANGUAGE_METRICS
+
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         tokenizer = problems.attempt(load_tokenizer, plan.model)
         problems.attempt(check_file, plan.training.class_weights)
@@ -71,7 +81,7 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
             splits = load_splits(plan.data, problems, inputs.sources)
             weights = class_weights(plan.training.class_weights, splits.train.each_label(), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
-            _check_metric(str(plan.training.metric_for_best_model), splits.validation)
+            check_metric(str(plan.training.metric_for_best_model), splits.validation)
             if inputs.tokenizer is not None:
                 return ClassifiedRows(splits, inputs.tokenizer, labels, weights)
         return None
@@ -91,21 +101,21 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
     ) -> Model:
         return load_classifier(plan.model, rows.labels, rows.tokenizer)
 
+    def objective(
+        self, args: SentimentTrainingArguments, model: Model, rows: ClassifiedRows, padded: bool
+    ) -> Objective:
+        loss = ExactLoss(as_tensor(rows.weights, rows.labels), args.label_smoothing_factor)
+        return SingleLabel(model.config, rows.tokenizer, padded, loss)
 
-def loss_weights(rows: ClassifiedRows) -> torch.Tensor | None:
-    """The weight of each label in the loss, float32 [labels]; None where all count alike."""
-    return as_tensor(rows.weights, rows.labels)
 
-
-def _check_metric(metric: str, validation: Rows | None) -> None:
+def check_metric(metric: str, validation: Rows | None) -> None:
     """Refuse to compare checkpoints by a language that no validation row has: the first evaluation would fail.
 
     Raises:
         UserError: it is the metric of such a language.
     """
     name = metric.removeprefix("eval_")
-    prefix = SentimentTrainingArguments.LANGUAGE_METRICS
-    if validation is None or not name.startswith(prefix):
+    if validation is None or not name.startswith(LANGUAGE_METRICS):
         return  # `preflight.values` refuses a metric that does not exist
     known = [language_metric(language) for language in validation.languages()]
     if name not in known:

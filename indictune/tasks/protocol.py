@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,6 +17,7 @@ from indictune.config.plan import RowArguments, RunPlan
 from indictune.data.collation import lengths_of
 from indictune.errors import Problem, Problems
 from indictune.models.load import Model
+from indictune.tasks.objective import Objective
 
 Rows = TypeVar("Rows")
 Data = TypeVar("Data", bound=RowArguments)
@@ -45,7 +46,7 @@ class Tokens:
         validation: likewise, with `language`; or None.
         test: likewise; or None.
         row_location: tells where a training row comes from (`file:line`), by its number.
-        folder: holds the prepared rows, and the rows that were left out.
+        folder: holds the prepared rows, and the rows that were left out; None where they are not kept.
         notes: for the user, known once the rows are tokenised.
         summary: a table for the user; empty where there is none.
     """
@@ -54,8 +55,8 @@ class Tokens:
     validation: Dataset | None
     test: Dataset | None
     row_location: Callable[[int], str]
-    folder: Path
-    notes: list[str]
+    folder: Path | None = None
+    notes: Sequence[str] = ()
     summary: str = ""
 
     @property
@@ -78,7 +79,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
         training_arguments: dataclass of the training's flags.
     """
 
-    model_arguments: type[ModelArguments]
+    model_arguments: type[ModelArguments] = ModelArguments
     data_arguments: type[Data]
     training_arguments: type[Training]
 
@@ -100,6 +101,14 @@ class Task(ABC, Generic[Rows, Data, Training]):
         """Problems of the plan that only this task has. The plan has a model configuration."""
 
     @abstractmethod
+    def metrics(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
+        """Metrics by which checkpoints can be compared, the default first."""
+
+    def language_metrics(self, plan: RunPlan[Data, Training]) -> str:
+        """What the names of such metrics of one language begin with; empty where there are none."""
+        return ""
+
+    @abstractmethod
     def open(self, plan: RunPlan[Data, Training], problems: Problems) -> Inputs:
         """Read the tokenizer, and find where the rows come from. Problems are added to `problems`."""
 
@@ -114,9 +123,9 @@ class Task(ABC, Generic[Rows, Data, Training]):
     def tokenise(self, plan: RunPlan[Data, Training], rows: Rows) -> Tokens:
         """Token ids of all rows."""
 
-    @abstractmethod
     def pads(self, plan: RunPlan[Data, Training]) -> bool:
         """Whether rows of a training micro-batch are padded; else they are joined."""
+        return True
 
     @abstractmethod
     def load_model(self, plan: RunPlan[Data, Training], args: Training, rows: Rows, reads_weights: bool) -> Model:
@@ -127,4 +136,15 @@ class Task(ABC, Generic[Rows, Data, Training]):
             args: as transformers has completed them.
             rows: of the run.
             reads_weights: False where another rank sends the weights.
+        """
+
+    @abstractmethod
+    def objective(self, args: Training, model: Model, rows: Rows, padded: bool) -> Objective:
+        """What the trainer minimises and measures.
+
+        Args:
+            args: as transformers has completed them.
+            model: from `load_model`.
+            rows: of the run.
+            padded: what `pads` said.
         """

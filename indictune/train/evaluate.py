@@ -31,9 +31,9 @@ from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.supervise.execute import execute
 from indictune.supervise.run import Run
+from indictune.tasks.text_objectives import SingleLabel
 from indictune.train.classifier_trainer import IndicTrainer
 from indictune.train.finish import evaluate_file
-from indictune.train.loss import ExactLoss
 from indictune.train.start import bring_up
 
 ANSWER_LENGTH = 2048  # a chat is longer than a tweet; the default of training
@@ -183,7 +183,8 @@ def _evaluate_classes(run: Run) -> None:
     dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length)["test"]
     model = load_trained(asked.model, asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
-    trainer = IndicTrainer(model, args, None, None, tokenizer, ExactLoss())
+    objective = SingleLabel(model.config, tokenizer)
+    trainer = IndicTrainer(model, args, None, None, tokenizer, objective)
     trainer.strategy = plan.launch.strategy
     sharding.prepare_for_evaluation(trainer)
     evaluate_file(trainer, run, dataset, asked.test_file)

@@ -117,12 +117,7 @@ class ExactTrainer(Trainer):
 
     @abstractmethod
     def score(self, dataset: Dataset, results: Sequence[np.ndarray]) -> dict[str, Any]:
-        """The block of `metrics.json` of an evaluation.
-
-        Args:
-            dataset: the rows.
-            results: what `measure` kept of each row, each [rows], in the dataset's order.
-        """
+        """The block of `metrics.json` of an evaluation; arguments as in `Objective.score`."""
 
     @abstractmethod
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
@@ -131,6 +126,10 @@ class ExactTrainer(Trainer):
     @abstractmethod
     def tables(self, block: dict[str, Any]) -> str:
         """A block as people read it."""
+
+    def fitted(self) -> dict[str, Any]:
+        """Entries for the `config.json` of the saved model, decided by the validation rows."""
+        return {}
 
     def unlogged(self) -> dict[str, Any]:
         """What the task logs beside the loss, since the last logged step, as JSON holds it; the same on all ranks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -119,6 +120,8 @@ def finish(
     for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
         if dataset is not None:
             metrics[name] = evaluate(trainer, run, dataset, name)
+    if trainer.args.should_save and (fitted := trainer.fitted()):
+        add_to_config(run.output_dir / "config.json", fitted)
     names = push.begin_push(trainer, saved_files) if trainer.args.push_to_hub else []
     write_metrics(trainer, run, metrics)
     if isinstance(sharding.bare(trainer), PeftModel):
@@ -127,6 +130,12 @@ def finish(
         run.show(f"`{command}` makes one model of the adapter and its base, for `pipeline`.")
     if trainer.args.push_to_hub:
         push.push(trainer, names)
+
+
+def add_to_config(path: Path, entries: dict[str, Any]) -> None:
+    """Add entries to a saved model's `config.json`."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    run_folder.write_json(path, config | entries)
 
 
 def _best(trainer: ExactTrainer) -> tuple[str, str]:

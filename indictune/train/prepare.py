@@ -63,7 +63,7 @@ def _prepared(argv: Sequence[str]) -> int:
     for note in tokens.notes:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
     print(lengths_table(tokens, plan.data.max_length))
-    if (tokens.folder / REJECTED).exists():
+    if tokens.folder is not None and (tokens.folder / REJECTED).exists():
         print(f"Rows that were left out, with reasons: {tokens.folder / REJECTED}")
     print(f"Prepared in {time.monotonic() - started:.1f} s; kept in {cache_folder() / 'prepared'}")
     return 0

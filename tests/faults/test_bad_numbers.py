@@ -23,7 +23,7 @@ from tests.ranks import test_llama
 from tests.ranks.launching import accelerate, python
 
 # Two micro-batches a step: the fifth is of the third step.
-LOSS = "NAN@indictune.train.loss:ExactLoss.__call__:5"
+LOSS = "NAN@indictune.tasks.loss:ExactLoss.__call__:5"
 GRADIENT = "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:6"
 NEVER_SAVED = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
 STEP_BY_STEP = ("--save_steps", "1", "--eval_steps", "1", "--logging_steps", "1", "--save_total_limit", "20")
@@ -75,7 +75,7 @@ def test_it_stops_the_run_and_names_the_rows(finished_run: FinishedRun, tmp_path
 def test_a_gradient_that_one_rank_spoils_stops_all(finished_run: FinishedRun, tmp_path: Path, strategy: str) -> None:
     """Its loss is finite."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)))
-    result = job.start("INFINITE_GRADIENT@indictune.train.loss:ExactLoss.__call__:3@1")
+    result = job.start("INFINITE_GRADIENT@indictune.tasks.loss:ExactLoss.__call__:3@1")
     assert result.returncode == 1, result.stderr
     assert 0.5 < stopped_at_step_3(job)["loss"] < 2
 
@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_counts_on_and_notes_again_what_it_stopped_at_alone(
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start(LOSS).returncode == 0
     stopped_after(job, 4)
-    at_step_5 = "NAN@indictune.train.loss:ExactLoss.__call__:1"
+    at_step_5 = "NAN@indictune.tasks.loss:ExactLoss.__call__:1"
     limited = replace(job, flags=(*flags, "--max_nonfinite_steps", "1"))
     assert limited.start(at_step_5).returncode == 1
     assert "step 5 is NaN or infinite; training has stopped" in job.status["message"]
@@ -167,7 +167,7 @@ def rolled_back_at_step_5(saved_run: Job, folder: Path, fault: str) -> tuple[Job
     flags = ("--on_nonfinite", "rollback", "--save_strategy", "no", "--load_best_model_at_end", "false")
     job = replace(saved_run, folder=shutil.copytree(saved_run.folder, folder), flags=flags)
     in_training = f"{fault}@indictune.train.exact_trainer:ExactTrainer.training_step:1"
-    result = job.start(f"{in_training}+NAN@indictune.train.loss:ExactLoss.__call__:1")
+    result = job.start(f"{in_training}+NAN@indictune.tasks.loss:ExactLoss.__call__:1")
     return job, result.returncode, result.stderr
 
 
@@ -184,7 +184,7 @@ def test_the_newest_is_rolled_back_to_where_the_best_is_damaged(finished_run: Fi
     flags = (*STEP_BY_STEP, "--on_nonfinite", "rollback", *first_is_best)
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     at_step_5 = "FLIPPED_BEST@indictune.train.exact_trainer:ExactTrainer.training_step:9"
-    job.start(f"{at_step_5}+NAN@indictune.train.loss:ExactLoss.__call__:9")
+    job.start(f"{at_step_5}+NAN@indictune.tasks.loss:ExactLoss.__call__:9")
     assert [store.best_step(job.folder / f"checkpoint-{step}") for step in (2, 4)] == [None, 3]
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
     assert weights(job, 5) == weights(job, 4)
@@ -196,7 +196,7 @@ def test_the_checkpoint_of_another_folder_that_it_went_on_from_is_rolled_back_to
     other = saved_run.folder / "checkpoint-4"
     named = ("--resume_from_checkpoint", str(other), "--trust_checkpoint", "true")
     job = replace(saved_run, folder=tmp_path / "out", flags=(*STEP_BY_STEP, "--on_nonfinite", "rollback", *named))
-    result = job.start("NAN@indictune.train.loss:ExactLoss.__call__:1")
+    result = job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:1")
     assert result.returncode == 0, result.stderr
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
     assert store.digest(job.folder / "checkpoint-5/model.safetensors") == store.digest(other / "model.safetensors")
@@ -217,7 +217,7 @@ def test_the_checkpoint_of_a_stop_is_rolled_back_to_where_a_run_begins_with_it_i
     assert job.start(f"SIGKILL@{STEP}:1").returncode == -9
     assert [path.name for path in store.listed(job.folder)] == [checkpoint.name]
     job = replace(job, flags=flags)
-    result = job.start("NAN@indictune.train.loss:ExactLoss.__call__:1")
+    result = job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:1")
     assert result.returncode == 0, result.stderr
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(store.step_of(checkpoint) + 1, "rollback")]
 
@@ -275,7 +275,7 @@ def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     if stopped:
         assert job.start(f"SIGTERM@{STEP}:1").returncode == EXIT_RESUMABLE
-    assert job.start("NAN@indictune.train.loss:ExactLoss.__call__:1" if stopped else LOSS).returncode == 1
+    assert job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:1" if stopped else LOSS).returncode == 1
     assert (
         "--on_nonfinite rollback finds no whole checkpoint before it that the run saved by its own plan, "
         in job.status["message"]
@@ -290,7 +290,7 @@ def test_the_learning_rate_is_not_rolled_back(finished_run: FinishedRun, tmp_pat
     flags = (*schedule, *steps, "--on_nonfinite", "rollback")
     whole, job = (Job(finished_run.recipe, tmp_path / name, flags=flags) for name in ("whole", "out"))
     assert whole.start().returncode == 0
-    result = job.start("NAN@indictune.train.loss:ExactLoss.__call__:13")  # of two micro-batches a step
+    result = job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:13")  # of two micro-batches a step
     assert result.returncode == 0, result.stderr
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(7, "rollback")]
     rates, as_planned = (
@@ -317,7 +317,7 @@ def test_a_checkpoint_of_a_stop_is_not_rolled_back_to(
     """That of step 6, when step 7 is bad: the run would not have it if it had not been stopped."""
     flags = ("--on_nonfinite", "rollback", "--eval_strategy", "no", "--load_best_model_at_end", "false", *saves)
     whole, job = (Job(finished_run.recipe, tmp_path / name, launcher, flags) for name in ("whole", "out"))
-    at_step_7 = "NAN@indictune.train.loss:ExactLoss.__call__:"
+    at_step_7 = "NAN@indictune.tasks.loss:ExactLoss.__call__:"
     result = whole.start(f"{at_step_7}{call}")
     assert result.returncode == 0, result.stderr
     assert job.start(f"SIGTERM@{STEP}:5").returncode != 0
@@ -396,7 +396,7 @@ def assert_step_4_is_taken_back(job: Job, scratch: Path, action: str = "rollback
 
 def test_steps_since_the_checkpoint_are_taken_back(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--on_nonfinite", "rollback", "--save_total_limit", "20"))
-    result = job.start("NAN@indictune.train.loss:ExactLoss.__call__:8")  # of two micro-batches a step
+    result = job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:8")  # of two micro-batches a step
     assert result.returncode == 0, result.stderr
     assert_step_4_is_taken_back(job, tmp_path)
 
@@ -435,7 +435,7 @@ def test_all_ranks_leave_a_step_out_that_one_has_seen(
     saves = ("--save_steps", every, "--eval_steps", every, "--save_total_limit", "20")
     flags = ("--on_nonfinite", action, "--per_device_train_batch_size", str(rows), *saves)
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)), flags)
-    result = job.start(f"NAN@indictune.train.loss:ExactLoss.__call__:{3 * 4 // rows + 1}@1")
+    result = job.start(f"NAN@indictune.tasks.loss:ExactLoss.__call__:{3 * 4 // rows + 1}@1")
     assert result.returncode == 0, result.stderr
     assert [entry["loss"] for entry in noted(job)] == ["nan"]  # of both, and rank 0 writes
     assert_step_4_is_taken_back(job, tmp_path, action)
@@ -457,7 +457,7 @@ def test_a_request_to_stop_in_a_step_that_is_rolled_back_stops_the_run_after_it(
         Job(finished_run.recipe, tmp_path / name, launcher, ("--on_nonfinite", "rollback"))
         for name in ("whole", "out")
     )
-    place = f"indictune.train.loss:ExactLoss.__call__:{call}"
+    place = f"indictune.tasks.loss:ExactLoss.__call__:{call}"
     assert whole.start(f"NAN@{place}").returncode == 0
     result = job.start(f"NAN@{place}+SIGTERM@{place}{rank}")
     assert result.returncode == (1 if rank else EXIT_RESUMABLE), result.stderr
@@ -476,7 +476,7 @@ def test_a_checkpoint_that_is_still_being_written_is_rolled_back_to(finished_run
     unevaluated = ("--eval_strategy", "no", "--load_best_model_at_end", "false")
     flags = ("--on_nonfinite", "rollback", "--save_total_limit", "20", "--async_save", "true", *unevaluated)
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("fsdp2", 2)), flags)
-    result = job.start("SLOW@indictune.distributed.async_shards:write:2+NAN@indictune.train.loss:ExactLoss.__call__:6")
+    result = job.start("SLOW@indictune.distributed.async_shards:write:2+NAN@indictune.tasks.loss:ExactLoss.__call__:6")
     assert result.returncode == 0, result.stderr
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(6, "rollback")]
     before, after = (weights_and_states(job.folder / f"checkpoint-{step}", tmp_path / "whole.pt") for step in (4, 6))
@@ -489,7 +489,7 @@ def test_deepspeed_takes_an_adapter_back(finished_run: FinishedRun, tmp_path: Pa
     """Its checkpoints lack the frozen weights."""
     flags = (*STEP_BY_STEP, "--on_nonfinite", "rollback", "--method", "lora")
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate(strategy, 2)), flags)
-    result = job.start("NAN@indictune.train.loss:ExactLoss.__call__:3@1")
+    result = job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:3@1")
     assert result.returncode == 0, result.stderr
     (entry,) = noted(job)
     assert (entry["step"], entry["action"]) == (3, "rollback")

@@ -356,7 +356,7 @@ def test_a_rank_that_hangs_while_it_writes_samples_is_named(tmp_path: Path) -> N
 
 
 FETCHING = "indictune.data.collation:IndexedRows.__getitem__:14"
-FORWARD = "indictune.train.loss:ExactLoss.__call__:3"
+FORWARD = "indictune.tasks.loss:ExactLoss.__call__:3"
 
 
 @pytest.mark.slow

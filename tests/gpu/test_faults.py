@@ -105,7 +105,7 @@ def test_a_bad_number_triggers_the_chosen_action(
     finished_run: FinishedRun, tmp_path: Path, action: str, flags: tuple[str, ...]
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=(*flags, "--on_nonfinite", action))
-    result = job.start("NAN@indictune.train.loss:ExactLoss.__call__:5")
+    result = job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:5")
     assert result.returncode == (1 if action == "stop" else 0), result.stderr
     (line,) = (job.folder / "nonfinite.jsonl").read_text(encoding="utf-8").splitlines()
     assert (json.loads(line)["step"], json.loads(line)["action"]) == (3, action)
@@ -113,7 +113,7 @@ def test_a_bad_number_triggers_the_chosen_action(
 
 @pytest.mark.parametrize(
     "event",
-    [f"{kind}@indictune.train.loss:ExactLoss.__call__:8" for kind in ("NAN", "INFINITE")]
+    [f"{kind}@indictune.tasks.loss:ExactLoss.__call__:8" for kind in ("NAN", "INFINITE")]
     + ["INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:8"],
 )
 def test_a_bad_number_is_noticed_before_its_step_is_saved(

@@ -9,8 +9,12 @@ import torch
 
 from indictune.config.arguments import IndicTrainingArguments, SentimentTrainingArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.preflight.values import check_combinations, check_values
-from tests.plans import codes_of, plan_of
+from indictune.preflight.values import check_combinations, check_metric, check_values
+from indictune.tasks.chat import Chat
+from indictune.tasks.classification import Classification
+from indictune.tasks.protocol import Task
+from indictune.tasks.tokens import TokenClassification
+from tests.plans import codes, codes_of, plan_of
 
 BOTH = [SentimentTrainingArguments, LlamaTrainingArguments]
 
@@ -41,7 +45,6 @@ def test_the_defaults_pass(arguments: type[IndicTrainingArguments]) -> None:
         ("num_train_epochs", 0.0, "nothing-to-train"),
         ("max_steps", 0, "nothing-to-train"),
         ("label_smoothing_factor", 1.0, "share-expected"),
-        ("metric_for_best_model", "f1", "metric-unknown"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused(name: str, value: object, code: str) -> None:
@@ -81,17 +84,21 @@ def test_what_needs_a_gpu_is_refused_without_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "metric", "is_known"),
+    ("task", "metric", "is_known"),
     [
-        (SentimentTrainingArguments, "eval_macro_f1_ta", True),
-        (LlamaTrainingArguments, "eval_loss", True),
-        (LlamaTrainingArguments, "answer_token_accuracy", True),
-        (LlamaTrainingArguments, "macro_f1", False),
-        (LlamaTrainingArguments, "macro_f1_hi", False),
+        (Classification(), "macro_f1", True),
+        (Classification(), "eval_macro_f1_ta", True),
+        (Classification(), "f1", False),
+        (Chat(), "eval_loss", True),
+        (Chat(), "answer_token_accuracy", True),
+        (Chat(), "macro_f1", False),
+        (Chat(), "macro_f1_hi", False),
+        (TokenClassification(), "f1", True),
+        (TokenClassification(), "macro_f1", False),
     ],
 )
 def test_checkpoints_are_compared_by_the_metrics_of_the_task(
-    arguments: type[IndicTrainingArguments], metric: str, is_known: bool
+    task: Task[Any, Any, Any], metric: str, is_known: bool
 ) -> None:
-    found = codes_of(check_values, plan_of({"metric_for_best_model": metric}, arguments=arguments))
-    assert found == ([] if is_known else [("metric-unknown", "--metric_for_best_model")])
+    plan = plan_of({"metric_for_best_model": metric}, arguments=task.training_arguments)
+    assert codes(check_metric(plan, task)) == ([] if is_known else [("metric-unknown", "--metric_for_best_model")])

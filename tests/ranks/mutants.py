@@ -15,8 +15,8 @@ from accelerate.state import DistributedType, PartialState
 from indictune.config.plan import Launch
 from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
 from indictune.distributed import cpu_fallback, sharding
+from indictune.tasks.loss import ExactLoss
 from indictune.train.callbacks.epoch_shuffle import EpochShuffle
-from indictune.train.loss import ExactLoss
 
 
 def scaled_gradients() -> None:
@@ -32,7 +32,7 @@ def scaled_loss() -> None:
     def doubled(self: ExactLoss, *args: Any, **kwargs: Any) -> torch.Tensor:
         return 2 * share(self, *args, **kwargs)
 
-    ExactLoss.__call__ = doubled  # type: ignore[method-assign]
+    ExactLoss.__call__ = doubled  # type: ignore[method-assign, assignment]
 
 
 def same_order_every_epoch() -> None:

@@ -6,25 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
 from transformers import Trainer, XLNetConfig, XLNetForSequenceClassification
 
 from indictune.config.arguments import SentimentTrainingArguments
-from indictune.data.load_rows import Rows
-from indictune.errors import UserError
-from indictune.evaluation.metrics import classification_metrics, flatten_for_trainer
-from indictune.train.classifier_trainer import IndicTrainer, check_metric
+from indictune.tasks.text_objectives import SingleLabel
+from indictune.train.classifier_trainer import IndicTrainer
 from indictune.train.exact_trainer import ExactTrainer
-from indictune.train.loss import ExactLoss
 from tests.models.test_unpadded import classifier
 from tests.models.tiny import words_tokenizer
-
-
-def rows(*languages: str) -> Rows:
-    return Rows(pa.table({"language": list(languages)}), "v.jsonl", "--validation_file")
 
 
 def test_no_private_method_of_the_trainer_that_is_overridden_is_gone() -> None:
@@ -34,34 +26,6 @@ def test_no_private_method_of_the_trainer_that_is_overridden_is_gone() -> None:
     overridden = {name for name in methods if name.startswith("_")} - own
     assert len(overridden) > 10
     assert overridden - vars(Trainer).keys() == set()
-
-
-def test_the_metrics_that_an_evaluation_gives_pass_and_others_do_not() -> None:
-    languages = ["ta", "hi", "ta", "a|b"]
-    block = classification_metrics(
-        predictions=[0] * 4, references=[0] * 4, losses=[0.0] * 4, languages=languages, label_names=["a", "b"]
-    )
-    given = flatten_for_trainer(block)
-    assert len(given) == 7
-    for name in given:
-        check_metric(name, rows(*languages))
-        check_metric(f"eval_{name}", rows(*languages))
-    for name in ("macro_f1_te", "macro_f1_", "macro_f1_a|b"):
-        with pytest.raises(UserError) as raised:
-            check_metric(name, rows(*languages))
-        assert raised.value.message == (
-            f"--metric_for_best_model {name}: no row of v.jsonl has that language; expected macro_f1_a_b or "
-            "macro_f1_hi or macro_f1_ta."
-        )
-
-
-def test_of_many_languages_some_are_named() -> None:
-    with pytest.raises(UserError, match=r"or macro_f1_x19, or that of one of 5 more\.$"):
-        check_metric("macro_f1_hi", rows(*(f"x{number:02}" for number in range(25))))
-
-
-def test_nothing_is_compared_without_validation_rows() -> None:
-    check_metric("macro_f1_te", None)
 
 
 def evaluating(folder: Path, **given: Any) -> SentimentTrainingArguments:
@@ -81,7 +45,9 @@ def test_whatever_side_a_tokenizer_pads_on_a_row_is_scored_as_alone(tmp_path: Pa
     losses = []
     for at_once in (1, 4):
         args = evaluating(tmp_path, per_device_eval_batch_size=at_once)
-        trainer = IndicTrainer(model, args, None, Dataset.from_dict(rows), tokenizer, ExactLoss())
+        trainer = IndicTrainer(
+            model, args, None, Dataset.from_dict(rows), tokenizer, SingleLabel(model.config, tokenizer)
+        )
         losses.append(trainer.evaluate()["eval_loss"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     assert tokenizer.padding_side == "right"  # and so in the saved model
@@ -91,6 +57,6 @@ def test_a_model_that_reads_the_last_place_is_padded_before_it(tmp_path: Path) -
     tokenizer = words_tokenizer()
     tokenizer.padding_side = "left"
     model = XLNetForSequenceClassification(XLNetConfig(vocab_size=64, d_model=8, n_layer=1, n_head=2, d_inner=8))
-    trainer = IndicTrainer(model, evaluating(tmp_path), None, None, tokenizer, ExactLoss())
+    trainer = IndicTrainer(model, evaluating(tmp_path), None, None, tokenizer, SingleLabel(model.config, tokenizer))
     rows = [{"input_ids": np.arange(3, 3 + length), "labels": 0, "row": 0} for length in (3, 1)]
     assert trainer.collator(evaluating=True)(rows)["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]

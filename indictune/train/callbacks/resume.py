@@ -57,7 +57,8 @@ def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, to
     check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
     if point.checkpoint is not None:
         check_rows(trainer, point.checkpoint)
-    keep_rejected(tokens.folder, plan.output_dir, run.rank)
+    if tokens.folder is not None:
+        keep_rejected(tokens.folder, plan.output_dir, run.rank)
     write_recipe(plan, trainer.args, point)
     return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
 

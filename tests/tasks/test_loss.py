@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from indictune.data.collation import IGNORED_LABEL
-from indictune.train.loss import ExactLoss, row_losses
+from indictune.tasks.loss import ExactLoss, row_losses
 
 WEIGHTS = torch.tensor([0.5, 2.0, 1.25])
 

@@ -1,0 +1,78 @@
+"""Metrics of texts that may have several labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import f1_score, precision_recall_fscore_support
+
+from indictune.evaluation.metrics import rows_of_languages
+
+THRESHOLDS = [percent / 100 for percent in range(5, 96)]
+
+
+def best_threshold(probabilities: np.ndarray, references: np.ndarray) -> float:
+    """The threshold of 0.05, 0.06 .. 0.95 with the best micro-F1; of equal ones the nearest to 0.5.
+
+    Args:
+        probabilities: float [rows, labels].
+        references: 0 or 1 [rows, labels].
+    """
+    by_distance: list[float] = sorted(THRESHOLDS, key=lambda threshold: abs(threshold - 0.5))
+    return max(by_distance, key=lambda threshold: _micro_f1(probabilities >= threshold, references))
+
+
+def _micro_f1(predicted: np.ndarray, references: np.ndarray) -> float:
+    """F1 over all labels of all rows: 2 TP / (2 TP + FP + FN); 0 without any label."""
+    hits, all_labels = int((predicted & (references > 0)).sum()), int(predicted.sum()) + int(references.sum())
+    return 2 * hits / all_labels if all_labels else 0.0
+
+
+def multi_label_metrics(
+    probabilities: np.ndarray,
+    references: np.ndarray,
+    losses: np.ndarray,
+    languages: Sequence[str],
+    label_names: Sequence[str],
+    threshold: float,
+) -> dict[str, Any]:
+    """Score several labels a row, overall, per language and per label.
+
+    Args:
+        probabilities: float [rows, labels].
+        references: 0 or 1 [rows, labels].
+        losses: of each row, float [rows].
+        languages: of each row, [rows].
+        label_names: [labels].
+        threshold: at or above which a label is predicted.
+
+    Returns:
+        `num_examples`, `loss`, `threshold`, `micro_f1`, `macro_f1`, `per_language.<language>` with both scores, and
+        `per_label.<label>.{precision,recall,f1,support}`.
+    """
+    predicted = probabilities >= threshold
+    columns = precision_recall_fscore_support(references, predicted, zero_division=0)
+    return {
+        "num_examples": len(references),
+        "loss": math.fsum(np.asarray(losses, np.float64).tolist()) / len(references),
+        "threshold": threshold,
+        **_scores(predicted, references),
+        "per_language": {
+            language: {"num_examples": int(rows.sum()), **_scores(predicted[rows], references[rows])}
+            for language, rows in rows_of_languages(languages).items()
+        },
+        "per_label": {
+            name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
+            for name, precision, recall, f1, support in zip(label_names, *columns, strict=True)
+        },
+    }
+
+
+def _scores(predicted: np.ndarray, references: np.ndarray) -> dict[str, float]:
+    return {
+        "micro_f1": _micro_f1(predicted, references),
+        "macro_f1": float(f1_score(references, predicted, average="macro", zero_division=0)),
+    }

@@ -1,0 +1,114 @@
+"""Losses of one global batch, exact for every split over ranks and micro-batches.
+
+Each micro-batch gives its share: `sum of its losses / labels of the global batch`. The shares of all ranks and
+micro-batches add up to the mean over the global batch, also where they hold different numbers of rows. The Trainer
+undoes the division by the world size that averages gradients over ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from indictune.data.collation import IGNORED_LABEL
+
+
+class SharedLoss(ABC):
+    """A loss that is summed over a micro-batch and divided by the labels of the whole global batch."""
+
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
+        """This micro-batch's share of the loss, a scalar.
+
+        Args:
+            outputs: of the model, with `logits`.
+            labels: of the rows; `IGNORED_LABEL` is not counted.
+            num_items_in_batch: counted labels of the global batch.
+        """
+        if num_items_in_batch is None:
+            raise ValueError("The Trainer did not count the labels of the global batch (num_items_in_batch is None).")
+        return self.total(outputs.logits.float(), labels) / num_items_in_batch
+
+    @abstractmethod
+    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum of all losses, a scalar that depends on every logit.
+
+        Args:
+            logits: float32 [rows, ...].
+            labels: [rows, ...].
+        """
+
+
+class ExactLoss(SharedLoss):
+    """Cross-entropy of rows, or of tokens.
+
+    Class weights multiply each loss. The divisor stays the number of labels: torch's own weighted mean would divide
+    by the weights that happen to be in a micro-batch. Label smoothing is that of torch's cross-entropy, where each
+    label's term has that label's weight.
+
+    Args:
+        class_weights: float [labels], or None for equal ones.
+        label_smoothing: share of the target that is spread evenly over all labels, from 0 to 1.
+    """
+
+    def __init__(self, class_weights: Tensor | None = None, label_smoothing: float = 0.0) -> None:
+        self.class_weights = class_weights
+        self.label_smoothing = label_smoothing
+
+    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of `logits` [rows, classes] or [rows, tokens, classes] and int64 `labels` [rows] or [rows, tokens]."""
+        if self.class_weights is not None:
+            self.class_weights = self.class_weights.to(logits.device)  # once: each copy makes the host wait for a GPU
+        losses = functional.cross_entropy(
+            *(logits.flatten(0, -2), labels.flatten()),
+            weight=self.class_weights,
+            label_smoothing=self.label_smoothing,
+            reduction="none",
+        )
+        return losses.sum()
+
+
+class RegressionLoss(SharedLoss):
+    """Squared or Huber error of rows.
+
+    Args:
+        kind: `mse`, or `huber`, which grows linearly above 1.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of `logits` [rows, 1] and float32 `labels` [rows]."""
+        return (self.each(logits, labels) * (labels != IGNORED_LABEL)).sum()
+
+    def each(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The error of each row, float32 [rows]."""
+        error = functional.huber_loss if self.kind == "huber" else functional.mse_loss
+        return error(logits[:, 0].float(), labels.float(), reduction="none")
+
+
+class MultiLabelLoss(SharedLoss):
+    """Binary cross-entropy of every label of every row, as torch's `binary_cross_entropy_with_logits` averages it."""
+
+    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of `logits` [rows, labels] and 0 or 1 `labels` [rows, labels]; a row that is not counted may have fewer."""
+        counted = labels[:, 0] != IGNORED_LABEL
+        if not counted.any():
+            return logits.sum() * 0
+        return functional.binary_cross_entropy_with_logits(logits[counted], labels[counted].float(), reduction="sum")
+
+    @staticmethod
+    def each(logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of each row over the labels, float32 [rows]; 0 of a row that is not counted."""
+        losses = functional.binary_cross_entropy_with_logits(
+            logits.float(), labels.clamp(min=0).float(), reduction="none"
+        )
+        return losses.mean(-1) * (labels[:, 0] != IGNORED_LABEL)
+
+
+def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Plain cross-entropy of each row, float32 [rows]: what evaluations report, without weights or smoothing."""
+    return functional.cross_entropy(logits.float(), labels, reduction="none")

@@ -1,0 +1,63 @@
+"""What a trainer minimises, and what an evaluation measures: the part of a task that sees batches and logits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+
+from indictune.data.collation import Row
+from indictune.tasks.loss import SharedLoss
+
+Batch = dict[str, torch.Tensor]
+Collator = Callable[[list[Row]], dict[str, Any]]
+
+
+class Objective(ABC):
+    """How a model of one task is trained and scored.
+
+    Attributes:
+        loss: of a micro-batch; None where the trainer has its own.
+    """
+
+    loss: SharedLoss | None = None
+
+    @abstractmethod
+    def collator(self, evaluating: bool) -> Collator:
+        """Makes a micro-batch of rows. For evaluation it adds `row_numbers`, int64 [rows]."""
+
+    @abstractmethod
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """What an evaluation keeps of each row of a micro-batch, each [rows] or [rows, ...]."""
+
+    @abstractmethod
+    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
+        """The block of `metrics.json` of an evaluation.
+
+        Args:
+            dataset: the rows.
+            results: what `measure` kept of each row, in the dataset's order.
+            is_validation: whether the rows may decide something, such as a threshold.
+        """
+
+    @abstractmethod
+    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
+        """The numbers of a block that the Trainer logs and compares checkpoints by."""
+
+    @abstractmethod
+    def tables(self, block: dict[str, Any]) -> str:
+        """A block as people read it."""
+
+    @abstractmethod
+    def reload(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool) -> nn.Module:
+        """The saved model, on the CPU."""
+
+    def fitted(self) -> dict[str, Any]:
+        """Entries for the `config.json` of the saved model, decided by the validation rows."""
+        return {}

@@ -1,0 +1,162 @@
+"""Objectives of models that give each text one result: a label, a number, or several labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedTokenizerBase
+
+from indictune.data.collation import JoinRows, PadToLongest
+from indictune.evaluation.console_tables import per_label_table, per_language_table, scores_table
+from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trainer
+from indictune.evaluation.multi_label import best_threshold, multi_label_metrics
+from indictune.evaluation.regression import regression_metrics
+from indictune.models.classifier import class_names, load_trained
+from indictune.models.unpadded import uncounted_token
+from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, row_losses
+from indictune.tasks.objective import Batch, Collator, Objective
+
+
+class TextObjective(Objective):
+    """A text gets one result.
+
+    Args:
+        config: of the model.
+        tokenizer: of the model, which is saved with the padding side that the model reads.
+        padded: whether rows of a training micro-batch are padded; else they are joined.
+
+    Attributes:
+        kind: transformers' Auto class of the model.
+        METRICS: scores of a language and of all rows.
+    """
+
+    kind: type[Any] = AutoModelForSequenceClassification
+    METRICS: tuple[str, ...] = ()
+
+    def __init__(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, padded: bool = True) -> None:
+        self.config = config
+        self.padded = padded
+        # Models read a row's first token and count positions from it, or look for the last token that is no padding.
+        if config.model_type != "xlnet":
+            tokenizer.padding_side = "right"
+        self._padding = (tokenizer.pad_token_id, tokenizer.padding_side)
+
+    def collator(self, evaluating: bool) -> Collator:
+        if not (self.padded or evaluating):
+            return JoinRows(uncounted_token(self.config))
+        return PadToLongest(*self._padding, with_row_numbers=evaluating)
+
+    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
+        return {name: block[name] for name in ("loss", *self.METRICS)}
+
+    def tables(self, block: dict[str, Any]) -> str:
+        return scores_table(block, self.METRICS)
+
+    def reload(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool) -> nn.Module:
+        return load_trained(folder, trusts_code, trusts_checkpoint, device_map="cpu", kind=self.kind)
+
+
+class SingleLabel(TextObjective):
+    """One of several labels.
+
+    Args:
+        loss: cross-entropy, with class weights or label smoothing.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        padded: bool = True,
+        loss: ExactLoss | None = None,
+    ) -> None:
+        super().__init__(config, tokenizer, padded)
+        self.loss = loss or ExactLoss()
+        self._class_names = class_names(config)
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The predicted label and the loss."""
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits
+        return logits.argmax(-1), row_losses(logits, labels)
+
+    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
+        predicted, losses = results
+        scores: dict[str, Any] = ClassificationMetrics(self._class_names).compute(
+            predictions=predicted,
+            references=dataset["labels"][:],
+            losses=losses,
+            languages=dataset["language"][:],
+        )
+        return scores
+
+    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
+        return flatten_for_trainer(block)
+
+    def tables(self, block: dict[str, Any]) -> str:
+        return f"{per_language_table(block)}\n\n{per_label_table(block)}"
+
+
+class Regression(TextObjective):
+    """A number.
+
+    Args:
+        kind: of the loss, `mse` or `huber`.
+    """
+
+    METRICS = ("pearson", "spearman", "mae")
+
+    def __init__(
+        self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, padded: bool = True, kind: str = "mse"
+    ) -> None:
+        super().__init__(config, tokenizer, padded)
+        self.loss: RegressionLoss = RegressionLoss(kind)
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The predicted number and the loss."""
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits
+        return logits[:, 0].float(), self.loss.each(logits, labels)
+
+    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
+        predicted, losses = results
+        return regression_metrics(predicted, np.asarray(dataset["labels"][:]), losses, dataset["language"][:])
+
+
+class MultiLabel(TextObjective):
+    """Any number of labels. A label is given where its probability reaches the threshold."""
+
+    METRICS = ("micro_f1", "macro_f1")
+
+    def __init__(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, padded: bool = True) -> None:
+        super().__init__(config, tokenizer, padded)
+        self.loss: MultiLabelLoss = MultiLabelLoss()
+        self.threshold: float = getattr(config, "threshold", 0.5)
+        self._class_names = class_names(config)
+
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """The probability of each label [rows, labels], and the loss."""
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits
+        return logits.float().sigmoid(), self.loss.each(logits, labels)
+
+    def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
+        probabilities, losses = results
+        references = np.asarray(dataset["labels"][:], dtype=np.int64)
+        if is_validation:
+            self.threshold = best_threshold(probabilities, references)
+        languages = dataset["language"][:]
+        return multi_label_metrics(probabilities, references, losses, languages, self._class_names, self.threshold)
+
+    def tables(self, block: dict[str, Any]) -> str:
+        return f"{super().tables(block)}\n\n{per_label_table(block)}"
+
+    def fitted(self) -> dict[str, Any]:
+        """The threshold that is best on the validation rows."""
+        return {"threshold": self.threshold}

@@ -1,0 +1,54 @@
+"""Fine-tune a classifier of tokens, such as named entities.
+
+python scripts/train_tokens.py --config recipes/tokens/demo.yaml
+
+accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 8 \
+    scripts/train_tokens.py --config recipes/tokens/demo.yaml --train_file train.conll --output_dir out
+
+torchrun --nproc_per_node 8 scripts/train_tokens.py --deepspeed ds_configs/zero2.json --config ...
+deepspeed --num_gpus 8 scripts/train_tokens.py --deepspeed ds_configs/zero3.json --config ...
+"""
+
+import os
+import sys
+
+import indictune.block_stop_signals  # noqa: F401, before everything slow
+from indictune.config.recipe import read_recipe
+from indictune.distributed.sharding import reading_weights
+from indictune.preflight.checks import preflight, read_rows
+from indictune.preflight.derive import make_plan
+from indictune.preflight.model import model_notes
+from indictune.supervise.execute import execute
+from indictune.supervise.run import Run
+from indictune.tasks.tokens import TokenClassification
+from indictune.train.callbacks.register import watch
+from indictune.train.callbacks.resume import train
+from indictune.train.classifier_trainer import IndicTrainer
+from indictune.train.finish import finish, save_model
+from indictune.train.start import fit_batches, start
+
+
+def main(run: Run) -> None:
+    """The table of contents of a run."""
+    task = TokenClassification()
+    plan, problems = make_plan(run.recipe, os.environ, task)
+    rows = read_rows(plan, task, problems + preflight(plan, task))
+    run.warn(model_notes(plan))
+    tokens = task.tokenise(plan, rows)
+    padded = task.pads(plan)
+    plan = fit_batches(plan, tokens, padded, run)
+    plan, args, point = start(plan, run, has_validation=tokens.validation is not None)
+    run.warn(tokens.notes)
+
+    with reading_weights(args) as reads_weights:
+        model = task.load_model(plan, args, rows, reads_weights)
+    objective = task.objective(args, model, rows, padded)
+    trainer = IndicTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded)
+    throughput = watch(trainer, plan, run, point, tokens.row_location)
+    result = train(trainer, plan, run, point, tokens)
+    saved_files = save_model(trainer, run)
+    finish(trainer, run, result, throughput, tokens.test, saved_files)
+
+
+if __name__ == "__main__":
+    sys.exit(execute(main, read_recipe(sys.argv[1:], TokenClassification.arguments())))
