@@ -189,7 +189,7 @@ def test_a_run_that_starts_afresh_repeats_steps(run: Path, copy: Path) -> None:
     elsewhere = f"Resuming from {copy}-2/checkpoint-4"
     for output in ("", f"Resuming from {copy}/checkpoint-2", elsewhere, f"{copy}/checkpoint-4 holds no step"):
         assert job(run).verdict(copy, 0, output, newest_whole(copy)) == "repeated steps"
-    resumed = f"rank 0: Going on from {copy}/checkpoint-4\n"
+    resumed = f"rank 0: Resuming from {copy}/checkpoint-4\n"
     assert job(run).verdict(copy, 0, resumed, newest_whole(copy)) == "exact"
     assert resumed_from(f"Resuming from {copy}/checkpoint-2\n{resumed}", copy) == 4
 

@@ -60,7 +60,7 @@ def test_auto_goes_on_with_the_steps_after_the_named_one_and_not_with_those_that
 
     result = replace(job, flags=other).start()
     assert result.returncode == 0, result.stderr
-    assert f"Going on from {job.folder / 'checkpoint-6'}" in (job.folder / "logs/rank-0.log").read_text()
+    assert f"Resuming from {job.folder / 'checkpoint-6'}" in (job.folder / "logs/rank-0.log").read_text()
     assert list(losses(Run(job.folder))) == list(range(1, 9))
     assert losses(Run(job.folder))[8] != losses(Run(finished.folder))[8]
     for step in (6, 8):
@@ -96,7 +96,7 @@ def test_a_checkpoint_comes_along_from_another_folder_with_its_best(finished: Jo
     assert steps(job.folder) == [4, best]
     assert [store.damage(path) for path in store.listed(job.folder)] == [[], []]
     assert job.start().returncode == 0
-    assert f"Going on from {job.folder / 'checkpoint-4'}" in (job.folder / "logs/rank-0.log").read_text()
+    assert f"Resuming from {job.folder / 'checkpoint-4'}" in (job.folder / "logs/rank-0.log").read_text()
     assert {**job.outcome(), "log": None} == {**finished.outcome(), "log": None}  # of the steps that were done there
 
 

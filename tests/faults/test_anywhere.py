@@ -84,7 +84,7 @@ def go_on(job: Job, step: int, script: str = SCRIPT) -> None:
     assert store.step_of(saved) in (step, step + 1)
     result = job.start(script=script)
     assert result.returncode == 0, result.stderr
-    assert f"Going on from {saved}\n" in result.stderr
+    assert f"Resuming from {saved}\n" in result.stderr
 
 
 def ended(job: Job) -> dict[str, Any]:

@@ -60,12 +60,12 @@ def test_ranks_that_are_killed_while_they_save_leave_the_checkpoint_before(
     assert saved(job) == ["checkpoint-2"]
     result = job.start("SIGKILL@pathlib:Path.rename:3@0")  # torch renames two files before
     assert result.returncode != 0
-    assert f"Going on from {job.folder / 'checkpoint-2'}" in result.stderr
+    assert f"Resuming from {job.folder / 'checkpoint-2'}" in result.stderr
     assert saved(job) == ["checkpoint-2"]
     assert store.damage(job.folder / store.UNFINISHED / "checkpoint-4") == []
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert f"Going on from {job.folder / store.PREFIX}" in result.stderr  # 2, or 4 where 2 is the best of it
+    assert f"Resuming from {job.folder / store.PREFIX}" in result.stderr  # 2, or 4 where 2 is the best of it
     assert job.outcome() == expected
     assert not (job.folder / store.UNFINISHED).exists()
 
@@ -98,7 +98,7 @@ def test_a_run_that_is_killed_while_it_writes_goes_on_from_the_checkpoint_before
     assert saved(job) == ["checkpoint-2"]
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert f"Going on from {job.folder / 'checkpoint-2'}" in result.stderr
+    assert f"Resuming from {job.folder / 'checkpoint-2'}" in result.stderr
     assert job.outcome() == expected
 
 
@@ -163,4 +163,4 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_stays(
 def test_another_strategy_is_refused_with_the_way_out(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--async_save", "true"))
     assert job.start().returncode == 2
-    assert "--async_save true: this run is single on 1 process(es)" in job.status["message"]
+    assert "[async-save-without-shards]" in job.status["message"]

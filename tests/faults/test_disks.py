@@ -81,7 +81,7 @@ def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
     (folders[0] / "checkpoint-4" / "trainer_state.json").write_text("{}", encoding="utf-8")
     shutil.rmtree(folders[1])
     said = on_two_nodes(strategy, finished_run.recipe, folders)
-    assert f"Going on from {folders[0] / 'checkpoint-2'}" in said[0]
+    assert f"Resuming from {folders[0] / 'checkpoint-2'}" in said[0]
     whole = Job(finished_run.recipe, tmp_path / "whole", tuple(accelerate(strategy, 2)))
     assert whole.start().returncode == 0
     expected = Run(whole.folder).weights
@@ -119,7 +119,7 @@ def test_no_disk_replaces_a_step_that_another_does_not_take(finished_run: Finish
     assert "Read-only file system" in said[1]
     assert [(folder / "checkpoint-2" / store.MANIFEST).read_text(encoding="utf-8") for folder in folders] == before
     said = on_two_nodes("ddp", finished_run.recipe, folders)
-    assert f"Going on from {folders[0] / 'checkpoint-2'}" in said[0]
+    assert f"Resuming from {folders[0] / 'checkpoint-2'}" in said[0]
     assert model_in(folders[0]) == model_in(folders[1]) != {}
 
 
@@ -137,7 +137,7 @@ def test_nodes_go_on_from_a_named_checkpoint_that_one_of_them_has(finished_run: 
     on_two_nodes("ddp", finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1")
     shutil.rmtree(folders[0])  # a new disk, on which rank 0 runs
     said = on_two_nodes("ddp", finished_run.recipe, folders, named="checkpoint-2")
-    assert f"Going on from {folders[0] / 'checkpoint-2'}" in said[0]
+    assert f"Resuming from {folders[0] / 'checkpoint-2'}" in said[0]
     assert model_in(folders[0]) == model_in(folders[1]) != {}
 
 
@@ -458,7 +458,7 @@ def test_a_checkpoint_that_cannot_be_entered_is_passed_over(
     closed.chmod(0o000)
     result = replace(job, launcher=AS_A_USER).start()
     assert result.returncode == 0, result.stderr
-    assert f"Going on from {job.folder / 'checkpoint-2'}" in (job.folder / "logs/rank-0.log").read_text()
+    assert f"Resuming from {job.folder / 'checkpoint-2'}" in (job.folder / "logs/rank-0.log").read_text()
     assert job.outcome() == unbroken
 
 

@@ -35,7 +35,7 @@ def test_a_run_that_is_killed_at_random_times_ends_as_if_it_was_not(finished_run
         said += result.stderr
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert f"Going on from {job.folder / store.PREFIX}" in said + result.stderr
+    assert f"Resuming from {job.folder / store.PREFIX}" in said + result.stderr
     assert job.outcome() == unbroken.outcome()
 
 
@@ -76,7 +76,7 @@ def test_a_run_of_zero3_whose_rank_is_killed_ends_as_if_it_was_not(
     assert [store.damage(path) for path in found] == [[] for _ in found]
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert f"Going on from {found[0]}" in result.stderr
+    assert f"Resuming from {found[0]}" in result.stderr
     assert job.outcome() == unbroken.outcome()
 
 
@@ -105,6 +105,6 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_gone_on_from(
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert f"checkpoint-8 cannot be gone on from: {path} is not as it was written" in result.stderr
-    assert f"Going on from {job.folder / 'checkpoint-6'}" in result.stderr
+    assert f"Resuming from {job.folder / 'checkpoint-6'}" in result.stderr
     assert job.outcome() == unbroken
     assert store.damage(job.folder / "checkpoint-8") == []

@@ -275,7 +275,7 @@ def test_states_that_are_not_split_go_on_by_the_command_that_is_told(runs: Runs,
     assert told[:2] == ["accelerate", "launch"]
     again = start([str(BIN / told[0]), told[1], "--main_process_port", str(free_port()), *told[2:]])
     assert again.returncode == 0, again.stderr
-    assert f"Going on from {folder / 'checkpoint-4'}" in again.stderr
+    assert f"Resuming from {folder / 'checkpoint-4'}" in again.stderr
     gone_on = Run(folder)
     assert (gone_on.metrics["strategy"], largest_difference(unbroken, gone_on)) == ("ddp", 0)
 
@@ -322,7 +322,7 @@ def test_the_command_that_zeros_checkpoint_asks_for_goes_on_with_it(
         shlex.split(command), cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
     )
     assert again.returncode == 0, again.stderr
-    assert f"Going on from {folder / 'checkpoint-4'}" in again.stderr
+    assert f"Resuming from {folder / 'checkpoint-4'}" in again.stderr
     gone_on = Run(folder)
     assert gone_on.metrics["strategy"] == before
     assert largest_difference(unbroken, gone_on) == 0

@@ -339,7 +339,7 @@ def test_a_recipe_that_has_rotted_is_no_other_optimizer(job: Job) -> None:
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert f"checkpoint-4 cannot be gone on from: {recipe} is not as it was written" in result.stderr
-    assert f"Going on from {job.folder / 'checkpoint-2'}" in (job.folder / "logs/rank-0.log").read_text()
+    assert f"Resuming from {job.folder / 'checkpoint-2'}" in (job.folder / "logs/rank-0.log").read_text()
 
 
 def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) -> None:

@@ -115,7 +115,7 @@ def test_a_slurm_job_saves_is_queued_again_and_goes_on(
     # Queued again, it trains to its end.
     again = subprocess.run(job, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert "Going on from " in again.stderr
+    assert "Resuming from " in again.stderr
     assert (out / "metrics.json").exists()
     assert calls.read_text(encoding="utf-8") == f"requeue {JOB_ID}\n"
 
@@ -425,7 +425,7 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed_or_stopped(
     result = job.start(f"{name}@{STEP}:6@1")
     assert result.returncode == 0, result.stderr
     log = (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
-    assert f"Going on from {job.folder / 'checkpoint-4'}\n" in log
+    assert f"Resuming from {job.folder / 'checkpoint-4'}\n" in log
     assert job.outcome() == unbroken.outcome()
 
 
@@ -447,7 +447,7 @@ def test_torchrun_starts_a_run_that_was_asked_to_stop_in_vain(finished_run: Fini
     assert job.status["state"] == "resumable"
     assert job.status["message"].startswith("stopped after step 4, which is saved."), result.stderr
     assert [path.name for path in store.listed(job.folder)] == ["checkpoint-4", "checkpoint-2"]
-    assert "Going on from" not in (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
+    assert "Resuming from" not in (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert processes_of(job.folder) == []
 
 

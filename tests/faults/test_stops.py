@@ -133,7 +133,7 @@ def test_a_checkpoint_goes_after_the_next_has_its_name(
     assert [store.damage(path) for path in found] == [[] for _ in found]
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert f"Going on from {found[0]}" in result.stderr
+    assert f"Resuming from {found[0]}" in result.stderr
     assert job.outcome() == unbroken_with_room_for_one.outcome()
 
 
@@ -450,7 +450,7 @@ def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: 
     assert not store.path_of(job.folder, state["best_global_step"]).exists()
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert f"Going on from {last}" in result.stderr
+    assert f"Resuming from {last}" in result.stderr
     assert job.outcome() == whole.outcome()
 
 
@@ -564,7 +564,7 @@ def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_mo
     assert job.start(f"SIGTERM@{EVALUATION}:2").returncode == EXIT_RESUMABLE
     result = replace(job, flags=with_rows[:2]).start()
     assert result.returncode == 0, result.stderr
-    assert "No validation rows: nothing is evaluated during training" in result.stderr
+    assert "No validation rows: " in result.stderr
     assert "eval" not in Run(job.folder).metrics
     before = ("eval_strategy", "load_best_model_at_end")
     for folder in (job.folder, store.listed(job.folder)[0]):

@@ -51,7 +51,7 @@ def test_it_is_stopped_and_goes_on(finished_run: FinishedRun, tmp_path: Path, st
     assert job.status["state"] == "resumable"
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert "Going on from" in (job.folder / "logs/rank-0.log").read_text(encoding="utf-8")
+    assert "Resuming from" in (job.folder / "logs/rank-0.log").read_text(encoding="utf-8")
     whole = replace(job, folder=tmp_path / "whole")
     assert whole.start().returncode == 0
     for found, expected in zip(Run(job.folder).log, Run(whole.folder).log, strict=True):
