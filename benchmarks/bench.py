@@ -44,7 +44,6 @@ def main() -> None:
         command = [sys.executable, "-m", f"benchmarks.{name}", *flags]
         exit_codes[name] = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
         seconds[name] = round(time.perf_counter() - since, 1)
-    seconds["all"] = round(sum(seconds.values()), 1)
     print(table(["program", "seconds"], [[name, f"{spent:.0f}"] for name, spent in seconds.items()]))
     results = {"environment": about, "seconds": seconds, "exit_codes": exit_codes, "results": written_since(began)}
     print(f"written to {write_results('bench', results)}")

@@ -17,14 +17,13 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from transformers.utils.import_utils import is_torch_tf32_available
 
 from benchmarks.contenders import MAX_LENGTH, Contender, Job
-from benchmarks.parts import Note, Plan, padding_costs_speed, show
+from benchmarks.parts import Note, Plan, show
 from benchmarks.row_lengths import TWEETS, draw_lengths
 from benchmarks.runner import Measured, measure_each
 from benchmarks.speed import grouped_by_length
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LABELS = ("negative", "neutral", "positive")
-ROWS_OF_THE_GOAL = 2_000_000
 PLAIN_BATCH_SIZE = 64  # of `trainer_defaults`, in fp32; run_classification.py's default of 8 is slower still
 BASELINES = ("trainer_defaults", "trainer_best", "ours")
 RECIPE = Path(__file__).parents[1] / "recipes/sentiment/indicbert_v2.yaml"
@@ -63,7 +62,7 @@ SIZES = {
         used_ids=60_000,
         global_batch_size=512,
         rows=45_056,
-        rows_of_epoch=ROWS_OF_THE_GOAL,
+        rows_of_epoch=2_000_000,
         steps_per_lap=10,
         laps=6,
         rate_of_curve=2e-5,
@@ -135,7 +134,7 @@ def recipe(size: Size) -> dict[str, Any]:
 
 
 def contenders(size: Size, grouped: tuple[int, ...]) -> list[Contender]:
-    """Who runs: two baselines, ours, and ours with the padding put back, whose cost must show.
+    """Who runs: two baselines, ours, and ours with the padding put back.
 
     `ours_padded` has no lower limit of tokens than its largest padded batch: a limit would cut batches in two.
     """
@@ -188,29 +187,15 @@ def job_of(plan: Plan, name: str, steps: int) -> Job:
 def _measure(runs: Sequence[Contender], plan: Plan, job: Job, note: Note) -> None:
     """Measure the contenders; note the table after each."""
     size = SIZES[plan.size]
-    texts = [json.loads(line)["text"] for line in job.train_file.read_text(encoding="utf-8").splitlines()]
-    tokens_per_row = statistics.mean(len(text.split()) + 2 for text in texts)
     lines: list[dict[str, Any]] = []
     for measured in measure_each(runs, job, size.laps, plan.deadline):
-        lines.append(line_of(measured, size, tokens_per_row))
+        lines.append(line_of(measured, size))
         note({"contenders": with_ratios(lines)})
     show(lines, COLUMNS)
-    by_title = {line["contender"]: line for line in lines}
-    if "ours_padded" in by_title:
-        costs = padding_costs_speed(by_title["ours"], by_title["ours_padded"], "rows_per_second")
-        note({"padding_costs_speed": costs})
 
 
-def line_of(measured: Measured, size: Size, tokens_per_row: float) -> dict[str, Any]:
-    """A contender's line of the table.
-
-    `seconds_of_steps_for_2m_rows` is derived from the speed; `benchmarks/epoch.py` trains a whole epoch.
-
-    Args:
-        measured: of the contender.
-        size: of the comparison.
-        tokens_per_row: mean of all rows.
-    """
+def line_of(measured: Measured, size: Size) -> dict[str, Any]:
+    """A contender's line of the table."""
     line: dict[str, Any] = {"contender": measured.title} | ({"error": measured.error} if measured.error else {})
     if not measured.laps:
         return line
@@ -222,8 +207,6 @@ def line_of(measured: Measured, size: Size, tokens_per_row: float) -> dict[str, 
         "slowest_and_fastest_lap": [round(min(speeds), 1), round(max(speeds), 1)],
         "laps": len(speeds),
         "seconds_to_first_step": round(measured.seconds_to_first_step, 1),
-        "seconds_of_steps_for_2m_rows": round(ROWS_OF_THE_GOAL / speed, 1),
-        "tokens_per_second": round(speed * tokens_per_row),
         "padding_fraction": round(measured.counted["padding_fraction"], 4),
         "peak_memory_bytes": measured.counted["peak_memory_bytes"],
         "trained_vocabulary": measured.counted["trained_vocabulary"],
@@ -244,11 +227,9 @@ def with_ratios(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 COLUMNS = {
     "rows_per_second": ("rows/s", "{:,.0f}"),
     "laps": ("laps", "{}"),
-    "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "padding_fraction": ("padding", "{:.1%}"),
     "peak_memory_bytes": ("peak bytes", "{:.2e}"),
     "seconds_to_first_step": ("1st step s", "{:.1f}"),
-    "seconds_of_steps_for_2m_rows": ("2M rows, steps alone, s", "{:,.0f}"),
     "times_trainer_defaults": ("x defaults", "{:.2f}"),
     "times_trainer_best": ("x best", "{:.2f}"),
     "times_ours": ("x ours", "{:.2f}"),

@@ -9,7 +9,6 @@ the bytes of each process (`wchar` of /proc/<pid>/io). The first step, which ope
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -134,7 +133,6 @@ def measure(strategy: str, reduce_dtype: str, weight_dtype: str = "float32", var
 
 def main() -> None:
     """Measure, print the table and write the result file."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     about = environment()
     lines = [measure("ddp", "float32", variant=TRAINER)]
     lines += [measure(each, "float32", variant=WHOLE) for each in ("ddp", "fsdp2")]

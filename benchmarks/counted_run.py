@@ -1,7 +1,6 @@
 """Run scripts/train_sentiment.py on one rank, and count the bytes that it sends in each step.
 
-`benchmarks/communication.py` starts it. It writes `rank-<r>.json` to `$COUNTS`. With `$AS_TRAINER`, it keeps
-the communication settings of transformers' Trainer.
+`benchmarks/communication.py` starts it. It writes `$COUNTS/rank-<r>.json`. `$AS_TRAINER` keeps the Trainer's settings.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSa
 from benchmarks import row_lengths
 from benchmarks.contenders import peak_memory_bytes
 from benchmarks.environment import environment, write_results
+from benchmarks.preparation import SAMPLES
 from indictune.console_text import table
 from indictune.data.batching import TrainingBatches, deal_epoch
 from indictune.models import builtin
 
-SAMPLES = Path(__file__).parents[1] / "indictune/data/samples/train.jsonl"
 RANKS, GLOBAL_BATCH = 8, 512
 RANK_BATCH = GLOBAL_BATCH // RANKS
 EPOCHS = 3

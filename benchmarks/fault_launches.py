@@ -99,8 +99,7 @@ def lost_ranks(contender: Contender, counts: Counts, work: Path) -> Found:
     """
     job = Job(contender, work, DDP)
     found: Found = {}
-    ways = ("SIGKILL", "SIGSTOP")[: counts["ways to lose a rank"]]
-    for name, rank in product(ways, (1, 0)):
+    for name, rank in product(("SIGKILL", "SIGSTOP"), (1, 0)):
         folder, hit = work / f"{name}-{rank}", work / f"{name}-{rank}-hit"
         event = f"{name}@{contender.places['in a step']}:3@{rank}"
         code, output = job.run(folder, event, *PATIENCE, timeout_s=START_S + GIVE_UP_S, SIGNALLED=str(hit))

@@ -48,7 +48,6 @@ _COUNTS = {
     "places to stop one rank": (2, 5),
     "every launcher": (3, 1),
     "signals to launchers": (1, 2),
-    "ways to lose a rank": (2, 2),
     "restarts": (1, 2),
     "limits": (1, 3),
     "every kind of write": (4, 1),

@@ -8,8 +8,8 @@ for IndicBERT v2 and by transformers' Trainer. LLaMA is an 8B model under QLoRA,
 epoch of 2M rows, and LoRA need a run of their own.
 
 Each part is a process with a time limit. If a part fails, the others still run, except `inputs`, which all need. The
-result file is rewritten after each finding. The program exits with 1 if a part failed, losses do not agree or fall, or
-padding costs no speed. It uses the first visible GPU. Models take 17 GB in TMPDIR. `--size tiny` tries it on a CPU.
+result file is rewritten after each finding. The program exits with 1 if a part failed, or losses do not agree or
+fall. It uses the first visible GPU. Models take 17 GB in TMPDIR. `--size tiny` tries it on a CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NEEDED = "inputs"  # by all other parts
 DEFAULT_PARTS = ["inputs", "classifier", "losses", "llama", "llama_losses"]
 # Steps differ in their tokens; without segments that grow, the allocator would ask the GPU for memory in timed steps.
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-CHECKS = {"agrees": "losses do not agree", "learned": "nothing is learned", "padding_costs_speed": "padding is free"}
+CHECKS = {"agrees": "losses do not agree", "learned": "nothing is learned"}
 SECONDS_TO_END = 25.0  # for imports before the clock starts, and for the end of the last part
 
 
@@ -65,18 +65,12 @@ def first_gpu(visible: str | None) -> str:
     return "0" if visible is None else visible.partition(",")[0]
 
 
-def failures(parts: dict[str, Any], size: str) -> list[str]:
-    """Parts and contenders that failed, as `part`, `part (contender)` or `part (problem)`.
-
-    Args:
-        parts: findings of each part.
-        size: `full` or `tiny`; the speed of the latter means nothing.
-    """
+def failures(parts: dict[str, Any]) -> list[str]:
+    """Parts and contenders that failed, by findings: `part`, `part (contender)` or `part (problem)`."""
     found = []
     for title, part in parts.items():
-        checks = {name: problem for name, problem in CHECKS.items() if size == "full" or name != "padding_costs_speed"}
         found += [title] * ("error" in part)
-        found += [f"{title} ({problem})" for name, problem in checks.items() if part.get(name) is False]
+        found += [f"{title} ({problem})" for name, problem in CHECKS.items() if part.get(name) is False]
         found += [f"{title} ({line['contender']})" for line in part.get("contenders", []) if "error" in line]
     return found
 
@@ -128,7 +122,7 @@ def main() -> None:
     path = results_path(result_name(chosen, options.size), options.results)
     parts = run_parts(chosen, options, path)
     print(f"written to {path}")
-    if failed := failures(parts, options.size):
+    if failed := failures(parts):
         sys.exit(f"Failed: {', '.join(failed)}.")
 
 

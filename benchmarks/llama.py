@@ -23,7 +23,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 from benchmarks.contenders import Contender, Job, Laps, count_positions, order_of, run_script, write_to_log
-from benchmarks.parts import Note, Plan, padding_costs_speed, show
+from benchmarks.parts import Note, Plan, show
 from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
 from benchmarks.runner import Measured, measure_each
 from indictune.data.batching import TrainingBatches
@@ -77,9 +77,6 @@ def compare(method: str, plan: Plan, note: Note) -> None:
         lines.append(line_of(measured, job))
         note({"contenders": with_ratios(lines)})
     show(lines, COLUMNS)
-    by_title = {line["contender"].partition("_")[2]: line for line in lines}
-    costs = padding_costs_speed(by_title["ours_joined"], by_title["ours_padded"], "tokens_per_second")
-    note({"padding_costs_speed": costs})
 
 
 def write_inputs(plan: Plan) -> tuple[Path, Path, np.ndarray]:

@@ -17,7 +17,6 @@ from typing import Any
 from indictune.console_text import table
 
 LAST_LINES = 20
-PADDED = 0.9  # largest speed of padded rows, as a share of ours
 
 Note = Callable[[dict[str, Any]], None]
 
@@ -83,23 +82,6 @@ def _live(part: Part, plan: Plan, connection: Connection) -> None:
 def last_lines(text: str) -> str:
     """The end of an error message."""
     return "\n".join(line[:300] for line in text.strip().splitlines()[-LAST_LINES:])
-
-
-def padding_costs_speed(ours: dict[str, Any], padded: dict[str, Any], speed: str) -> bool | None:
-    """Whether padding makes ours slower; if not, the table measures something else. None without both speeds.
-
-    Args:
-        ours: its line of the table.
-        padded: the line of ours with padding.
-        speed: key of the speed in a line.
-    """
-    if speed not in ours or speed not in padded:
-        return None
-    ratio = padded[speed] / ours[speed]
-    costs = padded["padding_fraction"] > ours["padding_fraction"] == 0 and ratio <= PADDED
-    if not costs:
-        print(f"WARNING: padded rows run at {ratio:.2f} times the speed of ours, not {PADDED} or less.", flush=True)
-    return bool(costs)
 
 
 def show(lines: Sequence[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> None:

@@ -45,14 +45,6 @@ def seconds_of(command: list[str]) -> float:
     return time.perf_counter() - since
 
 
-def seconds_to_first_step(command: list[str], output_dir: Path) -> float:
-    """Run a training script; return the time to the first step that it reports."""
-    seconds_of([*command, "--output_dir", str(output_dir)])
-    return float(
-        json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]["time_to_first_step_s"]
-    )
-
-
 def main() -> None:
     """Measure, print the tables and write the result file."""
     os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
@@ -67,7 +59,10 @@ def main() -> None:
         for lap in range(LAPS):
             for name, command in commands.items():
                 seconds[name].append(seconds_of(command))
-            seconds[RUN].append(seconds_to_first_step(run, Path(work) / str(lap)))
+            output_dir = Path(work) / str(lap)
+            seconds_of([*run, "--output_dir", str(output_dir)])
+            metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]
+            seconds[RUN].append(metrics["time_to_first_step_s"])
     started = {name: round(statistics.median(laps), 3) for name, laps in seconds.items()}
     print(table(["command", "seconds"], [[name, f"{spent:.2f}"] for name, spent in started.items()]), end="\n\n")
     results = {"environment": environment(), "laps": LAPS, "rows": ROWS, "seconds_of_commands": started}

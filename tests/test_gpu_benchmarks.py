@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.parts import Note, Part, Plan, padding_costs_speed, run_part
+from benchmarks.parts import Note, Part, Plan, run_part
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,7 +48,7 @@ def has_a_failed_contender(_plan: Plan, note: Note) -> None:
 
 
 def has_wrong_losses(_plan: Plan, note: Note) -> None:
-    note({"agrees": False, "learned": True, "padding_costs_speed": False})
+    note({"agrees": False, "learned": True})
 
 
 def hangs(_plan: Plan, note: Note) -> None:
@@ -112,11 +112,9 @@ def test_the_program_runs_all_parts_and_names_those_that_failed(
 def test_a_part_that_shows_nothing_has_failed() -> None:
     from benchmarks.gpu import failures
 
-    sound = {"agrees": True, "learned": True, "padding_costs_speed": None}
-    assert failures({"inputs": {"first": 1}, "losses": sound}, "full") == []
-    parts = {"losses": {**sound, "learned": False}, "classifier": {"padding_costs_speed": False}}
-    assert failures(parts, "full") == ["losses (nothing is learned)", "classifier (padding is free)"]
-    assert failures(parts, "tiny") == ["losses (nothing is learned)"]
+    sound = {"agrees": True, "learned": True}
+    assert failures({"inputs": {"first": 1}, "losses": sound}) == []
+    assert failures({"losses": {**sound, "learned": False}}) == ["losses (nothing is learned)"]
 
 
 def test_each_part_gets_its_share_of_the_time_that_is_left() -> None:
@@ -192,7 +190,7 @@ def test_rows_a_second_are_those_of_the_batch_size(title: str, rows: int) -> Non
     from benchmarks.runner import Measured
 
     counted = {"padding_fraction": 0.0, "peak_memory_bytes": 1, "trained_vocabulary": 9}
-    line = line_of(Measured(title, [2.0] * 5, counted), SIZES["full"], 1.0)
+    line = line_of(Measured(title, [2.0] * 5, counted), SIZES["full"])
     assert line["rows_per_second"] == rows / 2
     assert with_ratios([line])[0][f"times_{title}"] == 1
 
@@ -208,17 +206,6 @@ def test_padding_that_the_plan_does_not_know_is_counted(tmp_path: Path) -> None:
     positions = count_positions(trainer)
     trainer.train()
     assert sum(positions) == 4 * 12 > sum(map(len, rows["input_ids"]))
-
-
-@pytest.mark.parametrize(
-    ("paddings", "ratio", "costs"), [((0.0, 0.7), 0.4, True), ((0.0, 0.7), 0.98, False), ((0.2, 0.7), 0.4, False)]
-)
-def test_padding_must_cost_speed(paddings: tuple[float, float], ratio: float, costs: bool) -> None:
-    ours, padded = (
-        {"speed": speed, "padding_fraction": padding} for speed, padding in zip((1.0, ratio), paddings, strict=True)
-    )
-    assert padding_costs_speed(ours, padded, "speed") is costs
-    assert padding_costs_speed(ours, {}, "speed") is None
 
 
 def test_trl_gets_the_rows_of_each_of_our_steps() -> None:
