@@ -1,16 +1,13 @@
-"""Locks that a killed build of DeepSpeed's operators has left: torch waits for them without end and without a word."""
+"""Locks of DeepSpeed's operator builds. torch waits for one that a killed build left, without an end or a message."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from glob import iglob
 from pathlib import Path
 
-import psutil
 from torch.utils.cpp_extension import get_default_build_root
 
 from indictune.config.plan import Launch
@@ -18,82 +15,45 @@ from indictune.config.plan import Launch
 logger = logging.getLogger("indictune")
 
 SECONDS_OF_A_BUILD = 600  # cpu_adam takes one to two minutes
-SECONDS_OF_A_LOOK = 2  # one that was taken since the look is younger
 SECONDS_BETWEEN_LOOKS = 1.0
 
-# File systems that no other machine has mounted; of the last no other container either.
-_OF_ONE_MACHINE = frozenset({"btrfs", "ext2", "ext3", "ext4", "tmpfs", "xfs", "zfs", "overlay"})
-_ALL_PROCESSES = 0xEFFFFFFC  # Linux's number of the namespace in which all are seen, a container's too
 
+def wait_for_builds(launch: Launch, local_rank: int) -> None:
+    """Wait until no build holds a lock, before DeepSpeed loads its operators. A lock older than any build is removed.
 
-def remove_dead_locks(launch: Launch, local_rank: int) -> None:
-    """Wait until no lock is left that nobody on this machine holds, before DeepSpeed loads its operators.
-
-    torch (2.13) makes a file `lock` while it compiles an operator, and keeps it open. A process that is killed
-    meanwhile leaves it, and every later one waits in `FileBaton.wait` for it to go. Another machine with the same home
-    may hold it too: there it is removed only once it is older than any build.
+    torch (2.13) makes a file `lock` while it compiles an operator. A killed process leaves the file, and every later
+    one waits for it in `FileBaton.wait`.
 
     Args:
-        launch: only DeepSpeed's matter.
-        local_rank: of this process on its machine; 0 removes, the others wait.
+        launch: only DeepSpeed compiles operators.
+        local_rank: of this process on its node; 0 removes stale locks, the others wait.
     """
     if not launch.family.startswith("zero"):
         return
-    told, looked_at = set(), time.time()
-    while left := [lock for lock in _locks() if not _is_held(lock)]:
-        for lock in left:
-            remaining = _made_at(lock) + _seconds_to_keep(lock) - looked_at
-            if remaining > SECONDS_OF_A_LOOK and lock not in told:
-                told.add(lock)
-                logger.warning(
-                    "%s: left by a build that was killed, or held by one on another machine. The run waits for it for "
-                    "%d s; remove the file, if nobody builds there, to go on at once.",
-                    *(lock, remaining),
-                )
-            if remaining <= 0 and local_rank == 0:
+    reported = set()
+    while ages := _ages_of_locks():
+        for lock, age_s in ages.items():
+            if age_s > SECONDS_OF_A_BUILD and local_rank == 0:
                 lock.unlink(missing_ok=True)
+            elif lock not in reported:
+                reported.add(lock)
+                logger.warning(
+                    "%s: another process builds this operator, or a killed one left its lock. The run waits for up "
+                    "to %d s. If nobody builds there, remove the file.",
+                    *(lock, max(0, SECONDS_OF_A_BUILD - age_s)),
+                )
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        looked_at = time.time()
 
 
-def _locks() -> Iterator[Path]:
-    """Of all operators: in a folder each under `TORCH_EXTENSIONS_DIR`, else under one for each build of torch."""
+def _ages_of_locks() -> dict[Path, float]:
+    """Seconds since each operator's lock was made.
+
+    Operators lie below `TORCH_EXTENSIONS_DIR`, else below a folder for each build of torch.
+    """
     given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if given is not None:
-        return Path(given).glob("*/lock")
-    return Path(get_default_build_root()).glob("*/*/lock")
-
-
-def _made_at(lock: Path) -> float:
-    """Seconds since the epoch; long ago where it has gone."""
-    with suppress(FileNotFoundError):
-        return lock.stat().st_mtime
-    return 0.0
-
-
-def _seconds_to_keep(lock: Path) -> float:
-    """How old a lock must be that nobody here holds: a look sees all holders where the file is of this user, on a disk
-    that no other machine has, and no container whose processes are not seen here."""
-    with suppress(OSError):
-        kind = _kind_of_disk(lock)
-        sees_all = kind == "overlay" or Path("/proc/self/ns/pid").stat().st_ino == _ALL_PROCESSES
-        if lock.stat().st_uid == os.getuid() and kind in _OF_ONE_MACHINE and sees_all:
-            return SECONDS_OF_A_LOOK
-    return SECONDS_OF_A_BUILD
-
-
-def _kind_of_disk(path: Path) -> str:
-    """The file system that it is on, as the kernel names it; empty where it is not known."""
-    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
-    return next((mounts[above] for above in path.resolve().parents if above in mounts), "")
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether a process of this user on this machine has the file open, by whatever name a container has for it."""
-    with suppress(FileNotFoundError):
-        held = lock.stat()
-        for opened in iglob("/proc/[0-9]*/fd/*"):
-            with suppress(OSError):  # another user's, or closed since
-                if os.path.samestat(os.stat(opened), held):
-                    return True
-    return False
+    locks = Path(given).glob("*/lock") if given else Path(get_default_build_root()).glob("*/*/lock")
+    ages = {}
+    for lock in locks:
+        with suppress(FileNotFoundError):  # its build has ended
+            ages[lock] = time.time() - lock.stat().st_mtime
+    return ages

@@ -24,7 +24,7 @@ def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> tupl
         The training arguments that the stand-in asks for, and what the user should know of it, in sentences.
     """
     limit_waiting(timeout_s)
-    operator_locks.remove_dead_locks(launch, int(environ.get("LOCAL_RANK", "0")))
+    operator_locks.wait_for_builds(launch, int(environ.get("LOCAL_RANK", "0")))
     elastic.join(environ, "gloo" if cpu_fallback.is_needed() else None, timeout_s)
     if not cpu_fallback.is_needed():
         return {}, []

@@ -210,7 +210,7 @@ def _end(run: Run, started: float, message: str, state: run_folder.State = "fail
             _tell(run, End(state, message), started)
         if state == "failed":
             run.ranks.kill_stopped()
-        signals.end_programs(signal.SIGKILL)
+        signals.signal_programs(signal.SIGKILL)
     finally:
         try:
             if not run.ranks.has_ended:  # else its main thread has told more

@@ -86,7 +86,7 @@ class Run:
             else:
                 lock.wait_for_own_launch(self.output_dir, self._launch_name)
             self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
-            self.stop_request.tells = self._log.descriptors
+            self.stop_request.report_to = self._log.descriptors
             self.ranks.begin()
             if self.ranks.world_size > 1:
                 self._start_watchdog(self._log.path)

@@ -118,7 +118,7 @@ class TestOtherRanks:
     def test_to_look_keeps_nobody_out(self, tmp_path: Path) -> None:
         with lock.held(tmp_path, "one"):
             pass
-        looking = "import sys\nfrom pathlib import Path\nfrom indictune.train import lock\n"
+        looking = "import sys\nfrom pathlib import Path\nfrom indictune.supervise import lock\n"
         looking += "print(1, flush=True)\nwhile True: lock.of_another_launch(Path(sys.argv[1]), 'another')\n"
         command = [sys.executable, "-c", looking, str(tmp_path)]
         with subprocess.Popen(command, cwd=ROOT, stdout=-1) as looker:
