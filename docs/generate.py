@@ -15,11 +15,13 @@ from indictune.config.command_arguments import CheckpointArguments, EvaluateArgu
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
+from indictune.tasks.tokens import TokenClassification
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 TRAINING: dict[str, tuple[type[Any], ...]] = {
     "scripts/train_sentiment.py": Classification.arguments(),
+    "scripts/train_tokens.py": TokenClassification.arguments(),
     "scripts/train_llama.py": Chat.arguments(),
 }
 COMMANDS: dict[str, type[Any]] = {
@@ -96,14 +98,14 @@ def escaped(text: str) -> str:
 
 
 def flags_page() -> str:
-    """The page of all flags: of both scripts, of one of them, of the commands, and the inherited ones by name."""
-    sentiment, llama = (own_flags(types_) for types_ in TRAINING.values())
-    shared = [flag for name, flag in sentiment.items() if llama.get(name) == flag]
+    """The page of all flags: of all scripts, of each one, of the commands, and the inherited ones by name."""
+    scripts = {script: own_flags(classes) for script, classes in TRAINING.items()}
+    first = next(iter(scripts.values()))
+    shared = [flag for flag in first.values() if all(each.get(flag.name) == flag for each in scripts.values())]
     parts = [
         FLAGS_INTRODUCTION,
-        section("Both scripts", shared),
-        section("Sentiment: `scripts/train_sentiment.py`", without(sentiment, shared)),
-        section("LLaMA: `scripts/train_llama.py`", without(llama, shared)),
+        section("All scripts", shared),
+        *(section(f"`{script}`", without(flags, shared)) for script, flags in scripts.items()),
         *(section(f"`indictune {verb}`", own_flags([each]).values()) for verb, each in COMMANDS.items()),
         "`indictune prepare` takes the recipe and the flags of the run that it prepares.\n",
         inherited_section(),
@@ -165,15 +167,29 @@ def section(title: str, flags: Iterable[Flag]) -> str:
 
 def inherited_section() -> str:
     """The flags that transformers declares: their names, and a link to its documentation."""
-    each = Classification.training_arguments
-    ours = own_flags([each])
-    names = sorted(field.name for field in dataclasses.fields(each) if field.init and field.name not in ours)
-    flags = ", ".join(f"`--{name}`" for name in names)
-    return (
-        f"## Inherited from transformers\n\nBoth scripts also take these [arguments]({TRAINING_ARGUMENTS}).\n"
-        "A run refuses a value that would break exact batches, loss or resume, and says why.\n\n"
-        f"{flags}.\n"
-    )
+    names = {script: inherited_names(classes[-1]) for script, classes in TRAINING.items()}
+    own = {name for classes in TRAINING.values() for name in own_flags(classes)}
+    everywhere = set.intersection(*names.values())
+    parts = [
+        f"## Inherited from transformers\n\nAll scripts also take these [arguments]({TRAINING_ARGUMENTS}).",
+        "A run refuses a value that would break exact batches, loss or resume, and says why.\n",
+        f"{listed(everywhere)}.\n",
+    ]
+    for script, more in names.items():
+        if only := more - everywhere - own:
+            parts.append(f"`{script}` also takes {listed(only)}.\n")
+    return "\n".join(parts)
+
+
+def inherited_names(arguments: type[Any]) -> set[str]:
+    """Names of the flags that another library declares in training arguments."""
+    ours = own_flags([arguments])
+    return {field.name for field in dataclasses.fields(arguments) if field.init and field.name not in ours}
+
+
+def listed(names: Iterable[str]) -> str:
+    """Flags in alphabetical order."""
+    return ", ".join(f"`--{name}`" for name in sorted(names))
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

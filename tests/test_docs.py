@@ -125,6 +125,11 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = [json.loads(line) for line in lines[:number]]
         with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *((row["text"], row["label"]) for row in rows)])
+    for split in ("train", "validation"):
+        sentences = "\n\n".join(
+            block.content for block in BLOCKS if "B-PER" in block.content and "{" not in block.content
+        )
+        (folder / f"{split}.conll").write_text(f"{sentences}\n" * 8, encoding="utf-8")
     return folder
 
 
@@ -158,7 +163,7 @@ def as_typed(words: list[str], folder: Path) -> Iterator[str]:
             yield "indictune/__main__.py"
         elif word == "launch":
             yield from ("launch", "--main_process_port", str(free_port()))
-        elif word.startswith("outputs/") or word.endswith(".csv"):
+        elif word.startswith("outputs/") or word.endswith((".csv", ".conll")):
             yield str(folder / word)
         elif word != "-m":
             yield word
