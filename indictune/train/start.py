@@ -21,6 +21,7 @@ from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import UserError
 from indictune.preflight.derive import checked_accumulation
+from indictune.preflight.model import model_notes
 from indictune.supervise import run_folder
 from indictune.supervise.run import Run
 from indictune.tasks.protocol import Tokens
@@ -74,6 +75,7 @@ def start(
         UserError: transformers refuses a value, another strategy came up, or the checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
+    run.warn(model_notes(plan))
     if not has_validation:
         plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
