@@ -90,15 +90,16 @@ def test_a_cache_that_takes_nothing_is_told_with_its_variable(tweets: Path, monk
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setitem(builtin.MODELS, "tiny-indic-bert", dataclasses.replace(SMALL, build=refused))
-    told = "The built-in model cannot be kept in {}: {}. Name a folder on another disk by INDICTUNE_CACHE."
     with pytest.raises(UserError) as raised:
         builtin.resolve(BERT)
-    assert raised.value.problems == [told.format(tweets, "Read-only file system")]
+    problem = raised.value.problems[0]
+    assert (problem.code, problem.flag, problem.value) == ("cache-closed", "INDICTUNE_CACHE", tweets)
+    assert problem.details["reason"] == "Read-only file system"
     tweets.rmdir()
     tweets.touch()
     with pytest.raises(UserError) as raised:
         builtin.resolve(BERT)
-    assert raised.value.problems == [told.format(tweets, "File exists")]
+    assert raised.value.problems[0].details["reason"] == "File exists"
 
 
 def test_an_unknown_name_is_told_with_those_that_exist() -> None:
