@@ -149,7 +149,7 @@ def flag_contents(plan: AnyPlan) -> flag_files.Content:
 def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint) -> None:
     """Write `recipe.yaml` on every disk, once nothing can refuse the run any more."""
     if args.should_save:
-        whole = plan.recipe.to_take_back((plan.model, plan.data, args), plan.derived)
+        whole = plan.recipe.to_record((plan.model, plan.data, args), plan.derived)
         checkpoint = None if point.checkpoint is None else str(point.checkpoint)
         run_folder.write_recipe(plan.output_dir, whole | compatibility.in_the_states(checkpoint))
         flag_files.write(plan.output_dir, flag_contents(plan))

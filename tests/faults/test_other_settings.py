@@ -117,7 +117,7 @@ def test_how_rows_are_dealt_is_named_where_the_number_of_ranks_is_not_told_alrea
 
 
 def test_what_a_run_has_decided_is_compared_as_what_it_was_given(tmp_path: Path) -> None:
-    checkpoint = written_by_two(tmp_path, "max_steps: 9\ndecided: {tf32: true, optim: adamw_8bit}")
+    checkpoint = written_by_two(tmp_path, "max_steps: 9\nderived: {tf32: true, optim: adamw_8bit}")
     (told,) = compatibility.differences(checkpoint, {"tf32": None, "max_steps": 9}, {}, 2)
     assert ": --tf32 True, now None: " in told
     (told,) = compatibility.other_optimizer(checkpoint, "adamw_torch", "ddp", Launch("ddp", 2))
@@ -453,7 +453,7 @@ def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Pat
     assert len(compatibility.other_optimizer(tmp_path, "adafactor", "ddp", Launch("single"))) == 1
 
 
-@pytest.mark.parametrize("recipe", [None, "", "\t", "a: [", "- a", "decided: a"])
+@pytest.mark.parametrize("recipe", [None, "", "\t", "a: [", "- a", "derived: a"])
 def test_a_checkpoint_that_does_not_tell_its_settings_is_not_compared(tmp_path: Path, recipe: str | None) -> None:
     if recipe is not None:
         (tmp_path / "recipe.yaml").write_text(recipe)

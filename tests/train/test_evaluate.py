@@ -210,7 +210,7 @@ def test_the_metrics_of_another_file_are_not_written_over(finished_run: Finished
 def test_what_training_computed_in_counts_whoever_decided_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     recipe = read_recipe(["--model", str(tmp_path)], [EvaluateArguments])
-    (tmp_path / "recipe.yaml").write_text("max_length: 32\ndecided: {bf16: true}\n", encoding="utf-8")
+    (tmp_path / "recipe.yaml").write_text("max_length: 32\nderived: {bf16: true}\n", encoding="utf-8")
     _as_in_training(recipe, tmp_path)
     assert recipe.values == {"model": str(tmp_path), "max_length": 32, "bf16": True}
 
