@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from indictune.checkpoint.resume_point import ResumePoint
 from indictune.config.arguments import IndicTrainingArguments, SentimentTrainingArguments
 from indictune.config.plan import RowArguments, RunPlan
-from indictune.distributed.sharding import reading_weights
+from indictune.distributed.read_weights import reading_weights
 from indictune.distributed.vocabulary_choice import use_active_vocabulary
 from indictune.models.load import Model
 from indictune.tasks.protocol import Task, Tokens

@@ -126,7 +126,7 @@ def test_each_rank_looks_for_the_best_checkpoint_by_itself() -> None:
 
 
 def test_weights_that_a_checkpoint_lacks_are_without_data_on_all_ranks_but_one() -> None:
-    """transformers 5.23; see `sharding._unseen_by_transformers`."""
+    """transformers 5.23; see `read_weights._hidden_from_transformers`."""
     source = inspect.getsource(PreTrainedModel._move_missing_keys_from_meta_to_device)
     assert "is_fsdp_enabled() and not is_local_dist_rank_0()" in source
 
