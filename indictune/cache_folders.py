@@ -39,8 +39,11 @@ def kept_in(folder: Path, what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_ROOM | _CLOSED:
             raise
-        code = "cache-disk-full" if error.errno in NO_ROOM else "cache-closed"
-        raise UserError(code, "INDICTUNE_CACHE", folder, what=what, reason=error.strerror) from error
+        way_out = "Make room there, or name" if error.errno in NO_ROOM else "Name"
+        raise UserError(
+            f"{what} cannot be kept in {folder}: {error.strerror}. {way_out} a folder on another disk by "
+            "INDICTUNE_CACHE."
+        ) from error
 
 
 def checkpoint_around(folder: str | Path) -> Path | None:
@@ -64,4 +67,7 @@ def check_outside_checkpoints(folder: str | Path, flag: str) -> None:
     """
     checkpoint = checkpoint_around(folder)
     if checkpoint is not None:
-        raise UserError("folder-in-checkpoint", flag, folder, checkpoint=checkpoint)
+        raise UserError(
+            f"{flag} {folder}: is in the checkpoint {checkpoint}, and one with a file more is damaged; name a folder "
+            "outside of it."
+        )

@@ -14,8 +14,10 @@ import sys
 
 import indictune.block_stop_signals  # noqa: F401, before everything slow
 from indictune.config.recipe import read_recipe
+from indictune.distributed.sharding import reading_weights
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
+from indictune.preflight.model import model_notes
 from indictune.supervise.execute import execute
 from indictune.supervise.run import Run
 from indictune.tasks.chat import Chat
@@ -23,7 +25,6 @@ from indictune.train.callbacks.register import watch
 from indictune.train.callbacks.resume import train
 from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.finish import finish, save_model
-from indictune.train.load_model import load_model
 from indictune.train.samples import write_samples
 from indictune.train.start import fit_batches, start
 
@@ -33,6 +34,7 @@ def main(run: Run) -> None:
     task = Chat()
     plan, problems = make_plan(run.recipe, os.environ, task)
     rows = read_rows(plan, task, problems + preflight(plan, task))
+    run.warn(model_notes(plan))
     tokens = task.tokenise(plan, rows)
     padded = task.pads(plan)
     plan = fit_batches(plan, tokens, padded, run)
@@ -40,7 +42,8 @@ def main(run: Run) -> None:
     run.warn(tokens.notes)
     run.show(f"\n{tokens.summary}\n")
 
-    model = load_model(plan, task, args, rows, tokens, point)
+    with reading_weights(args) as reads_weights:
+        model = task.load_model(plan, args, rows, reads_weights)
     trainer = LlamaTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, padded)
     throughput = watch(trainer, plan, run, point, tokens.row_location)
     result = train(trainer, plan, run, point, tokens)

@@ -173,24 +173,6 @@ def test_a_script_is_the_table_of_contents_of_a_run(path: Path) -> None:
     assert (main.end_lineno or 0) - main.lineno + 1 <= 40
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.name)
-def test_the_way_from_the_command_to_the_training_is_at_most_12_files(path: Path) -> None:
-    """Files that the script names before `train(...)` returns: what a reader opens to follow a run."""
-    tree = parsed(path)
-    modules = {
-        alias.asname or alias.name: node.module
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("indictune")
-        for alias in node.names
-    }
-    (main,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")
-    calls = [node for node in ast.walk(main) if isinstance(node, ast.Call)]
-    (trains,) = (call.lineno for call in calls if ast.unparse(call.func) == "train")
-    named = {node.id for node in ast.walk(main) if isinstance(node, ast.Name) and node.lineno <= trains}
-    way = {modules[name] for name in named & modules.keys()} | {modules["execute"], modules["read_recipe"]}
-    assert 8 <= len(way) <= 12, sorted(map(str, way))
-
-
 @every_file
 def test_a_module_says_what_it_is_in_its_first_line(path: Path) -> None:
     docstring = ast.get_docstring(parsed(path))

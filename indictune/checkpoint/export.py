@@ -29,10 +29,11 @@ from indictune.distributed import merge_shards
 from indictune.errors import UserError
 from indictune.models.active_vocabulary import began_with_others, read_row_ids, unused_digest
 from indictune.models.adapter_base import CONFIG, RECORD, config_file, continues_texts
-from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, let_read, whole_folder
+from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, match_config_mode, whole_folder
 from indictune.models.load import read_weights
 from indictune.models.load_errors import explained
-from indictune.models.weight_files import ADAPTER, INDEX, weights_files
+from indictune.models.trust import ADAPTER
+from indictune.models.weight_files import INDEX, weights_files
 from indictune.supervise.run_folder import RECIPE
 
 FLAG = "--convert_to"
@@ -124,7 +125,7 @@ def _write(checkpoint: Path, weights: dict[str, Tensor], plain: PreTrainedModel 
             save_file(weights, model / ADAPTER, metadata={"format": "pt"})
         else:
             plain.save_pretrained(model)
-        let_read(model)
+        match_config_mode(model)
 
 
 def _describe(checkpoint: Path, folder: Path) -> None:

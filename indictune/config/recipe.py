@@ -21,10 +21,10 @@ from indictune.errors import Problems, UserError, problem
 
 Arguments = TypeVar("Arguments")
 
-# A flag among these drops all of them from the recipe: the rows of a run come from one source.
+# Naming any of these on the command line drops all of them from the recipe: a run's rows come from one source.
 DATA_SOURCE_FIELDS = ("dataset_name", "dataset_config_name", "train_file", "validation_file", "test_file")
 
-# Fields that name a file or folder, or may do so.
+# Fields whose value is, or may be, the name of a file or folder.
 PATH_FIELDS = (
     *("output_dir", "train_file", "validation_file", "test_file", "dataset_name", "model_name_or_path", "model"),
     *("resume_from_checkpoint", "deepspeed", "class_weights", "chat_template", "adapter", "base_model", "folder"),
@@ -32,22 +32,22 @@ PATH_FIELDS = (
 )
 _SHOWN_LETTERS = 40
 
-# Each lets code of others run. Only the command line may grant it: a file would vouch for itself.
+# Each lets code of others run. Who types the command vouches for it; a file would vouch for itself.
 TRUST_FIELDS = ("trust_remote_code", "trust_checkpoint")
 
-# Never recorded: secrets, trust, and what machine and launch decide, which would be wrong in another run.
+# Secrets and trust, and what the machine and the launch decide: wrong in another run of the same recipe.
 UNRECORDED_FIELDS = (
     *("hub_token", *TRUST_FIELDS, "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
     *("gradient_accumulation_steps", "resume_from_checkpoint"),
 )
 
 
-# Key of `recipe.yaml` for values that were derived from launch, machine and rows. `--config` does not read it back.
-DERIVED = "derived"
+# Under which a run's recipe tells what it has decided by its launch, its machine and its rows, and is not taken back.
+DECIDED = "decided"
 
 
 class _FlagParser(HfArgumentParser):
-    """The flags of some dataclasses. A value that does not fit raises, instead of ending the process."""
+    """The flags of a set of dataclasses; a value that does not fit raises instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -55,13 +55,13 @@ class _FlagParser(HfArgumentParser):
 
 @dataclasses.dataclass
 class Recipe:
-    """What the user gave by recipe file and command line, converted to the types of the fields.
+    """What the recipe file and the command line say, converted to the types of the fields.
 
     Attributes:
-        values: field name -> value, of the given fields.
-        problems: of the file and the flags.
+        values: field name to value, of the fields that were given.
+        problems: everything found wrong so far; raised together before anything slow.
         path: the recipe file, or None.
-        is_read: False where the recipe file could not be read; then a value that is missing may be in it.
+        is_read: whether the recipe file could be read; else nothing is known of what is not on the command line.
     """
 
     values: dict[str, Any]
@@ -69,8 +69,8 @@ class Recipe:
     path: Path | None = None
     is_read: bool = True
 
-    def build(self, arguments: type[Arguments], **derived: Any) -> Arguments:
-        """Make `arguments` from the given values and from `derived` ones, which win.
+    def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
+        """Make `arguments` from the given values; `decided` are values that the run itself works out.
 
         Raises:
             UserError: the dataclass refuses a value or a combination of values.
@@ -78,17 +78,17 @@ class Recipe:
         names = {field.name for field in dataclasses.fields(arguments) if field.init}  # type: ignore[arg-type]
         given = {name: value for name, value in self.values.items() if name in names}
         try:
-            return arguments(**{**given, **derived})
+            return arguments(**{**given, **decided})
         except ValueError as error:
             raise UserError("value-refused", reason=str(error)) from error
 
-    def to_record(self, built: Sequence[Any], derived: Collection[str]) -> dict[str, Any]:
-        """The whole configuration, as `recipe.yaml` records it. Another run that reads it derives its own values.
+    def to_take_back(self, built: Sequence[Any], decided: Collection[str]) -> dict[str, Any]:
+        """The whole configuration as `recipe.yaml` holds it: another run that takes it back decides for itself.
 
         Args:
             built: the dataclasses of the run.
-            derived: names of the fields that the run derived, even where they were given. A field that was not given
-                and differs from its default was derived too.
+            decided: names of what the run has worked out, also in place of what was given. What follows from other
+                fields or the machine is known by differing from its default.
         """
         whole = resolved(*built)
         follows = {
@@ -97,9 +97,9 @@ class Recipe:
             for field in dataclasses.fields(each)
             if field.name in whole.keys() - self.values.keys() and whole[field.name] != default_of(field)
         }
-        apart = {name: whole.pop(name) for name in sorted(whole.keys() & {*derived, *follows})}
+        apart = {name: whole.pop(name) for name in sorted(whole.keys() & {*decided, *follows})}
         given = {name: self.values[name] for name in apart.keys() & self.values.keys()}
-        return whole | given | ({DERIVED: apart} if apart else {})
+        return whole | given | ({DECIDED: apart} if apart else {})
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -108,10 +108,10 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Recipe:
-    """Read `--config FILE` and the other flags of `argv`. A flag overrides the recipe.
+    """Read `--config FILE` and the other flags of `argv`. The command line wins over the file.
 
-    Unknown keys, values of the wrong type and an unreadable recipe file become the recipe's `problems`, so that they
-    are reported together with what later checks find.
+    Never raises for what the user typed: unknown keys, values of the wrong type and an unreadable recipe file end up
+    in the recipe's `problems`, so that they can be told together with what later checks find.
     """
     problems = Problems()
     parser = _FlagParser(list(argument_types), allow_abbrev=False)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
 
 
 def resolved(*arguments: Any) -> dict[str, Any]:
-    """Every field of the dataclass instances as plain YAML values, without secrets. `--config` reads it back."""
+    """Every field of the given dataclass instances as plain YAML values, without secrets; `--config` reads it back."""
     merged: dict[str, Any] = {}
     for instance in arguments:
         to_dict = getattr(instance, "to_dict", None)
@@ -155,22 +155,22 @@ def resolved(*arguments: Any) -> dict[str, Any]:
 
 
 def whole_of(written: Any) -> dict[str, Any]:
-    """The whole configuration in a `recipe.yaml`, derived values included; empty where there is none.
+    """The whole configuration that a run's recipe tells, with what the run has decided; empty where it tells none.
 
     Args:
-        written: content of the file.
+        written: content of `recipe.yaml`.
     """
     if not isinstance(written, dict):
         return {}
-    apart = written.get(DERIVED)
+    apart = written.get(DECIDED)
     return written | (apart if isinstance(apart, dict) else {})
 
 
 def _check_path(flag: str, value: str) -> None:
-    """Refuse a name that no file, folder or model can have.
+    """Refuse what no file, folder or model can be called, before anybody asks the disk for it.
 
     Raises:
-        UserError: the name holds a NUL, or is longer than the file system allows.
+        UserError: it holds a NUL, or is longer than the file system allows.
     """
     shown = value.replace("\0", "\\0")
     if len(shown) > _SHOWN_LETTERS:
@@ -206,7 +206,7 @@ def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str,
 
 
 def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems) -> None:
-    """Remove every entry that holds a token, so that no message and no file repeats it."""
+    """Take every entry that holds a token away, so that no message and no file repeats it."""
     for name, words in list(entries.items()):
         if any(map(holds_token, (name, *words))) or (name == FIELD and words):
             del entries[name]
@@ -215,7 +215,7 @@ def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems)
 
 
 def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) -> None:
-    """Remove trust that a file grants. A `false` grants nothing, and recipes of earlier runs hold one."""
+    """Take what a file trusts away. A `false`, which recipes of earlier runs hold, grants nothing."""
     for name in TRUST_FIELDS:
         words = in_file.pop(name, ["false"])
         if [word.lower() for word in words] != ["false"]:
@@ -223,7 +223,10 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
 
 
 def _read_file(path: Path) -> dict[str, list[str]]:
-    """The recipe's keys, with values as words, as the command line gives them: both are then read alike."""
+    """The recipe's keys, with values written the way the command line writes them.
+
+    Going through words makes each value the same in a recipe and on the command line.
+    """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
     except FileNotFoundError:
@@ -234,7 +237,7 @@ def _read_file(path: Path) -> dict[str, list[str]]:
         raise UserError("not-yaml", "--config", path, reason=without_its_text(error)) from None
     if not isinstance(content, Mapping):
         raise UserError("recipe-not-a-mapping", "--config", path, found=type(content).__name__)
-    return {str(name): _to_words(value) for name, value in content.items() if value is not None and name != DERIVED}
+    return {str(name): _to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
 
 
 def _to_words(value: Any) -> list[str]:
@@ -244,10 +247,10 @@ def _to_words(value: Any) -> list[str]:
 
 
 def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str]) -> Any:
-    """The words as a value of the type of field `name`.
+    """The words as the type of field `name`.
 
     Raises:
-        UserError: there is no such field, the words do not fit its type, or the number is not finite.
+        UserError: there is no such field, or the words do not fit its type, or are no finite number.
     """
     known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
@@ -258,7 +261,7 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
         raise UserError("unknown-name", f"{prefix}{name}", kind=kind, hint=hint)
     if not words and prefix != "--" and known[name].nargs == "+":
         return []
-    # As one word: argparse reads -1e-4 as a flag.
+    # As one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
     typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
     given = " ".join(words)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from indictune.data.batching import smallest_accumulation
-from indictune.errors import UserError, problem
+from indictune.errors import UserError
 
 _MAX_LISTED = 5
 
@@ -25,11 +25,9 @@ def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world
         UserError: the global batch is no multiple of world size x per-device batch; the message says which sizes are.
     """
     sizes = {"global_batch_size": global_batch_size, "per_device_train_batch_size": per_device_batch_size}
-    too_small = [
-        problem("expected-at-least", f"--{name}", value, smallest=1) for name, value in sizes.items() if value < 1
-    ]
+    too_small = [f"--{name} {value}: expected at least 1 row." for name, value in sizes.items() if value < 1]
     if too_small:
-        raise UserError(problems=too_small)
+        raise UserError(too_small)
     rows_at_once = world_size * per_device_batch_size
     if global_batch_size % rows_at_once == 0:
         return global_batch_size // rows_at_once
@@ -41,13 +39,8 @@ def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world
         per_device_that_fit = [str(size) for size in range(1, share + 1) if share % size == 0]
         ways_out.append(f"--per_device_train_batch_size {', '.join(per_device_that_fit)}")
     raise UserError(
-        "batch-not-divisible",
-        "--global_batch_size",
-        global_batch_size,
-        world_size=world_size,
-        per_device=per_device_batch_size,
-        rows_at_once=rows_at_once,
-        fitting="; or ".join(ways_out),
+        f"--global_batch_size {global_batch_size} is no multiple of world size {world_size} x "
+        f"--per_device_train_batch_size {per_device_batch_size} = {rows_at_once}. What fits: {'; or '.join(ways_out)}."
     )
 
 
@@ -72,7 +65,7 @@ def steps_of_run(rows: int, global_batch_size: int, max_steps: int, epochs: floa
 
 def accumulation_for_tokens(
     lengths: torch.Tensor,
-    row_location: Callable[[int], str],
+    place: Callable[[int], str],
     max_tokens: int,
     global_batch_size: int,
     world_size: int,
@@ -84,7 +77,7 @@ def accumulation_for_tokens(
 
     Args:
         lengths: tokens of each training row, int64 [rows].
-        row_location: gives the `file:line` of a training row, for the message.
+        place: tells where a training row stands, for the message.
         max_tokens: `--max_tokens_per_device`.
         global_batch_size: rows of one optimizer step over all processes.
         world_size: number of processes.
@@ -96,18 +89,15 @@ def accumulation_for_tokens(
         UserError: rows that are longer by themselves.
     """
     if global_batch_size < 1:
-        raise UserError("expected-at-least", "--global_batch_size", global_batch_size, smallest=1)
+        raise UserError(f"--global_batch_size {global_batch_size}: expected at least 1 row.")
     too_long = (lengths > max_tokens).nonzero().flatten().tolist()
     if too_long:
         longest = int(lengths.max())
-        locations = ", ".join(map(row_location, too_long[:_MAX_LISTED]))
+        places = ", ".join(map(place, too_long[:_MAX_LISTED]))
         more = f" and {len(too_long) - _MAX_LISTED} more" if len(too_long) > _MAX_LISTED else ""
         raise UserError(
-            "rows-exceed-token-limit",
-            "--max_tokens_per_device",
-            max_tokens,
-            count=len(too_long),
-            longest=longest,
-            rows=f"{locations}{more}",
+            f"--max_tokens_per_device {max_tokens}: {len(too_long)} training rows are longer by themselves, up to "
+            f"{longest} tokens: {places}{more}. Give --max_tokens_per_device {longest} or more, or a smaller "
+            "--max_length."
         )
     return smallest_accumulation(lengths, global_batch_size, world_size, max_tokens, seed, steps, padded)

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from indictune.errors import UserError
 from indictune.progress import HERE
 
 JOINING = "joining the other ranks"
@@ -27,6 +28,24 @@ def limit(environ: Mapping[str, str]) -> int:
 
 def _is_one_node(environ: Mapping[str, str]) -> bool:
     return environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE")
+
+
+def check_one_node(environ: Mapping[str, str]) -> None:
+    """Refuse restarts on several nodes, which do not go on.
+
+    With `--rdzv_backend c10d` torchrun (torch 2.13, `dynamic_rendezvous.py`) keeps one store, as on one node (`join`),
+    and counts a restart on the node alone where a rank has failed: ranks share no name of their start, which could
+    tell it from what dead ones have left. Without it, the other nodes are not started again at all.
+
+    Raises:
+        UserError: it tells what does go on.
+    """
+    if limit(environ) and not _is_one_node(environ):
+        raise UserError(
+            f"--max-restarts {limit(environ)}: on several nodes torchrun does not start all ranks anew, and the run "
+            "would not go on. Leave it out, give --resume_from_checkpoint auto, and let what starts the nodes start "
+            "all of them again, as scripts/slurm/train.sbatch does."
+        )
 
 
 def launch_name(environ: Mapping[str, str]) -> str:
@@ -49,8 +68,7 @@ def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> Non
 
     torchrun (torch 2.13) keeps one store through all restarts, in which ranks find the addresses of processes that are
     dead ("Gloo connectFullMesh failed ... Connection refused"; pytorch issue 135712). Keys of each start get a prefix
-    of their own. On several nodes, ranks share no name of their start, and preflight
-    refuses restarts (`restarts-over-nodes`).
+    of their own. On several nodes there is nothing to agree by (`check_one_node`).
 
     Args:
         environ: of the process.

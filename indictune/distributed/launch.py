@@ -43,9 +43,9 @@ def deepspeed_file(environ: Mapping[str, str], flag: str | None) -> str | None:
     """
     named = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") if _is_true(environ, "ACCELERATE_USE_DEEPSPEED") else None
     if flag is not None and named not in (None, flag):
-        raise UserError("launcher-contradicts", "--deepspeed", flag, other=named)
+        raise UserError(f"--deepspeed {flag}: the accelerate config names {named}. Leave one of them out.")
     if flag is not None and _is_true(environ, "ACCELERATE_USE_FSDP"):
-        raise UserError("launcher-contradicts", "--deepspeed", flag, other="FSDP")
+        raise UserError(f"--deepspeed {flag}: the accelerate config asks for FSDP. Leave one of them out.")
     return named if flag is None else flag
 
 
@@ -77,9 +77,17 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
     # accelerate's plain launcher (`distributed_type: NO`, `--cpu`) starts one process whatever --num_processes says.
     # The only trace of the number is an address for a group that nobody else joins.
     if "WORLD_SIZE" not in environ and "ACCELERATE_MIXED_PRECISION" in environ and "MASTER_ADDR" in environ:
-        raise UserError("one-process-came-up", "--num_processes")
+        raise UserError(
+            "accelerate launch was asked for more than one process and has started one: the config file has "
+            "`distributed_type: NO`, or --cpu was given. Use accelerate_configs/ddp.yaml (it also runs on a CPU), or "
+            "--num_processes 1."
+        )
     if world_size > 1 and not (environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE")):
-        raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size=world_size)
+        raise UserError(
+            f"WORLD_SIZE is {world_size}, and LOCAL_WORLD_SIZE, the number of processes on this node, is not set. "
+            "Start the script by torchrun (scripts/slurm/train.sbatch does), or export LOCAL_WORLD_SIZE beside RANK, "
+            "LOCAL_RANK and WORLD_SIZE."
+        )
     if config is not None:
         strategy = _zero_name(config)
     elif _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
@@ -89,10 +97,16 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
     else:
         strategy = "ddp" if "LOCAL_RANK" in environ else "single"
     if strategy.startswith("zero") and "LOCAL_RANK" not in environ:
-        raise UserError("launcher-missing", "--deepspeed", deepspeed, family="DeepSpeed")
+        raise UserError(
+            f"--deepspeed {deepspeed}: plain python cannot start DeepSpeed. Start the script with "
+            "`deepspeed --num_gpus 1`, `torchrun --nproc_per_node 1` or `accelerate launch`."
+        )
     if strategy.startswith("fsdp") and "LOCAL_RANK" not in environ:
-        flag, value = ("--fsdp", fsdp) if fsdp else ("ACCELERATE_USE_FSDP", "true")
-        raise UserError("launcher-missing", flag, value, family="FSDP")
+        raise UserError(
+            f"{f'--fsdp {fsdp}' if fsdp else 'ACCELERATE_USE_FSDP'}: plain python cannot start FSDP. Start the script "
+            "with `torchrun --nproc_per_node 1` or `accelerate launch --config_file accelerate_configs/fsdp2.yaml`, "
+            "or leave it out."
+        )
     return Launch(
         strategy,
         world_size,
@@ -107,7 +121,10 @@ def _check_fsdp(environ: Mapping[str, str]) -> None:
     """Refuse FSDP 1, which would be trained under the name of FSDP2; without a launcher there is none."""
     is_asked = _is_true(environ, "ACCELERATE_USE_FSDP") and "LOCAL_RANK" in environ
     if is_asked and environ.get("FSDP_VERSION", "1") == "1":
-        raise UserError("fsdp-1", "fsdp_version", 1)
+        raise UserError(
+            "accelerate was asked for FSDP 1, which it takes where its file does not say. Write `fsdp_version: 2` "
+            "below `fsdp_config`, as in accelerate_configs/fsdp2.yaml."
+        )
 
 
 def read_deepspeed(source: str) -> dict[str, Any]:
@@ -121,14 +138,16 @@ def read_deepspeed(source: str) -> dict[str, Any]:
         text = source if source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
         config = json.loads(text)
     except OSError as error:
-        way_out = "A relative path starts at the folder where the command is typed."
-        raise UserError("unreadable", "--deepspeed", source, way_out, reason=error.strerror) from error
+        raise UserError(
+            f"--deepspeed {source}: cannot be read ({error.strerror}). The path counts from the folder in which the "
+            "command is typed."
+        ) from error
     except ValueError as error:
-        raise UserError("not-json", "--deepspeed", source, reason=error) from error
+        raise UserError(f"--deepspeed {source}: is not valid JSON: {error}.") from error
     if not isinstance(config, dict):
-        raise UserError("json-object-expected", "--deepspeed", source, found=type(config).__name__)
+        raise UserError(f"--deepspeed {source}: expected a JSON object, found {type(config).__name__}.")
     if holds_token(json.dumps(config, ensure_ascii=False)):
-        raise UserError("token-in-the-open", "--deepspeed", reason=WAY_OUT)
+        raise UserError(f"--deepspeed {'(a token)' if holds_token(source) else source}: {WAY_OUT}")
     return config
 
 

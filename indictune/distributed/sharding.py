@@ -1,4 +1,4 @@
-"""Sharded models: which blocks a strategy splits, and how the parts become whole weights again."""
+"""What a sharded model needs to know of its architecture, and how it becomes one file again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+from transformers.integrations.deepspeed import (
+    deepspeed_load_checkpoint,
+    set_hf_deepspeed_config,
+    unset_hf_deepspeed_config,
+)
 
 from indictune.distributed import cpu_adam
 from indictune.distributed.launch_check import came_up
@@ -26,6 +30,7 @@ from indictune.progress import HERE
 
 T = TypeVar("T")
 
+EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 GROUPING = "making a group of ranks"
 WAITING = "waiting for the others, however long they take"
 
@@ -268,6 +273,47 @@ def _meet(group: ProcessGroup | None) -> None:
     """All ranks pass this place, but for a group's: some are not in it, or it meets beside the training."""
     if group is None:
         HERE.passed("meeting the other ranks")
+
+
+@contextmanager
+def reading_weights(args: TrainingArguments) -> Iterator[bool]:
+    """A block in which a model's weights are read; it yields whether this process has to.
+
+    With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank 0's weights to all when the model is split. All ranks
+    must enter it.
+    """
+    HERE.passed("reading the weights")
+    with _unseen_by_transformers() as is_efficient:
+        yield not is_efficient or args.process_index == 0
+    HERE.passed("making the trainer")
+
+
+@contextmanager
+def _unseen_by_transformers() -> Iterator[bool]:
+    """A block in which transformers is not told of `fsdp_cpu_ram_efficient_loading`; it yields whether that is on.
+
+    Of transformers' own way (5.23) only the faults are left, since every rank reads all weights, and those that the
+    checkpoint lacks are without data on all ranks but one ("KeyError" when such an optimizer is saved).
+    """
+    before = os.environ.pop(EFFICIENT, None)
+    try:
+        yield before == "true"
+    finally:
+        if before is not None:
+            os.environ[EFFICIENT] = before
+
+
+@contextmanager
+def loading_alone(args: TrainingArguments) -> Iterator[None]:
+    """A block in which one rank reads a model for itself: no weights are split, and no other rank is waited for."""
+    unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
+    try:
+        with _unseen_by_transformers():
+            yield
+    finally:
+        config = vars(args).get("hf_deepspeed_config")  # only there where DeepSpeed is used
+        if config is not None:
+            set_hf_deepspeed_config(config)  # type: ignore[no-untyped-call]
 
 
 def prepare_for_evaluation(trainer: Trainer) -> None:

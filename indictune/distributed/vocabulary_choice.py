@@ -18,14 +18,14 @@ from indictune.config.plan import Launch
 from indictune.distributed.communication import sent_bytes
 from indictune.distributed.launch_check import came_up
 from indictune.distributed.sharding import from_all, gathered
-from indictune.errors import Problem, UserError, problem
+from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.active_vocabulary import (
     ActiveEmbedding,
     began_with_others,
     obstacle,
     obstacle_of_optimizer,
-    row_ids_to_go_on_with,
+    resumed_row_ids,
     used_ids,
 )
 from indictune.models.load import Model
@@ -53,20 +53,16 @@ def check_active_vocabulary(active_vocabulary: str, method: str, optim: str, lau
     Raises:
         UserError: it is asked for, and the method trains no embedding or the optimizer does not suit.
     """
-    if active_vocabulary != "on":
-        return
     problems = []
-    if method != "full":
-        problems.append(_refusal(f"--method {method} does not train the embedding"))
+    if active_vocabulary == "on" and method != "full":
+        problems.append(
+            f"--active_vocabulary on: --method {method} does not train the embedding. Leave one of them out."
+        )
     against = _obstacle_of_optimizer(optim, _type_in_file(launch.deepspeed or {}))
-    if against is not None:
-        problems.append(_refusal(against))
+    if active_vocabulary == "on" and against is not None:
+        problems.append(f"--active_vocabulary on: {against}. Leave one of them out.")
     if problems:
-        raise UserError(problems=problems)
-
-
-def _refusal(reason: str) -> Problem:
-    return problem("active-vocabulary-impossible", "--active_vocabulary", "on", reason=reason)
+        raise UserError(problems)
 
 
 def _type_in_file(deepspeed: Mapping[str, Any]) -> str | None:
@@ -109,7 +105,7 @@ def use_active_vocabulary(
     """
     row_ids = _chosen(model, args, datasets, tokenizer)
     if checkpoint is not None:
-        row_ids = row_ids_to_go_on_with(checkpoint, row_ids, may_train_all=args.active_vocabulary == "auto")
+        row_ids = resumed_row_ids(checkpoint, row_ids, may_train_all=args.active_vocabulary == "auto")
     if row_ids is None:
         return
     embedding = cast(nn.Embedding, model.get_input_embeddings())
@@ -117,7 +113,12 @@ def use_active_vocabulary(
         active = ActiveEmbedding(embedding.weight, row_ids, embedding.padding_idx, keeps_start=args.should_save)
     if checkpoint is not None and began_with_others(checkpoint, from_all(active.unused)[0]):
         name = builtin.name_of(str(model.name_or_path))
-        raise UserError("began-with-other-weights", "--resume_from_checkpoint", checkpoint, model=name)
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: it began with other weights than --model_name_or_path {name} has "
+            "now: the rows of the embedding that no text uses would be of another model than those that were trained. "
+            "Give the weights that it began with (of the Hub by --model_revision), or start afresh in another "
+            "--output_dir."
+        )
     model.set_input_embeddings(active)
     logger.info("%s", _in_words(active, args))
 
@@ -135,7 +136,7 @@ def _chosen(
     against = obstacle(model) or _obstacle_of_optimizer(OptimizerNames(args.optim).value, type_in_file)
     if against is not None:
         if args.active_vocabulary == "on":
-            raise UserError(problems=[_refusal(against)])
+            raise UserError(f"--active_vocabulary on: {against}. Leave it out, or type --active_vocabulary off.")
         logger.info("active vocabulary: not used: %s", against)
         return None
     embedding = cast(nn.Embedding, model.get_input_embeddings())

@@ -13,7 +13,7 @@ from huggingface_hub import HfApi
 
 from indictune.checkpoint import store
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.errors import UserError, problem
+from indictune.errors import UserError
 from indictune.hub.card import write_card
 from indictune.supervise import run_folder
 
@@ -41,10 +41,13 @@ def make_repository(args: IndicTrainingArguments, make: Callable[[], None]) -> N
     try:
         make()
     except Exception as error:
-        found = problem("repository-not-made", "--push_to_hub", _name(args), reason=_in_one_line(error))
+        told = f"--push_to_hub: the repository {_name(args)} could not be made ({_said(error)})."
         if not store.listed(Path(str(args.output_dir))):
-            raise UserError(problems=[found]) from error
-        logger.warning("%s The resumed run trains, and its push at the end tries again.", found)
+            raise UserError(
+                f"{told} Name one that your token may write to by --hub_model_id, or leave --push_to_hub out and push "
+                "the finished model."
+            ) from error
+        logger.warning("%s This run goes on, and its push at the end tries again.", told)
 
 
 def begin_push(trainer: ExactTrainer, saved: Collection[str]) -> list[str]:
@@ -158,5 +161,5 @@ def _by_hand(name: str, folder: Path, asked: Mapping[str, Any], names: Collectio
     return shlex.join(["hf", "upload", name, str(folder), *private, *revision, *includes])
 
 
-def _in_one_line(error: Exception) -> str:
+def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")

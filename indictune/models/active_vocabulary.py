@@ -1,4 +1,4 @@
-"""Active vocabulary: only the embedding rows that the data uses are trained, and saved models have all rows."""
+"""Active vocabulary: train only the embedding rows that the data uses, and save all rows."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ from indictune.errors import UserError
 from indictune.models.load import Model
 from indictune.models.weight_files import INDEX, WHOLE
 
-ROW_IDS = "active_vocabulary.json"  # beside the optimizer's states, whose rows they name
-UNUSED = "active_vocabulary.sha256"  # beside it, the digest of the other rows, which a checkpoint in shards has not
+ROW_IDS = "active_vocabulary.json"  # in a checkpoint: the rows that the optimizer's state belongs to
+UNUSED = "active_vocabulary.sha256"  # the digest of the unused rows, which a sharded checkpoint lacks
 ROWS_AT_ONCE = 10_000
 ELEMENTWISE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")  # values of --optim
 
 
 class ActiveEmbedding(nn.Embedding):
-    """Some rows of an embedding, looked up by the token ids of all of them.
+    """The used rows of an embedding, looked up by the token ids of the whole vocabulary.
 
-    Its parameter has the name that the whole embedding's has, and as many rows as are used. A token whose row is not
-    among them is an index error. Gradient, clipping and optimizer see what they would see of the whole embedding: the
-    rows left out have no gradient there.
+    The parameter has the same name as the whole embedding's. A token without a row is an index error. Gradient,
+    clipping and optimizer work as with the whole embedding, because unused rows have no gradient there.
 
     Args:
         whole: [vocabulary, width], the weight that training starts from.
         row_ids: int64 [rows], ascending: which rows are used.
-        padding_id: the used row that has no gradient, or None.
-        keeps_start: keep all rows in CPU memory, for models that this process saves.
+        padding_id: the used row without a gradient, or None.
+        keeps_start: keep all rows in CPU memory, because this process saves the model.
 
     Attributes:
-        row_ids: as given; on the CPU, and no buffer.
-        position_of: int32 [vocabulary], a token's place among the rows, -1 where it has none.
-        start: [vocabulary, width] on the CPU, or None; no parameter, so that nothing moves or splits it.
-        unused: `unused_digest` of the start, or None where it is not kept.
+        row_ids: as given; on the CPU, not a buffer.
+        position_of: int32 [vocabulary], the row of each token, -1 for none.
+        start: [vocabulary, width] on the CPU, or None; not a parameter, so nothing moves or shards it.
+        unused: `unused_digest` of the start, or None without it.
     """
 
     position_of: Tensor
@@ -63,12 +62,12 @@ class ActiveEmbedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         """The rows of token ids [...]: [..., width]."""
         if self.num_embeddings != len(self.row_ids):  # transformers resizes an embedding in place
-            raise RuntimeError("The vocabulary was resized in a run with an active vocabulary; resize it before.")
+            raise RuntimeError("The embedding was resized after its active vocabulary was chosen. Resize it before.")
         return super().forward(self.position_of[input])
 
 
 def _pick_rows(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Load the used rows of a whole weight, which saved models have."""
+    """Load the used rows of a whole weight, as saved models have it."""
     embedding = cast(ActiveEmbedding, module)
     stored = state_dict.get(f"{prefix}weight")
     if stored is not None and len(stored) == len(embedding.position_of):
@@ -76,14 +75,14 @@ def _pick_rows(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_
 
 
 def unused_digest(start: Tensor, row_ids: Tensor) -> str | None:
-    """Of the rows that no text uses, by which a model that has them is told from others.
+    """Digest of the unused rows, which identifies the model that they come from. None for fp16.
 
-    They are rounded to bf16: ZeRO-3 reads them so where it trains so. None where it has read them in fp16, to which
-    nothing else would be rounded alike.
+    The rows are rounded to bf16, because ZeRO-3 loads them in bf16 if it trains in bf16. It may also load them in
+    fp16, which cannot be compared with any other type.
 
     Args:
         start: [vocabulary, width] on the CPU.
-        row_ids: of the rows that are used.
+        row_ids: of the used rows.
     """
     if start.dtype == torch.float16:
         return None
@@ -97,22 +96,20 @@ def unused_digest(start: Tensor, row_ids: Tensor) -> str | None:
 
 
 def obstacle_of_optimizer(optim: str) -> str | None:
-    """Why rows without a gradient would matter to an optimizer, in words; None for those that know each number alone.
+    """Why rows without a gradient change what an optimizer does; None if it treats each number alone.
 
-    Adafactor, for one, clips by the mean square over a whole weight, which rows that do not move make smaller.
+    Adafactor, for example, clips by the mean square over a whole weight, which zero rows make smaller.
     """
     if optim in ELEMENTWISE:
         return None
-    return (
-        f"--optim {optim} is not known to change each weight by its own gradient alone ({', '.join(ELEMENTWISE)} are)"
-    )
+    return f"--optim {optim} may change a weight by other gradients than its own ({', '.join(ELEMENTWISE)} do not)"
 
 
 def obstacle(model: Model) -> str | None:
-    """Why a model's embedding must stay whole, in words; None where nothing is against fewer rows."""
+    """Why a model's embedding must stay whole; None if it need not."""
     embedding = model.get_input_embeddings()
     if type(embedding) is not nn.Embedding:
-        return f"the input embedding is a {type(embedding).__name__}, which looks its rows up in its own way"
+        return f"the input embedding is a {type(embedding).__name__}, not a plain nn.Embedding"
     if not embedding.weight.requires_grad:
         return "the embedding is not trained (--method full trains it)"
     parameters = model.named_parameters(remove_duplicate=False)
@@ -123,18 +120,18 @@ def obstacle(model: Model) -> str | None:
 def used_ids(
     datasets: Iterable[Dataset | None], tokenizer: PreTrainedTokenizerBase, embedding: nn.Embedding
 ) -> Tensor:
-    """Which rows of an embedding are used: by the texts, by special tokens, and the one that padding has.
+    """The rows of an embedding that texts, special tokens and padding use.
 
     Args:
         datasets: all rows that the model will see, with `input_ids`.
         tokenizer: of the model.
-        embedding: whole; under some strategies its weight is not, so that the weight is not looked at.
+        embedding: whole. Its weight is not read, because some strategies shard it.
 
     Returns:
         int64 [rows], ascending.
 
     Raises:
-        UserError: the tokenizer gives an id for which there is no row.
+        UserError: `token-id-without-row`.
     """
     used = np.zeros(embedding.num_embeddings, dtype=bool)
     padding = [] if embedding.padding_idx is None else [embedding.padding_idx]
@@ -149,31 +146,29 @@ def used_ids(
 
 def _mark(used: np.ndarray, ids: np.ndarray) -> None:
     if ids.size and ids.max() >= len(used):
-        raise UserError(
-            f"--model_name_or_path: the tokenizer gives the token id {ids.max()}, the model's embedding has "
-            f"{len(used)} rows; they belong to different models."
-        )
+        details = {"token_id": ids.max(), "rows": len(used)}
+        raise UserError("token-id-without-row", "--model_name_or_path", "of this run", **details)
     used[ids] = True
 
 
 def active_embedding(model: nn.Module) -> tuple[str, ActiveEmbedding] | None:
-    """The name of the weight that has only some rows, and its module; None where all rows are trained."""
+    """The name of the weight with only the used rows, and its module; None if all rows are trained."""
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, ActiveEmbedding)]
     return (f"{found[0][0]}.weight", found[0][1]) if found else None
 
 
 def save_whole_vocabulary(model: nn.Module, folder: str | Path) -> None:
-    """Put all rows into the weights that were saved in a folder. A model whose rows are all trained is left alone.
+    """Put all rows into the weights that `save_pretrained` wrote. Does nothing if all rows are trained.
 
-    Call it on one process, beside every `save_pretrained`. A folder without such weights (a checkpoint in shards)
-    stays as it is. Where writing fails, the file with some rows goes too: it would look like a model.
+    Call it on one process after every `save_pretrained`. A sharded checkpoint is not changed. If writing fails, the
+    file with only the used rows is removed, because it looks like a model.
 
     Args:
         model: trained; this process has the embedding's `start`.
-        folder: what was saved.
+        folder: of the saved weights.
 
     Raises:
-        RuntimeError: the saved weights do not have the rows that were trained.
+        RuntimeError: the saved weights do not have the trained rows.
     """
     active = active_embedding(model)
     path = Path(folder) / WHOLE
@@ -187,7 +182,7 @@ def save_whole_vocabulary(model: nn.Module, folder: str | Path) -> None:
         path = path.with_name(index["weight_map"].get(name, "none"))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        tensors = load_file(path)  # mapped, not read: nothing but the embedding takes memory
+        tensors = load_file(path)  # memory-mapped: only the embedding takes memory
         rows = tensors[name]
         tensors[name] = _whole(embedding, rows)
         save_file(tensors, temporary, metadata={"format": "pt"})
@@ -204,17 +199,19 @@ def save_whole_vocabulary(model: nn.Module, folder: str | Path) -> None:
 
 
 def _whole(embedding: ActiveEmbedding, rows: Tensor) -> Tensor:
-    """[vocabulary, width]: the trained rows among those of the start, in the trained ones' type."""
+    """[vocabulary, width]: the trained rows and the unused rows of the start, in the type of the trained rows."""
     assert embedding.start is not None
     if len(rows) != len(embedding.row_ids):
-        raise RuntimeError(f"{len(rows)} rows of the embedding were saved, and {len(embedding.row_ids)} are trained.")
+        raise RuntimeError(f"{len(rows)} rows of the embedding were saved, but {len(embedding.row_ids)} are trained.")
     embedding.start[embedding.row_ids] = rows.to(embedding.start.dtype)
     return embedding.start.to(rows.dtype)
 
 
 def save_row_ids(model: nn.Module, checkpoint: str | Path) -> None:
-    """Note in a checkpoint which rows its optimizer's states belong to, and what tells the others. One process, which
-    has the embedding's `start`, must call it."""
+    """Write the ids of the trained rows and the digest of the unused rows into a checkpoint.
+
+    Call it on one process, which has the embedding's `start`.
+    """
     active = active_embedding(model)
     if active is None:
         return
@@ -224,56 +221,47 @@ def save_row_ids(model: nn.Module, checkpoint: str | Path) -> None:
 
 
 def read_row_ids(checkpoint: str | Path) -> Tensor | None:
-    """int64 [rows], the rows of the embedding that a checkpoint trains; None where it trains all."""
+    """int64 [rows], the rows of the embedding that a checkpoint trains; None for all."""
     path = Path(checkpoint) / ROW_IDS
     return torch.tensor(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def began_with_others(checkpoint: str | Path, unused: str | None) -> bool:
-    """Whether the rows that a checkpoint does not train are known to be none of a model's.
+    """Whether a checkpoint's unused rows are known to come from another model.
 
     Args:
-        checkpoint: with an active vocabulary, or without.
-        unused: the model's `unused_digest` for the same rows; None where it is not known.
+        checkpoint: with or without an active vocabulary.
+        unused: the model's `unused_digest` for the same rows; None if unknown.
     """
     path = Path(checkpoint) / UNUSED
     return unused is not None and path.is_file() and path.read_text(encoding="utf-8") != unused
 
 
-def row_ids_to_go_on_with(
-    checkpoint: str | Path, row_ids: Tensor | None, may_train_all: bool = False
-) -> Tensor | None:
-    """The rows that a run trains which goes on from a checkpoint: the checkpoint's, whose states it has.
+def resumed_row_ids(checkpoint: str | Path, row_ids: Tensor | None, may_train_all: bool = False) -> Tensor | None:
+    """The rows that a resumed run trains: those of the checkpoint, because its optimizer's state has them.
 
     Args:
-        checkpoint: folder to go on from.
-        row_ids: that this run's texts use, or None for all.
-        may_train_all: where the checkpoint does.
+        checkpoint: folder to resume from.
+        row_ids: the rows that this run's texts use, or None for all.
+        may_train_all: whether this run may train all rows if the checkpoint does.
 
     Returns:
         int64 [rows], ascending, or None for all.
 
     Raises:
-        UserError: the texts use rows that the checkpoint does not train, or only one of the two trains all.
+        UserError: `checkpoint-trains-whole-embedding`, `checkpoint-trains-some-rows` or `checkpoint-lacks-rows`.
     """
     row_ids_before = read_row_ids(checkpoint)
     before = None if row_ids_before is None else row_ids_before.tolist()
     now = None if row_ids is None else row_ids.tolist()
     if before == now or (before is not None and now is not None and set(now) <= set(before)):
         return row_ids_before
-    flag = f"--resume_from_checkpoint {checkpoint}"
+    given = "--resume_from_checkpoint", checkpoint
     if before is None and may_train_all:
         return None
     if before is None:
-        raise UserError(f"{flag}: it trains the whole embedding; add --active_vocabulary off.")
+        raise UserError("checkpoint-trains-whole-embedding", *given)
     if now is None:
-        raise UserError(
-            f"{flag}: it trains {len(before):,} rows of the embedding, and this run all of them. Resume with the same "
-            "data and --active_vocabulary on, or start afresh in another --output_dir."
-        )
-    raise UserError(
-        f"{flag}: it trains {len(before):,} rows of the embedding, and {len(set(now) - set(before)):,} tokens of the "
-        "data have none among them. They follow from the rows (--train_file, --validation_file, --test_file) and from "
-        "--max_length. Give those of its recipe.yaml, or rows without new tokens, or start afresh in another "
-        "--output_dir."
-    )
+        raise UserError("checkpoint-trains-some-rows", *given, rows=f"{len(before):,}")
+    missing = len(set(now) - set(before))
+    raise UserError("checkpoint-lacks-rows", *given, rows=f"{len(before):,}", missing=f"{missing:,}")

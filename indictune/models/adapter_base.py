@@ -1,4 +1,4 @@
-"""Which base an adapter belongs to: noted beside the adapter, compared and found again when it is used."""
+"""Record which base an adapter was trained on, and find and compare that base later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORD = "base_model.json"
 CONFIG = "base_config.json"
 END_BYTES = 1 << 20
 
-# What merging needs of a base on the Hub: a repository often holds the same weights in other formats too.
+# Files of a base on the Hub that a merge needs. A repository often holds the same weights in more formats.
 FILES = (
     *("model.safetensors", "model-*.safetensors", "*.json", "*.jinja", "*.py"),
     *("tokenizer*", "vocab*", "merges.txt", "*.model"),
@@ -33,9 +33,9 @@ class Base:
 
     Attributes:
         name: on the Hub, a folder, or a model of the package.
-        revision: branch, tag or commit that was asked for.
-        commit_hash: the commit that `revision` was on the Hub in training; None where it is not known.
-        fingerprint: of a folder's weights in training; None for a model of the Hub, or where it is not known.
+        revision: branch, tag or commit, as the user named it.
+        commit_hash: the commit of `revision` during the training; None if unknown.
+        fingerprint: of a folder's weights during the training; None for a model of the Hub, or if unknown.
     """
 
     name: str
@@ -45,36 +45,38 @@ class Base:
 
 
 def config_file(folder: str | Path) -> Path:
-    """Where the configuration of a run's model stands: of an adapter on a language model in a file of its own.
+    """The configuration of a run's model: `base_config.json` for an adapter on a language model, else `config.json`.
 
-    transformers opens an adapter's folder as a model with its base, unless there is a `config.json` in it. A
-    classifier's needs one all the same, for the names of its labels.
+    transformers opens an adapter's folder together with its base only if the folder has no `config.json`. The folder
+    of a classifier needs one, for the names of its labels.
     """
     own = Path(folder) / CONFIG
     return own if own.is_file() else Path(folder) / "config.json"
 
 
 def continues_texts(architectures: Sequence[str] | None) -> bool:
-    """Whether a configuration's `architectures` name a causal language model of transformers, or one with code of its
-    own that is called as most of those are; else it is a classifier's, or nothing's."""
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())  # Gemma 3 is among them, called as if it were another kind
+    """Whether `architectures` of a configuration name a causal language model.
+
+    It is one of transformers', or a class with its own code and a usual name.
+    """
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())  # also Gemma 3, whose name is unusual
     return any(name in known or name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures or [])
 
 
 def record_base(
     folder: str | Path, model_name_or_path: str, revision: str = "main", commit_hash: str | None = None
 ) -> None:
-    """Write `base_model.json` into an adapter's folder: the base that it was trained on."""
+    """Write `base_model.json`, the record of an adapter's base, into the adapter's folder."""
     local = Path(builtin.resolve(model_name_or_path))
     base = Base(model_name_or_path, revision, commit_hash, fingerprint(local) if local.is_dir() else None)
     (Path(folder) / RECORD).write_text(json.dumps(asdict(base), indent=2) + "\n", encoding="utf-8")
 
 
 def base_of(adapter_folder: str | Path) -> Base:
-    """The base that an adapter was trained on; by `adapter_config.json` alone where other tools made it.
+    """The base of an adapter, from its record, or from `adapter_config.json` if another tool made the adapter.
 
     Raises:
-        UserError: the file that names its base cannot be read.
+        UserError: `base-record-unreadable`.
     """
     record = Path(adapter_folder) / RECORD
     own = Path(adapter_folder) / "adapter_config.json"
@@ -85,9 +87,10 @@ def base_of(adapter_folder: str | Path) -> Base:
             noted = {"name": noted.get("base_model_name_or_path") or "", "revision": noted.get("revision") or "main"}
         base = Base(**noted)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: does not tell the adapter's base ({error!r}).") from error
+        raise UserError("base-record-unreadable", str(path), reason=repr(error)) from error
     if not isinstance(base.name, str) or "\0" in base.name or not isinstance(base.revision, str):
-        raise UserError(f"{path}: names no base of an adapter: {base.name!r}, revision {base.revision!r}.")
+        found = f"base {base.name!r}, revision {base.revision!r}"
+        raise UserError("base-record-unreadable", str(path), reason=found)
     return base
 
 
@@ -96,47 +99,42 @@ def check_base(adapter_folder: str | Path, base_name_or_path: str, revision: str
 
     Args:
         adapter_folder: of the adapter.
-        base_name_or_path: the base that it is to be used with; a folder may have moved since training.
-        revision: of the base, as the user asked for it; None where nothing was asked.
+        base_name_or_path: the base to use; a folder may have moved since the training.
+        revision: of the base, as the user named it, or None.
 
     Raises:
-        UserError: another revision was asked for, or the folder's weights are not those of the training.
+        UserError: `base-revision-differs` or `base-weights-differ`.
     """
     base = base_of(adapter_folder)
     if revision not in (None, base.revision, base.commit_hash):
-        raise UserError(
-            f"--base_revision {revision}: {adapter_folder} was trained on revision {base.revision} of {base.name}. "
-            f"Give --base_revision {base.revision}, or leave it out."
-        )
+        details = {"adapter": str(adapter_folder), "trained_on": base.revision, "base": base.name}
+        raise UserError("base-revision-differs", "--base_revision", revision, None, **details)
     found = other_fingerprint(base, base_name_or_path)
     if found is not None:
-        raise UserError(
-            f"{adapter_folder} was trained on {base.name} when its files had the fingerprint "
-            f"{str(base.fingerprint)[:16]}; those of {base_name_or_path} have {found[:16]}. Give --base_model the "
-            "folder with the weights of the training, or train the adapter again."
-        )
+        details = {"adapter": str(adapter_folder), "trained_on": str(base.fingerprint)[:16], "found": found[:16]}
+        raise UserError("base-weights-differ", "--base_model", base_name_or_path, None, **details)
 
 
 def other_fingerprint(base: Base, name_or_path: str) -> str | None:
-    """The fingerprint of a folder's weights where they are not those of the training; None where none can tell."""
+    """The fingerprint of a base's weights if it differs from the training's; None if it is equal or unknown."""
     local = Path(builtin.resolve(name_or_path))
-    if base.fingerprint is None or not (local / "config.json").is_file():  # if it should be there, reading tells
+    if base.fingerprint is None or not (local / "config.json").is_file():  # reading reports a missing folder
         return None
     found = fingerprint(local)
     return None if found == base.fingerprint else found
 
 
 def find_base(name: str, revision: str, flag: str, trust_remote_code: bool = False) -> Path:
-    """The folder with a base's files, brought from the Hub where it is no folder.
+    """The folder with a base's files, which are downloaded from the Hub if needed.
 
     Args:
         name: on the Hub, a folder, or a model of the package.
         revision: branch, tag or commit on the Hub.
-        flag: what a message puts in front of the name.
-        trust_remote_code: whether the user allows the model's own code, for the messages.
+        flag: in front of the name in messages.
+        trust_remote_code: whether the user allows the model's own code.
 
     Raises:
-        UserError: there is no such model, or no way to it.
+        UserError: as `explanation`.
     """
     args = ModelArguments(model_name_or_path=name, model_revision=revision, trust_remote_code=trust_remote_code)
     folder = Path(builtin.resolve(name))
@@ -144,14 +142,14 @@ def find_base(name: str, revision: str, flag: str, trust_remote_code: bool = Fal
         with explained(args, OSError, ValueError, flag=flag):
             folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
     if not (folder / "config.json").is_file():
-        raise UserError(explanation(args, FileNotFoundError("config.json"), flag))
+        raise UserError(problems=[explanation(args, FileNotFoundError("config.json"), flag)])
     return folder
 
 
 def fingerprint(folder: Path) -> str:
     """SHA-256 over `config.json` and each weights file's name, size, first and last MiB.
 
-    Other weights differ everywhere, so the ends tell them apart without reading a hundred gigabytes.
+    Trained weights differ everywhere, so the ends suffice, without reading a hundred gigabytes.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted([*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]):

@@ -1,4 +1,4 @@
-"""LoRA adapters: which modules get one, which are trained whole beside it, and what is saved with them."""
+"""Add LoRA adapters to a model, check the names of their modules, and save what belongs to them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from indictune.config.arguments import ModelArguments
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, problem
 from indictune.models import builtin
 from indictune.models.adapter_base import CONFIG, record_base
 
 ALL_LINEAR = "all-linear"
 
-# What a recipe for an adapter says of its matrices, which may well stand beside `--method full`.
+# Fields of an adapter's matrices. A recipe may hold them together with `--method full`, where they have no effect.
 OF_MATRICES = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 
 # peft trains and saves modules of these names whole in every sequence classifier.
 HEAD_NAMES = ("classifier", "score")
 
-# Heads and poolers stay unquantised: where the checkpoint has no weights for them they are new and trained whole.
+# Heads and poolers stay unquantised: if the checkpoint has no weights for them, they are trained whole.
 UNQUANTISED = [*HEAD_NAMES, "head", r".*\.pooler"]
-# transformers leaves the output layer of a language model as it is, too.
-_STAYS = re.compile(rf"(^|\.)({'|'.join(HEAD_NAMES)}|head|pooler|lm_head)(\.|$)")
+# transformers does not quantise the output layer of a language model either.
+_UNQUANTISED = re.compile(rf"(^|\.)({'|'.join(HEAD_NAMES)}|head|pooler|lm_head)(\.|$)")
 
 
 def nf4_config() -> BitsAndBytesConfig:
-    """The base of QLoRA: NF4, the scales quantised too, computed in bf16.
+    """The quantisation of QLoRA's base: NF4 with double quantisation, computed in bf16.
 
-    Stored as bf16, so that quantised and other weights have one type and can be sharded together.
+    Packed weights are stored as bf16, so that all weights have one type and can be sharded together.
     """
     return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
@@ -47,16 +47,16 @@ def nf4_config() -> BitsAndBytesConfig:
 
 
 def freeze_quantised(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Freeze a quantised base, and put what is not quantised (norms, embedding, head) into `dtype`."""
-    from bitsandbytes.nn.modules import Linear4bit  # not to be had on every platform, and slow to import
+    """Freeze a quantised base, and cast its unquantised weights (norms, embedding, head) to `dtype`."""
+    from bitsandbytes.nn.modules import Linear4bit  # not available on every platform, and slow to import
 
     quantised = set()
     for module in model.modules():
         if isinstance(module, Linear4bit):
             quantised.add(module.weight)
-            # On a CPU with AVX512-BF16 the first evaluation would pack the weights and round their scales to bf16, in
-            # place: the model changes, and layers narrower than a block crash (bitsandbytes 0.50.2). Remove this when
-            # test_evaluating_leaves_the_base_as_it_was passes without.
+            # On a CPU with AVX512-BF16 the first evaluation packs the weights and rounds their scales to bf16 in
+            # place. The model changes, and layers narrower than a block crash (bitsandbytes 0.50.2). Remove this when
+            # test_evaluating_leaves_the_base_as_it_was passes without it.
             module.support_avx512bf16_for_cpu = False
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -74,14 +74,14 @@ def add_lora(
     """Wrap the model so that LoRA matrices and some modules are trained, and the rest is frozen.
 
     Args:
-        model: of any kind.
-        args: say how large the matrices are and where they go.
-        task: peft's name for what the model does. It trains a classifier's head whole by itself.
-        trained_whole: modules that are trained and saved whole, beside `args.modules_to_save`.
-        untouched: modules that get no matrices.
+        model: any model of transformers.
+        args: size and modules of the matrices.
+        task: peft's name for the task. For a classifier, peft trains the head whole by itself.
+        trained_whole: modules to train and save whole, in addition to `args.modules_to_save`.
+        untouched: modules without matrices.
 
     Raises:
-        UserError: a name of `--lora_target_modules` matches no linear layer.
+        UserError: `no-such-linear-layer`.
     """
     trained_whole = [*trained_whole, *args.modules_to_save]
     _check_targets(model, args.lora_target_modules, [*trained_whole, *untouched])
@@ -99,25 +99,24 @@ def add_lora(
 
 
 def without_effect(args: ModelArguments) -> list[str]:
-    """A sentence on each value that was given for an adapter, where there is none."""
+    """A note for each field of an adapter that the user set together with `--method full`."""
     if args.method != "full":
         return []
     plain = type(args)()
     given = [name for name in OF_MATRICES if getattr(args, name) != getattr(plain, name)]
-    return [f"--{name}: has no effect with --method full." for name in given]
+    return [f"Ignoring --{name}: it has no effect with --method full." for name in given]
 
 
 def check_names(shapes: PreTrainedModel, args: ModelArguments, untouched: Sequence[str]) -> None:
     """Check the names of an adapter's modules.
 
     Args:
-        shapes: the model; its weights are not looked at.
+        shapes: the model; its weights are not used.
         args: name the modules.
-        untouched: modules that get no matrices.
+        untouched: modules without matrices.
 
     Raises:
-        UserError: a name of `--lora_target_modules` matches no linear layer, or one of `--modules_to_save` no module,
-            one within another, or one that is quantised.
+        UserError: `no-such-linear-layer`, `no-such-module`, `nested-modules-to-save`, `quantised-module-to-save`.
     """
     problems = Problems()
     with problems.collecting():
@@ -128,25 +127,20 @@ def check_names(shapes: PreTrainedModel, args: ModelArguments, untouched: Sequen
 
 
 def check_published_base(args: ModelArguments, push_to_hub: bool) -> None:
-    """Refuse to push an adapter whose files and card would name a base that nobody else has, by this machine's path.
+    """Refuse to push an adapter on a local base: its files and card would name a path of this machine.
 
     Raises:
-        UserError: the base is a folder, or a model of the package.
+        UserError: `push-of-local-base`.
     """
     if push_to_hub and args.method != "full" and Path(builtin.resolve(args.model_name_or_path)).is_dir():
-        raise UserError(
-            f"--push_to_hub: an adapter names its base, and --model_name_or_path {args.model_name_or_path} is a "
-            "folder of this machine. Give the base's name on the Hub, or leave --push_to_hub out and push what "
-            "`indictune merge` makes of the two."
-        )
+        raise UserError("push-of-local-base", "--push_to_hub", model=args.model_name_or_path)
 
 
 def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
-    """Write what peft leaves out of an adapter's folder: the configuration, with the label names and the quantisation
-    (`adapter_base.config_file`), how answers end, and which weights the adapter belongs to.
+    """Write what peft leaves out of an adapter's folder: configuration, generation settings, and record of the base.
 
-    A model that is no adapter is left alone; its own `save_pretrained` writes everything. Call it on one process,
-    beside every `save_pretrained` of the model.
+    The configuration has the label names and the quantisation. For other models this does nothing: `save_pretrained`
+    writes everything. Call it on one process after every `save_pretrained`.
     """
     if isinstance(model, PeftModel):
         base = cast(PreTrainedModel, model.get_base_model())
@@ -156,7 +150,7 @@ def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
             base.generation_config.save_pretrained(folder)
         else:
             base.config.save_pretrained(folder)
-        commit_hash = vars(base.config).get("_commit_hash")  # only there where the base came from the Hub
+        commit_hash = vars(base.config).get("_commit_hash")  # set only if the base came from the Hub
         record_base(folder, builtin.name_of(str(base.name_or_path)), _revision(model), commit_hash)
 
 
@@ -165,7 +159,7 @@ def _revision(model: PeftModel) -> str:
 
 
 def _check_targets(model: PreTrainedModel, targets: Sequence[str], trained_whole: Sequence[str]) -> None:
-    """peft passes over a name that matches nothing as long as another one does."""
+    """Refuse names without a match: peft ignores them if another name matches."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     candidates = [name for name in linear if not name.startswith(tuple(trained_whole))]
     unmatched = [
@@ -175,50 +169,41 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str], trained_whole
     ]
     if unmatched:
         names = ", ".join(sorted({name.rpartition(".")[2] for name in candidates}))
-        raise UserError(
-            f"--lora_target_modules {' '.join(unmatched)}: the model has no linear layer of that name; "
-            f"it has {names} ({ALL_LINEAR} takes them all)."
-        )
+        raise UserError("no-such-linear-layer", "--lora_target_modules", " ".join(unmatched), known=names)
 
 
 def _check_modules_to_save(model: PreTrainedModel, args: ModelArguments) -> None:
     names, modules = args.modules_to_save, dict(model.named_modules())
     unmatched = [name for name in names if not any(each == name or each.endswith(f".{name}") for each in modules)]
     if unmatched:
-        there = ", ".join(sorted({each.rpartition(".")[2] for each in modules if each and not each[-1].isdigit()}))
-        raise UserError(f"--modules_to_save {' '.join(unmatched)}: the model has no such module; it has {there}.")
-    given = f"--modules_to_save {' '.join(names)}"
+        known = ", ".join(sorted({each.rpartition(".")[2] for each in modules if each and not each[-1].isdigit()}))
+        raise UserError("no-such-module", "--modules_to_save", " ".join(unmatched), known=known)
+    given = "--modules_to_save", " ".join(names)
     whole = [path for path in modules if names and path.endswith(tuple(names))]  # as peft finds them (0.21)
-    problems = Problems()
+    problems = []
     inner = next(((one, other) for one in whole for other in whole if one.startswith(f"{other}.")), None)
     if inner is not None:
-        problems.append(
-            f"{given}: peft takes each module whose name ends so, and {inner[0]} lies in {inner[1]}. Name the inner "
-            "ones."
-        )
-    linear = [path for path, module in modules.items() if isinstance(module, nn.Linear) and not _STAYS.search(path)]
+        problems.append(problem("nested-modules-to-save", *given, inner=inner[0], outer=inner[1]))
+    linear = [
+        path for path, module in modules.items() if isinstance(module, nn.Linear) and not _UNQUANTISED.search(path)
+    ]
     quantised = [path for path in linear if f"{path}.".startswith(tuple(f"{each}." for each in whole))]
     if args.method == "qlora" and quantised:
-        problems.append(
-            f"{given}: --method qlora keeps {quantised[0]} in 4 bits, in which it cannot be trained whole. Leave it "
-            "out; --lora_target_modules gives it matrices."
-        )
-    problems.raise_any()
+        problems.append(problem("quantised-module-to-save", *given, module=quantised[0]))
+    if problems:
+        raise UserError(problems=problems)
 
 
 def check_precision(args: ModelArguments, planned: Callable[[str], Any]) -> None:
-    """Refuse modules that are trained whole, in fp32, between layers of a quantised base, which computes in bf16.
+    """Refuse `--modules_to_save` with QLoRA in fp32: nothing casts between these modules and the base's bf16.
 
     Args:
         args: name the modules and the method.
-        planned: the value that a field of the training arguments will have.
+        planned: gives the value of a field of the training arguments.
 
     Raises:
-        UserError: the run computes in fp32, where nothing casts between the two.
+        UserError: `modules-to-save-need-bf16`.
     """
     is_half = planned("bf16") is not False or planned("fp16")
     if args.method == "qlora" and args.modules_to_save and not is_half:
-        raise UserError(
-            f"--modules_to_save {' '.join(args.modules_to_save)}: --method qlora computes in bf16, and what is "
-            "trained whole beside it needs --bf16 true."
-        )
+        raise UserError("modules-to-save-need-bf16", "--modules_to_save", " ".join(args.modules_to_save))

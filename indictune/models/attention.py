@@ -1,4 +1,4 @@
-"""Attention within each document of a batch that is one sequence without padding, as transformers calls it."""
+"""Attention within each document of an unpadded batch, registered as an attention function of transformers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "indictune_unpadded"
 
-# Rows up to so many times as long as the shortest of their run share a padded attention.
-LIKE_LENGTH = 1.5
+# Neighbours share a padded attention while the longest is at most this many times as long as the shortest.
+MOST_LENGTH_RATIO = 1.5
 
-# For wider heads with dropout, the kernel's gradients need the shared memory of an A100 or H100: on another GPU it
-# computes none, and torch does not refuse (FlashAttention 2, `run_mha_bwd_hdim256`).
-WIDEST_THAT_DROPS = 192
+# With dropout, the kernel's backward pass of wider heads needs the shared memory of an A100 or H100. On other GPUs it
+# computes no gradients, and torch does not refuse (FlashAttention 2, `run_mha_bwd_hdim256`).
+WIDEST_WITH_DROPOUT = 192
 
-# Fewer heads of key and value than of query: the kernel takes them from torch 2.12 on.
+# Grouped-query attention, which the kernel supports from torch 2.12 on.
 _TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
 
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value, each [1, heads, tokens, width]
@@ -42,11 +42,11 @@ def _attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention within each document of a joined batch; any other batch is left to transformers' sdpa.
+    """Attention within each document of a joined batch. Other batches go to transformers' sdpa.
 
     Args:
-        query: [1, heads, tokens, width]; `key` and `value` likewise, of as many or fewer heads.
-        sliding_window: how many tokens, itself included, one sees to each side (to the left, in causal models).
+        query: [1, heads, tokens, width]; `key` and `value` likewise, with as many or fewer heads.
+        sliding_window: how many tokens, itself included, a token sees to each side (in causal models to the left).
 
     Returns:
         [1, tokens, heads, width], and None in place of weights.
@@ -65,7 +65,7 @@ def _attention(
     window = left, 0 if causal else left
     if has_kernel and dropout == 0:
         return _varlen_attention(states, boundaries, longest, scaling, window), None
-    if has_kernel and query.shape[-1] <= WIDEST_THAT_DROPS:
+    if has_kernel and query.shape[-1] <= WIDEST_WITH_DROPOUT:
         return _flash_attention(states, boundaries, longest, dropout, scaling, window), None
     if query.is_cuda and sliding_window is None and not causal:
         return _nested_attention(states, boundaries, longest, dropout, scaling), None
@@ -73,7 +73,7 @@ def _attention(
 
 
 def _as_computed(states: States) -> States:
-    """In the type of autocast, where it is on: rotary positions (LLaMA's) make fp32 of what it has computed."""
+    """Cast to the type of autocast, if it is on: rotary positions (LLaMA's) return fp32."""
     kind = states[0].device.type
     if torch.is_autocast_enabled(kind):
         query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in states)
@@ -83,8 +83,8 @@ def _as_computed(states: States) -> States:
 
 @cache
 def _has_varlen_kernel(dtype: torch.dtype, width: int, device: torch.device) -> bool:
-    """Whether torch's kernel for sequences of many lengths, FlashAttention 2, takes such heads on this GPU."""
-    is_ampere = torch.cuda.get_device_capability(device) >= (8, 0)  # or later: no T4, no V100
+    """Whether torch's kernel for sequences of many lengths (FlashAttention 2) supports such heads on this GPU."""
+    is_ampere = torch.cuda.get_device_capability(device) >= (8, 0)  # not T4 or V100
     return is_ampere and dtype in (torch.float16, torch.bfloat16) and width <= 256 and width % 8 == 0
 
 
@@ -108,12 +108,12 @@ def _flash_attention(
     scaling: float | None,
     window: tuple[int, int],
 ) -> torch.Tensor:
-    """Attention by the operation below `varlen_attn`, which has no dropout (torch 2.13).
+    """Attention by the operation below `varlen_attn`, which itself has no dropout (torch 2.13).
 
-    `_nested_attention` ends in it too, by way of nested tensors, each of which costs the host time.
+    `_nested_attention` calls it too, but nested tensors cost host time.
     """
     left, right = window
-    given = (boundaries, boundaries, longest, longest, dropout, window == (-1, 0), False)  # not with its mask
+    given = (boundaries, boundaries, longest, longest, dropout, window == (-1, 0), False)  # False: return no mask
     output, *_ = torch.ops.aten._flash_attention_forward(
         *_as_documents(states), *given, scale=scaling, window_size_left=left, window_size_right=right
     )
@@ -121,7 +121,7 @@ def _flash_attention(
 
 
 def _as_documents(states: States) -> States:
-    """As the kernel takes them: [tokens, heads, width], with as many heads of each where it knows no groups."""
+    """[tokens, heads, width], as the kernel expects, with key and value heads repeated if it has no groups."""
     query, key, value = (each[0].transpose(0, 1) for each in states)
     heads_of_group = query.shape[1] // key.shape[1]
     if heads_of_group > 1 and not _TAKES_GROUPS:
@@ -134,7 +134,7 @@ def _nested_attention(
 ) -> torch.Tensor:
     """Attention over a jagged nested tensor whose elements are the documents."""
     query, key, value = (
-        # With both bounds told, torch need not read the boundaries to learn them.
+        # Given both bounds, torch does not read the boundaries, which waits for the GPU.
         torch.nested.nested_tensor_from_jagged(
             each[0].transpose(0, 1).contiguous(), boundaries, min_seqlen=1, max_seqlen=longest
         ).transpose(1, 2)
@@ -152,18 +152,18 @@ def _attention_by_length(
     scaling: float | None,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """Attention over one padded batch for each run of neighbours of like length; only here is anything padded."""
+    """Attention over one padded batch for each run of neighbours of similar length. Only this function pads."""
     dtype = states[0].dtype
-    # torch's kernel for CPUs takes longer in bf16 than in fp32 (2.13).
+    # torch's CPU kernel is slower in bf16 than in fp32 (2.13).
     computed = dtype if states[0].is_cuda else torch.float32
     by_length = _by_length(boundaries)
     sizes = [real.numel() for real in by_length.real]
-    # As [tokens, heads, width] again, where a token's states lie side by side. All runs are gathered at once: the
-    # gradient of each gathering is as large as all tokens.
+    # [tokens, heads, width] again, contiguous for each token. Gather all runs at once: the gradient of each gather is
+    # as large as all tokens.
     padded = (torch.split(_pad(each[0].transpose(0, 1), by_length), sizes) for each in states)
     outputs = []
     for real, is_full, *run_states in zip(by_length.real, by_length.is_full, *padded, strict=True):
-        # Copied once, to the type and the order that are computed in.
+        # Copy once, to the type and memory order of the computation.
         query, key, value = (
             each.unflatten(0, real.shape).transpose(1, 2).to(computed, memory_format=torch.contiguous_format)
             for each in run_states
@@ -176,17 +176,17 @@ def _attention_by_length(
 
 @dataclass(frozen=True)
 class _ByLength:
-    """The documents of a batch, padded run by run.
+    """The documents of a batch, padded run by run. A slot is one position of the padded runs.
 
     Attributes:
-        places: the token that each place of all runs takes, int64 [places].
-        tokens: the place of each token, int64 [tokens].
-        padding: the places that are no token's, int64 [places - tokens].
-        real: of each run, which places are no padding, bool [documents, longest].
-        is_full: of each run, whether all are.
+        slots: the token of each slot, int64 [slots].
+        tokens: the slot of each token, int64 [tokens].
+        padding: the slots without a token, int64 [slots - tokens].
+        real: for each run, the slots with a token, bool [documents, longest].
+        is_full: for each run, whether it has no padding.
     """
 
-    places: torch.Tensor
+    slots: torch.Tensor
     tokens: torch.Tensor
     padding: torch.Tensor
     real: list[torch.Tensor]
@@ -194,25 +194,25 @@ class _ByLength:
 
 
 def _pad(states: torch.Tensor, by_length: _ByLength) -> torch.Tensor:
-    """States of tokens, [tokens, ...], as those of places, [places, ...]."""
+    """[tokens, ...] to [slots, ...]."""
     return _Padded.apply(states, by_length)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _unpad(states: torch.Tensor, by_length: _ByLength) -> torch.Tensor:
-    """The other way round."""
+    """[slots, ...] to [tokens, ...]."""
     return _Unpadded.apply(states, by_length)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Padded(torch.autograd.Function):
-    """Gathers, and gathers the gradient back: every token has one place, and what stands in padding has none.
+    """Gather tokens into slots. The backward pass gathers, too: a token has one slot, and padding has no gradient.
 
-    torch's `index_select` would add it up row by row (2.13), which takes ten times as long in bf16.
+    The backward pass of `index_select` adds row by row (torch 2.13), which takes ten times as long in bf16.
     """
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, by_length: _ByLength) -> torch.Tensor:
         ctx.by_length = by_length
-        return states.index_select(0, by_length.places)
+        return states.index_select(0, by_length.slots)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -220,7 +220,7 @@ class _Padded(torch.autograd.Function):
 
 
 class _Unpadded(torch.autograd.Function):
-    """Likewise; the gradient of padding is zero."""
+    """Gather slots into tokens. The gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, by_length: _ByLength) -> torch.Tensor:
@@ -229,21 +229,21 @@ class _Unpadded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        places = gradient.index_select(0, ctx.by_length.places)
-        return places.index_fill_(0, ctx.by_length.padding, 0), None
+        of_slots = gradient.index_select(0, ctx.by_length.slots)
+        return of_slots.index_fill_(0, ctx.by_length.padding, 0), None
 
 
 @lru_cache(maxsize=1)
 def _by_length(boundaries: torch.Tensor) -> _ByLength:
-    """Found once for all layers of a batch, because a GPU is waited for to read the boundaries."""
+    """Computed once for all layers of a batch, because reading the boundaries waits for the GPU."""
     on_host = boundaries.cpu()
     lengths = on_host.diff()
-    runs = [_places(on_host[:-1][run], lengths[run]) for run in _runs(lengths.tolist())]
-    places = torch.cat([places.flatten() for places, _ in runs])
+    runs = [_slots(on_host[:-1][run], lengths[run]) for run in _runs(lengths.tolist())]
+    slots = torch.cat([slots.flatten() for slots, _ in runs])
     is_real = torch.cat([real.flatten() for _, real in runs])
     device = boundaries.device
     return _ByLength(
-        places.to(device),
+        slots.to(device),
         is_real.nonzero()[:, 0].to(device),
         (~is_real).nonzero()[:, 0].to(device),
         [real.to(device) for _, real in runs],
@@ -252,19 +252,19 @@ def _by_length(boundaries: torch.Tensor) -> _ByLength:
 
 
 def _runs(lengths: list[int]) -> Iterator[slice]:
-    """Runs of neighbours of which the longest is at most `LIKE_LENGTH` times as long as the shortest."""
+    """Runs of neighbours whose longest is at most `MOST_LENGTH_RATIO` times as long as the shortest."""
     first = 0
     shortest = longest = lengths[0]
     for number, length in enumerate(lengths):
         shortest, longest = min(shortest, length), max(longest, length)
-        if longest > LIKE_LENGTH * shortest:
+        if longest > MOST_LENGTH_RATIO * shortest:
             yield slice(first, number)
             first, shortest, longest = number, length, length
     yield slice(first, len(lengths))
 
 
-def _places(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the tokens of some documents stand, int64 [documents, longest], and which of these are theirs."""
+def _slots(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token of each slot of some documents, int64 [documents, longest], and which slots have one, bool."""
     offsets = torch.arange(int(lengths.max()), device=lengths.device)
     real = offsets < lengths[:, None]
     return torch.where(real, starts[:, None] + offsets, 0), real
@@ -273,7 +273,7 @@ def _places(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, 
 def _visible(real: torch.Tensor, is_full: bool, causal: bool, window: int | None) -> torch.Tensor | None:
     """True where a token (second but last dimension) sees another, bool [documents, 1, longest, longest].
 
-    None where it sees all of its document, or, in a causal model, all that lies before it.
+    None if each token sees its whole document, or, in a causal model, all tokens before it.
     """
     longest = real.shape[1]
     if is_full and (window is None or longest <= window):
@@ -289,7 +289,7 @@ def _visible(real: torch.Tensor, is_full: bool, causal: bool, window: int | None
 
 
 def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-    """No mask for a joined batch, which has none of its own; transformers would make one of tokens x tokens."""
+    """No mask for a joined batch: transformers would make one of tokens x tokens."""
     if attention_mask is None:
         return None
     kwargs["attention_mask"] = attention_mask

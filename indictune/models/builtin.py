@@ -1,4 +1,4 @@
-"""The small models that come with the package: built on the first call, then read from a cache like any other."""
+"""The package's small models: built on the first call, then read from a cache."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class BuiltIn:
     """How a model is made.
 
     Attributes:
-        texts: that its tokenizer learns from.
+        texts: the tokenizer learns from them.
         build: writes a model made from texts to a folder; the same texts give the same bytes.
-        version: raise it whenever `build` makes something else from the same texts, so that no old cache is read.
+        version: raise it when `build` changes, so that no stale cache is read.
     """
 
     texts: Callable[[], list[str]]
@@ -40,20 +40,19 @@ MODELS = {
 
 
 def resolve(model_name_or_path: str) -> str:
-    """The folder of a built-in model, made on the first call; any other name or path as it came.
+    """The folder of a built-in model, made on the first call. Any other name or path is returned unchanged.
 
-    A built-in model is never made in memory: parameters that are sharded while a model is constructed (ZeRO-3) start
-    from other random numbers than whole ones, so every run loads the same files instead.
+    Every run loads the same files: ZeRO-3 shards parameters during construction, which changes their random numbers.
 
     Raises:
-        UserError: there is no built-in model of this name, or the cache's folder cannot be written.
+        UserError: `no-such-builtin-model`, or the cache's folder cannot be written.
     """
     if not model_name_or_path.startswith(PREFIX):
         return model_name_or_path
     name = model_name_or_path.removeprefix(PREFIX)
     if name not in MODELS:
         known = ", ".join(f"{PREFIX}{other}" for other in MODELS)
-        raise UserError(f"--model_name_or_path {model_name_or_path}: no such built-in model; there is {known}.")
+        raise UserError("no-such-builtin-model", "--model_name_or_path", model_name_or_path, known=known)
     texts = MODELS[name].texts()
     folder = cache_folder() / f"{name}-{_fingerprint(texts, MODELS[name].version)}"
     with kept_in(folder.parent, "The built-in model"):
@@ -63,18 +62,18 @@ def resolve(model_name_or_path: str) -> str:
 
 
 def name_of(path: str) -> str:
-    """The name of the built-in model in a folder, which is the same on every machine; any other path as it is."""
+    """The name of the built-in model in a folder, the same on every machine. Other paths are returned unchanged."""
     names = [name for name in MODELS if Path(path).parent == cache_folder() and Path(path).name.startswith(f"{name}-")]
     return f"{PREFIX}{names[0]}" if names else path
 
 
 def _fingerprint(texts: Sequence[str], version: int) -> str:
-    """16 hexadecimal digits that change with anything the files are made from."""
+    """16 hexadecimal digits of the texts and the version."""
     return hashlib.sha256(json.dumps([version, list(texts)]).encode()).hexdigest()[:16]
 
 
 def _build_atomically(model: BuiltIn, texts: Sequence[str], folder: Path) -> None:
-    """Build beside `folder` and rename: a reader sees all or nothing, also when several processes build at once."""
+    """Build in a temporary folder and rename it, so that a reader sees all or nothing. Several processes may build."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -83,7 +82,7 @@ def _build_atomically(model: BuiltIn, texts: Sequence[str], folder: Path) -> Non
             unfinished.chmod(0o755)
         unfinished.rename(folder)
     except OSError:
-        # Another process was first, with the same bytes; any other reason leaves no folder and is told.
+        # If the folder exists, another process has built the same bytes.
         if not folder.exists():
             raise
     finally:

@@ -1,4 +1,4 @@
-"""A causal language model, ready to train or trained."""
+"""Load a causal language model for training or inference."""
 
 from __future__ import annotations
 
@@ -37,52 +37,45 @@ from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
 
 OUTPUT_LAYER = "lm_head"
 
-# Where transformers keeps documents apart by their positions alone; each is compared in tests/models/test_causal.py,
-# but for the flash-attention kernels, which need a GPU.
+# transformers keeps documents of these apart by their positions alone. tests/models/test_causal.py compares each one,
+# except the flash-attention kernels, which need a GPU.
 PACKED_MODELS = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
 PACKED_ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3")
 
 
 def load_causal_config(args: ModelArguments) -> PreTrainedConfig:
-    """`load_config` for a model that can continue texts."""
+    """`load_config` for a causal language model."""
     return load_config(args, MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model")
 
 
 def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Check what a causal model's shapes alone tell, before any weights are read.
+    """Check a causal model's shapes, before any weights are read.
 
     Args:
         args: name the model and the method.
         config: from `load_causal_config`.
 
     Raises:
-        UserError: as `check_shapes`; or the output layer is to get LoRA matrices.
+        UserError: as `check_shapes`, or `lora-on-output-layer`.
     """
     _check_output_layer(args)
     check_shapes(AutoModelForCausalLM, args, config, [OUTPUT_LAYER])
 
 
 def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Refuse to pack rows where one document would be read while another is answered.
+    """Refuse to pack rows if documents of one pack could see each other.
 
     Raises:
-        UserError: neither the model nor its attention is known to keep documents apart.
+        UserError: `packing-of-unknown-model`, `packing-of-own-code` or `packing-with-attention`.
     """
     if config.model_type not in PACKED_MODELS:
-        raise UserError(
-            f"--packing: {args.model_name_or_path} is of the type {config.model_type}, not known to keep packed "
-            f"documents apart ({', '.join(PACKED_MODELS)} are). Leave --packing out."
-        )
+        details = {"model": args.model_name_or_path, "model_type": config.model_type}
+        raise UserError("packing-of-unknown-model", "--packing", known=", ".join(PACKED_MODELS), **details)
     if has_own_code(args, config):
-        raise UserError(
-            f"--packing with --trust_remote_code: the code that comes with {args.model_name_or_path} is not known to "
-            "keep packed documents apart. Leave --packing out."
-        )
+        raise UserError("packing-of-own-code", "--packing", model=args.model_name_or_path)
     if args.attn_implementation not in PACKED_ATTENTION:
-        raise UserError(
-            f"--packing with --attn_implementation {args.attn_implementation}: documents of one pack would see each "
-            f"other. Leave one of them out; {', '.join(filter(None, PACKED_ATTENTION))} keep documents apart."
-        )
+        known = ", ".join(filter(None, PACKED_ATTENTION))
+        raise UserError("packing-with-attention", "--attn_implementation", args.attn_implementation, known=known)
 
 
 def base_dtype(args: ModelArguments, training_dtype: torch.dtype, quantised: bool) -> torch.dtype:
@@ -111,12 +104,12 @@ def load_causal(
     Args:
         args: name the model and the method.
         tokenizer: its padding token becomes the model's.
-        training_dtype: in which activations are computed.
-        ends: tokens that end an answer; saved with the model beside its own, so that its answers stop there.
-        reads: False leaves the weights unread where another process sends them. A quantised base is always read.
+        training_dtype: of the activations.
+        ends: tokens that end an answer. They are saved with the model in addition to its own.
+        reads: False skips the weights, because another process sends them. A quantised base is always read.
 
     Raises:
-        UserError: the model cannot be read, or does not fit the tokenizer or `args.lora_target_modules`.
+        UserError: the model is unreadable, or does not fit the tokenizer or `args.lora_target_modules`.
     """
     config = load_causal_config(args)
     if args.dropout is not None:
@@ -145,17 +138,17 @@ def load_trained_causal(
     trust_checkpoint: bool = False,
     device_map: str | None = None,
 ) -> Model:
-    """A finished run's model for inference, full or adapter, on its quantised base where it had one.
+    """A finished run's model for inference. An adapter is loaded on its base, quantised as in training.
 
     Args:
         folder: of the run.
-        dtype: of the weights, where the base is not quantised.
+        dtype: of the weights, unless the base is quantised.
         trust_remote_code: run Python code that comes with the model.
-        trust_checkpoint: read weights that are a pickle; an adapter's own never are.
-        device_map: "cpu" reads it there also where there is a GPU.
+        trust_checkpoint: read pickled weights. An adapter's own weights are never a pickle.
+        device_map: "cpu" loads it there even if there is a GPU.
 
     Raises:
-        UserError: the folder holds no finished model, or the adapter's base cannot be read.
+        UserError: the folder holds no finished model, or the adapter's base is unreadable.
     """
     args = ModelArguments(
         model_name_or_path=str(folder),
@@ -175,10 +168,12 @@ def load_trained_causal(
 
 
 def _own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that end the answers of a base, such as Gemma's `<end_of_turn>`. A token of words is none: it stands in a
-    configuration for want of another."""
+    """Tokens that end the answers of a base, such as Gemma's `<end_of_turn>`.
+
+    Ordinary tokens are left out: a configuration names one only as a placeholder.
+    """
     assert model.generation_config is not None
-    # Gemma 3 has a configuration for its text within its own, and some models name no end at all (transformers 5.23).
+    # Gemma 3 nests the configuration of its text, and some models name no end at all (transformers 5.23).
     of_text = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
     stored = (model.generation_config.eos_token_id, of_text)
     ids: set[int | None] = {token for each in stored for token in (each if isinstance(each, list) else [each])}
@@ -192,41 +187,35 @@ def _read(
     dtype: torch.dtype,
     flag: str = MODEL_FLAG,
 ) -> PreTrainedModel:
-    """`read_weights` of a causal model, none of which may be missing; a quantised one is frozen.
+    """`read_weights` of a causal model. No weight may be missing; a quantised model is frozen.
 
     Raises:
-        UserError: weights are missing.
+        UserError: as `read_weights`, or `causal-weights-missing`.
     """
     model, new = read_weights(AutoModelForCausalLM, args, config, quantisation, dtype, flag)
     if new:
-        raise UserError(
-            f"{flag} {args.model_name_or_path}: the weights of {min(new)} are missing, so it was not trained to "
-            "continue texts. Give a causal language model."
-        )
+        raise UserError("causal-weights-missing", flag, args.model_name_or_path, weight=min(new))
     if stored_quantisation(model.config):
         freeze_quantised(model, dtype)
     return model
 
 
 def _unread(args: ModelArguments, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with memory for its weights that nothing is written to, and so is not taken from the system yet."""
+    """The model with uninitialised weights. The system assigns memory only when they are written."""
     with explained(args, *BROKEN), no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=dtype, trust_remote_code=args.trust_remote_code, attn_implementation=args.attn_implementation
         )
-    model.tie_weights()  # which is left out together with the drawing of weights
+    model.tie_weights()  # no_init_weights skips it
     model.config.use_cache = False
     return model
 
 
 def _check_output_layer(args: ModelArguments) -> None:
-    """TRL multiplies the hidden states by the output layer's own weight, in pieces: matrices on it would be ignored.
+    """Refuse LoRA on the output layer: TRL computes the loss from the layer's own weight and ignores the matrices.
 
     Raises:
-        UserError: `--lora_target_modules` names the output layer.
+        UserError: `lora-on-output-layer`.
     """
     if args.method != "full" and OUTPUT_LAYER in args.lora_target_modules:
-        raise UserError(
-            f"--lora_target_modules {OUTPUT_LAYER}: the loss is computed from the output layer's weight directly, so "
-            f"LoRA matrices on it would never be trained. Train it whole: --modules_to_save {OUTPUT_LAYER}."
-        )
+        raise UserError("lora-on-output-layer", "--lora_target_modules", OUTPUT_LAYER)

@@ -1,4 +1,4 @@
-"""A sequence classifier, ready to train or trained."""
+"""Load a sequence classifier for training or inference."""
 
 from __future__ import annotations
 
@@ -39,24 +39,20 @@ logger = logging.getLogger(__name__)
 
 
 def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
-    """`load_config` for a model that can classify sequences.
+    """`load_config` for a sequence classifier.
 
     Raises:
-        UserError: as `load_config`; or the model has both an encoder and a decoder (T5, BART). transformers' heads on
-            these refuse (5.23) what has lost its end: a text that is cut, and tokens that stand for no row.
+        UserError: as `load_config`, or `encoder-decoder` (T5, BART). transformers' heads on these (5.23) refuse a text
+            without its end token, such as a truncated one.
     """
     config = load_config(args, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classifier of sequences")
     if config.is_encoder_decoder:
-        raise UserError(
-            f"{MODEL_FLAG} {args.model_name_or_path}: a model of the type {config.model_type} has an encoder and a "
-            "decoder, which is not trained as a classifier here. Give an encoder, such as BERT or XLM-R, or a "
-            "decoder, such as LLaMA."
-        )
+        raise UserError("encoder-decoder", MODEL_FLAG, args.model_name_or_path, model_type=config.model_type)
     return config
 
 
 def check_classifier(args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Check what a classifier's shapes alone tell, before any weights are read.
+    """Check a classifier's shapes, before any weights are read.
 
     Args:
         args: name the model and the method.
@@ -69,30 +65,27 @@ def check_classifier(args: ModelArguments, config: PreTrainedConfig) -> None:
 
 
 def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
-    """The order in which labels are numbered: the checkpoint's if its head knows exactly these labels, else as given.
+    """The order of the label ids: the checkpoint's if its head has exactly these labels, else as given.
 
     So a head that was trained for the same labels keeps its meaning.
 
     Raises:
-        UserError: the head's classes are not numbered 0, 1, 2 and so on.
+        UserError: `label-ids-not-consecutive`.
     """
     known = _known_labels(config)
     return known if sorted(known) == sorted(labels) else list(labels)
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:
-    """The label of each class id, in the order of the ids, in which a config.json need not list them.
+    """The label of each class id, in the order of the ids. A config.json may list them in another order.
 
     Raises:
-        UserError: the ids are not 0, 1, 2 and so on.
+        UserError: `label-ids-not-consecutive`.
     """
     names = cast(dict[int, object], config.id2label or {})
     if sorted(names) != list(range(len(names))):
         ids = ", ".join(map(str, sorted(names)))
-        raise UserError(
-            f"{config.name_or_path}: the id2label of its config.json has the ids {ids}; expected 0, 1, 2 and so on, "
-            "one for each output of the head. Number them so in that file."
-        )
+        raise UserError("label-ids-not-consecutive", str(config.name_or_path), ids=ids)
     return [str(names[index]) for index in range(len(names))]
 
 
@@ -103,11 +96,11 @@ def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreT
     They are in fp32, which mixed precision casts from; the quantised base of `qlora` is computed in bf16.
 
     Args:
-        labels: the names, numbered in this order. Take it from `label_order`.
+        labels: the names in the order of their ids, from `label_order`.
         tokenizer: from `load_tokenizer`; its padding token becomes the model's.
 
     Raises:
-        UserError: the model cannot be read, or does not fit the tokenizer or `args.lora_target_modules`.
+        UserError: the model is unreadable, or does not fit the tokenizer or `args.lora_target_modules`.
         ValueError: the checkpoint's head has the same labels in another order.
     """
     config = load_classifier_config(args)
@@ -133,17 +126,19 @@ def load_trained(
     device_map: str | None = None,
     kind: type[Any] = AutoModelForSequenceClassification,
 ) -> Model:
-    """A finished run's model for inference, full or adapter, with its label names, in fp32 or on its quantised base.
+    """A finished run's model for inference, with its label names. An adapter is loaded on its base.
+
+    Weights are in fp32, except those of a quantised base.
 
     Args:
         folder: of the run.
         trust_remote_code: run Python code that comes with the model.
-        trust_checkpoint: read weights that are a pickle; an adapter's own never are.
-        device_map: "cpu" reads it there also where there is a GPU.
+        trust_checkpoint: read pickled weights. An adapter's own weights are never a pickle.
+        device_map: "cpu" loads it there even if there is a GPU.
         kind: transformers' Auto class of the model.
 
     Raises:
-        UserError: the folder holds no finished model, or the adapter's base cannot be read.
+        UserError: the folder holds no finished model, or the adapter's base is unreadable.
     """
     args = ModelArguments(
         str(folder), trust_remote_code=trust_remote_code, trust_checkpoint=trust_checkpoint, device_map=device_map
@@ -153,7 +148,7 @@ def load_trained(
     if not (Path(folder) / "adapter_config.json").exists():
         model, new_weights = _read(args, config, None, "--model", kind)
         if new_weights:
-            raise UserError(f"--model {folder}: not trained yet, the weights of {min(new_weights)} are missing.")
+            raise UserError("model-not-trained", "--model", folder, weight=min(new_weights))
         return model
     flag, quantisation = read_base_of(folder, args, config)
     base, _ = _read(args, config, quantisation, flag)
@@ -161,22 +156,22 @@ def load_trained(
 
 
 def _known_labels(config: PreTrainedConfig) -> list[str]:
-    """The labels of the checkpoint's own head, in order; none where the checkpoint is no classifier."""
+    """The labels of the checkpoint's head, in the order of their ids; none if the checkpoint is no classifier."""
     if not any("ForSequenceClassification" in str(name) for name in config.architectures or []):
         return []
     return class_names(config)
 
 
 def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:
-    """Say what becomes of a head that the checkpoint brings."""
+    """Warn if the checkpoint's head has other labels than the data."""
     known = _known_labels(config)
     if not known or known == list(labels):
         return
     if sorted(known) == sorted(labels):
         raise ValueError(f"labels {list(labels)} in another order than the head's {known}: use label_order().")
-    fate = "it starts from its present weights" if len(known) == len(labels) else "a new one takes its place"
+    fate = "training starts from its weights" if len(known) == len(labels) else "a new head replaces it"
     logger.warning(
-        "The head of %s was trained for %s, the data have %s: %s.",
+        "The head of %s was trained for %s, but the data have %s: %s.",
         config.name_or_path,
         ", ".join(known),
         ", ".join(labels),
@@ -209,9 +204,9 @@ def _read(
 def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str]) -> PeftModel:
     """Train LoRA matrices, the head and every module with new weights.
 
-    A pooler among these (a checkpoint of masked language modelling has none) must be saved with the adapter: frozen
-    at random numbers that are drawn again on loading, the trained model would never come back.
+    A checkpoint of masked language modelling lacks the pooler. The new one must be saved with the adapter: otherwise
+    loading draws other random weights.
     """
     new_modules = sorted({name.rpartition(".")[0] for name in new_weights})
-    beside_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
-    return add_lora(model, args, TaskType.SEQ_CLS, trained_whole=beside_head, untouched=HEAD_NAMES)
+    besides_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
+    return add_lora(model, args, TaskType.SEQ_CLS, trained_whole=besides_head, untouched=HEAD_NAMES)

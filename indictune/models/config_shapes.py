@@ -1,4 +1,4 @@
-"""What a model's shapes alone tell, before any weights are read."""
+"""Check attention and module names against the model's shapes, before any weights are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from indictune.errors import Problems, UserError
 from indictune.models.adapters import ALL_LINEAR, check_names
 from indictune.models.load_errors import explained, first_line
 
-# What is installed for transformers' names; its messages (5.23) do not say.
+# Packages to install for transformers' names. Its messages (5.23) do not name them.
 _PACKAGES = {
     "flash_attention_2": "flash-attn",
     "flash_attention_3": "flash-attn-3",
@@ -28,11 +28,11 @@ def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig
     Args:
         kind: transformers' Auto class for the task.
         args: name the attention and the modules.
-        config: of the model, which stays as it is.
-        untouched: modules that get no matrices.
+        config: of the model; it is not changed.
+        untouched: modules without LoRA matrices.
 
     Raises:
-        UserError: all problems of both; or the configuration makes no model.
+        UserError: all problems of both, or `model-unreadable`.
     """
     problems = Problems()
     names_modules = args.lora_target_modules != [ALL_LINEAR] or args.modules_to_save
@@ -48,26 +48,24 @@ def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig
 
 
 def _check_attention(kind: type[Any], args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Ask transformers for the model with the attention, because that depends on both and on what is installed.
+    """Ask transformers for the model with this attention: it depends on the model and on installed packages.
 
     Raises:
-        UserError: there is none; or the configuration makes no model.
+        UserError: `attention-not-available`, or `model-unreadable` if the model fails with every attention.
     """
     name = args.attn_implementation
     try:
         _shapes(kind, args, config, name)
     except Exception as error:
-        with explained(args, Exception):  # of a configuration that makes no model with any attention
+        with explained(args, Exception):  # a configuration that fails with every attention
             _shapes(kind, args, config, None)
         package = f" The package is {_PACKAGES[name]}." if isinstance(error, ImportError) and name in _PACKAGES else ""
-        raise UserError(
-            f"--attn_implementation {name}: {args.model_name_or_path} cannot be read with it. ({first_line(error)})"
-            f"{package} Give another, or leave it out for the model's own."
-        ) from error
+        details = {"model": args.model_name_or_path, "reason": first_line(error), "package": package}
+        raise UserError("attention-not-available", "--attn_implementation", name, **details) from error
 
 
 def _shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, attention: str | None) -> PreTrainedModel:
-    """The model without memory for its weights; transformers writes to the configuration that it makes one of."""
+    """The model on the device `meta`, from a copy of the configuration, because transformers changes it."""
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(
             deepcopy(config), trust_remote_code=args.trust_remote_code, attn_implementation=attention

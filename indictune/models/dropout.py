@@ -18,7 +18,7 @@ def set_config_dropout(config: PreTrainedConfig, probability: float) -> None:
 
 
 def set_module_dropout(model: nn.Module, probability: float) -> None:
-    """Set every `nn.Dropout`, those included that code outside transformers made from fields of other names."""
+    """Set every `nn.Dropout`, also those that code outside transformers made from fields of other names."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability

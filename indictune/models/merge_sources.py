@@ -1,4 +1,4 @@
-"""Where each tensor of a merged model comes from: the adapter, or the base as the adapter met it in training."""
+"""Plan where each tensor of a merged model comes from: the adapter, or the base as it was in training."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
 from indictune.config.command_arguments import MergeArguments
-from indictune.errors import Problems, UserError
+from indictune.errors import UserError, problem
 from indictune.models.adapter_base import config_file
-from indictune.models.adapter_deltas import Adapter, raise_bounded
+from indictune.models.adapter_deltas import MOST_PROBLEMS, Adapter
 from indictune.models.weight_files import Checkpoint
 
 CLASSES: dict[str, Any] = {
@@ -36,12 +36,12 @@ READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Rounding:
-    """What loading did to the base in training.
+    """How the base was rounded when it was loaded for the training.
 
     Attributes:
         settings: of bitsandbytes.
-        dtype: all weights were cast to it.
-        names: the weights that were quantised then.
+        dtype: of all weights before quantisation.
+        names: of the quantised weights.
     """
 
     settings: BitsAndBytesConfig
@@ -51,16 +51,16 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Merger:
-    """How each tensor of the merged model is made.
+    """Makes each tensor of the merged model.
 
     Attributes:
         adapter: the changes.
         base: the base's tensors.
-        model: the merged model without data, on the device `meta`.
-        sources: name of a tensor of the model to its name in the base's checkpoint.
-        expected: the tensors to write, without data.
+        model: the merged model, on the device `meta`.
+        sources: name of a tensor of the model -> its name in the base's checkpoint.
+        expected: the tensors to write, on the device `meta`.
         dtype: of the merged weights.
-        rounding: of the base's weights; None takes them as they are.
+        rounding: of the base's weights; None for no rounding.
     """
 
     adapter: Adapter
@@ -75,7 +75,7 @@ class Merger:
         """The merged tensor of a name.
 
         Raises:
-            UserError: it is not finite in the type asked for.
+            UserError: `merged-weights-not-finite`.
         """
         if name in self.adapter.whole:
             weight = self.adapter.tensors.read(self.adapter.whole[name])
@@ -86,42 +86,37 @@ class Merger:
         if weight.is_floating_point():
             weight = weight.to(self.dtype)
             if not bool(weight.isfinite().all()):
-                raise UserError(
-                    f"{name}: the merged weights are not finite in {self.dtype} (NaN or beyond its range). Give "
-                    "--dtype bfloat16 or float32; if that does not help, the adapter's training has diverged."
-                )
+                raise UserError("merged-weights-not-finite", "--dtype", self.dtype, weight=name)
         return weight.contiguous()
 
     def size_bytes(self) -> int:
-        """Of all that is written."""
+        """Of the merged weights."""
         return sum(tensor.nbytes for tensor in self.expected.values())
 
     def _base(self, name: str) -> Tensor:
-        """The base's weight as the adapter met it in training."""
+        """The base's weight as it was in training."""
         weight = self.base.read(self.sources[name])
         if self.rounding is None or not weight.is_floating_point():
             return weight
         weight = weight.to(self.rounding.dtype)
         if name not in self.rounding.names:
             return weight
-        there_and_back = _there_and_back(_oriented(self.model, name, weight), self.rounding.settings)
-        return _oriented(self.model, name, there_and_back)
+        return _oriented(self.model, name, _dequantised(_oriented(self.model, name, weight), self.rounding.settings))
 
 
 def skeleton(
     adapter: Adapter, base_folder: Path, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, dict[str, Any] | None]:
-    """The merged model without data, and the settings by which its base was quantised in training.
+    """The merged model on the device `meta`, and the quantisation of its base in training.
 
-    The dtype of its configuration is the one that the base was loaded in.
+    The dtype of its configuration is the one of the base when it was loaded.
 
     Raises:
-        UserError: the adapter is for another task than those that are merged here.
+        UserError: `adapter-task`.
     """
     task = adapter.config.task_type
     if task not in CLASSES:
-        path = adapter.folder / "adapter_config.json"
-        raise UserError(f"{path}: task_type {task}: expected {' or '.join(CLASSES)}.")
+        raise UserError("adapter-task", "--adapter", adapter.folder, task=task, known=" or ".join(CLASSES))
     described = config_file(adapter.folder).is_file()
     config: PreTrainedConfig = AutoConfig.from_pretrained(
         config_file(adapter.folder) if described else base_folder, trust_remote_code=trust_remote_code
@@ -146,13 +141,14 @@ def plan(
     """Find where each tensor of the merged model comes from.
 
     Args:
-        args: what was asked for.
+        args: of the command.
         adapter: the changes.
         base: the base's tensors.
-        model: from `skeleton`, and so are `settings`.
+        model: from `skeleton`.
+        settings: from `skeleton`.
 
     Raises:
-        UserError: the adapter does not fit the base, with all that does not; or the flags do not fit the adapter.
+        UserError: the adapter does not fit the base, or the flags do not fit the adapter.
     """
     sources = _sources(model, base)
     rounding = _rounding(args, adapter, base, model, settings, sources)
@@ -160,9 +156,9 @@ def plan(
     for target, origin in model.all_tied_weights_keys.items():
         sources.setdefault(target, sources.get(origin, target))
         sources.setdefault(origin, sources[target])
-        if adapter.config.ensure_weight_tying or not (adapter.changes(target) or adapter.changes(origin)):
+        if not (adapter.changes(target) or adapter.changes(origin)):
             del state[target]
-        else:  # in training, too, the one was changed without the other
+        else:  # training, too, changed one of the tied weights without the other
             model.config.tie_word_embeddings = False
     _check_fit(adapter, base, model, sources, state)
     dtype = getattr(torch, args.dtype) if args.dtype else base.dtype()
@@ -181,27 +177,21 @@ def _rounding(
     settings: dict[str, Any] | None,
     sources: dict[str, str],
 ) -> Rounding | None:
-    """How the base's weights are rounded before the adapter is added; None where they are not."""
+    """How the base's weights are rounded before the adapter is added; None for no rounding."""
     if args.base_weights == "dequantised" and settings is None:
-        raise UserError(
-            f"--base_weights dequantised: {adapter.folder} does not say that its base was quantised (config.json with "
-            "quantization_config). Leave the flag out, or put the config.json of the training there."
-        )
+        raise UserError("base-was-not-quantised", "--base_weights", args.base_weights, adapter=adapter.folder)
     if settings is None or args.base_weights == "original":
         return None
     if not settings.get("load_in_4bit"):
-        raise UserError(
-            f"{adapter.folder}: was trained on a base quantised by {settings.get('quant_method')}, and not to the 4 "
-            "bit of bitsandbytes. --base_weights original merges it into the unquantised checkpoint all the same."
-        )
+        raise UserError("base-quantised-otherwise", "--adapter", adapter.folder, method=settings.get("quant_method"))
     config: BitsAndBytesConfig = BitsAndBytesConfig.from_dict(settings)  # type: ignore[no-untyped-call]
-    # A base that is stored in 4 bit is not quantised once more, nor is a weight that is another one's.
+    # A base that is stored in 4 bit was not quantised again. `sources` leaves out weights tied to others.
     names = frozenset() if base.in_4bit else _quantised(model, config) & sources.keys()
     return Rounding(config, cast(torch.dtype, model.config.dtype), frozenset(names))
 
 
 def _sources(model: PreTrainedModel, base: Checkpoint) -> dict[str, str]:
-    """Name in the model to name in the checkpoint, by transformers' rules for old and headless checkpoints."""
+    """Name in the model -> name in the checkpoint, by transformers' rules for old and headless checkpoints."""
     renamings = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
     state = model.state_dict()
     found = {}
@@ -213,7 +203,7 @@ def _sources(model: PreTrainedModel, base: Checkpoint) -> dict[str, str]:
 
 def _quantised(model: PreTrainedModel, settings: BitsAndBytesConfig) -> frozenset[str]:
     """Names of the weights that transformers quantises on loading."""
-    from bitsandbytes.nn.modules import Linear4bit  # slow to import, and so is what imports it
+    from bitsandbytes.nn.modules import Linear4bit  # slow to import
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
     with torch.device("meta"):
@@ -225,39 +215,47 @@ def _quantised(model: PreTrainedModel, settings: BitsAndBytesConfig) -> frozense
 def _check_fit(
     adapter: Adapter, base: Checkpoint, model: PreTrainedModel, sources: dict[str, str], state: dict[str, Tensor]
 ) -> None:
-    """Refuse an adapter with tensors for which the model has no place, or that leaves a place empty."""
-    problems = Problems()
+    """Refuse an adapter or a base with tensors that do not fit the model, or that lack some.
+
+    Raises:
+        UserError: `adapter-tensor-unknown`, `adapter-tensor-shape`, `base-weight-missing`, `base-weight-shape` or
+            `base-weight-type`, for the first ten.
+    """
+    problems = []
+    given = "--adapter", adapter.folder
     every = model.state_dict()
     for name, stored in adapter.whole.items():
         found = adapter.tensors.shapes[stored]
         if name not in every:
-            problems.append(f"{adapter.folder}: {stored} matches no weight of the base.")
+            problems.append(problem("adapter-tensor-unknown", *given, tensor=stored))
         elif found != tuple(every[name].shape):
-            problems.append(f"{adapter.folder}: {stored} is {list(found)}; the model's is {list(every[name].shape)}.")
+            wanted = tuple(every[name].shape)
+            problems.append(problem("adapter-tensor-shape", *given, tensor=stored, found=found, wanted=wanted))
     for module in adapter.matrices:
         name = f"{module}.weight"
         if name not in every:
-            problems.append(f"{adapter.folder}: the matrices of {module} match no weight of the base.")
+            problems.append(problem("adapter-tensor-unknown", *given, tensor=module))
             continue
         wanted, found = tuple(_oriented(model, name, every[name]).shape), adapter.shape(module)
         if found != wanted:
-            problems.append(f"{adapter.folder}: the matrices of {module} make {list(found)}, not {list(wanted)}.")
+            problems.append(problem("adapter-tensor-shape", *given, tensor=module, found=found, wanted=wanted))
     for name, tensor in state.items():
         if name in adapter.whole:
             continue
         source = sources.get(name, name)
         if source not in base.shapes:
-            problems.append(f"{name}: neither the base nor the adapter has this weight.")
+            problems.append(problem("base-weight-missing", "--base_model", tensor=name))
         elif base.shapes[source] != tuple(tensor.shape):
-            shape = list(base.shapes[source])
-            problems.append(f"{name}: the base's is {shape}, by its config.json it is {list(tensor.shape)}.")
+            found, wanted = base.shapes[source], tuple(tensor.shape)
+            problems.append(problem("base-weight-shape", "--base_model", tensor=name, found=found, wanted=wanted))
         elif tensor.is_floating_point() and base.dtypes.get(source, torch.bfloat16) not in READABLE:
-            problems.append(f"{name}: the base's is stored as {base.dtypes[source]}; give its unquantised checkpoint.")
-    raise_bounded(problems)
+            problems.append(problem("base-weight-type", "--base_model", tensor=name, found=base.dtypes[source]))
+    if problems:
+        raise UserError(problems=problems[:MOST_PROBLEMS])
 
 
-def _there_and_back(weight: Tensor, settings: BitsAndBytesConfig) -> Tensor:
-    """A weight rounded to 4 bit and back, as bitsandbytes' linear layer does it."""
+def _dequantised(weight: Tensor, settings: BitsAndBytesConfig) -> Tensor:
+    """A weight quantised to 4 bit and back, as bitsandbytes' linear layer does it."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit  # slow to import
 
     rounded, state = quantize_4bit(
@@ -267,11 +265,11 @@ def _there_and_back(weight: Tensor, settings: BitsAndBytesConfig) -> Tensor:
         quant_type=settings.bnb_4bit_quant_type,
         quant_storage=settings.bnb_4bit_quant_storage,
     )
-    back: Tensor = dequantize_4bit(rounded, state)
-    return back
+    dequantised: Tensor = dequantize_4bit(rounded, state)
+    return dequantised
 
 
 def _oriented(model: nn.Module, name: str, weight: Tensor) -> Tensor:
-    """[outputs, inputs] from a weight as its module holds it, and the other way round."""
+    """Transpose a weight if its module stores it as [inputs, outputs]: the merge computes with [outputs, inputs]."""
     module = model.get_submodule(name.removesuffix(".weight"))
     return weight.T if isinstance(module, nn.Embedding | Conv1D) else weight

@@ -1,4 +1,4 @@
-"""What a folder needs beside weights to be a model: configuration, tokenizer, how answers end."""
+"""Save what a model's folder needs besides weights: configuration, tokenizer and generation settings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 def save_description(
     model: nn.Module, architecture: str, tokenizer: PreTrainedTokenizerBase, folder: str | Path
 ) -> None:
-    """Write it into a checkpoint in shards, where the Trainer writes nothing of it. One process must call it.
+    """Save the description into a sharded checkpoint, for which the Trainer saves none. Call it on one process.
 
     Args:
-        model: in training. Of an adapter, `save_adapter_extras` writes the rest.
-        architecture: the model's class.
+        model: in training. `save_adapter_extras` saves the rest of an adapter.
+        architecture: name of the model's class.
         tokenizer: of the model.
         folder: of the checkpoint.
     """

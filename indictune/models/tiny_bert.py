@@ -20,8 +20,8 @@ from indictune.data.cleaning import clean
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-# Every letter and sign of these blocks is in the vocabulary, so that no word of the three languages is unknown
-# however few texts the vocabulary is learned from.
+# The vocabulary holds every letter and sign of these blocks, so no word of the three languages is unknown, even if
+# the vocabulary is learned from few texts.
 ALPHABET_BLOCKS = {"Devanagari": (0x0900, 0x097F), "Tamil": (0x0B80, 0x0BFF), "Telugu": (0x0C00, 0x0C7F)}
 EMOTICONS = (0x1F600, 0x1F64F)
 JOINERS = "\u200c\u200d"
@@ -41,7 +41,7 @@ class Size:
 def build(texts: Sequence[str], folder: Path | str, size: Size | None = None) -> None:
     """Write a BERT of the given size with random weights, and a tokenizer learned from `texts`, to `folder`.
 
-    The same texts and size give the same bytes. The caller's random state is left as it is.
+    The same texts and size give the same bytes. The caller's random state does not change.
     """
     size = size or Size()
     tokenizer = train_tokenizer(texts, size.vocab_size, size.max_length)
@@ -55,7 +55,7 @@ def build(texts: Sequence[str], folder: Path | str, size: Size | None = None) ->
         max_position_embeddings=size.max_length,
         pad_token_id=tokenizer.pad_token_id,
     )
-    # `torch.manual_seed` would seed the generators of the GPUs too, which `fork_rng(devices=[])` does not put back.
+    # `torch.manual_seed` would also seed the GPUs' generators, which `fork_rng(devices=[])` does not restore.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(size.seed)
         model = BertModel(config)
@@ -65,7 +65,7 @@ def build(texts: Sequence[str], folder: Path | str, size: Size | None = None) ->
 def train_tokenizer(texts: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
     """A WordPiece tokenizer of at most `vocab_size` entries that keeps every vowel sign and joiner.
 
-    BERT's own normaliser will not do: its `clean_text` drops ZWJ and ZWNJ, and its `strip_accents` the vowel signs.
+    BERT's own normaliser does not: `clean_text` drops ZWJ and ZWNJ, and `strip_accents` drops the vowel signs.
     """
     vocabulary = _learn_vocabulary(texts, vocab_size)
     backend = _untrained()
@@ -95,7 +95,7 @@ def sample_texts() -> list[str]:
 
 
 def _untrained() -> Tokenizer:
-    """How texts are cut into words. Emoji stand alone: in a row of them, one unknown would make all unknown."""
+    """Split texts into words. Each emoji is a word: otherwise one unknown emoji makes its whole run unknown."""
     backend = Tokenizer(WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -107,9 +107,9 @@ def _untrained() -> Tokenizer:
 def _learn_vocabulary(texts: Sequence[str], vocab_size: int) -> dict[str, int]:
     """Token -> id: the special tokens, every character of the alphabet inside and at the start of a word, and pieces.
 
-    The characters inside a word (`##x`) are given as special tokens, for two reasons. The trainer would add only those
-    that it saw there. And it would number them in the random order of a hash table, which decides between pieces of
-    equal frequency: every process would learn another vocabulary (seen with tokenizers 0.23).
+    The characters inside a word (`##x`) are special tokens for two reasons. The trainer adds only those that it saw
+    there. It also numbers them in the random order of a hash table, and ties between pieces depend on the numbers:
+    every process would learn another vocabulary (seen with tokenizers 0.23).
     """
     backend = _untrained()
     counts = Counter(char for text in texts for char in backend.normalizer.normalize_str(text) if not char.isspace())

@@ -25,7 +25,7 @@ SEED = 0
 
 
 def sample_texts() -> list[str]:
-    """The texts of the built-in training tweets and chats, as they are written."""
+    """The texts of the built-in training tweets and chats."""
     tweets = [json.loads(line)["text"] for line in _lines("train.jsonl")]
     chats = [json.loads(line)["messages"] for line in _lines("chats", "train.jsonl")]
     return tweets + [message["content"] for messages in chats for message in messages]
@@ -34,7 +34,7 @@ def sample_texts() -> list[str]:
 def build(texts: Sequence[str], folder: Path | str) -> None:
     """Write a LLaMA of 2 layers with random weights, and a tokenizer learned from `texts`, to `folder`.
 
-    The same texts give the same bytes. The caller's random state is left as it is.
+    The same texts give the same bytes. The caller's random state does not change.
     """
     tokenizer = train_tokenizer(texts)
     tokenizer.save_pretrained(folder)
@@ -50,7 +50,7 @@ def build(texts: Sequence[str], folder: Path | str) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    # `torch.manual_seed` would seed the generators of the GPUs too, which `fork_rng(devices=[])` does not put back.
+    # `torch.manual_seed` would also seed the GPUs' generators, which `fork_rng(devices=[])` does not restore.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
         model = LlamaForCausalLM(config)
@@ -58,13 +58,13 @@ def build(texts: Sequence[str], folder: Path | str) -> None:
 
 
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer, which no text leaves without tokens, with LLaMA 3's special tokens and template.
+    """A byte-level BPE tokenizer with LLaMA 3's special tokens and chat template.
 
-    Texts are cut at spaces, so that an Indic word may become one token: GPT-2's pattern cuts it at every vowel sign.
+    Texts are split at spaces, so an Indic word may become one token: GPT-2's pattern splits it at every vowel sign.
     """
     backend = Tokenizer(BPE())
-    cut, spell = pre_tokenizers.Split(" ", "merged_with_next"), pre_tokenizers.ByteLevel(False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([cut, spell])
+    at_spaces = pre_tokenizers.Split(" ", "merged_with_next")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([at_spaces, pre_tokenizers.ByteLevel(False, use_regex=False)])
     backend.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=VOCABULARY,

@@ -1,8 +1,7 @@
-"""Models that read a batch as one sequence without padding, each row seeing itself alone.
+"""Let models read a batch as one sequence without padding, in which each row attends only to itself.
 
-`JoinRows` makes such batches. The model's own `forward` runs, so that whatever a strategy hooks into it still fires:
-rows are kept apart by an attention function, and a classifier's head gets each row's own token, or the mean of its
-tokens, by a forward hook.
+`JoinRows` makes such batches. The model's own `forward` runs, so the hooks of each strategy still fire. An attention
+function keeps the rows apart. A forward hook gives a classifier's head the first token of each row, or the mean.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from indictune.models.load import has_own_code
 
 logger = logging.getLogger(__name__)
 
-# Each is compared with the padded model in tests/models/test_unpadded.py.
+# tests/models/test_unpadded.py compares each with the padded model.
 CLASSIFIERS = ("albert", "bert", "llama", "modernbert", "roberta", "xlm-roberta")
 CAUSAL = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
-ATTENTIONS = (None, "sdpa")  # that `ATTENTION` takes the place of
-# Classifiers of transformers (5.23) whose logits of a row change with the padding behind it: their convolutions,
-# Fourier transforms and landmarks take no notice of the mask.
+ATTENTIONS = (None, "sdpa")  # `ATTENTION` can replace these
+# Classifiers of transformers (5.23) whose logits of a row depend on its padding: their convolutions, Fourier
+# transforms and landmarks ignore the mask.
 SEE_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
 
 
 def why_padded(
     config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False, device_map: str | None = None
 ) -> str | None:
-    """Why a classifier has to pad its rows, or None if it need not.
+    """Why a classifier must pad its rows; None if it need not.
 
     Args:
         config: of the model.
         attn_implementation: the attention that the user named, if any.
-        own_code: the model's class comes with its files, and may read any token, or see any.
-        device_map: by which the user spreads the layers, if any.
+        own_code: whether the model's class comes with its files: it may attend to any token.
+        device_map: how the user distributes the layers, if at all.
     """
-    if device_map is not None:  # accelerate moves what layers get, and not what the hooks here keep and look up
-        return f"--device_map {device_map} may leave a text's states on another GPU than what tells where it ends"
+    if device_map is not None:  # accelerate moves the inputs of layers, but not what the hooks here keep
+        return f"--device_map {device_map} may put a row's states and its boundaries on different GPUs"
     return _why_padded(config, attn_implementation, own_code, CLASSIFIERS)
 
 
@@ -54,13 +53,13 @@ def _why_padded(
     own_code: bool,
     types: Collection[str],
 ) -> str | None:
-    """As `why_padded`, of models of these types."""
+    """As `why_padded`, for models of these types."""
     if own_code:
-        return "the model has code of its own, which is not known to keep joined rows apart"
+        return "the model has its own code, which may not keep joined rows apart"
     if config.model_type not in types:
-        return f"models of the type {config.model_type} are not known to work without it ({', '.join(types)} are)"
+        return f"models of type {config.model_type} may need padding ({', '.join(types)} do not)"
     if attn_implementation not in ATTENTIONS:
-        return f"--attn_implementation {attn_implementation} needs it"
+        return f"--attn_implementation {attn_implementation} needs padding"
     return None
 
 
@@ -73,13 +72,13 @@ def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, confi
         config: of the model.
 
     Raises:
-        UserError: `on`, and the model cannot do without padding.
+        UserError: `padding-needed`.
     """
     reason = why_padded(config, args.attn_implementation, has_own_code(args, config), args.device_map)
     if reason is not None and padding_free == "on":
-        raise UserError(f"--padding_free on: {reason}. Leave it out, and rows are padded by length.")
+        raise UserError("padding-needed", "--padding_free", padding_free, reason=reason)
     if reason is not None and padding_free == "auto":
-        _tell(reason)
+        _log_padding(reason)
     return reason is not None or padding_free == "off"
 
 
@@ -87,49 +86,49 @@ def pads_causal(args: ModelArguments, config: PreTrainedConfig) -> bool:
     """Whether the rows of a causal language model are padded."""
     reason = _why_padded(config, args.attn_implementation, has_own_code(args, config), CAUSAL)
     if reason is not None:
-        _tell(reason)
+        _log_padding(reason)
     return reason is not None
 
 
 def padding_notes(config: PreTrainedConfig, trains: bool) -> list[str]:
-    """What the user should know of a model whose rows are padded, in at most one sentence.
+    """A note for the user if padding changes the result of a model.
 
     Args:
         config: of the model.
-        trains: whether it is trained, and not evaluated alone.
+        trains: whether the run trains, and does not only evaluate.
     """
     if config.model_type not in SEE_PADDING:
         return []
     return [
-        f"{config.name_or_path}: models of the type {config.model_type} see the padding behind a text, so that losses "
-        "and scores depend on which texts share a micro-batch, and so on the launch. "
-        f"{'--per_device_train_batch_size 1 and ' * trains}--per_device_eval_batch_size 1 read each alone."
+        f"{config.name_or_path}: models of type {config.model_type} read the padding of a text. Losses and scores "
+        "depend on the texts of a micro-batch, and so on the world size. Use "
+        f"{'--per_device_train_batch_size 1 and ' * trains}--per_device_eval_batch_size 1 to read each text alone."
     ]
 
 
-def _tell(reason: str) -> None:
-    logger.warning("Rows are padded, rows of like length together: %s.", reason)
+def _log_padding(reason: str) -> None:
+    logger.warning("Padding rows, grouped by length: %s.", reason)
 
 
 def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None) -> bool:
-    """Whether a causal language model with this attention, or the default, may be given to `read_unpadded`."""
+    """Whether `read_unpadded` supports a causal language model with this attention, or the default."""
     return config.model_type in CAUSAL and attn_implementation in ATTENTIONS
 
 
 def uncounted_token(config: PreTrainedConfig) -> int | None:
-    """The token that has no position of its own, where the model counts only the others: RoBERTa's padding."""
+    """The token without a position of its own: RoBERTa does not count its padding token."""
     return int(config.pad_token_id) if config.model_type in ("roberta", "xlm-roberta") else None
 
 
 def read_unpadded(model: nn.Module) -> None:
-    """Let a causal language model, or an adapter on one, read batches of `JoinRows`, beside padded ones."""
+    """Let a causal language model, or an adapter on one, read batches of `JoinRows` as well as padded ones."""
     _own(model).set_attn_implementation(ATTENTION)
 
 
 def classify_unpadded(model: nn.Module) -> None:
     """Let a classifier for which `why_padded` is None read batches of `JoinRows`. Its logits are [rows, labels].
 
-    Padded batches it reads as before.
+    It reads padded batches as before.
     """
     own = _own(model)
     own.set_attn_implementation(ATTENTION)
@@ -138,7 +137,7 @@ def classify_unpadded(model: nn.Module) -> None:
         own.base_model.register_forward_hook(last.keep)
         own.register_forward_hook(last.choose, with_kwargs=True)
     else:
-        # BERT's and ALBERT's pooler belongs to the base model, and reads what their encoder gives.
+        # BERT's and ALBERT's pooler belongs to the base model, and reads the output of the encoder.
         base = own.base_model
         is_modern = own.config.model_type == "modernbert"
         encoder = base if is_modern else base.encoder
@@ -147,12 +146,12 @@ def classify_unpadded(model: nn.Module) -> None:
 
 
 def _own(model: nn.Module) -> Any:
-    """The model of transformers, without the adapter around it."""
+    """The transformers model, without the adapter around it."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def _first_tokens(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """A forward hook: of each row the first token's state, as [rows, 1, width]."""
+    """A forward hook: the state of each row's first token, [rows, 1, width]."""
     if "cu_seq_lens_q" in kwargs:
         starts = kwargs["cu_seq_lens_q"][:-1]
         output.last_hidden_state = output.last_hidden_state[0, starts][:, None]
@@ -160,37 +159,38 @@ def _first_tokens(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _means(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """A forward hook: of each row the mean of its tokens' states, as [rows, 1, width]."""
+    """A forward hook: the mean of each row's token states, [rows, 1, width]."""
     if "cu_seq_lens_q" in kwargs:
         states, lengths = output.last_hidden_state[0], kwargs["cu_seq_lens_q"].diff()
-        # `unsafe`: else a GPU would be waited for to check the lengths.
+        # `unsafe` skips a check of the lengths, which waits for the GPU.
         means = torch.segment_reduce(states.float(), "mean", lengths=lengths, axis=0, unsafe=True)
         output.last_hidden_state = means[:, None].to(states.dtype)
     return output
 
 
 class _LastTokens:
-    """Forward hooks that give a classifier of the kind of LLaMA the logits of each row's last token.
+    """Forward hooks that give a LLaMA-like classifier the logits of each row's last token.
 
-    transformers chooses them after the head, by the number of rows in `input_ids`, which is one here. As there, the
-    last token is the last that is not the padding's, which may stand in a text: many tokenizers pad by the end token.
+    transformers selects them after the head, for each row of `input_ids`; here all rows are one. As in transformers,
+    the last token is the last one that is not the padding token. Texts may hold that token: many tokenizers pad with
+    the end token.
 
-    The head is called once more, for these tokens. Of the logits that it gave for all, a hook that was there before
-    ZeRO-3's would keep those of which DeepSpeed (0.19) does not know that the backward pass needs the head's weight.
+    `choose` calls the head again for these tokens. If it selected logits of the first call instead, ZeRO-3 (DeepSpeed
+    0.19) would not know that the backward pass needs the head's weight.
     """
 
     def __init__(self, pad_token_id: int | None) -> None:
         self.pad_token_id = pad_token_id
 
     def keep(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Of the base model: remember the states of all tokens, [1, tokens, width], and in what the head computes."""
+        """Hook of the base model: keep the states of all tokens, [1, tokens, width], and the autocast settings."""
         self._states = output.last_hidden_state
         device = self._states.device.type
         in_half, of_half = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        self._autocast = torch.autocast(device, of_half, enabled=in_half)  # which is over when `choose` is called
+        self._autocast = torch.autocast(device, of_half, enabled=in_half)  # autocast ends before `choose`
 
     def choose(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Of the whole model: its logits become [rows, labels]."""
+        """Hook of the whole model: its logits become [rows, labels]."""
         if "cu_seq_lens_q" in kwargs:
             last = _last_tokens(kwargs["input_ids"][0], kwargs["cu_seq_lens_q"], self.pad_token_id)
             with self._autocast:
@@ -201,16 +201,16 @@ class _LastTokens:
 
 
 def _last_tokens(input_ids: torch.Tensor, boundaries: torch.Tensor, pad_token_id: int | None) -> torch.Tensor:
-    """Where each row's last token stands that is not padding, or its first where all are; int64 [rows].
+    """The position of each row's last token that is not padding, or of its first token; int64 [rows].
 
     Args:
         input_ids: [tokens] of all rows.
-        boundaries: [rows + 1], where each row begins and the last one ends.
+        boundaries: [rows + 1], the start of each row, and the end of the last one.
         pad_token_id: or None.
     """
     starts = boundaries[:-1].long()
     if pad_token_id is None:
         return boundaries[1:].long() - 1
-    places = torch.arange(len(input_ids), device=input_ids.device)
-    row_of = torch.bucketize(places, boundaries[1:].long(), right=True)
-    return starts.scatter_reduce(0, row_of, places * (input_ids != pad_token_id), "amax")
+    positions = torch.arange(len(input_ids), device=input_ids.device)
+    row_of = torch.bucketize(positions, boundaries[1:].long(), right=True)
+    return starts.scatter_reduce(0, row_of, positions * (input_ids != pad_token_id), "amax")

@@ -6,7 +6,8 @@ from indictune.config.plan import AnyPlan
 from indictune.distributed.strategy_limits import check_weights
 from indictune.errors import Problem, problems_of
 from indictune.models.adapters import check_published_base, without_effect
-from indictune.models.load import check_max_length, stored_quantisation
+from indictune.models.load import stored_quantisation
+from indictune.models.position_limits import check_max_length
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.resume import starts_fresh
 

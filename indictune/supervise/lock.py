@@ -112,7 +112,9 @@ def _holder(output_dir: Path) -> tuple[str, str] | None:
 
 
 def _refusal(output_dir: Path, other: str) -> UserError:
-    return UserError("folder-in-use", "--output_dir", output_dir, holder=other)
+    return UserError(
+        f"--output_dir {output_dir}: another run writes to it ({other}). Wait for its end, or name another folder."
+    )
 
 
 def is_free(output_dir: Path) -> bool:

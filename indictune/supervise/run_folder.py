@@ -248,14 +248,19 @@ def check_folder(output_dir: Path) -> None:
     check_outside_checkpoints(output_dir, "--output_dir")
     shown = str(output_dir).encode("utf-8", errors="backslashreplace").decode("utf-8")
     if shown != str(output_dir):
-        raise UserError("folder-name-not-utf-8", "--output_dir", shown)
+        raise UserError(
+            f"--output_dir {shown}: is no UTF-8, and weights cannot be saved under such a name; name another folder."
+        )
     if output_dir.exists() and not output_dir.is_dir():
-        raise UserError("folder-is-a-file", "--output_dir", output_dir)
+        raise UserError(f"--output_dir {output_dir}: is a file; expected a folder.")
     # By `glob` a plain name is not there where it is a link to nothing (Python 3.11).
     paths = [path for pattern in _OPENED for path in (output_dir / pattern, *sorted(output_dir.glob(pattern)))]
     found = [path for path in paths if path.is_symlink()]
     if found:
-        raise UserError("folder-holds-link", "--output_dir", output_dir, link=found[0].relative_to(output_dir))
+        raise UserError(
+            f"--output_dir {output_dir}: {found[0].relative_to(output_dir)} is a link, and a run writes to nothing "
+            "outside its folder; remove the link, or choose another --output_dir."
+        )
 
 
 def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable: Collection[str] = ()) -> None:
@@ -275,8 +280,13 @@ def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable
     held = [name for name in traces if name not in replaceable and (output_dir / name).exists()]
     held += [path.name for path in sorted(output_dir.glob("checkpoint-*"))]
     if held and resume_from_checkpoint is None:
-        way_out = "Use another --output_dir." if replaceable else None  # a command that cannot resume
-        raise UserError("folder-holds-run", "--output_dir", output_dir, way_out, names=", ".join(held[:3]))
+        way_out = "choose another --output_dir"
+        if not replaceable:
+            way_out += ", or go on with it by --resume_from_checkpoint auto"
+        raise UserError(f"--output_dir {output_dir}: holds another run ({', '.join(held[:3])}); {way_out}.")
     own = [name for name in WRITTEN_OVER if (output_dir / name).exists()]
     if own and not held and not replaceable:
-        raise UserError("folder-holds-own-files", "--output_dir", output_dir, names=" and ".join(own))
+        raise UserError(
+            f"--output_dir {output_dir}: holds no run, and has {' and '.join(own)}, which the run would write over; "
+            "choose another --output_dir."
+        )

@@ -19,8 +19,9 @@ from indictune.distributed import sharding
 from indictune.errors import Problems, problems_of
 from indictune.models.adapter_base import config_file
 from indictune.models.causal import load_trained_causal
-from indictune.models.load import check_max_length, check_vocabulary, load_tokenizer
+from indictune.models.load import check_vocabulary, load_tokenizer
 from indictune.models.load_errors import explained
+from indictune.models.position_limits import check_max_length
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.supervise.run import Run

@@ -23,7 +23,7 @@ from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.data.cache import write_through
 from indictune.distributed import node_disks, sharding
 from indictune.hub import push
-from indictune.models.atomic_folder import let_read
+from indictune.models.atomic_folder import match_config_mode
 from indictune.supervise import run_folder
 from indictune.supervise.run import Run
 from indictune.supervise.signals import Stopped
@@ -63,7 +63,7 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
         raise
     if not trainer.args.should_save:
         return []
-    let_read(unfinished)
+    match_config_mode(unfinished)
     files = sorted(path.name for path in unfinished.iterdir())
     put_in_place(unfinished, run.output_dir)
     return files

@@ -16,7 +16,7 @@ from indictune.console_text import in_one_line, printable, table
 from indictune.data.bad_rows import REJECTED
 from indictune.data.row_sources import SPLITS
 from indictune.errors import problems_of
-from indictune.models.load import check_max_length
+from indictune.models.position_limits import check_max_length
 from indictune.preflight.derive import plan_of_rows
 from indictune.supervise.logs import PrintableFormatter, quieten_requests
 from indictune.supervise.signals import EXIT_RESUMABLE, Stopped, StopRequest, let_through

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from indictune.checkpoint import compatibility, flag_files, save
 from indictune.distributed import sharding
-from indictune.errors import Problem, UserError, problem
+from indictune.errors import UserError
 from indictune.models.active_vocabulary import active_embedding
 from indictune.train.exact_trainer import ExactTrainer
 
@@ -59,16 +59,19 @@ def check_alike(
     }
     everyone = sharding.from_all((socket.gethostname(), own, flags))
     here, digests, flags = everyone[0]
-    problems: list[Problem] = []
+    problems: dict[str, None] = {}  # each once, though several ranks of a node have it
     for rank, (host, its_digests, its_flags) in enumerate(everyone):
         of_rank = f"rank {rank}" if host == here else f"rank {rank} on {host}"
         if others := [name for name, digest in its_digests.items() if digest != digests[name]]:
-            problems.append(problem("ranks-differ", of_rank, ", ".join(others), host=here))
+            problems[
+                f"{of_rank} has other {', '.join(others)} than rank 0 on {here}: each node prepares its own. Give all "
+                "nodes the same files, flags and packages."
+            ] = None
         for name, value in its_flags.items():
             if value != flags[name]:
-                problems.append(problem("flags-differ", name, value, rank=of_rank, on_rank_0=flags[name]))
+                problems[f"{name} {value} on {of_rank} and {flags[name]} on rank 0: give all nodes the same."] = None
     if problems:
-        raise UserError(problems=problems)
+        raise UserError(list(problems))
 
 
 def _digests(trainer: ExactTrainer) -> dict[str, str | None]:

@@ -21,7 +21,6 @@ from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import UserError
 from indictune.preflight.derive import checked_accumulation
-from indictune.preflight.model import model_notes
 from indictune.supervise import run_folder
 from indictune.supervise.run import Run
 from indictune.tasks.protocol import Tokens
@@ -75,7 +74,6 @@ def start(
         UserError: transformers refuses a value, another strategy came up, or the checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
-    run.warn(model_notes(plan))
     if not has_validation:
         plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
@@ -149,7 +147,7 @@ def flag_contents(plan: AnyPlan) -> flag_files.Content:
 def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint) -> None:
     """Write `recipe.yaml` on every disk, once nothing can refuse the run any more."""
     if args.should_save:
-        whole = plan.recipe.to_record((plan.model, plan.data, args), plan.derived)
+        whole = plan.recipe.to_take_back((plan.model, plan.data, args), plan.derived)
         checkpoint = None if point.checkpoint is None else str(point.checkpoint)
         run_folder.write_recipe(plan.output_dir, whole | compatibility.in_the_states(checkpoint))
         flag_files.write(plan.output_dir, flag_contents(plan))

@@ -18,7 +18,6 @@ from torch import nn
 
 from indictune.data.collation import PadToLongest
 from indictune.distributed import sharding
-from indictune.distributed.read_weights import reading_alone
 from indictune.models.active_vocabulary import ActiveEmbedding, active_embedding
 from indictune.progress import HERE
 from indictune.train.exact_trainer import ExactTrainer
@@ -132,7 +131,7 @@ def _problems(trainer: ExactTrainer, folder: Path, facts: Facts) -> list[str]:
     if sum(map(math.prod, facts.shapes.values())) > LARGE:
         torch.set_num_threads(os.cpu_count() or threads)  # launchers leave a process one; the other ranks wait
     try:
-        with reading_alone(trainer.args):
+        with sharding.loading_alone(trainer.args):
             saved = trainer.reload(folder)
         allowed = _allowed(trainer, saved)
         problems = _problems_of_model(saved, facts, folder, allowed)

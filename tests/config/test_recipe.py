@@ -13,7 +13,7 @@ import yaml
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
-from indictune.config.recipe import DERIVED, PATH_FIELDS, TRUST_FIELDS, Recipe, read_recipe, resolved, whole_of
+from indictune.config.recipe import DECIDED, PATH_FIELDS, TRUST_FIELDS, Recipe, read_recipe, resolved, whole_of
 from indictune.errors import UserError
 from indictune.supervise.run_folder import write_recipe
 
@@ -404,11 +404,11 @@ def test_what_a_run_decides_for_itself_is_told_and_not_taken_back(tmp_path: Path
     given = read("--output_dir", "out", *steps, "--seed", "3", "--metric_for_best_model", "loss")
     decided = {"eval_strategy": "no", "load_best_model_at_end": False, "optim": "paged_adamw_8bit"}
     run = given.build(SentimentTrainingArguments, **decided, use_cpu=True)
-    write_recipe(tmp_path, given.to_record([run], {*decided, "use_cpu"}))
+    write_recipe(tmp_path, given.to_take_back([run], {*decided, "use_cpu"}))
     written = yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8"))
-    assert written.keys() == resolved(run).keys() - written[DERIVED].keys() | {DERIVED, "eval_strategy"}
-    assert written[DERIVED].items() >= {**decided, "greater_is_better": False}.items()
-    assert {name: value for name, value in whole_of(written).items() if name != DERIVED} == resolved(run)
+    assert written.keys() == resolved(run).keys() - written[DECIDED].keys() | {DECIDED, "eval_strategy"}
+    assert written[DECIDED].items() >= {**decided, "greater_is_better": False}.items()
+    assert {name: value for name, value in whole_of(written).items() if name != DECIDED} == resolved(run)
     again = read("--config", str(tmp_path / "recipe.yaml"), "--metric_for_best_model", "accuracy")
     assert again.problems == []
     assert {name: again.values.get(name) for name in (*decided, "seed")} == {

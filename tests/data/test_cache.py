@@ -274,8 +274,11 @@ def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path) -> None:
         "made_once('things', [], 'The things', make)\n"
     )
     result = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=False)
-    assert f"The things cannot be kept in {tmp_path}/cache/prepared: File too large" in result.stderr
-    assert result.stderr.splitlines()[-1].endswith("[cache-disk-full]")
+    expected = (
+        f"UserError: The things cannot be kept in {tmp_path}/cache/prepared: File too large. Make room there, or name "
+        "a folder on another disk by INDICTUNE_CACHE."
+    )
+    assert result.stderr.splitlines()[-1].endswith(expected)
     assert visible(tmp_path / "cache" / "prepared") == []
 
 

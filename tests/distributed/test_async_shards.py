@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 
 from indictune.config.plan import Launch
 from indictune.distributed.async_shards import SHARDED, check_async_save, check_kept_in_shards, copied
-from indictune.distributed.read_weights import EFFICIENT_LOADING
+from indictune.distributed.sharding import EFFICIENT
 from indictune.errors import UserError
 
 
@@ -65,7 +65,7 @@ def test_checkpoints_that_are_no_shards_are_refused_under_fsdp(
     by_flags: dict[str, Any] | None,
     told: str | None,
 ) -> None:
-    monkeypatch.setenv(EFFICIENT_LOADING, "false")  # which the arguments set too
+    monkeypatch.setenv(EFFICIENT, "false")  # which the arguments set too
     environ = {} if in_config is None else {"FSDP_STATE_DICT_TYPE": in_config}
     args = None if by_flags is None else TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **by_flags)
     if told is None or strategy == "ddp":

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from indictune.checkpoint import store
-from indictune.models.weight_files import ADAPTER
+from indictune.models.trust import ADAPTER
 from tests.conftest import FinishedRun
 from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, STEP, Job
 from tests.ranks import test_llama

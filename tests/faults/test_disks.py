@@ -20,7 +20,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from indictune.checkpoint import disk_errors, store
 from indictune.cli import main
 from indictune.hub.push import published
-from indictune.models.weight_files import ADAPTER
+from indictune.models.trust import ADAPTER
 from indictune.supervise.lock import LOCK
 from indictune.supervise.signals import StopRequest
 from indictune.train.callbacks.resume import LeaveBehind
@@ -102,7 +102,7 @@ def test_nodes_with_other_rows_or_flags_do_not_train(finished_run: FinishedRun, 
     said = on_two_nodes("ddp", finished_run.recipe, folders, of_second=of_second)
     others = "training rows, validation rows, tokens that are trained, test rows, class weights"
     assert f"rank 1 has other {others} than rank 0 on " in said[0]
-    assert "--learning_rate 0.01 on rank 1, and " in said[0]
+    assert "--learning_rate 0.01 on rank 1 and " in said[0]
     assert json.loads((folders[0] / "status.json").read_text(encoding="utf-8"))["state"] == "user_error"
     assert not any((folder / "train_log.jsonl").exists() for folder in folders)
 

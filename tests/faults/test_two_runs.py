@@ -25,10 +25,10 @@ def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_pat
     with lock.held(job.folder, "another launch"):
         result = job.start()
         assert result.returncode == 2, result.stderr
-        said = result.stderr.splitlines()[-1]
-        assert said.startswith(f"indictune: --output_dir {job.folder}")
-        assert f"(process {os.getpid()} on {socket.gethostname()})" in said
-        assert said.endswith("[folder-in-use]")
+        assert result.stderr.splitlines()[-1] == (
+            f"indictune: --output_dir {job.folder}: another run writes to it (process {os.getpid()} on "
+            f"{socket.gethostname()}). Wait for its end, or name another folder."
+        )
         assert written.is_dir()
         assert not (job.folder / "logs").exists()
         mistyped = replace(job, flags=("--learning_rate", "fast")).start()

@@ -60,7 +60,7 @@ def test_qlora_pages_the_states_of_large_matrices_until_it_resumes(job: Path, tm
     """bitsandbytes 0.50; see `weights.default_optimizer`."""
     assert sum(paged(job, tmp_path / "new", "--max_steps", "2")) == 6
     recipe = yaml.safe_load((tmp_path / "new/recipe.yaml").read_text(encoding="utf-8"))
-    assert recipe["derived"]["optim"] == "paged_adamw_8bit"
+    assert recipe["decided"]["optim"] == "paged_adamw_8bit"
     checkpoint = ("--resume_from_checkpoint", str(tmp_path / "new/checkpoint-1"), "--trust_checkpoint", "true")
     assert not any(paged(job, tmp_path / "on", "--max_steps", "2", *checkpoint))
 

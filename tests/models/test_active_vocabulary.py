@@ -16,14 +16,13 @@ from transformers import AutoModelForSequenceClassification, BertForMaskedLM
 from transformers.trainer_utils import load_sharded_checkpoint
 
 from indictune.config.arguments import ModelArguments
-from indictune.errors import UserError
 from indictune.models import active_vocabulary
 from indictune.models.active_vocabulary import (
     ROW_IDS,
     ActiveEmbedding,
     active_embedding,
     obstacle,
-    row_ids_to_go_on_with,
+    resumed_row_ids,
     save_row_ids,
     save_whole_vocabulary,
     used_ids,
@@ -31,6 +30,7 @@ from indictune.models.active_vocabulary import (
 from indictune.models.classifier import load_classifier
 from indictune.models.load import Model, load_tokenizer
 from tests.models.tiny import CONFIGS, words_tokenizer
+from tests.refusals import refused
 
 Saved = Callable[[str], str]
 
@@ -256,7 +256,7 @@ class TestUsedRows:
 
     def test_a_token_that_the_model_has_not_is_refused(self) -> None:
         rows = Dataset.from_dict({"input_ids": [[3], [128]]})
-        with pytest.raises(UserError, match="the token id 128, the model's embedding has 128 rows"):
+        with refused("token-id-without-row", "token id 128", "128 rows"):
             used_ids((rows,), words_tokenizer(), self.EMBEDDING)
 
 
@@ -279,12 +279,12 @@ class TestObstacles:
 
     def test_an_embedding_of_another_kind(self, saved: Saved) -> None:
         model = classifier(saved("bert"), compact=True)
-        assert obstacle(model) == "the input embedding is a ActiveEmbedding, which looks its rows up in its own way"
+        assert "ActiveEmbedding" in str(obstacle(model))
 
     def test_a_vocabulary_that_was_resized_meanwhile(self, saved: Saved) -> None:
         model = classifier(saved("bert"), compact=True)
         cast(Any, model).resize_token_embeddings(130)
-        with pytest.raises(RuntimeError, match="The vocabulary was resized"):
+        with pytest.raises(RuntimeError, match="was resized"):
             model(**batch(model))
 
 
@@ -295,30 +295,22 @@ class TestRowsOfACheckpoint:
         return tmp_path
 
     def test_the_same_rows_pass(self, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-        same = row_ids_to_go_on_with(checkpoint, ROW_IDS_USED)
+        same = resumed_row_ids(checkpoint, ROW_IDS_USED)
         assert same is not None
         assert torch.equal(same, ROW_IDS_USED)
-        assert row_ids_to_go_on_with(tmp_path_factory.mktemp("dense"), None) is None
+        assert resumed_row_ids(tmp_path_factory.mktemp("dense"), None) is None
 
     def test_where_fewer_are_used_its_own_are_trained_on(self, checkpoint: Path) -> None:
-        found = row_ids_to_go_on_with(checkpoint, ROW_IDS_USED[:-2])
+        found = resumed_row_ids(checkpoint, ROW_IDS_USED[:-2])
         assert found is not None
         assert torch.equal(found, ROW_IDS_USED)
 
     def test_others_are_told_apart(self, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-        start = f"--resume_from_checkpoint {checkpoint}: "
-        with pytest.raises(UserError) as raised:
-            row_ids_to_go_on_with(checkpoint, torch.tensor([0, 1, 2, 3, 4, 6, 8, 13]))
-        assert raised.value.message.startswith(
-            f"{start}it trains 8 rows of the embedding, and 2 tokens of the data have none among them. They follow "
-            "from the rows (--train_file, --validation_file, --test_file) and from --max_length. Give those of its "
-            "recipe.yaml, or rows without new tokens, or start afresh in another --output_dir."
-        )
-        with pytest.raises(UserError) as raised:
-            row_ids_to_go_on_with(checkpoint, None)
-        assert raised.value.message.startswith(f"{start}it trains 8 rows of the embedding, and this run all of them.")
+        with refused("checkpoint-lacks-rows", "trains 8 rows", "2 tokens", flag="--resume_from_checkpoint"):
+            resumed_row_ids(checkpoint, torch.tensor([0, 1, 2, 3, 4, 6, 8, 13]))
+        with refused("checkpoint-trains-some-rows", "trains 8 rows"):
+            resumed_row_ids(checkpoint, None)
         dense = tmp_path_factory.mktemp("dense")
-        with pytest.raises(UserError) as raised:
-            row_ids_to_go_on_with(dense, ROW_IDS_USED)
-        assert raised.value.message.endswith("it trains the whole embedding; add --active_vocabulary off.")
-        assert row_ids_to_go_on_with(dense, ROW_IDS_USED, may_train_all=True) is None
+        with refused("checkpoint-trains-whole-embedding"):
+            resumed_row_ids(dense, ROW_IDS_USED)
+        assert resumed_row_ids(dense, ROW_IDS_USED, may_train_all=True) is None

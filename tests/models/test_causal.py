@@ -17,7 +17,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, GenerationConfig, PreTrainedConfig
 
 from indictune.config.arguments import Method, ModelArguments
-from indictune.errors import UserError
 from indictune.models.adapters import nf4_config, save_adapter_extras
 from indictune.models.causal import (
     PACKED_MODELS,
@@ -27,8 +26,10 @@ from indictune.models.causal import (
     load_causal_config,
     load_trained_causal,
 )
-from indictune.models.load import check_max_length, load_tokenizer
+from indictune.models.load import load_tokenizer
+from indictune.models.position_limits import check_max_length
 from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
+from tests.refusals import refused
 
 IDS = torch.tensor([[3, 4, 9, 10, 5], [7, 8, 9, 10, 6]])
 SMALL_IMAGE = {"image_size": 28, "patch_size": 14}
@@ -84,18 +85,9 @@ def in_4_bits(model: nn.Module) -> int:
     return sum(name.endswith(".base_layer") for name in names)
 
 
-def refused_names(args: ModelArguments) -> str:
-    """What the names of an adapter's modules are refused with."""
-    with pytest.raises(UserError) as raised:
-        check_causal(args, load_causal_config(args))
-    return raised.value.message
-
-
-def message(args: ModelArguments) -> str:
-    with pytest.raises(UserError) as caught:
-        load(args)
-    assert len(caught.value.problems) == 1
-    return caught.value.message
+def check(args: ModelArguments) -> None:
+    """As a run checks the names of an adapter's modules."""
+    check_causal(args, load_causal_config(args))
 
 
 class TestWhatIsTrained:
@@ -217,36 +209,28 @@ class TestDropout:
 
 
 class TestRefusals:
-    def test_a_target_that_matches_nothing_is_told_with_the_names_there_are(self, llama: str) -> None:
+    def test_a_target_without_a_match_is_refused_with_the_known_names(self, llama: str) -> None:
         args = ModelArguments(llama, method="lora", lora_target_modules=["q_proj", "query", "wv"])
-        assert message(args) == (
-            "--lora_target_modules query wv: the model has no linear layer of that name; it has down_proj, gate_proj, "
-            "k_proj, o_proj, q_proj, up_proj, v_proj (all-linear takes them all)."
-        )
+        known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+        with refused("no-such-linear-layer", "query wv", known, flag="--lora_target_modules"):
+            load(args)
 
     def test_matrices_on_the_output_layer_would_not_be_trained(self, llama: str) -> None:
         args = ModelArguments(llama, method="lora", lora_target_modules=["q_proj", "lm_head"])
-        assert refused_names(args) == (
-            "--lora_target_modules lm_head: the loss is computed from the output layer's weight directly, so LoRA "
-            "matrices on it would never be trained. Train it whole: --modules_to_save lm_head."
-        )
+        with refused("lora-on-output-layer", flag="--lora_target_modules"):
+            check(args)
 
-    def test_a_module_to_save_that_is_not_there_is_told_with_the_names_there_are(self, llama: str) -> None:
+    def test_an_unknown_module_to_save_is_refused_with_the_known_names(self, llama: str) -> None:
         args = ModelArguments(llama, method="lora", modules_to_save=["lm_head", "embed_token"])
-        assert refused_names(args) == (
-            "--modules_to_save embed_token: the model has no such module; it has act_fn, down_proj, embed_tokens, "
-            "gate_proj, input_layernorm, k_proj, layers, lm_head, mlp, model, norm, o_proj, post_attention_layernorm, "
-            "q_proj, rotary_emb, self_attn, up_proj, v_proj."
-        )
+        with refused("no-such-module", "embed_token", "act_fn, down_proj, embed_tokens", flag="--modules_to_save"):
+            check(args)
 
     @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
     def test_a_checkpoint_without_an_output_layer(self, saved: Callable[[str], str], method: Method) -> None:
         folder = saved("llama")
-        assert message(ModelArguments(folder, method=method)) == (
-            f"--model_name_or_path {folder}: the weights of lm_head.weight are missing, so it was not trained to "
-            "continue texts. Give a causal language model."
-        )
-        with pytest.raises(UserError, match=rf"--model {folder}: the weights of lm_head\.weight are missing"):
+        with refused("causal-weights-missing", "lm_head.weight", folder, flag="--model_name_or_path"):
+            load(ModelArguments(folder, method=method))
+        with refused("causal-weights-missing", "lm_head.weight", folder, flag="--model"):
             load_trained_causal(folder, torch.float32)
 
     def test_an_output_layer_that_is_the_embedding_is_not_missing(self, tmp_path: Path) -> None:
@@ -257,32 +241,26 @@ class TestRefusals:
 
     def test_all_weights_of_a_quantised_checkpoint_cannot_be_trained(self, tmp_path: Path) -> None:
         folder = written(tmp_path / "nf4", CONFIGS["llama"](), quantization_config=nf4_config())
-        assert message(ModelArguments(folder)) == (
-            f"--method full: the weights of {folder} are quantised, which cannot be trained. Give --method lora or "
-            "qlora, or the checkpoint that they were quantised from."
-        )
+        with refused("full-of-quantised", folder, flag="--method"):
+            load(ModelArguments(folder))
 
     def test_rows_longer_than_the_model_has_positions_for(self, llama: str) -> None:
         config = load_causal_config(ModelArguments(llama))
         check_max_length(config, 64)
-        with pytest.raises(UserError) as caught:
+        with refused("max-length-over-positions", "65", "64 positions", llama, flag="--max_length"):
             check_max_length(config, 65)
-        assert caught.value.message == f"--max_length 65: {llama} has 64 positions; give --max_length 64 or less."
 
     def test_a_tokenizer_of_another_model(self, llama: str) -> None:
         args = ModelArguments(llama)
         tokenizer = load_tokenizer(args)
         tokenizer.add_tokens([f"word{number}" for number in range(118)])
-        with pytest.raises(UserError, match=r"token ids up to 128, .*128 rows"):
+        with refused("token-id-without-row", "128 rows"):
             load_causal(args, tokenizer, torch.float32, ends=[2])
 
     def test_an_encoder_is_no_causal_language_model(self, tmp_path: Path) -> None:
         AutoConfig.for_model("vit").save_pretrained(tmp_path)
-        with pytest.raises(UserError) as caught:
+        with refused("no-model-for-task", "causal language model", "vit", flag="--model_name_or_path"):
             load_causal_config(ModelArguments(str(tmp_path)))
-        assert caught.value.message == (
-            f"--model_name_or_path {tmp_path}: transformers has no causal language model for the model type vit."
-        )
 
     @pytest.mark.parametrize("reads", ["AutoConfig", "AutoModelForCausalLM"])
     def test_a_gated_model(self, llama: str, monkeypatch: pytest.MonkeyPatch, reads: str) -> None:
@@ -299,12 +277,8 @@ class TestRefusals:
             config = AutoConfig.from_pretrained(llama)
             monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
             monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", gated)
-        with pytest.raises(UserError) as caught:
+        with refused("model-gated", f"https://huggingface.co/{name}", flag="--model_name_or_path"):
             load_causal(ModelArguments(name), words_tokenizer(), torch.float32, ends=[2])
-        assert caught.value.message == (
-            f"--model_name_or_path {name}: the model is gated. Ask for access at https://huggingface.co/{name}, then "
-            "set HF_TOKEN or run `hf auth login`."
-        )
 
 
 class TestPacking:
@@ -332,16 +306,16 @@ class TestPacking:
     def test_other_models_and_attentions_are_refused(self) -> None:
         check_packing(ModelArguments("some/llama"), CONFIGS["llama"]())
         check_packing(ModelArguments("some/llama", attn_implementation="flash_attention_2"), CONFIGS["llama"]())
-        with pytest.raises(UserError, match="--packing with --attn_implementation flex_attention: documents of one"):
+        with refused("packing-with-attention", "flex_attention", flag="--attn_implementation"):
             check_packing(ModelArguments("some/llama", attn_implementation="flex_attention"), CONFIGS["llama"]())
-        with pytest.raises(UserError, match="--packing: some/model is of the type bert, not known to keep packed"):
+        with refused("packing-of-unknown-model", "bert", "some/model", flag="--packing"):
             check_packing(ModelArguments("some/model"), CONFIGS["bert"]())
 
     def test_own_code_is_refused_where_it_would_run(self) -> None:
         config = CONFIGS["llama"]()
         config.auto_map = {"AutoModelForCausalLM": "modeling_abacus.Abacus"}
         check_packing(ModelArguments("some/llama"), config)  # transformers' own class is taken
-        with pytest.raises(UserError, match="--packing with --trust_remote_code: the code that comes with some/llama"):
+        with refused("packing-of-own-code", "some/llama", flag="--packing"):
             check_packing(ModelArguments("some/llama", trust_remote_code=True), config)
         config.auto_map = {"AutoConfig": "configuration_abacus.Config"}
         check_packing(ModelArguments("some/llama", trust_remote_code=True), config)
@@ -381,5 +355,5 @@ class TestWhatIsReadAgain:
         assert dtypes(load_trained_causal(llama, torch.float32), trained=True) == {torch.float32}
 
     def test_a_folder_without_a_model_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=rf"--model {tmp_path}: the folder has no config\.json"):
+        with refused("folder-without-model", f"{tmp_path}", flag="--model"):
             load_trained_causal(tmp_path, torch.float32)

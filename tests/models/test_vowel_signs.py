@@ -1,4 +1,4 @@
-"""Tokenizers that take vowel signs for accents are told not to; those that cannot keep them are told of."""
+"""Tokenizers keep vowel signs; those that cannot are reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import AlbertConfig, AutoTokenizer, BertConfig, PreTrainedToke
 
 from indictune.config.arguments import ModelArguments
 from indictune.models.load import load_tokenizer
-from indictune.models.vowel_signs import PROBES, lost_marks
+from indictune.models.vowel_signs import PROBES, lost_vowel_signs
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def bert_folder(folder: Path, characters: Iterator[str]) -> str:
 def test_albert_by_default_loses_the_vowel_signs(albert_folder: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(albert_folder)
     assert tokenizer.decode(tokenizer("में कुछ", add_special_tokens=False)["input_ids"]) == "म कछ"
-    assert set(lost_marks(tokenizer)) == {"Devanagari", "Telugu", "Tamil"}
+    assert set(lost_vowel_signs(tokenizer)) == {"Devanagari", "Telugu", "Tamil"}
 
 
 def test_albert_loaded_by_us_keeps_them(albert_folder: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -80,8 +80,8 @@ def test_albert_keeps_them_after_saving_without_us(albert_folder: str, tmp_path:
 
 def test_bert_that_knows_the_signs_keeps_them(tmp_path: Path) -> None:
     folder = bert_folder(tmp_path, iter("".join(PROBES.values())))
-    assert "Devanagari" in lost_marks(AutoTokenizer.from_pretrained(folder))
-    assert lost_marks(load_tokenizer(ModelArguments(folder))) == {}
+    assert "Devanagari" in lost_vowel_signs(AutoTokenizer.from_pretrained(folder))
+    assert lost_vowel_signs(load_tokenizer(ModelArguments(folder))) == {}
 
 
 def test_bert_trained_without_signs_stays_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -102,4 +102,4 @@ def test_byte_level_tokens_count_as_what_they_decode_to() -> None:
         [], BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)  # type: ignore[no-untyped-call]
-    assert lost_marks(tokenizer) == {}
+    assert lost_vowel_signs(tokenizer) == {}

@@ -55,7 +55,7 @@ def test_its_folders_have_its_code(run_under: Start, abacus: Path, tmp_path: Pat
     flags = ("--model_name_or_path", str(abacus), "--trust_remote_code", "true", "--max_steps", "2")
     run = run_under(strategy, 2, *flags)
     log = (run.folder / "logs/rank-0.log").read_text(encoding="utf-8")
-    assert "Rows are padded, rows of like length together: the model has code of its own" in log
+    assert "Padding rows, grouped by length: the model has its own code" in log
     command = ["checkpoint", str(run.folder / "checkpoint-2"), "--convert_to", str(tmp_path / "model")]
     assert main([*command, "--trust_remote_code", "true"]) == 0
     for folder in (run.folder, run.folder / "checkpoint-2", tmp_path / "model"):

@@ -39,7 +39,7 @@ Start = Callable[..., Run]
 
 
 def test_safetensors_lets_nobody_else_read_what_it_writes(tmp_path: Path) -> None:
-    """safetensors 0.8, whatever the umask; see `atomic_folder.let_read`."""
+    """safetensors 0.8, whatever the umask; see `atomic_folder.match_config_mode`."""
     (tmp_path / "a.json").touch()
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == 0o600
@@ -126,7 +126,7 @@ def test_each_rank_looks_for_the_best_checkpoint_by_itself() -> None:
 
 
 def test_weights_that_a_checkpoint_lacks_are_without_data_on_all_ranks_but_one() -> None:
-    """transformers 5.23; see `read_weights._hidden_from_transformers`."""
+    """transformers 5.23; see `sharding._unseen_by_transformers`."""
     source = inspect.getsource(PreTrainedModel._move_missing_keys_from_meta_to_device)
     assert "is_fsdp_enabled() and not is_local_dist_rank_0()" in source
 

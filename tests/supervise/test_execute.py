@@ -139,9 +139,10 @@ def test_to_go_on_with_another_run_is_no_way_out_while_it_runs(tmp_path: Path) -
     run = Run(read_recipe(["--output_dir", "out"], RUN), rank=0)
     with holding(tmp_path / "out") as (holder, _):
         run.open(())
-    (problem,) = run.recipe.problems
-    assert (problem.code, problem.flag) == ("folder-in-use", "--output_dir")
-    assert problem.details == {"holder": f"process {holder.pid} on {socket.gethostname()}"}
+    assert run.recipe.problems == [
+        f"--output_dir out: another run writes to it (process {holder.pid} on {socket.gethostname()}). Wait for its "
+        "end, or name another folder."
+    ]
 
 
 def test_a_link_in_the_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:

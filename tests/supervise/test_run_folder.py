@@ -53,14 +53,11 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def refused_names(output_dir: Path, resume: str | None = None, replaceable: tuple[str, ...] = ()) -> str:
-    """The files for which the folder is refused as another run's."""
+def problem_of(output_dir: Path, resume: str | None = None, replaceable: tuple[str, ...] = ()) -> str:
     with pytest.raises(UserError) as raised:
         check_free(output_dir, resume, replaceable)
     (problem,) = raised.value.problems
-    assert (problem.code, problem.flag, problem.value) == ("folder-holds-run", "--output_dir", output_dir)
-    assert ("--resume_from_checkpoint auto" in str(problem)) == (not replaceable)
-    return str(problem.details["names"])
+    return str(problem)
 
 
 class TestWriting:
@@ -180,9 +177,12 @@ class TestCheckFree:
             "checkpoint-4/optimizer.pt",
         ],
     )
-    def test_another_run_is_refused(self, tmp_path: Path, trace: str) -> None:
+    def test_another_run_is_told_with_the_two_ways_out(self, tmp_path: Path, trace: str) -> None:
         touch(tmp_path / trace)
-        assert refused_names(tmp_path) == trace.partition("/")[0]
+        assert problem_of(tmp_path) == (
+            f"--output_dir {tmp_path}: holds another run ({trace.partition('/')[0]}); choose another --output_dir, or "
+            "go on with it by --resume_from_checkpoint auto."
+        )
 
     @pytest.mark.parametrize("weights", ["model.safetensors", "adapter_model.safetensors"])
     def test_weights_beside_the_log_of_a_rank_are_no_models_of_the_user(self, tmp_path: Path, weights: str) -> None:
@@ -190,7 +190,7 @@ class TestCheckFree:
         for name in ("config.json", weights, "logs/rank-1.log"):
             touch(tmp_path / name)
         check_free(tmp_path, "auto")
-        assert refused_names(tmp_path) == weights
+        assert f"holds another run ({weights}); " in problem_of(tmp_path)
 
     @pytest.mark.parametrize("resume", ["auto", "out/checkpoint-4"])
     def test_a_run_that_is_resumed_is_this_one(self, tmp_path: Path, resume: str) -> None:
@@ -201,16 +201,17 @@ class TestCheckFree:
         touch(tmp_path / "metrics.json")
         check_free(tmp_path, None, ("metrics.json",))
         touch(tmp_path / "model.safetensors")
-        assert refused_names(tmp_path, None, ("metrics.json",)) == "model.safetensors"
+        assert problem_of(tmp_path, None, ("metrics.json",)) == (
+            f"--output_dir {tmp_path}: holds another run (model.safetensors); choose another --output_dir."
+        )
 
 
 class TestCheckFolder:
-    def code_of(self, output_dir: Path) -> str:
+    def problem_of(self, output_dir: Path) -> str:
         with pytest.raises(UserError) as raised:
             check_folder(output_dir)
         (problem,) = raised.value.problems
-        assert problem.flag == "--output_dir"
-        return str(problem.code)
+        return str(problem)
 
     def test_one_that_is_not_there_or_holds_a_run_is_taken(self, tmp_path: Path) -> None:
         check_folder(tmp_path / "new")
@@ -220,7 +221,7 @@ class TestCheckFolder:
 
     def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
         path = touch(tmp_path / "out")
-        assert self.code_of(path) == "folder-is-a-file"
+        assert self.problem_of(path) == f"--output_dir {path}: is a file; expected a folder."
 
     @pytest.mark.parametrize(
         "name",
@@ -234,13 +235,19 @@ class TestCheckFolder:
         out, link = tmp_path / "out", tmp_path / "out" / name
         link.parent.mkdir(parents=True)
         link.symlink_to(tmp_path / target)
-        assert self.code_of(out) == "folder-holds-link"
+        assert self.problem_of(out) == (
+            f"--output_dir {out}: {name} is a link, and a run writes to nothing outside its folder; remove the link, "
+            "or choose another --output_dir."
+        )
         (tmp_path / "linked").symlink_to(tmp_path / "new")  # the folder itself may be one
         check_folder(tmp_path / "linked")
 
     def test_a_name_that_is_no_utf_8_is_refused(self, tmp_path: Path) -> None:
         path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff"))
-        assert self.code_of(path) == "folder-name-not-utf-8"
+        assert self.problem_of(path) == (
+            f"--output_dir {tmp_path}/b\\udcff: is no UTF-8, and weights cannot be saved under such a name; name "
+            "another folder."
+        )
         check_folder(tmp_path / "अच्छा")
 
 
@@ -256,8 +263,10 @@ def test_files_of_ones_own_are_not_written_over(tmp_path: Path, asked: str | Non
         (tmp_path / name).touch()
     with pytest.raises(UserError) as refused:
         check_free(tmp_path, asked)
-    assert refused.value.code == "folder-holds-own-files"
-    assert refused.value.problems[0].details == {"names": " and ".join(names)}
+    assert refused.value.problems == [
+        f"--output_dir {tmp_path}: holds no run, and has {' and '.join(names)}, which the run would write over; "
+        "choose another --output_dir."
+    ]
     (tmp_path / "train_log.jsonl").touch()  # now they are a run's
     check_free(tmp_path, "auto")
 
@@ -290,5 +299,5 @@ def test_a_manifest_of_another_program_makes_no_checkpoint(tmp_path: Path) -> No
     (tmp_path / "manifest.json").write_text("{}")
     check_folder(tmp_path / "out")
     (tmp_path / "trainer_state.json").write_text("{}")
-    with pytest.raises(UserError, match=rf"{tmp_path}, .*\[folder-in-checkpoint\]"):
+    with pytest.raises(UserError, match=rf"out: is in the checkpoint {tmp_path}, and one with a file more is damaged"):
         check_folder(tmp_path / "out")

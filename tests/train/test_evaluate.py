@@ -84,8 +84,10 @@ def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, nam
     folder = checkpoint / (name or "evaluation/t")
     result = start([*command, "--test_file", str(test_file), *(["--output_dir", str(folder)] if name else [])])
     assert result.returncode == 2, result.stderr
-    assert result.stderr.startswith(f"indictune: --output_dir {folder} is in the checkpoint {checkpoint}")
-    assert result.stderr.endswith("[folder-in-checkpoint]\n")
+    assert result.stderr == (
+        f"indictune: --output_dir {folder}: is in the checkpoint {checkpoint}, and one with a file more is damaged; "
+        "name a folder outside of it.\n"
+    )
     assert store.damage(checkpoint) == []
     elsewhere = start([*command, "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")])
     assert elsewhere.returncode == 0, elsewhere.stderr
@@ -104,7 +106,8 @@ def test_a_broken_tokenizer_is_told_with_the_flag_that_was_typed_and_all_else(
     assert result.returncode == 2, result.stderr
     first, *told = result.stderr.splitlines()
     assert first == "indictune: 2 problems:"
-    assert told[0].startswith(f"  1. --model {model}: the folder's files cannot be read as a model. (")
+    assert told[0].startswith(f"  1. --model {model}: ")
+    assert told[0].endswith("[model-unreadable]")
     assert told[1] == f"  2. --test_file {missing}: no such file."
 
 
@@ -114,7 +117,7 @@ def test_a_broken_tokenizer_is_told_with_the_flag_that_was_typed_and_all_else(
     [
         ("--per_device_eval_batch_size", "0", ["--per_device_eval_batch_size 0: expected at least 1."]),
         ("--per_device_eval_batch_size", "-3", ["--per_device_eval_batch_size -3: expected at least 1."]),
-        ("--max_length", "9000", ["--max_length 9000: ", " positions; give --max_length ", "t.jsonl: no such file"]),
+        ("--max_length", "9000", ["--max_length 9000: ", "[max-length-over-positions]", "t.jsonl: no such file"]),
     ],
 )
 def test_values_that_no_model_can_take_are_told_before_rows_are_read(
@@ -151,7 +154,7 @@ def test_texts_that_longrope_reads_otherwise_are_evaluated_with_a_warning(tmp_pa
     flags = ["--model", str(model), "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")]
     result = start([*python(), "indictune/__main__.py", "evaluate", *flags, "--max_length", "64"])
     assert result.returncode == 0, result.stderr
-    assert "has more than 8 tokens (longrope), so that the result depends on which texts share it. " in result.stderr
+    assert "(longrope)" in result.stderr
 
 
 def test_answers_are_as_long_as_the_model_has_positions_whatever_it_calls_them(tmp_path: Path) -> None:
@@ -210,7 +213,7 @@ def test_the_metrics_of_another_file_are_not_written_over(finished_run: Finished
 def test_what_training_computed_in_counts_whoever_decided_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     recipe = read_recipe(["--model", str(tmp_path)], [EvaluateArguments])
-    (tmp_path / "recipe.yaml").write_text("max_length: 32\nderived: {bf16: true}\n", encoding="utf-8")
+    (tmp_path / "recipe.yaml").write_text("max_length: 32\ndecided: {bf16: true}\n", encoding="utf-8")
     _as_in_training(recipe, tmp_path)
     assert recipe.values == {"model": str(tmp_path), "max_length": 32, "bf16": True}
 

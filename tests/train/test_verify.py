@@ -104,10 +104,10 @@ class TestFullModels:
     def test_one_ranks_half_of_a_tensor(self, trained: Trained, tmp_path: Path) -> None:
         trainer = trained("full")
         change(tmp_path / "out", self.NAME, lambda weights: weights.update({f"{Q_PROJ}.weight": torch.ones(8, 16)}))
-        assert told(trainer, tmp_path / "out") == (
-            f"It cannot be read: --model {tmp_path / 'out'}: its weights do not fit its config.json, {Q_PROJ}.weight "
-            "for one."
-        )
+        message = str(told(trainer, tmp_path / "out"))
+        assert f"--model {tmp_path / 'out'}: " in message
+        assert f"{Q_PROJ}.weight" in message
+        assert "[weights-do-not-fit]" in message
 
     def test_a_file_that_was_cut_short(self, trained: Trained, tmp_path: Path) -> None:
         trainer = trained("full")

@@ -1,0 +1,172 @@
+"""Checks of a model's folder before any library reads it: no file outside the folder, no pickle, no imported code."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.utils.hub import cached_files
+
+from indictune.errors import UserError, problem
+
+ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+# Links to weights are allowed: weights are often kept on another disk, and no text comes from them. Every other file
+# may be read as text and saved with the trained model: each tokenizer class has its own names for a vocabulary.
+_WEIGHTS = frozenset({".safetensors", ".bin", ".h5", ".msgpack"})
+
+# transformers reads the tokenizer's settings in this order. The keys listed for each file are never opened: published
+# models have the paths of their authors there.
+_TOKENIZER_SETTINGS: dict[str, tuple[str, ...]] = {
+    "tokenizer_config.json": ("tokenizer_file", "special_tokens_map_file", "name_or_path"),
+    "special_tokens_map.json": (),
+}
+# `tokenizers` (0.23) opens a string in these as a file, and transformers (5.23) passes it on.
+_OPENED_AS_FILE = ("vocab", "merges")
+_POSITIONAL_ARGUMENTS = "init_inputs"  # of the tokenizer's class; the first one is usually `vocab`
+
+
+def is_outside(path: Path, folder: Path) -> bool:
+    """Whether a path, after links, is outside a model's folder. Links of the Hub's cache to its blobs are inside."""
+    root, target = folder.resolve(), path.resolve()
+    if target.is_relative_to(root):
+        return False
+    is_cached = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
+    return not (is_cached and target.is_relative_to(root.parents[1] / "blobs"))
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative name from a file stays below the folder of that file."""
+    path = PurePath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def check_links(folder: Path, flag: str) -> None:
+    """Refuse links to files outside a model's folder, except links to weights.
+
+    Args:
+        folder: of the model.
+        flag: that names the model, for messages.
+
+    Raises:
+        UserError: `link-outside-model`.
+    """
+    files = [path for path in folder.glob("*") if path.suffix not in _WEIGHTS and not path.is_dir()]
+    files += folder.glob("additional_chat_templates/*")
+    found = sorted(path for path in files if path.exists() and is_outside(path, folder))
+    if found:
+        links = ", ".join(f"{path.relative_to(folder)} ({path.resolve()})" for path in found[:3])
+        raise UserError("link-outside-model", flag, folder, links=links)
+
+
+def check_tokenizer_settings(name: str, revision: str | None, flag: str) -> None:
+    """Refuse tokenizer settings that name files outside the model's folder: their lines would become tokens.
+
+    Args:
+        name: folder of the model, or its name on the Hub.
+        revision: on the Hub.
+        flag: that names the model, for messages.
+
+    Raises:
+        UserError: `tokenizer-file-outside-model`.
+        OSError: the settings cannot be read.
+        ValueError: the settings are not JSON.
+    """
+    names = list(_TOKENIZER_SETTINGS)
+    found = cached_files(name, names, revision=revision, _raise_exceptions_for_missing_entries=False)
+    for path in map(Path, found or ()):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        for key, value in settings.items():
+            named = None if key in _TOKENIZER_SETTINGS[path.name] else _outside_file(key, value, path)
+            if named is not None:
+                raise UserError("tokenizer-file-outside-model", flag, name, file=path.name, entry=f"{key} {named!r}")
+
+
+def _outside_file(key: str, value: Any, settings_file: Path) -> Any:
+    """The value, or the string in it, that names a file outside the folder of the settings; None where none does."""
+    if (key == _POSITIONAL_ARGUMENTS and value) or (key in _OPENED_AS_FILE and isinstance(value, str)):
+        return value
+    folder = settings_file.parent
+    for text in _strings(value):
+        # A name without a separator is a file only under a key such as `vocab_file`: other strings are tokens. The
+        # folder's own file of that name replaces what tokenizer_config.json says, but not the special tokens' file.
+        is_own = (folder / text).exists() and settings_file.name == "tokenizer_config.json"
+        if os.sep in text or (key.endswith("_file") and not is_own):
+            candidates = [Path(text), folder / text]
+            if any(path.is_file() and is_outside(path, folder) for path in candidates):
+                return text
+    return None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
+
+
+def check_weights_setting(config: PreTrainedConfig, flag: str) -> None:
+    """Refuse `transformers_weights` in a configuration.
+
+    transformers (5.23) reads the file that it names instead of the usual ones, even a pickle or an index that leads
+    outside the model's folder.
+
+    Raises:
+        UserError: `config-names-weights`.
+    """
+    named = config.to_dict().get("transformers_weights")
+    if named is not None:
+        raise UserError("config-names-weights", flag, config.name_or_path, named=repr(named))
+
+
+def check_indexes(folder: Path, flag: str) -> None:
+    """Refuse an index of weights that names a file outside its folder: transformers 5.23 would read it.
+
+    Raises:
+        UserError: `index-outside-model` or `index-unreadable`, one for each such index.
+    """
+    problems = []
+    for index in sorted(folder.glob("*.index.json")):
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            outside = sorted(name for name in names if not is_inside(name))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(problem("index-unreadable", flag, folder, file=index.name, reason=repr(error)))
+            continue
+        if outside:
+            named = ", ".join(map(repr, outside[:3]))
+            problems.append(problem("index-outside-model", flag, folder, file=index.name, named=named))
+    if problems:
+        raise UserError(problems=problems)
+
+
+def check_adapter(folder: Path, flag: str) -> None:
+    """Refuse an adapter with which peft (0.21) would read or import more than safetensors and JSON of its folder.
+
+    Other kinds than LoRA name files of other folders: MULTITASK_PROMPT_TUNING a pickle, XLORA further adapters.
+    `megatron_config` makes peft import a module. peft reads a pickle where there is no safetensors file.
+
+    Args:
+        folder: of the adapter, with its `adapter_config.json`.
+        flag: that names the adapter, for messages.
+
+    Raises:
+        UserError: `adapter-config-unreadable`, `adapter-kind`, `adapter-pickled` or `adapter-without-weights`.
+    """
+    try:
+        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        kind, imports = config["peft_type"], config.get("megatron_config")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError("adapter-config-unreadable", flag, folder, reason=repr(error)) from error
+    if kind != "LORA" or imports:
+        found = f"peft_type {kind!r}" if kind != "LORA" else "megatron_config"
+        raise UserError("adapter-kind", flag, folder, found=found)
+    if not (folder / ADAPTER).is_file():
+        is_pickled = (folder / "adapter_model.bin").is_file()
+        raise UserError("adapter-pickled" if is_pickled else "adapter-without-weights", flag, folder)
