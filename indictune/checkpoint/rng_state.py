@@ -34,8 +34,9 @@ class RandomStates:
 def save(folder: Path, args: TrainingArguments) -> None:
     """Write this rank's states to a checkpoint.
 
-    The Trainer (5.23) writes the state of one GPU where plain python was started and those of all visible ones under
-    a launcher, and goes on with neither where it looks for the other, or finds fewer GPUs. Here each rank has its own.
+    The Trainer (5.23) writes the state of one GPU under plain python, and those of all visible GPUs under a launcher.
+    It restores neither where it looks for the other, or finds fewer GPUs. Here each rank has its own file, under a
+    name that the Trainer does not look for: it would restore them at another time.
 
     Raises:
         OSError, RuntimeError: the disk does not take it.
@@ -45,7 +46,7 @@ def save(folder: Path, args: TrainingArguments) -> None:
 
 
 def load(folder: Path, args: TrainingArguments) -> None:
-    """Go on with this rank's states in a checkpoint; as they are where other ranks than these wrote it.
+    """Restore this rank's states from a checkpoint. They stay as they are where it has none of this rank.
 
     Raises:
         OSError, RuntimeError, pickle.UnpicklingError: they cannot be read.
@@ -54,14 +55,11 @@ def load(folder: Path, args: TrainingArguments) -> None:
     if path.is_file():
         with safe_globals():  # type: ignore[no-untyped-call]
             states = torch.load(path, weights_only=True)
-        if not isinstance(states["cuda"], list):  # earlier versions wrote that of one GPU, or None
-            states["cuda"] = [] if states["cuda"] is None else [states["cuda"]]
         RandomStates(**states).restore()
 
 
 def _path(folder: Path, args: TrainingArguments) -> Path:
-    """The Trainer's names."""
-    return folder / ("rng_state.pth" if args.world_size == 1 else f"rng_state_{args.process_index}.pth")
+    return folder / f"random_states_{args.process_index}_of_{args.world_size}.pth"
 
 
 def _gpus() -> list[int]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel, get_peft_model_state_dict
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 from torch.optim import Optimizer
 from transformers import TrainingArguments
 
@@ -25,7 +28,7 @@ from indictune.progress import HERE
 SHARDED = "SHARDED_STATE_DICT"
 _ITS_NUMBER = "3"  # which accelerate takes too
 
-Copies = dict[str, dict[str, Any]]
+Shards = dict[str, dict[str, Any]]
 
 
 def check_kept_in_shards(launch: Launch, environ: Mapping[str, str], args: TrainingArguments | None = None) -> None:
@@ -82,44 +85,51 @@ def group_of_writers(args: TrainingArguments) -> ProcessGroup | None:
     return sharding.group_on_cpu(args.ddp_timeout_delta)
 
 
-def copied(model: nn.Module, optimizer: Optimizer) -> Copies:
-    """This rank's shards as they are now, copied to the CPU; by the folder that they go to. All ranks must call it."""
-    states = {
-        WEIGHT_SHARDS: {"model": get_model_state_dict(model)},
+def shards_of(model: nn.Module, optimizer: Optimizer) -> Shards:
+    """This rank's shards of weights and optimizer states, by the folder that they go to. All ranks must call it."""
+    weights = (
+        get_peft_model_state_dict(model, adapter_name=model.active_adapter)
+        if isinstance(model, PeftModel)
+        else get_model_state_dict(model)
+    )
+    return {
+        WEIGHT_SHARDS: {"model": weights},
         STATE_SHARDS: {"optimizer": get_optimizer_state_dict(model, optimizer)},
     }
+
+
+def copied(model: nn.Module, optimizer: Optimizer) -> Shards:
+    """`shards_of`, copied to the CPU as they are now. All ranks must call it."""
     plainly = StagingOptions(
         use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
     )
-    staged: Any = DefaultStager(plainly).stage(states)
+    staged: Any = DefaultStager(plainly).stage(shards_of(model, optimizer))
     return dict(staged)
 
 
-@contextmanager
-def telling() -> Iterator[None]:
-    """A block in which each rank passes a place when its shards are written: within the same call it then waits for
-    the others (accelerate 1.15 and torch 2.13), and one that hangs would be named by none."""
-    write_data = FileSystemWriter.write_data
+class ReportingWriter(FileSystemWriter):
+    """Reports this rank's place when its shards are written. Within the same call it then waits for the others (torch
+    2.13), and without the report nobody could name a rank that hangs."""
 
-    def telling_write_data(*args: Any) -> Any:
-        written = write_data(*args)
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        written = super().write_data(plan, planner)
         HERE.passed("having written its shards")
         return written
 
-    FileSystemWriter.write_data = telling_write_data  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        FileSystemWriter.write_data = write_data  # type: ignore[method-assign]
 
-
-def write(copies: Copies, checkpoint: Path, group: ProcessGroup | None) -> None:
+def write(shards: Shards, checkpoint: Path, group: ProcessGroup | None, writer: type[FileSystemWriter]) -> None:
     """Write the folders that accelerate's own saving would have written. All ranks of the group must call it.
 
     `dcp.async_save` would write one folder with one group; here are two, and what comes after belongs to it too.
 
+    Args:
+        shards: from `shards_of` or `copied`.
+        checkpoint: folder.
+        group: of the ranks; None for the training's own.
+        writer: of the files.
+
     Raises:
         CheckpointException: a rank could not write; all ranks learn of it.
     """
-    for name, state in copies.items():
-        save(state, storage_writer=FileSystemWriter(checkpoint / name), process_group=group)
+    for name, state in shards.items():
+        save(state, storage_writer=writer(checkpoint / name), process_group=group)

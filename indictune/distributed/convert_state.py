@@ -20,9 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
-from transformers import TrainingArguments
 
-from indictune.distributed.launch_check import came_up
 from indictune.errors import UserError
 from indictune.models.active_vocabulary import active_embedding
 from indictune.models.weight_files import Checkpoint, weights_files
@@ -32,18 +30,11 @@ STATE_SHARDS = f"{OPTIMIZER_NAME}_0"
 _WHOLE_STATES = "optimizer.pt"
 
 
-def is_foreign(checkpoint: Path, args: TrainingArguments) -> bool:
-    """Whether a checkpoint is kept otherwise than the run keeps its own. `resume_rules.can_go_on` has let it pass."""
-    family = came_up(args)
-    in_shards = any(checkpoint.glob(f"{FSDP_MODEL_NAME}*"))
-    return not family.startswith("zero") and in_shards != (family == "fsdp2")
-
-
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Load the weights of a foreign checkpoint, in place. All ranks must call it.
+    """Load the weights of a checkpoint in place, whole or in shards. All ranks must call it.
 
     Args:
-        model: without DDP around it; in shards, or on its way to stay whole. An adapter gets the adapter's weights.
+        model: without DDP around it, in shards or whole. Of an adapted model, only the adapter is loaded.
         checkpoint: folder.
 
     Raises:
@@ -63,13 +54,14 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         weight.copy_(_split_like(weight, _used_rows(model, name, stored.read(name)), name))
 
 
-def load_states(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> None:
-    """Load the optimizer's states of a foreign checkpoint. All ranks must call it.
+def load_states(model: nn.Module, optimizer: Optimizer, checkpoint: Path, is_foreign: bool = True) -> None:
+    """Load the optimizer's states that are in shards, or go to shards. All ranks must call it.
 
     Args:
         model: as for `load_weights`.
         optimizer: of the model, as torch made it.
         checkpoint: folder.
+        is_foreign: whether only one of checkpoint and run is in shards.
 
     Raises:
         UserError: the states are of another optimizer, or of one whose states cannot be split as weights are.
@@ -78,7 +70,8 @@ def load_states(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Non
     shards = checkpoint / STATE_SHARDS
     if shards.is_dir():
         stored = FileSystemReader(shards).read_metadata().state_dict_metadata
-        _check_names(optimizer, (name for name in stored if name.startswith("optimizer.state.")), checkpoint)
+        if is_foreign:
+            _check_names(optimizer, (name for name in stored if name.startswith("optimizer.state.")), checkpoint)
         _load_shards(shards, {"optimizer": mine})
         set_optimizer_state_dict(model, optimizer, mine)
         return

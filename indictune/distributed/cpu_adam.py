@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from accelerate.state import DistributedType
-from transformers import Trainer
 
 
-def complete_states(trainer: Trainer) -> None:
+def complete_states(engine: Any) -> None:
     """Make that optimizer, with states that were just loaded, what it was when they were saved.
 
     DeepSpeed (0.19.8) puts the saved settings of a group in place of the optimizer's own, and those of torch's AdamW
@@ -18,11 +16,8 @@ def complete_states(trainer: Trainer) -> None:
     holds: begun anew by `pow` it differs in the last bit, and so do the weights. The steps are counted again, on
     nothing.
     """
-    if trainer.accelerator.distributed_type != DistributedType.DEEPSPEED:
-        return
     from deepspeed.ops.adam import DeepSpeedCPUAdam  # slow
 
-    engine: Any = trainer.model_wrapped
     adam = engine.optimizer.optimizer
     if not isinstance(adam, DeepSpeedCPUAdam):
         return

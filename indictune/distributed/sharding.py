@@ -12,19 +12,13 @@ from typing import Any, TypeVar, cast
 import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType
-from peft import PeftModel
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.integrations.deepspeed import (
-    deepspeed_load_checkpoint,
-    set_hf_deepspeed_config,
-    unset_hf_deepspeed_config,
-)
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
-from indictune.distributed import cpu_adam
 from indictune.distributed.launch_check import came_up
 from indictune.progress import HERE
 
@@ -133,22 +127,6 @@ def tied_once(model: nn.Module | None, state: dict[str, Any] | None) -> dict[str
         if name in state and origin in state and torch.equal(state[name], state[origin])
     }
     return {name: weight for name, weight in state.items() if name not in copies}
-
-
-def load_in_place(trainer: Trainer, checkpoint: str) -> None:
-    """Take weights and optimizer states back to a checkpoint in the middle of a training. All ranks must call it.
-
-    Raises:
-        ValueError: DeepSpeed finds no states there.
-    """
-    if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        has_all_weights = not isinstance(bare(trainer), PeftModel)  # else the trained ones alone
-        deepspeed_load_checkpoint(trainer.model_wrapped, checkpoint, load_module_strict=has_all_weights)  # type: ignore[no-untyped-call]
-        cpu_adam.complete_states(trainer)
-        return
-    is_split = trainer.accelerator.distributed_type == DistributedType.FSDP
-    trainer._load_from_checkpoint(checkpoint, trainer.model_wrapped if is_split else trainer.model)
-    trainer._load_optimizer_and_scheduler(checkpoint)
 
 
 def bare(trainer: Trainer) -> nn.Module:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from indictune.checkpoint import resume, save, save_schedule, store
+from indictune.checkpoint import resume, store
+from indictune.checkpoint.save import planned
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.distributed import sharding
 from indictune.distributed.deepspeed_config import has_found_no_scale, leaves_bad_steps_out
@@ -169,7 +170,7 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
     if not bad.item():
         trainer.nonfinite.loss = loss_here  # `StepFlags` tells it where fp16 has found no scale
         return
-    save.finish(trainer)  # it was begun before that step
+    trainer.checkpoints.finish()  # it was begun before that step
     step, action = trainer.state.global_step + 1, trainer.args.on_nonfinite
     loss = of_all_ranks(loss_here)
     count, limit = trainer.bad_steps.count, trainer.args.max_nonfinite_steps
@@ -186,7 +187,7 @@ def drop_if_bad(trainer: ExactTrainer) -> None:
 
 def _roll_back(trainer: ExactTrainer, step: int, loss: float) -> None:
     output_dir = Path(str(trainer.args.output_dir))
-    found = [path for path in save_schedule.planned(output_dir) if store.step_of(path) < step]
+    found = [path for path in planned(output_dir) if store.step_of(path) < step]
     whole = resume.to_roll_back_to(found, trainer.args, trainer.trusts_checkpoint)
     if whole is None:
         why = (
@@ -199,7 +200,7 @@ def _roll_back(trainer: ExactTrainer, step: int, loss: float) -> None:
     assert trainer.optimizer is not None
     schedule = trainer.lr_scheduler.state_dict()
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
-    sharding.load_in_place(trainer, str(whole))
+    trainer.checkpoints.state.model.restore(whole)
     trainer.lr_scheduler.load_state_dict(schedule)
     for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):  # some schedules only change it
         group["lr"] = rate

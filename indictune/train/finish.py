@@ -18,7 +18,6 @@ from peft import PeftModel
 from transformers.trainer_utils import TrainOutput
 
 from indictune.checkpoint import disk_errors
-from indictune.checkpoint import save as checkpoint_save
 from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.data.cache import write_through
 from indictune.distributed import node_disks, sharding
@@ -48,7 +47,7 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
         NonFiniteLossError: a weight is NaN or infinite.
         Stopped: a rank was asked to stop, and going on need not train again.
     """
-    checkpoint_save.check_weights(trainer)
+    trainer.check_weights()
     trainer.look_for_stop("the trained model was to be saved; going on saves it", at_once=True)
     sharding.gather_full_model(trainer.accelerator)
     unfinished = run.output_dir / UNFINISHED_MODEL

@@ -9,7 +9,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from indictune.checkpoint import compatibility, flag_files, save
+from indictune.checkpoint import compatibility, flag_files
+from indictune.checkpoint.digests import validation_digest
 from indictune.distributed import sharding
 from indictune.errors import UserError
 from indictune.models.active_vocabulary import active_embedding
@@ -53,7 +54,7 @@ def check_alike(
         return
     flags = {f"--{name}": given.get(name) for name in FLAGS}
     own = _digests(trainer) | {
-        "test rows": None if test is None else save.validation_digest(test),
+        "test rows": None if test is None else validation_digest(test),
         "class weights": str(in_files.get("class_weights", given.get("class_weights"))),
         "settings in --deepspeed": str(in_files.get("deepspeed")),
     }

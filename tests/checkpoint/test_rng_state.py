@@ -83,17 +83,3 @@ def test_a_rank_of_several_keeps_to_its_own_gpu(monkeypatch: pytest.MonkeyPatch,
     third = machine.draw()
     assert third[current] == first[current]
     assert third[1 - current] not in (first[1 - current], second[1 - current])
-
-
-@pytest.mark.parametrize("gpus", [0, 1, 2])
-def test_what_was_kept_of_one_gpu_or_none_is_gone_on_with(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, args: TrainingArguments, gpus: int
-) -> None:
-    """As of earlier versions."""
-    machine = Gpus(monkeypatch, gpus)
-    one = torch.Generator().manual_seed(7)
-    kept = {**vars(RandomStates()), "cuda": one.get_state() if gpus else None}
-    torch.save(kept, tmp_path / "rng_state.pth")
-    drawn = torch.rand((), generator=one).item()
-    rng_state.load(tmp_path, args)
-    assert machine.draw()[:1] == [drawn][:gpus]

@@ -11,13 +11,10 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import Trainer
 
 from indictune.data.collation import IndexedRows, Row
 from indictune.distributed import convert_state
+from indictune.distributed.model_state import ModelState
 
 
 def note_rows(folder: Path) -> None:
@@ -35,12 +32,10 @@ def note_rows(folder: Path) -> None:
 def fresh_states() -> None:
     """The optimizer forgets what it had summed up; the learning rate goes on."""
 
-    def scheduler_only(self: Any, checkpoint: str | None) -> None:
-        assert checkpoint is not None
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True))
+    def weights_alone(self: ModelState, checkpoint: Path) -> None:
+        self.restore_weights(checkpoint)
 
-    Trainer._load_optimizer_and_scheduler = scheduler_only  # type: ignore[method-assign]
-    convert_state.load_states = lambda model, optimizer, checkpoint: None
+    ModelState.restore = weights_alone  # type: ignore[method-assign]
 
 
 def fresh_weights() -> None:

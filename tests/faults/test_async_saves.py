@@ -16,8 +16,8 @@ from tests.ranks.launching import Run, accelerate
 
 WRITE = "indictune.distributed.async_shards:write"
 WRITE_OF_A_FOLDER = "indictune.distributed.async_shards:save"  # of two a checkpoint
-LAST_FILE = "indictune.checkpoint.save:write_unlogged"  # of each rank
-SAVE = "indictune.checkpoint.save:save_checkpoint"
+LAST_FILE = "indictune.checkpoint.rng_state:save"  # of each rank
+SAVE = "indictune.checkpoint.save:Checkpoints.save"
 
 
 def job_in(folder: Path, recipe: Path, *flags: str) -> Job:

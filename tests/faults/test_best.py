@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from indictune.checkpoint import save_schedule, store
+from indictune.checkpoint import store
+from indictune.checkpoint.save import planned
 from tests.conftest import FinishedRun
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 from tests.ranks.launching import accelerate
 
-END = "indictune.train.exact_trainer:ExactTrainer._finalize_training:1@0"
+END = "indictune.train.callbacks.load_best:load_best:1@0"
 BY_ACCURACY = ("--metric_for_best_model", "accuracy")  # which no step betters but the first
 EVERY_THIRD = (*BY_ACCURACY, "--eval_steps", "1", "--save_steps", "3")
 ONE_BATCH = ("--per_device_eval_batch_size", "16")  # in which no stop is heard
@@ -78,7 +79,7 @@ def test_a_run_that_saves_the_best_alone_stops_where_it_is_none(unbroken: Job, t
     assert whole.start().returncode == 0
     assert job.start(f"SIGTERM@{STEP}:5").returncode == EXIT_RESUMABLE
     assert best_of(job) == (["checkpoint-5", "checkpoint-1"], "checkpoint-1", 1)
-    assert save_schedule.planned(job.folder) == [job.folder / "checkpoint-1"]
+    assert planned(job.folder) == [job.folder / "checkpoint-1"]
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert "The model is that of checkpoint-1, the best by accuracy" in result.stderr

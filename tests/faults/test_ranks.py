@@ -339,7 +339,7 @@ def test_a_rank_that_hangs_while_it_writes_its_shards_is_named(finished_run: Fin
 def test_rank_0_is_named_where_it_hangs_while_it_alone_writes_the_weights(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    event = "STUCK@indictune.checkpoint.save:write_model:1@0"
+    event = "STUCK@indictune.train.exact_trainer:write_model:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as (first, second):
         second.communicate(timeout=120)
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))

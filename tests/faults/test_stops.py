@@ -454,7 +454,9 @@ def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: 
     assert job.outcome() == whole.outcome()
 
 
-@pytest.mark.parametrize("event", ["SIGTERM@indictune.checkpoint.save:_manifest:2", f"SIGKILL@{EVALUATION}:2"])
+@pytest.mark.parametrize(
+    "event", ["SIGTERM@indictune.checkpoint.save:Checkpoints._manifest:2", f"SIGKILL@{EVALUATION}:2"]
+)
 def test_an_epoch_is_evaluated_though_its_last_step_was_saved_before(recipe: Path, tmp_path: Path, event: str) -> None:
     flags = ("--eval_strategy", "epoch", "--save_strategy", "steps", "--save_steps", "2", "--load_best_model_at_end")
     whole = Job(recipe, tmp_path / "whole", flags=(*flags, "false"))

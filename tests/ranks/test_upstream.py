@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import (
-    EarlyStoppingCallback,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -118,11 +117,6 @@ def test_zero3_leaves_parameters_on_their_way(finished_run: FinishedRun, tmp_pat
 def test_accelerate_shards_no_model_without_an_optimizer() -> None:
     """accelerate 1.15; see `sharding.prepare_for_evaluation`."""
     assert "a model and optimizer must be passed together" in inspect.getsource(Accelerator.prepare)
-
-
-def test_each_rank_looks_for_the_best_checkpoint_by_itself() -> None:
-    """transformers 5.23; see `IndicTrainer.save_model`."""
-    assert "if os.path.exists(best_checkpoint_dir):" in inspect.getsource(Trainer._save_checkpoint)
 
 
 def test_weights_that_a_checkpoint_lacks_are_without_data_on_all_ranks_but_one() -> None:
@@ -229,7 +223,7 @@ def test_a_batch_sampler_is_told_of_no_epoch_but_that_of_a_resume(tmp_path: Path
 
 
 def test_a_loss_that_is_nan_is_logged_for_ever(tmp_path: Path) -> None:
-    """transformers 5.23; see `ExactTrainer._maybe_log_save_evaluate`."""
+    """transformers 5.23; see `KeepRecords`."""
     trainer = StockTrainer(tmp_path, max_steps=3, logging_steps=1, logging_nan_inf_filter=False)
     trainer.train()
     assert [math.isnan(loss) for loss in trainer.logged.values()] == [True, True, True]
@@ -244,24 +238,8 @@ def test_a_run_goes_on_logging_as_seldom_as_before(tmp_path: Path) -> None:
     assert list(again.logged) == [3, 6]
 
 
-class Patience(EarlyStoppingCallback):
-    """It asks for no evaluation."""
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        pass
-
-
-def test_a_run_that_had_no_patience_cannot_be_saved_with_one(tmp_path: Path) -> None:
-    """transformers 5.23; see `GoOn.on_train_begin`."""
-    StockTrainer(tmp_path, max_steps=2).train()
-    again = StockTrainer(tmp_path, max_steps=4)
-    again.add_callback(Patience())
-    with pytest.raises(KeyError, match="Patience"):
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-
-
 def test_the_last_checkpoint_is_deleted_before_the_model_is_saved() -> None:
-    """transformers 5.23; see `ExactTrainer._finalize_training`."""
+    """transformers 5.23; see `LoadBest`."""
     source = inspect.getsource(Trainer._finalize_training)
     assert source.index("_load_best_model()") < source.index("shutil.rmtree(checkpoint") < source.index("on_train_end")
 

@@ -9,23 +9,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import Trainer, XLNetConfig, XLNetForSequenceClassification
+from transformers import XLNetConfig, XLNetForSequenceClassification
 
 from indictune.config.arguments import SentimentTrainingArguments
 from indictune.tasks.text_objectives import SingleLabel
 from indictune.train.classifier_trainer import IndicTrainer
-from indictune.train.exact_trainer import ExactTrainer
 from tests.models.test_unpadded import classifier
 from tests.models.tiny import words_tokenizer
-
-
-def test_no_private_method_of_the_trainer_that_is_overridden_is_gone() -> None:
-    """transformers 5.23. Of one that has another name ours would never be called, and nothing would tell."""
-    own = {"_loader", "_write_checkpoint"}
-    methods = {name for name, each in vars(ExactTrainer).items() if callable(each) and not name.startswith("__")}
-    overridden = {name for name in methods if name.startswith("_")} - own
-    assert len(overridden) > 10
-    assert overridden - vars(Trainer).keys() == set()
 
 
 def evaluating(folder: Path, **given: Any) -> SentimentTrainingArguments:

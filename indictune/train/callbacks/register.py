@@ -8,12 +8,12 @@ from functools import partial
 from transformers import EarlyStoppingCallback
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from indictune.checkpoint import save
 from indictune.checkpoint.resume_point import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.supervise.run import Run
 from indictune.train import bad_steps
 from indictune.train.callbacks.heartbeat import Places
+from indictune.train.callbacks.load_best import LoadBest
 from indictune.train.callbacks.resume import GoOn, LeaveBehind
 from indictune.train.callbacks.spikes import WarnOfSpikes
 from indictune.train.callbacks.step_flags import StepFlags
@@ -51,10 +51,16 @@ def watch(
     trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", throughput))
     path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, trainer.strategy)
-    is_writing, finish = partial(save.is_writing, trainer), partial(save.finish, trainer)
     has_no_scale = partial(is_below_one, trainer.accelerator.scaler)
     trainer.add_callback(
-        StepFlags(trainer.nonfinite, trainer.stop_request, trainer.bad_steps, is_writing, finish, has_no_scale)
+        StepFlags(
+            trainer.nonfinite,
+            trainer.stop_request,
+            trainer.bad_steps,
+            lambda: trainer.checkpoints.is_writing(),
+            lambda: trainer.checkpoints.finish(),
+            has_no_scale,
+        )
     )
     if trainer.pop_callback(TensorBoardCallback) is not None:
         trainer.add_callback(ContinuedTensorBoard())  # type: ignore[no-untyped-call]
@@ -63,6 +69,7 @@ def watch(
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     trainer.add_callback(Places())
+    trainer.add_callback(LoadBest(trainer))
     if checkpoint is not None:
         here = None if best is None else plan.output_dir / best.name
         trainer.add_callback(GoOn(trainer, checkpoint, here))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,10 @@ from transformers import (
 from transformers.optimization import GreedyLR
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
-from indictune.checkpoint import abandoned, compatibility, copying, disk_errors, save, store
+from indictune.checkpoint import abandoned, compatibility, copying, disk_errors, rng_state, store
 from indictune.checkpoint.resume_point import ResumePoint
-from indictune.checkpoint.save import UNLOGGED
 from indictune.checkpoint.store import Manifest
+from indictune.checkpoint.train_state import read_counters
 from indictune.config.plan import AnyPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.distributed import sharding
@@ -60,7 +60,10 @@ def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, to
     if tokens.folder is not None:
         keep_rejected(tokens.folder, plan.output_dir, run.rank)
     write_recipe(plan, trainer.args, point)
-    return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
+    try:
+        return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
+    except NothingLeft:
+        return cast(TrainOutput, trainer._finalize_training(None, 0, time.time()))  # type: ignore[no-untyped-call]
 
 
 def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:
@@ -85,32 +88,28 @@ def unlogged(checkpoint: Path, manifest: Manifest, args: TrainingArguments) -> t
     Other numbers of processes take the mean, which is what would have been logged; so does a rank that another node
     has taken over, of those that this disk has.
     """
-    found = [checkpoint / UNLOGGED.format(rank=args.process_index)]
-    if manifest.world_size != args.world_size or not found[0].exists():
-        found = sorted(checkpoint.glob(UNLOGGED.format(rank="*")))
-    if not found:
+    noted = read_counters(checkpoint, args.process_index) if manifest.world_size == args.world_size else []
+    noted = noted or read_counters(checkpoint)
+    if not noted:
         logger.warning(
             "%s does not hold the loss since the step that was logged last: the next one that is logged is of the "
             "steps after %d alone.",
             *(checkpoint.name, manifest.step),
         )
         return 0.0, manifest.step
-    noted = [json.loads(path.read_text(encoding="utf-8")) for path in found]
     return sum(each["loss"] for each in noted) / len(noted), noted[0]["since_step"]
 
 
 def alike(checkpoint: Path, name: str) -> dict[str, Any]:
     """What all ranks had alike: of the `task` (`ExactTrainer.unlogged`), or the `throughput`; empty where this disk
     does not hold it."""
-    for path in checkpoint.glob(UNLOGGED.format(rank="*")):
-        return dict(json.loads(path.read_text(encoding="utf-8")).get(name, {}))
-    return {}
+    found = read_counters(checkpoint)
+    return dict(found[0].get(name, {})) if found else {}
 
 
 def left_out(checkpoint: Path) -> int:
     """How many bad steps were left out until a checkpoint, in whichever folder; 0 where this disk does not tell."""
-    paths = checkpoint.glob(UNLOGGED.format(rank="*"))
-    return max((json.loads(path.read_text(encoding="utf-8")).get("left_out", 0) for path in paths), default=0)
+    return max((each.get("left_out", 0) for each in read_counters(checkpoint)), default=0)
 
 
 @dataclass(frozen=True)
@@ -212,6 +211,10 @@ def _is_damaged(best: Path) -> bool:
     return bool(problems)
 
 
+class NothingLeft(Exception):  # noqa: N818, nothing is wrong
+    """The checkpoint is the end of the training. The Trainer (5.23) would do another step."""
+
+
 class GoOn(TrainerCallback):
     """Does what a checkpoint left half done, before the first step after it.
 
@@ -226,6 +229,19 @@ class GoOn(TrainerCallback):
         self.trainer = trainer
         self.checkpoint = checkpoint
         self.best = best
+        self._random_states: Path | None = checkpoint  # until they are restored
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step % self.trainer.batches.steps_per_epoch == 0:
+            self._restore_random_states(args)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._restore_random_states(args)  # in the middle of an epoch: to begin its loader has drawn a number
+
+    def _restore_random_states(self, args: TrainingArguments) -> None:
+        if self._random_states is not None:
+            rng_state.load(self._random_states, args)
+            self._random_states = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
@@ -235,9 +251,6 @@ class GoOn(TrainerCallback):
         state.compute_steps(args, state.max_steps)  # type: ignore[no-untyped-call]
         for each in self._early_stopping():  # the Trainer has made it anew, with the checkpoint's patience
             each.early_stopping_patience = cast(int, trainer.args.early_stopping_patience)
-            # A state that lacks it cannot be saved (transformers 5.23, `_save_checkpoint`: "KeyError").
-            known = cast(dict[str, Any], state.stateful_callbacks)
-            known.setdefault(type(each).__name__, each.state())
         self._find_best(state, args.load_best_model_at_end)
         self._forget_best_that_was_judged_otherwise(state, manifest)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
@@ -251,14 +264,14 @@ class GoOn(TrainerCallback):
             throughput.count_on(alike(self.checkpoint, "throughput"))
         trainer.bad_steps.count = max(trainer.bad_steps.count, *sharding.from_all(left_out(self.checkpoint)))
         if manifest.evaluation_due and args.eval_strategy != IntervalStrategy.NO:  # there may be no rows any more
-            trainer._load_rng_state(str(self.checkpoint))
+            rng_state.load(self.checkpoint, args)
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
             trainer._save_checkpoint(trainer.model_wrapped, None)
-            save.finish(trainer)
-            # The Trainer loads random states when the next step begins; the evaluation has drawn a number.
-            trainer.made_up = store.path_of(Path(str(args.output_dir)), state.global_step)
-        # The Trainer forgets here that the run had ended, and would do another step.
-        control.should_training_stop |= state.global_step >= state.max_steps or self._has_lost_patience()
+            trainer.checkpoints.finish()
+            # The evaluation has drawn a number.
+            self._random_states = store.path_of(Path(str(args.output_dir)), state.global_step)
+        if control.should_training_stop or state.global_step >= state.max_steps or self._has_lost_patience():
+            raise NothingLeft
 
     def _early_stopping(self) -> list[EarlyStoppingCallback]:
         return [each for each in self.trainer.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
@@ -274,7 +287,7 @@ class GoOn(TrainerCallback):
             state.best_global_step = None
         if self.best is not None and not all(sharding.from_all(self.best.is_dir())):
             self.best = None
-        state.best_model_checkpoint = None if self.best is None else str(self.best)
+        state.best_model_checkpoint, self.trainer.checkpoints.state.best = None, self.best
         if self.best is None and (ends_with_best or store.best_step(self.checkpoint) is not None):
             # It is lost, or was never saved: the next one evaluated is the best.
             state.best_global_step = state.best_metric = None
@@ -283,8 +296,8 @@ class GoOn(TrainerCallback):
         """A loss and a score cannot be compared, nor can scores on different rows: the next one evaluated is the best,
         and patience begins anew."""
         if self.trainer.validation_digest is None:
-            self.trainer.validation_digest = manifest.validation  # the best is still of those
-        digests = manifest.validation, self.trainer.validation_digest
+            self.trainer.checkpoints.facts.validation = manifest.validation  # the best is still of those
+        digests = manifest.validation, self.trainer.checkpoints.facts.validation
         has_other_rows = None not in digests and digests[0] != digests[1]
         if has_other_rows:
             logger.warning(
@@ -293,7 +306,7 @@ class GoOn(TrainerCallback):
                 self.checkpoint.name,
             )
         if has_other_rows or self._has_others(compatibility.OF_THE_BEST):
-            state.best_global_step = state.best_metric = state.best_model_checkpoint = None
+            state.best_global_step = state.best_metric = self.trainer.checkpoints.state.best = None
             for each in self._early_stopping():
                 each.early_stopping_patience_counter = 0
         if has_other_rows or self._has_others(compatibility.OF_SUCH_A_SCHEDULE):

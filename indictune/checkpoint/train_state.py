@@ -1,0 +1,121 @@
+"""All state of a training run that a checkpoint holds, written and restored without a trainer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import TrainerState
+from transformers.trainer_callback import ExportableState
+
+from indictune.checkpoint import rng_state
+from indictune.distributed.model_state import ModelState, engine_keeps
+
+PROGRESS = "trainer_state.json"
+SCHEDULER = "scheduler.pt"
+SCALER = "scaler.pt"
+COUNTERS = "unlogged_{rank}.json"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a rank has counted, so that a resumed run logs what it would have logged.
+
+    Attributes:
+        loss: sum of this rank's losses since the last logged step.
+        since_step: the last logged step.
+        task: what the task logs in addition; the same on all ranks.
+        left_out: bad steps that were skipped or rolled back.
+        throughput: rows, tokens and seconds since the run began.
+    """
+
+    loss: float
+    since_step: int
+    task: dict[str, Any] = field(default_factory=dict)
+    left_out: int = 0
+    throughput: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TrainState:
+    """The live state of a training run. All ranks must call its methods.
+
+    Attributes:
+        model: weights and optimizer states.
+        scheduler: of the learning rate.
+        scaler: of the loss, under fp16; else None.
+        progress: step, epoch and log history. The step is also the position in the rows: batches follow from it.
+        exportable: gives the callbacks that have a state of their own.
+        save_model: writes model and tokenizer to a folder, where they are kept whole.
+        best: the best checkpoint so far; None before the first.
+    """
+
+    model: ModelState
+    scheduler: Any
+    scaler: Any
+    progress: TrainerState
+    exportable: Callable[[], Iterable[ExportableState]]
+    save_model: Callable[[Path], None]
+    best: Path | None = None
+
+    def write(self, folder: Path, counters: Counters, with_shards: bool = True) -> None:
+        """Write the state to a folder.
+
+        Args:
+            folder: gets the files.
+            counters: of this rank.
+            with_shards: False where shards are written later, from copies.
+        """
+        args = self.model.args
+        self.save_model(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.write(folder, with_shards)
+        if args.should_save:
+            if not engine_keeps(self.scheduler):
+                torch.save(self.scheduler.state_dict(), folder / SCHEDULER)
+            if self.scaler is not None:
+                torch.save(self.scaler.state_dict(), folder / SCALER)
+            self._write_progress(folder)
+        rng_state.save(folder, args)
+        name = COUNTERS.format(rank=args.process_index)
+        # A float32 is exact as the float that JSON writes.
+        (folder / name).write_text(json.dumps(vars(counters)), encoding="utf-8")
+
+    def _write_progress(self, folder: Path) -> None:
+        """Write `trainer_state.json`, which transformers reads for the position, with the best checkpoint named."""
+        states: dict[str, Any] = {}
+        for each in self.exportable():
+            states[type(each).__name__] = each.state()
+        progress = self.progress
+        progress.stateful_callbacks = cast(Any, states)
+        progress.best_model_checkpoint = None if self.best is None else str(self.best)
+        try:
+            progress.save_to_json(str(folder / PROGRESS))
+        finally:
+            progress.best_model_checkpoint = None  # else the Trainer would load it at the end of the training
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take weights, optimizer states, schedule and loss scale from a checkpoint, whichever strategy wrote it.
+
+        `rng_state` is restored apart, when the first batch has been read. Raises as `ModelState.restore`.
+        """
+        self.model.restore(checkpoint)
+        if not engine_keeps(self.scheduler):
+            self.scheduler.load_state_dict(torch.load(checkpoint / SCHEDULER, weights_only=True))
+        if self.scaler is not None and (checkpoint / SCALER).is_file():
+            self.scaler.load_state_dict(torch.load(checkpoint / SCALER, weights_only=True))
+
+
+def read_counters(checkpoint: Path, rank: int | None = None) -> list[dict[str, Any]]:
+    """The counters that the disk holds: of one rank, or of all.
+
+    Args:
+        checkpoint: whole.
+        rank: whose counters; None for all ranks.
+    """
+    paths = sorted(checkpoint.glob(COUNTERS.format(rank="*" if rank is None else rank)))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]

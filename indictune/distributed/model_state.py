@@ -1,0 +1,123 @@
+"""Weights and optimizer states in a checkpoint's folder, as each strategy writes and reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DeepSpeedSchedulerWrapper, DistributedType
+from peft import PeftModel
+from torch import nn
+from transformers import Trainer, TrainingArguments
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+
+from indictune.distributed import async_shards, convert_state, cpu_adam, sharding, strategy_limits
+
+OPTIMIZER = "optimizer.pt"
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The weights and optimizer states of a training run. All ranks must call its methods.
+
+    Attributes:
+        accelerator: that prepared model and optimizer.
+        args: of the run.
+        model: without DDP, DeepSpeed or the compiler around it.
+        wrapped: the model as the strategy wraps it; under DeepSpeed the engine.
+        optimizer: as accelerate wraps it.
+    """
+
+    accelerator: Accelerator
+    args: TrainingArguments
+    model: nn.Module
+    wrapped: nn.Module
+    optimizer: AcceleratedOptimizer
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> ModelState:
+        """That of a trainer that is prepared to train."""
+        optimizer = cast(AcceleratedOptimizer, trainer.optimizer)
+        return cls(trainer.accelerator, trainer.args, sharding.bare(trainer), trainer.model_wrapped, optimizer)
+
+    @property
+    def is_deepspeed(self) -> bool:
+        """Whether DeepSpeed's engine holds the state."""
+        return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP2 has split weights and optimizer states."""
+        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
+
+    def write(self, folder: Path, with_shards: bool) -> None:
+        """Write the states, and the weights where they are in shards; whole weights are saved as a model.
+
+        Args:
+            folder: gets the files.
+            with_shards: False where FSDP2's shards are written later, from `async_shards.copied`.
+        """
+        if self.is_deepspeed:
+            engine: Any = self.wrapped
+            engine.save_checkpoint(str(folder), exclude_frozen_parameters=isinstance(self.model, PeftModel))
+        elif self.is_sharded and with_shards:
+            shards = async_shards.shards_of(self.model, self.optimizer)
+            async_shards.write(shards, folder, None, async_shards.ReportingWriter)
+        elif self.args.should_save and not self.is_sharded:
+            torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take weights and optimizer states from a checkpoint, whichever strategy wrote it.
+
+        Raises:
+            UserError: the optimizer states do not fit.
+            RuntimeError, ValueError: the checkpoint lacks a weight, or holds no states.
+        """
+        if self.is_deepspeed:
+            self._restore_engine(checkpoint)
+            return
+        optimizer = self.optimizer.optimizer
+        convert_state.load_weights(self.model, checkpoint)
+        is_in_shards = (checkpoint / convert_state.STATE_SHARDS).is_dir()
+        if self.is_sharded or is_in_shards:
+            convert_state.load_states(self.model, optimizer, checkpoint, is_foreign=is_in_shards != self.is_sharded)
+        else:
+            on_gpus = self.args.world_size > 1 and self.args.device.type != "cpu"
+            place = self.args.device if on_gpus else "cpu"
+            optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER, map_location=place, weights_only=True))
+        strategy_limits.forget_pages(optimizer)
+
+    def restore_weights(self, checkpoint: Path) -> None:
+        """Take the weights alone; under DeepSpeed, whose engine reads all at once, the optimizer states too."""
+        if self.is_deepspeed:
+            self._restore_engine(checkpoint)
+        else:
+            convert_state.load_weights(self.model, checkpoint)
+
+    def _restore_engine(self, checkpoint: Path) -> None:
+        is_whole = not isinstance(self.model, PeftModel)  # of an adapter only the trained weights are saved
+        deepspeed_load_checkpoint(self.wrapped, str(checkpoint), load_module_strict=is_whole)  # type: ignore[no-untyped-call]
+        cpu_adam.complete_states(self.wrapped)
+
+
+def engine_keeps(scheduler: object) -> bool:
+    """Whether DeepSpeed's engine saves and restores the schedule of the learning rate."""
+    return isinstance(scheduler, DeepSpeedSchedulerWrapper)
+
+
+def writes_no_whole_weights(accelerator: Accelerator) -> bool:
+    """Whether the library's own saving of a model is left out: FSDP2 keeps checkpoints in shards."""
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return False
+    return "FULL_STATE_DICT" not in str(accelerator.state.fsdp_plugin.state_dict_type)
+
+
+def gathered_weights(trainer: Trainer) -> dict[str, Any] | None:
+    """All weights, tied ones once, on rank 0 where FSDP2 has split them; None where the library gathers them."""
+    if trainer.accelerator.distributed_type != DistributedType.FSDP:
+        return None
+    return sharding.tied_once(trainer.model, trainer.accelerator.get_state_dict(trainer.model))
