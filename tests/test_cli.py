@@ -31,7 +31,7 @@ def test_no_verb_shows_the_help_and_ends_with_2(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == USAGE
 
 
-def test_an_unknown_verb_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_verb_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evalute"]) == 2
     assert capsys.readouterr() == (
         "",
@@ -134,7 +134,7 @@ def test_prepare_tells_all_problems_at_once(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_what_is_closed_is_told_without_a_traceback(finished_run: FinishedRun, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_without_a_traceback(finished_run: FinishedRun, tmp_path: Path) -> None:
     """With code 2; to `indictune checkpoint` 1 is a damaged checkpoint."""
     run = Path(shutil.copytree(finished_run.folder, tmp_path / "run"))
     test_file = ["--test_file", str(finished_run.recipe.parent / "test.jsonl"), "--output_dir", str(tmp_path / "out")]
@@ -155,7 +155,7 @@ def test_what_is_closed_is_told_without_a_traceback(finished_run: FinishedRun, t
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_that_are_closed_are_told_as_that(tmp_path: Path) -> None:
+def test_unreadable_weights_are_reported_as_unreadable(tmp_path: Path) -> None:
     """Of which safetensors says that they are not there; where it does no more, `Checkpoint` need not open them."""
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(2)}, file)

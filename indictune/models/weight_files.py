@@ -18,7 +18,7 @@ from indictune.models.trust import check_indexes
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 
-# bitsandbytes stores these beside a weight in 4 bit, each after the weight's name.
+# bitsandbytes stores these with each 4-bit weight, under names that start with the name of the weight.
 PARTS_4BIT = (
     *("absmax", "quant_map", "nested_absmax", "nested_quant_map"),
     *("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4"),

@@ -521,7 +521,7 @@ class TestADataset:
             load_splits(DataArguments(train_file=str(tmp_path / name)))
         assert not canary.ran.exists()
 
-    def test_with_modules_beside_it_does_not_run_them(
+    def test_with_modules_in_its_folder_does_not_run_them(
         self, tmp_path: Path, canary: Canary, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Not in the current folder, which is the first that python looks in for a module that it is to run."""

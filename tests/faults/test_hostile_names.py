@@ -142,7 +142,7 @@ class TestATokenizer:
             load_tokenizer(ModelArguments(str(folder)))
         assert "secret" in AutoTokenizer.from_pretrained(folder).get_vocab()  # or transformers has mended it
 
-    def test_that_names_one_of_its_own_is_read_beside_another_of_that_name(
+    def test_that_names_its_own_file_is_read_despite_one_in_the_current_folder(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         folder = hostile.model_whose_tokenizer_names("vocab", tmp_path)
@@ -452,7 +452,7 @@ def cached(hub_cache: Path, name: str) -> Path:
     return repository / "snapshots" / ("0" * 40)
 
 
-def test_an_index_of_a_model_from_the_hub_that_names_a_file_elsewhere_is_told(
+def test_a_hub_index_that_names_a_file_elsewhere_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -475,7 +475,7 @@ def test_a_built_in_name_is_one_of_the_list(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x", "a\0b", "/nowhere", "-", "https://example.org/model"])
-def test_a_model_by_any_name_is_told_in_one_message(name: str) -> None:
+def test_a_model_by_any_name_is_one_problem(name: str) -> None:
     with pytest.raises(UserError) as caught:
         load_classifier_config(ModelArguments(name))
     assert len(caught.value.problems) == 1
@@ -570,7 +570,7 @@ def test_a_run_that_shows_the_libraries_messages_too_gives_no_orders(tmp_path: P
 
 
 @pytest.mark.parametrize(("rule", "code"), [("stop", 2), ("quarantine", 0)])
-def test_a_file_whose_name_is_no_utf_8_is_told_and_its_command_has_a_status(
+def test_a_file_name_that_is_not_utf_8_is_reported(
     tmp_path: Path, rule: str, code: int
 ) -> None:
     path, out = tmp_path / os.fsdecode(b"caf\xe9.jsonl"), tmp_path / "out"

@@ -305,7 +305,7 @@ class TestRowsOfACheckpoint:
         assert found is not None
         assert torch.equal(found, ROW_IDS_USED)
 
-    def test_others_are_told_apart(self, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def test_other_rows_are_refused(self, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
         with refused("checkpoint-lacks-rows", "trains 8 rows", "2 tokens", flag="--resume_from_checkpoint"):
             resumed_row_ids(checkpoint, torch.tensor([0, 1, 2, 3, 4, 6, 8, 13]))
         with refused("checkpoint-trains-some-rows", "trains 8 rows"):

@@ -86,7 +86,7 @@ def test_a_build_that_breaks_leaves_nothing(tweets: Path, monkeypatch: pytest.Mo
     assert list(tweets.iterdir()) == []
 
 
-def test_a_cache_that_takes_nothing_is_told_with_its_variable(tweets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_reported_with_its_variable(tweets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -102,7 +102,7 @@ def test_a_cache_that_takes_nothing_is_told_with_its_variable(tweets: Path, monk
     assert raised.value.problems == [told.format(tweets, "File exists")]
 
 
-def test_an_unknown_name_is_told_with_those_that_exist() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with refused("no-such-builtin-model", "builtin:huge", "builtin:tiny-indic-bert"):
         builtin.resolve("builtin:huge")
 

@@ -220,7 +220,7 @@ def test_other_labels_keep_the_order_of_the_rows(tmp_path: Path, saved: Saved) -
     assert label_order(load_classifier_config(two), ["b", "a"]) == ["b", "a"]
 
 
-def test_a_head_of_another_size_is_replaced_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_head_of_another_size_is_replaced_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     args = classifier_folder(tmp_path, ["joy", "anger"])
     with caplog.at_level(logging.WARNING):
         model: Any = load_classifier(args, LABELS, load_tokenizer(args))
@@ -229,7 +229,7 @@ def test_a_head_of_another_size_is_replaced_and_told(tmp_path: Path, caplog: pyt
     assert "a new head replaces it" in caplog.text
 
 
-def test_a_head_of_the_same_size_and_other_names_is_kept_and_told(
+def test_a_head_with_other_labels_is_kept_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     args = classifier_folder(tmp_path, ["joy", "anger", "fear"])
@@ -324,7 +324,7 @@ def depends_on_others(config: PreTrainedConfig, lengths: tuple[int, int]) -> boo
     return not torch.allclose(alone, beside, atol=1e-5)
 
 
-def test_texts_up_to_where_longrope_reads_others_otherwise_pass_and_longer_ones_do_not() -> None:
+def test_texts_beyond_the_original_length_of_longrope_are_refused() -> None:
     """Once `depends_on_others` is never true, they may (transformers 5.23)."""
     config = rotary(LONGROPE)
     assert not depends_on_others(config, (5, 8))
@@ -334,7 +334,7 @@ def test_texts_up_to_where_longrope_reads_others_otherwise_pass_and_longer_ones_
         check_max_length(config, 9)
 
 
-def test_a_run_that_goes_on_and_an_evaluation_are_only_told_of_texts_that_longrope_reads_otherwise() -> None:
+def test_a_resumed_run_and_an_evaluation_only_report_the_dependence_of_longrope() -> None:
     config = rotary(LONGROPE)
     assert check_max_length(config, 8, begins=False) == []
     (note,) = check_max_length(config, 64, begins=False)
