@@ -239,7 +239,7 @@ class TestListing:
     def test_a_folder_without_any_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{tmp_path / 'no'}: there is no such folder." in refused(capsys, str(tmp_path / "no"))
         assert f"{tmp_path}: holds no checkpoint (no checkpoint-<step>)." in refused(capsys, str(tmp_path))
-        assert "The folder is missing: indictune checkpoint DIR" in refused(capsys)
+        assert "[checkpoint-folder-missing]" in refused(capsys)
 
 
 class TestConverting:

@@ -452,9 +452,7 @@ def cached(hub_cache: Path, name: str) -> Path:
     return repository / "snapshots" / ("0" * 40)
 
 
-def test_a_hub_index_that_names_a_file_elsewhere_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_index_that_names_a_file_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     snapshot = model_in(cached(tmp_path, "evil/model"))
@@ -570,9 +568,7 @@ def test_a_run_that_shows_the_libraries_messages_too_gives_no_orders(tmp_path: P
 
 
 @pytest.mark.parametrize(("rule", "code"), [("stop", 2), ("quarantine", 0)])
-def test_a_file_name_that_is_not_utf_8_is_reported(
-    tmp_path: Path, rule: str, code: int
-) -> None:
+def test_a_file_name_that_is_not_utf_8_is_reported(tmp_path: Path, rule: str, code: int) -> None:
     path, out = tmp_path / os.fsdecode(b"caf\xe9.jsonl"), tmp_path / "out"
     path.write_text(ROWS * 2 + '{"text": \n')
     flags = ["--train_file", str(path), "--bad_rows", rule, "--output_dir", str(out), "--max_steps", "1"]

@@ -229,9 +229,7 @@ def test_a_head_of_another_size_is_replaced_and_reported(tmp_path: Path, caplog:
     assert "a new head replaces it" in caplog.text
 
 
-def test_a_head_with_other_labels_is_kept_and_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_head_with_other_labels_is_kept_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     args = classifier_folder(tmp_path, ["joy", "anger", "fear"])
     with caplog.at_level(logging.WARNING):
         model: Any = load_classifier(args, LABELS, load_tokenizer(args))

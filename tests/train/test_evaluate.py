@@ -46,8 +46,8 @@ def test_a_tokenizer_with_ids_beyond_the_embedding_is_told_without_a_traceback(
     flags = ["--model", str(model), "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")]
     result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
     assert result.returncode == 2, result.stderr
-    told = f"--model {model}: the tokenizer gives token ids up to {rows}, the model's embedding has {rows} rows"
-    assert told in result.stderr
+    assert f"--model {model}: " in result.stderr
+    assert "[token-id-without-row]" in result.stderr
     assert "Traceback" not in result.stderr
 
 
