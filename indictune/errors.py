@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
@@ -49,7 +49,8 @@ class Problem:
         given = {"flag": self.flag, "value": self.value, **self.details}
         entry = catalogue()[self.code]
         way_out = entry.get("way_out", "").format(**given) if self.way_out is None else self.way_out
-        return in_one_line(" ".join(filter(None, [entry["problem"].format(**given), way_out, f"[{self.code}]"])))
+        parts = [entry["problem"].format(**given).strip(), way_out, f"[{self.code}]"]
+        return in_one_line(" ".join(filter(None, parts)))
 
     # Until every message has a code, one without is its own sentence.
     def __eq__(self, other: object) -> bool:
@@ -119,6 +120,18 @@ class UserError(Exception):
             return str(self.problems[0])
         numbered = [f"  {number}. {each}" for number, each in enumerate(self.problems, 1)]
         return "\n".join([f"{len(self.problems)} problems:", *numbered])
+
+
+@contextmanager
+def attributed_to(flag: str) -> Iterator[None]:
+    """Name `flag` in the problems raised in the block that name none.
+
+    Readers of files know the place of a problem, but not the flag that named the file.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(problems=[replace(each, flag=each.flag or flag) for each in error.problems]) from error
 
 
 class Problems(list[Any]):

@@ -32,7 +32,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.environment import environment, write_results
 from indictune.data.bad_rows import BadRows, Quarantine
-from indictune.data.hub_datasets import hub_batches, hub_records, load_hub_dataset
+from indictune.data.hub_datasets import load_hub_dataset
+from indictune.data.hub_rows import hub_batches, hub_records
 from indictune.data.json_rows import holds_lines
 from indictune.data.read_files import RECORD_EXTENSIONS, Record, read_batches, read_records
 from indictune.errors import UserError

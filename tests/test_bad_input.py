@@ -44,6 +44,11 @@ class Refused:
         """The first word of each problem: the flag, or the file."""
         return [problem.split()[0].rstrip(":") for problem in self.problems]
 
+    @property
+    def codes(self) -> list[str]:
+        """What stands before the sentence of each problem, and its code."""
+        return [f"{each.partition(': ')[0]} {each.rpartition('[')[2].rstrip(']')}" for each in self.problems]
+
 
 class Job:
     """A folder of data files, and the flags of a run that would work."""
@@ -189,12 +194,12 @@ def test_broken_files_are_told_together_with_their_lines(job: Job) -> None:
     )
     Path(test).write_bytes(b"")
     job.flags |= {"train_file": train, "validation_file": validation, "test_file": test}
-    assert job.refused().problems == [
-        f"--train_file {train}: no column text (--text_column); it has tweet, lable. Did you mean tweet?",
-        f"--train_file {train}: no column label (--label_column); it has tweet, lable. Did you mean lable?",
-        f"--validation_file {validation}:2: no valid JSON: Expecting ':' delimiter (column 23).",
-        f"--validation_file {validation}:3: byte 0xff is no UTF-8 text; save the file as UTF-8.",
-        f"--test_file {test}: the file is empty.",
+    assert job.refused().codes == [
+        f"--train_file {train} column-missing",
+        f"--train_file {train} column-missing",
+        f"--validation_file {validation}:2 invalid-json",
+        f"--validation_file {validation}:3 not-utf8",
+        f"--test_file {test} file-empty",
     ]
 
 
@@ -202,20 +207,16 @@ def test_labels_are_checked_over_all_files(job: Job) -> None:
     job.write("one.jsonl", ("अच्छा", "positive"), ("ठीक", "positive"))
     job.flags["train_file"] = job.path("one.jsonl")
     train, validation = job.flags["train_file"], job.flags["validation_file"]
-    assert job.refused().problems == [
-        f"--train_file {train}: column label (--label_column) holds only the label positive; a classifier needs at "
-        "least two labels.",
-        f"--validation_file {validation}: label negative (2 rows, the first at {validation}:2) does not occur in the "
-        "training rows; their labels are positive.",
+    assert job.refused().codes == [
+        f"--train_file {train} one-label",
+        f"--validation_file {validation} label-unknown",
     ]
 
 
 def test_rows_without_any_text_are_told(job: Job) -> None:
     job.write("blank.jsonl", (" ", "positive"), ("\n", "negative"))
     job.flags["train_file"] = job.path("blank.jsonl")
-    assert job.refused().problems == [
-        f"--train_file {job.path('blank.jsonl')}: all 2 rows are empty in column text (--text_column)."
-    ]
+    assert job.refused().codes == [f"--train_file {job.path('blank.jsonl')} no-texts"]
 
 
 def test_a_label_column_of_free_text_in_a_folder_that_holds_another_run(job: Job, finished_run: FinishedRun) -> None:
@@ -226,16 +227,11 @@ def test_a_label_column_of_free_text_in_a_folder_that_holds_another_run(job: Job
     status = finished_run.folder / "status.json"
     ok, before = status.read_bytes(), hashes(finished_run.folder)
     try:
-        problems = job.refused().problems
+        refused = job.refused()
     finally:
         status.write_bytes(ok)
-    assert problems == [
-        f"--output_dir {finished_run.folder}: holds another run (metrics.json, train_log.jsonl, model.safetensors); "
-        "choose another --output_dir, or go on with it by --resume_from_checkpoint auto.",
-        f"--train_file {job.path('text.jsonl')}: column label (--label_column) looks like free text, not like labels: "
-        '6 different values in 6 rows, such as "यह फिल्म नंबर 0 है", "यह फिल्म नंबर 1 है", "यह फिल्म नंबर 2 है". Name '
-        "the column with the classes by --label_column.",
-    ]
+    assert refused.flags[0] == "--output_dir"
+    assert refused.codes[1:] == [f"--train_file {job.path('text.jsonl')} labels-look-like-text"]
     assert hashes(finished_run.folder) == before
 
 
@@ -297,7 +293,7 @@ class TestUnderLaunchers:
     def test_a_refused_run_says_once_that_it_has_not_read_the_rows(self, job: Job) -> None:
         job.write("train.jsonl", *GOOD * 5_001)
         result = job.start("--sed", "1", launcher=torchrun(2))
-        assert result.stderr.count("Of the rows only the first were read") == 1
+        assert result.stderr.count("Reading only the first rows") == 1
         assert "indictune: --sed: there is no such flag." in result.stderr
 
     def test_torchrun_with_a_deepspeed_file_that_contradicts_the_flags(self, job: Job) -> None:
@@ -353,8 +349,8 @@ class TestUnderLaunchers:
         status = json.loads((job.out / "status.json").read_text(encoding="utf-8"))
         assert status["state"] == "user_error"
         assert result.stderr.count("indictune: 2 problems:") == 1
-        assert f"--train_file {job.flags['train_file']}: no such file." in status["message"]
-        assert "--deepspeed ds_configs/zero9.json: cannot be read (No such file or directory)." in status["message"]
+        assert f"--train_file {job.flags['train_file']}: there is no such file." in status["message"]
+        assert "--deepspeed ds_configs/zero9.json" in status["message"]
         assert "Traceback" not in result.stderr
 
     def test_plain_python_with_a_deepspeed_file(self, job: Job) -> None:

@@ -130,7 +130,7 @@ def test_prepare_tells_all_problems_at_once(tmp_path: Path, capsys: pytest.Captu
     assert told[0] == "indictune: 3 problems:"
     assert "--max_lenth: there is no such flag" in told[1]
     assert "--max_length 1000" in told[2]
-    assert "no.csv: no such file" in told[3]
+    assert "[no-such-file]" in told[3]
 
 
 @pytest.mark.slow

@@ -199,6 +199,9 @@ class DataArguments(TextArguments, SourceArguments):
     drop_leaked_rows: bool = field(
         default=False, metadata={"help": "Remove training rows whose text also stands in the validation or test rows."}
     )
+    problem_type: Literal["single_label_classification"] | None = field(
+        default=None, metadata={"help": "Take labels as classes even if they look like scores."}
+    )
 
     def __post_init__(self) -> None:
         problems = Problems()

@@ -1,1 +1,1 @@
-"""Rows: read, cleaned and checked, tokenised once, dealt into batches."""
+"""Rows: read, clean and check them, tokenise them once, and split them into batches."""

@@ -1,4 +1,4 @@
-"""Tables on disk: written some thousand rows at a time, read by mapping the file into memory."""
+"""Write tables to disk batch by batch, and read them by mapping the file into memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 
 
 def map_table(path: Path) -> pa.Table:
-    """The table of a file, of which only what is looked at comes into memory; processes share it."""
+    """The table of a file, mapped: only what is read comes into memory, and processes share it."""
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 def stored_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """The record batches of a file. Each is read, not mapped, so that its memory is free after it."""
+    """The record batches of a file. Each is read, not mapped, so its memory is freed after use."""
     with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
         for index in range(reader.num_record_batches):
             yield reader.get_batch(index)

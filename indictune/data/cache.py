@@ -1,4 +1,4 @@
-"""What is made once, and then read by every process and every later run."""
+"""Build a folder of files once; every process and later run reads it."""
 
 from __future__ import annotations
 
@@ -25,58 +25,58 @@ from indictune.versions import versions_of
 logger = logging.getLogger(__name__)
 
 _DIGESTS = "digests.json"
-# Other versions of these may read, clean or tokenise otherwise.
+# Other versions of these may read, clean or tokenise differently.
 _PACKAGES = ("datasets", "pyarrow", "sentencepiece", "tokenizers", "transformers", "trl")
-# What file systems say that write folders through by themselves, or never.
+# Errors of file systems that cannot fsync a folder.
 _NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _PATIENCE_S = 1.0
 _HEAD_START_S = 0.3
-_LEFT_OVER_S = 24 * 3600.0
+_STALE_S = 24 * 3600.0
 
 
-def made_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Path], None]) -> Path:
-    """The folder that `make` fills, on the first call with these parts; later calls and other processes read it.
+def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Path], None]) -> Path:
+    """The folder that `make` fills on the first call with these parts; later calls and other processes read it.
 
-    One process makes it, behind a lock on a file; the others wait. The lock is the kernel's (flock) and ends with its
-    process, so a killed one blocks nobody. It only saves work: the folder is filled under another name, written
-    through to the disk and renamed, so that it is whole or not there also where a file system has no such locks, or
-    the lock's file is another user's; each process then makes its own, and the first to be ready is read.
+    One process fills it under a file lock; the others wait. The kernel releases the lock (flock) of a killed process.
+    The lock only saves work. The folder is filled under another name, fsynced and renamed: it is complete or absent.
+    If the file system has no locks, or the lock's file is another user's, each process fills its own folder, and the
+    first one is kept.
 
     Args:
         kind: of folder; its name begins with it.
-        parts: all that the content depends on, beside the code of this package and the versions of libraries; what
-            json can write.
+        parts: everything that the content depends on, in a form that json can write. Our code and the versions of
+            libraries are added.
         what: the content, for messages, such as "The rows".
         make: writes files to the folder it is given.
 
     Raises:
-        UserError: from `make`, or the cache's folder cannot be written.
+        UserError: from `make`, or the cache folder cannot be written.
     """
     folder = cache_folder() / "prepared" / f"{kind}-{_fingerprint(parts)}"
     HERE.passed(f"preparing {what.lower()}")
     with kept_in(folder.parent, what):
-        if _is_whole(folder):
+        if _is_complete(folder):
             logger.info("%s: prepared before, in %s", what, folder)
         else:
-            _make_alone(folder, what, make)
+            _build_locked(folder, what, make)
     HERE.passed(f"having prepared {what.lower()}")
     return folder
 
 
-def _make_alone(folder: Path, what: str, make: Callable[[Path], None]) -> None:
-    """Make it, or wait for the process that does."""
+def _build_locked(folder: Path, what: str, make: Callable[[Path], None]) -> None:
+    """Fill the folder, or wait for the process that does."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(_HEAD_START_S)  # the first process of a machine shows its progress on the console
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder.parent)
-    with _alone(folder, what):
-        if not _is_whole(folder):
-            _make(folder, make)
+    _remove_stale(folder.parent)
+    with _locked(folder, what):
+        if not _is_complete(folder):
+            _build(folder, make)
 
 
 @contextmanager
-def _alone(folder: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a folder, where there can be one."""
+def _locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold the lock of a folder, if the file system has locks."""
     lock = _lock(folder)
     try:
         try:
@@ -85,8 +85,8 @@ def _alone(folder: Path, what: str) -> Iterator[None]:
             logger.info("%s: another process prepares them; waiting for it", what)
             with HERE.waiting(f"waiting for another process, which prepares {what.lower()}"):
                 lock.acquire()
-    except OSError as error:  # of a disk that is full or cannot be written to, `_make` tells
-        logger.info("%s: each process prepares its own, for there is no lock (%s)", what, error)
+    except OSError as error:  # `_build` reports a disk that is full or read-only
+        logger.info("%s: no lock (%s); each process prepares its own", what, error)
     try:
         yield
     finally:
@@ -99,7 +99,7 @@ def _digest(path: str | Path) -> str:
 
 
 def file_digest(path: str) -> str:
-    """Of the bytes of a file. A file that cannot be read has a digest too: reading it tells what is wrong."""
+    """Digest of the bytes of a file. An unreadable file has a digest too: reading it later reports the problem."""
     try:
         return _digest(path)
     except OSError as error:
@@ -108,7 +108,7 @@ def file_digest(path: str) -> str:
 
 @functools.cache
 def _code_digest() -> str:
-    """Of the code that reads, cleans and tokenises: no number has to be raised when it changes."""
+    """Digest of the code that reads, cleans and tokenises. It replaces a version number."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -120,8 +120,8 @@ def _fingerprint(parts: Sequence[object]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
-def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    """Fill a folder beside `folder`, and rename it."""
+def _build(folder: Path, make: Callable[[Path], None]) -> None:
+    """Fill a temporary folder, and rename it to `folder`."""
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         make(unfinished)
@@ -134,7 +134,7 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
         try:
             unfinished.rename(folder)
         except OSError:
-            if _is_whole(folder):  # another process was quicker, where no lock keeps it out
+            if _is_complete(folder):  # another process was faster, without a lock
                 return
             shutil.rmtree(folder, ignore_errors=True)  # damaged
             unfinished.rename(folder)
@@ -143,9 +143,11 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether the folder is there, with all files as they were written: nothing would tell of a row that the disk has
-    changed. Reading them takes a second for 1.4 GB, and brings them to memory, where they are needed next."""
+def _is_complete(folder: Path) -> bool:
+    """Whether the folder exists and all its files have their digests: the disk may have changed a row.
+
+    Reading the files takes a second for 1.4 GB, and brings them to memory, where they are needed next.
+    """
     try:
         digests = json.loads((folder / _DIGESTS).read_text(encoding="utf-8"))
         return all(_digest(folder / name) == digest for name, digest in digests.items())
@@ -153,30 +155,33 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _remove_leftovers(parent: Path) -> None:
-    """Remove what killed processes left: unfinished folders of yesterday whose lock nobody holds.
+def _remove_stale(parent: Path) -> None:
+    """Remove unfinished folders of killed processes: older than a day, with a free lock.
 
-    A lock alone says too little where another machine's locks are not seen.
+    The lock alone is not enough: another machine's locks may be invisible.
     """
     for unfinished in parent.glob(".*-*-*"):
         lock = _lock(parent / unfinished.name[1:].rpartition("-")[0])
         with suppress(OSError):  # held, gone, another user's, or there are no locks
-            if time.time() - unfinished.stat().st_mtime > _LEFT_OVER_S:
+            if time.time() - unfinished.stat().st_mtime > _STALE_S:
                 with lock.acquire(blocking=False):
                     shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _lock(folder: Path) -> FileLock:
-    """Which all users of a shared cache can take, and none where there are no such locks: filelock (4.2) would leave
-    a mark in its place, and for that of a process which was killed on another machine all would wait."""
+    """A lock that all users of the cache share.
+
+    Without file locks, filelock (4.2) falls back to a marker file. After a kill on another machine, all would wait for
+    it; so the fallback is off.
+    """
     return FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666, fallback_to_soft=False)
 
 
 def write_through(path: Path) -> None:
-    """Let a file, or a folder's list of names, reach the disk, as far as the file system does so.
+    """Fsync a file or folder, if the file system supports it.
 
     Raises:
-        OSError: it does not; the error names the path.
+        OSError: fsync failed; the error names the path.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

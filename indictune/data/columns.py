@@ -1,4 +1,4 @@
-"""What the columns of a table may be called and hold, whatever kind of file or dataset they come from."""
+"""Check names and types of columns, and read their values as text, whatever kind of file they come from."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.bad_rows import BadRows
-from indictune.errors import Problems, UserError
+from indictune.errors import Problem, Problems, UserError, problem
 
 _MAX_SHOWN = 30
 _BYTES = (
@@ -22,12 +23,11 @@ _BYTES = (
 )
 _DECIMAL = re.compile(r"(-?\d+)\.(\d*)")
 
+Fault = tuple[str, dict[str, Any]]  # code and details of a problem
+
 
 def normalise_label(label: str | None) -> str | None:
-    """One spelling of a label, whatever file type it came from; None for an empty one.
-
-    That of `plain_label`, and a number's: 0.50 is `0.5`, "1." is `1`.
-    """
+    """`plain_label`, with one spelling for each number: 0.50 is `0.5`, "1." is `1`. None for an empty label."""
     label = plain_label(label)
     if label and (decimal := _DECIMAL.fullmatch(label)):
         whole, fraction = decimal[1], decimal[2].rstrip("0")
@@ -38,8 +38,8 @@ def normalise_label(label: str | None) -> str | None:
 def plain_label(label: str | None) -> str | None:
     """A label without what file types add to it; None for an empty one.
 
-    1, 1.0 and "1" are `1`; True and TRUE (pandas writes booleans so to csv) are `true`. Everything else keeps its case
-    and spelling in NFC, without spaces around it: "Positive" and "positive" are two labels.
+    1, 1.0 and "1" are `1`; True and TRUE (pandas writes booleans so to csv) are `true`. Other labels keep their case
+    and spelling in NFC, without spaces around them: "Positive" and "positive" are two labels.
     """
     if label is None or not (label := unicodedata.normalize("NFC", label.strip())):
         return None
@@ -49,45 +49,64 @@ def plain_label(label: str | None) -> str | None:
 
 
 def check_columns(path: str, present: Collection[str], columns: Mapping[str, str]) -> None:
-    """Check that each wanted column is there, once.
+    """Check that each wanted column exists once.
 
     Args:
-        path: what messages begin with.
+        path: of the file, or name of the split.
         present: names of all columns.
-        columns: role ("text", "label", "language") -> name of its column; messages name the flag `--<role>_column`.
+        columns: role ("text", "label", "language") -> name of its column.
 
     Raises:
-        UserError: one problem for every column that is missing or there twice.
+        UserError: one problem for every column that is missing or duplicate.
     """
     problems = Problems()
     names = list(present)
-    shown = ", ".join(map(shortened, names)) or "no columns"
     for role, name in columns.items():
-        problems += _twice(path, names, name)
+        problems += _duplicates(path, names, name)
         if name not in names:
             near = difflib.get_close_matches(name.lower(), [other.lower() for other in names], n=1, cutoff=0.6)
-            meant = next((f" Did you mean {shortened(other)}?" for other in names if other.lower() in near), "")
-            problems.append(f"{path}: no column {shortened(name)} (--{role}_column); it has {shown}.{meant}")
+            hint = next((f"Did you mean {shortened(other)}?" for other in names if other.lower() in near), None)
+            shown = ", ".join(map(shortened, names)) or "no columns"
+            details: dict[str, Any] = {"column": shortened(name), "role": role, "columns": shown}
+            problems.append(problem("column-missing", value=path, way_out=hint, **details))
     problems.raise_any()
 
 
-def _twice(path: str, names: list[str], name: str) -> list[str]:
+def check_schema(path: str, schema: pa.Schema) -> None:
+    """Refuse duplicate columns, and columns of type JSON.
+
+    A row keeps the last of two columns of one name. `datasets` 5 makes JSON columns of mixed values, with each text in
+    quotes.
+
+    Raises:
+        UserError: one problem for every such column.
+    """
+    problems = Problems()
+    for name in dict.fromkeys(schema.names):
+        problems += _duplicates(path, schema.names, name)
+    for field in schema:
+        if "arrow.json" in str(field.type):
+            problems.append(problem("column-json", value=path, column=shortened(field.name), type=field.type))
+    problems.raise_any()
+
+
+def _duplicates(path: str, names: list[str], name: str) -> list[Problem]:
     count = names.count(name)
-    return [f"{path}: {count} columns are called {shortened(name)}; rename all but one."] if count > 1 else []
+    return [problem("column-duplicate", value=path, count=count, column=shortened(name))] if count > 1 else []
 
 
 def text_batch(
-    read: pa.RecordBatch, names: Mapping[str, str], optional: Collection[str], where: str, first_row: int, bad: BadRows
+    read: pa.RecordBatch, names: Mapping[str, str], optional: Collection[str], path: str, first_row: int, bad: BadRows
 ) -> pa.RecordBatch:
     """Arrow rows in the form that `read_batches` yields.
 
     Args:
         read: rows that have the columns named.
         names: role -> name of its column.
-        optional: roles that get a column of nulls where `names` has none for them.
-        where: what messages begin with.
+        optional: roles that get a column of nulls if `names` lacks them.
+        path: of the file, or name of the split.
         first_row: number of the first row in its file or split, from 1.
-        bad: gets the rows of which a string is no UTF-8.
+        bad: gets the rows with strings that are not UTF-8.
 
     Raises:
         UserError: one problem for every column that holds neither text, numbers nor booleans.
@@ -100,7 +119,7 @@ def text_batch(
     arrays: dict[str, pa.Array] = {role: pa.nulls(read.num_rows, pa.string()) for role in (*names, *optional)}
     for role, name in names.items():
         with problems.collecting():
-            arrays[role] = _as_text(read.column(name), f"{where}: column {name}")
+            arrays[role] = _as_text(read.column(name), path, name)
     problems.raise_any()
     arrays["line"] = lines
     return pa.record_batch(list(arrays.values()), names=list(arrays))
@@ -112,15 +131,15 @@ def typed_rows(read: pa.RecordBatch, first_row: int, bad: BadRows) -> Iterator[t
     Args:
         read: rows.
         first_row: number of the first row in its file or split, from 1.
-        bad: gets the rows with strings that are no UTF-8, or times beyond those of Python.
+        bad: gets the rows with strings that are not UTF-8, or times beyond those of Python.
     """
     try:
         rows: list[dict[str, object]] = read.to_pylist()
     except (ValueError, OverflowError):
         for number in range(read.num_rows):
-            row, wrong = _row(read, number)
-            if wrong:
-                bad.add_broken(first_row + number, wrong, row)
+            row, fault = _python_row(read, number)
+            if fault:
+                bad.add_broken(first_row + number, fault[0], row, **fault[1])
             else:
                 yield first_row + number, row
     else:
@@ -128,43 +147,44 @@ def typed_rows(read: pa.RecordBatch, first_row: int, bad: BadRows) -> Iterator[t
 
 
 def _readable(read: pa.RecordBatch, first_row: int, bad: BadRows) -> pa.BooleanArray | None:
-    """Which rows have strings that all are UTF-8, or None where all have; `bad` gets the others."""
+    """Which rows hold only UTF-8 strings, or None if all do; `bad` gets the others."""
     try:
         for column in read.columns:
             column.validate(full=True)
         return None
     except pa.ArrowInvalid:
-        rows = [_row(read, number) for number in range(read.num_rows)]
-    for number, (row, wrong) in enumerate(rows, first_row):
-        if wrong:
-            bad.add_broken(number, wrong, row)
-    return pa.array([wrong is None for _, wrong in rows], pa.bool_())
+        rows = [_python_row(read, number) for number in range(read.num_rows)]
+    for number, (row, fault) in enumerate(rows, first_row):
+        if fault:
+            bad.add_broken(number, fault[0], row, **fault[1])
+    return pa.array([fault is None for _, fault in rows], pa.bool_())
 
 
-def _row(read: pa.RecordBatch, number: int) -> tuple[dict[str, object], str | None]:
-    """A row without the values that Python cannot hold, and what is wrong with one of these."""
+def _python_row(read: pa.RecordBatch, number: int) -> tuple[dict[str, object], Fault | None]:
+    """A row without the values that Python cannot hold, and what is wrong with one of them."""
     row: dict[str, object] = {}
-    wrong = None
+    fault: Fault | None = None
     for name in read.schema.names:
         try:
             row[name] = read.column(name)[number].as_py()
         except UnicodeDecodeError as error:
-            wrong = f"column {shortened(name)}: byte 0x{error.object[error.start]:02x} is no UTF-8 text."
+            byte = f"0x{error.object[error.start]:02x}"
+            fault = "not-utf8", {"where": f"column {shortened(name)}: ", "byte": byte}
         except (ValueError, OverflowError) as error:
-            wrong = f"column {shortened(name)}: {error}."
-    return row, wrong
+            fault = "value-unreadable", {"column": shortened(name), "reason": error}
+    return row, fault
 
 
-def _as_text(column: pa.Array, where: str) -> pa.Array:
+def _as_text(column: pa.Array, path: str, name: str) -> pa.Array:
     """A column of strings, numbers or booleans, dictionary-encoded or not, as nullable strings; NaN becomes null.
 
     Raises:
-        UserError: the column holds something else; the message begins with `where`.
+        UserError: the column holds something else.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    is_extension = isinstance(kind, pa.BaseExtensionType)  # such as JSON, in which a text is in quotes
+    is_extension = isinstance(kind, pa.BaseExtensionType)  # such as JSON, with each text in quotes
     if is_extension or pa.types.is_nested(kind) or any(is_bytes(kind) for is_bytes in _BYTES):
-        raise UserError(f"{where} holds {kind}, expected text, numbers or booleans.")
+        raise UserError("column-type", value=path, column=name, type=kind)
     try:
         column = column.cast(kind)
         if pa.types.is_floating(kind):
@@ -172,29 +192,11 @@ def _as_text(column: pa.Array, where: str) -> pa.Array:
         text = column.cast(pa.string())
         text.validate(full=True)
     except pa.ArrowException as error:
-        raise UserError(f"{where} holds {kind} that cannot be read as text ({str(error).splitlines()[0]}).") from error
+        reason = str(error).splitlines()[0]
+        raise UserError("column-unreadable", value=path, column=name, type=kind, reason=reason) from error
     return text
 
 
-def check_schema(where: str, schema: pa.Schema) -> None:
-    """Refuse columns of one name, of which a row keeps the last, and columns of JSON, as `datasets` 5 makes them where
-    the values of rows differ in kind: each text is in quotes.
-
-    Raises:
-        UserError: one problem for every such column; each begins with `where`.
-    """
-    problems = Problems()
-    for name in dict.fromkeys(schema.names):
-        problems += _twice(where, schema.names, name)
-    for field in schema:
-        if "arrow.json" in str(field.type):
-            problems.append(
-                f"{where}: column {shortened(field.name)} holds {field.type}, texts written as JSON, in quotes. Make "
-                "it anew from its source with texts alone, or leave it out."
-            )
-    problems.raise_any()
-
-
 def shortened(name: str) -> str:
-    """At most 30 characters for a message: without a header line, a tweet stands where a column name should."""
+    """At most 30 characters for a message: without a header line, a tweet may stand for a column name."""
     return name if len(name) <= _MAX_SHOWN else name[: _MAX_SHOWN - 1] + "…"

@@ -1,4 +1,4 @@
-"""Rows of json and jsonl files."""
+"""Read the rows of json and jsonl files."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import NoReturn
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import check_columns, shortened
+from indictune.data.columns import Fault, check_columns, shortened
 from indictune.data.text_lines import decoded_lines
 from indictune.errors import UserError
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[')
-_BEGINNING = 1 << 16  # bytes, of which a file is told
-_NO_TEXT = re.compile("[\udc80-\udcff]")  # what `decoded_lines` puts for a byte that is no text
-_TOO_DEEP = "no valid JSON: nested too deeply."
+_BEGINNING_BYTES = 1 << 16
+_NOT_TEXT = re.compile("[\udc80-\udcff]")  # as `decoded_lines` writes a byte that is not UTF-8
+_TOO_DEEP = "nested too deeply"
 
 
 class _Decoder:
-    """Values of JSON. A number stays the text it was written as: 1e5 as a text is "1e5".
+    """Decode JSON. A number stays the text it is written as: 1e5 becomes "1e5".
 
-    NaN is what pandas writes for a missing value, and becomes null.
+    NaN becomes null: pandas writes it for a missing value.
 
     Attributes:
-        wrong: a complaint about the latest value, or None: of a key that is there twice, JSON keeps one in silence.
+        fault: of the latest value, or None. JSON decoders silently drop one of two equal keys.
     """
 
-    wrong: str | None
+    fault: Fault | None
 
     def __init__(self) -> None:
         self._decoder = json.JSONDecoder(
@@ -40,56 +39,57 @@ class _Decoder:
         )
 
     def decode(self, text: str) -> object:
-        self.wrong = None
+        self.fault = None
         value: object = self._decoder.decode(text)
         return value
 
     def raw_decode(self, text: str, begin: int) -> tuple[object, int]:
-        self.wrong = None
+        self.fault = None
         return self._decoder.raw_decode(text, begin)
 
     def _object(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
         made = dict(pairs)
         if len(made) < len(pairs):
             keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            self.wrong = f"an object has the key {shortened(ascii(twice))} twice; leave out one of them."
+            duplicate = next(key for key in keys if keys.count(key) > 1)
+            self.fault = "key-duplicate", {"key": shortened(ascii(duplicate))}
         return made
 
 
 def holds_lines(path: str) -> bool:
-    """Whether a file called .json holds one object a line, as `datasets` and pandas write them, and no list."""
+    """Whether a .json file holds one object a line, as `datasets` and pandas write them, and no list."""
     with open(path, "rb") as file:
-        beginning = file.read(_BEGINNING).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
+        beginning = file.read(_BEGINNING_BYTES).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
     return beginning.lstrip().startswith("{") and _LIST.match(beginning) is None
 
 
 def json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
-    """The value on each line of a jsonl file, with its number; blank lines are skipped."""
+    """The value on each line of a jsonl file, with its line number; blank lines are skipped."""
     decoder = _Decoder()
     undecodable: dict[int, str] = {}
     for number, line in enumerate(decoded_lines(path, undecodable), 1):
         if undecodable:
-            bad.add_broken(number, undecodable.pop(number), line)
+            bad.add_broken(number, "not-utf8", line, where="", byte=undecodable.pop(number))
             continue
         if line.isspace():
             continue
         try:
-            value = decoder.decode(line.rstrip("\r\n"))  # else an object cut short breaks in "column 1" of a next line
+            # Without its end, a line cut short breaks in its last column, not in "column 1" of a next line.
+            value = decoder.decode(line.rstrip("\r\n"))
         except json.JSONDecodeError as error:
-            bad.add_broken(number, f"no valid JSON: {error.msg} (column {error.colno}).", line)
+            bad.add_broken(number, "invalid-json", line, reason=f"{error.msg} (column {error.colno})")
         except RecursionError:
-            bad.add_broken(number, _TOO_DEEP, line)
+            bad.add_broken(number, "invalid-json", line, reason=_TOO_DEEP)
         else:
-            if decoder.wrong:
-                bad.add_broken(number, decoder.wrong, line)
+            if decoder.fault:
+                bad.add_broken(number, decoder.fault[0], line, **decoder.fault[1])
             else:
-                _remark_halves(line, value, number, bad)
+                _remark_half_emoji(line, value, number, bad)
                 yield number, value
 
 
 def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
-    """The elements of a JSON list with the line on which each begins; only the text of the file is held as a whole.
+    """The elements of a JSON list, each with its first line. Memory holds the text of the file, not all elements.
 
     Raises:
         UserError: there is no list.
@@ -98,7 +98,7 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
     text = "".join(decoded_lines(path, undecodable))
     opening = _LIST.match(text)
     if opening is None:
-        _refuse(path)
+        raise UserError("json-list-missing", value=path)
     decoder = _Decoder()
     number, counted = 1, 0
     begin = _skip_space(text, opening.end())
@@ -107,14 +107,14 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
         while not closed:
             number, counted = number + text.count("\n", counted, begin), begin
             value, end = decoder.raw_decode(text, begin)
-            wrong = _NO_TEXT.search(text, begin, end) if undecodable else None
-            if wrong:
-                line = number + text.count("\n", begin, wrong.start())
-                bad.add_broken(line, undecodable[line], text[begin:end])
-            elif decoder.wrong:
-                bad.add_broken(number, decoder.wrong, text[begin:end])
+            not_text = _NOT_TEXT.search(text, begin, end) if undecodable else None
+            if not_text:
+                line = number + text.count("\n", begin, not_text.start())
+                bad.add_broken(line, "not-utf8", text[begin:end], where="", byte=undecodable[line])
+            elif decoder.fault:
+                bad.add_broken(number, decoder.fault[0], text[begin:end], **decoder.fault[1])
             else:
-                _remark_halves(text[begin:end], value, number, bad)
+                _remark_half_emoji(text[begin:end], value, number, bad)
                 yield number, value
             end = _skip_space(text, end)
             if text[end : end + 1] not in (",", "]"):
@@ -123,20 +123,20 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
             begin = end if closed else _skip_space(text, end + 1)
         around = decoder.decode(f"{text[: opening.end()]}{text[begin:]}")
     except json.JSONDecodeError as error:
-        # What stands around the list was decoded without the list, so only positions inside the list are of the file.
-        bad.cannot_read(error.lineno if error.doc is text else number, f"no valid JSON: {error.msg}.")
+        # The text around the list was decoded without the list: its positions are not those of the file.
+        bad.cannot_read(error.lineno if error.doc is text else number, "invalid-json", reason=error.msg)
         return
     except RecursionError:
-        bad.cannot_read(number, _TOO_DEEP)
+        bad.cannot_read(number, "invalid-json", reason=_TOO_DEEP)
         return
-    if decoder.wrong:
-        bad.cannot_read(1, decoder.wrong)
-    outside = _NO_TEXT.search(text, 0, opening.end()) or _NO_TEXT.search(text, begin) if undecodable else None
+    if decoder.fault:
+        bad.cannot_read(1, decoder.fault[0], **decoder.fault[1])
+    outside = _NOT_TEXT.search(text, 0, opening.end()) or _NOT_TEXT.search(text, begin) if undecodable else None
     if outside:
         line = 1 + text.count("\n", 0, outside.start())
-        bad.cannot_read(line, undecodable[line])
+        bad.cannot_read(line, "not-utf8", where="", byte=undecodable[line])
     if isinstance(around, dict) and around.get("data") != []:
-        _refuse(path)
+        raise UserError("json-list-missing", value=path)
 
 
 def record_rows(
@@ -146,20 +146,19 @@ def record_rows(
     optional: Mapping[str, str],
     bad: BadRows,
 ) -> Iterator[tuple[int, tuple[str | None, ...]]]:
-    """The wanted values of JSON objects; a key that an object lacks is null, as long as another object has it.
+    """The wanted values of JSON objects. A key that an object lacks is null, if another object has it.
 
     Args:
         path: of the file.
         records: its values, with their lines.
         columns: as of `read_batches`, like `optional`.
-        bad: gets those that are no object, or hold lists or objects where a text is wanted.
+        bad: gets values that are no object, and objects with a list or object for a text.
     """
     names = (*columns.values(), *optional.values())
     present: dict[str, None] = {}  # an ordered set, for the message
     for line, record in records:
         if not isinstance(record, dict):
-            wrong = f'holds {kind_of(record)}, expected an object such as {{"text": ..., "label": ...}}.'
-            bad.add_broken(line, wrong, record)
+            bad.add_broken(line, "not-an-object", record, held=kind_of(record))
             continue
         present.update(dict.fromkeys(record))
         values = [record.get(name) for name in names]
@@ -167,8 +166,8 @@ def record_rows(
             (name for name, value in zip(names, values, strict=True) if isinstance(value, dict | list)), None
         )
         if nested is not None:
-            wrong = f"{nested} holds {kind_of(record[nested])}, expected text, a number or a boolean."
-            bad.add_broken(line, wrong, record)
+            held, expected = kind_of(record[nested]), "text, a number or a boolean"
+            bad.add_broken(line, "value-of-wrong-type", record, where=nested, held=held, expected=expected)
         else:
             yield line, tuple(map(_text, values))
     if present:
@@ -176,8 +175,8 @@ def record_rows(
             check_columns(path, present, columns)
 
 
-def _remark_halves(written: str, value: object, line: int, bad: BadRows) -> None:
-    """Tell of a value with half of a surrogate pair, which no text can hold: tweets are cut amid an emoji."""
+def _remark_half_emoji(written: str, value: object, line: int, bad: BadRows) -> None:
+    """Report half of a surrogate pair, which no text can hold: tweets are cut inside an emoji."""
     if r"\ud" not in written and r"\uD" not in written:
         return
     try:
@@ -188,7 +187,7 @@ def _remark_halves(written: str, value: object, line: int, bad: BadRows) -> None
 
 
 def kind_of(value: object) -> str:
-    """What a value of a row is, for a message; in json a number is a text."""
+    """The kind of a value, for a message; in json a number is a text."""
     if value is None:
         return "null"
     kinds = {bool: "a boolean", dict: "an object", list: "a list", str: "a text or a number"}
@@ -204,10 +203,3 @@ def _text(value: object) -> str | None:
 def _skip_space(text: str, position: int) -> int:
     match = _SPACE.match(text, position)
     return match.end() if match else position
-
-
-def _refuse(path: str) -> NoReturn:
-    raise UserError(
-        f'{path}: expected a list of objects, [{{...}}, {{...}}, ...], or {{"data": [...]}}; '
-        "a file with one object a line is read when it is called .jsonl."
-    )

@@ -1,5 +1,7 @@
-"""Different spellings of one label: a number's, and those that differ in spaces around them or in Unicode's ways to
-write a character, are taken for one. Labels that only look alike stay several. The user is told of both.
+"""Report labels with several spellings.
+
+Spellings of one number, and spellings that differ in outer spaces or Unicode form, become one label. Labels that only
+look alike stay different classes.
 """
 
 from __future__ import annotations
@@ -12,31 +14,31 @@ import pyarrow.compute as pc
 
 from indictune.data.columns import normalise_label, plain_label, shortened
 
-_MAX_KEPT = 2_000  # twice as many as a classifier's labels may be: of more, some are spelt in several ways
+_MAX_KEPT = 2_000  # twice the number of labels that a classifier may have
 _MAX_LISTED = 5
 _QUOTES = "\"'`“”‘’ "
 _VARIATIONS = "\ufe0e\ufe0f"  # of an emoji: black and white, or coloured
 
 
 class Spellings:
-    """The first spellings of labels in all splits of a run, each as it is written, and where it stands."""
+    """Collect the spellings of labels in all splits of a run, with their first locations."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, str]] = {}
 
-    def read(self, batches: Iterator[pa.RecordBatch], place: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
-        """Pass batches of rows on as they are read, and keep the spellings of their labels.
+    def read(self, batches: Iterator[pa.RecordBatch], location: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
+        """Pass batches of rows on, and keep the spellings of their labels.
 
         Args:
             batches: columns `label` (nullable strings) and `line`.
-            place: tells by its line where a row stands.
+            location: gives the location of a line.
         """
         for batch in batches:
             if len(self._found) < _MAX_KEPT:
-                self._keep(batch, place)
+                self._keep(batch, location)
             yield batch
 
-    def _keep(self, batch: pa.RecordBatch, place: Callable[[int], str]) -> None:
+    def _keep(self, batch: pa.RecordBatch, location: Callable[[int], str]) -> None:
         for label in pc.unique(batch["label"]).to_pylist():
             plain = plain_label(label)
             if plain is None:
@@ -45,13 +47,12 @@ class Spellings:
             if spelling in self._found:
                 continue
             line = batch["line"][pc.index(batch["label"], label).as_py()].as_py()
-            self._found[spelling] = (label, place(line))
+            self._found[spelling] = (label, location(line))
             if len(self._found) == _MAX_KEPT:
                 return
 
     def notes(self) -> list[str]:
-        """Which labels are taken for one though they differ by more than everybody expects, and which are not though
-        they look alike, in a sentence each."""
+        """A sentence for each merged label, and for each group of labels that look alike and stay apart."""
         by_plain: dict[str | None, list[str]] = {}
         by_number: dict[str | None, list[str]] = {}
         by_look: dict[str | None, list[str]] = {}
@@ -66,37 +67,37 @@ class Spellings:
         return [
             *_notes(
                 by_plain,
-                "differ only in spaces around them or in Unicode's ways to write a character, and are taken for one "
-                "label, {label}. If they are different classes, rename one.",
-                "labels are spelt in several ways by spaces around them or by Unicode's ways to write a character.",
+                "differ only in outer spaces or Unicode form, and become one label, {label}. If they are different "
+                "classes, rename one.",
+                "labels have spellings that differ in outer spaces or Unicode form.",
             ),
             *_notes(
                 by_number,
-                "are one number, and taken for one label, {label}. If they are different classes, put a letter before "
+                "are one number, and become one label, {label}. If they are different classes, put a letter before "
                 "them.",
-                "labels are numbers that are spelt in several ways.",
+                "labels are numbers with several spellings.",
             ),
             *_notes(
                 by_look,
-                "look alike, and stay {count} classes. If they are one, spell them in one way.",
-                "labels have others that look alike, and stay classes of their own.",
+                "look alike, and stay {count} classes. If they are one class, give them one spelling.",
+                "labels look like others, and stay different classes.",
             ),
         ]
 
 
 def _look(label: str) -> str:
-    """A label without what one overlooks: case, quotes around it, invisible characters, how wide a space is."""
+    """A label without case, quotes around it, invisible characters and widths of spaces."""
     seen = "".join(each for each in label if category(each) != "Cf" and each not in _VARIATIONS)
     return " ".join(seen.casefold().split()).strip(_QUOTES)
 
 
 def _notes(found: Mapping[str | None, Sequence[str]], what: str, more: str) -> Iterator[str]:
-    """A sentence for each of the first few labels that are spelt in several ways, and the number of the others.
+    """A sentence for each of the first few labels with several spellings, and the number of the others.
 
     Args:
-        found: the spellings of each.
-        what: of them, with `{label}` and their `{count}`.
-        more: of the others.
+        found: spellings of each label.
+        what: end of a sentence, with `{label}` and `{count}` of its spellings.
+        more: end of the sentence about the others.
     """
     several = {label: spellings for label, spellings in found.items() if len(spellings) > 1}
     for label, spellings in list(several.items())[:_MAX_LISTED]:

@@ -1,14 +1,13 @@
-"""The rows of a run: read, cleaned, given a language, and checked before anything expensive starts."""
+"""Load labelled texts: read, clean and check them before anything expensive starts."""
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice, tee
+from itertools import tee
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,58 +15,41 @@ import pyarrow.compute as pc
 from indictune.config.arguments import DataArguments, TextArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.data.arrow_tables import map_table, stored_batches, write_table
-from indictune.data.bad_rows import BadRows, Quarantine, bad_rows, place
-from indictune.data.cache import made_once
+from indictune.data.bad_rows import BadRows, Quarantine, bad_rows
+from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
-from indictune.data.columns import normalise_label, shortened
+from indictune.data.columns import normalise_label
 from indictune.data.label_spellings import Spellings
+from indictune.data.labels import check_labels, label_counts, ordered_labels, unknown_labels
 from indictune.data.lost_letters import LostLetters
-from indictune.data.progress_bar import shown
-from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of
-from indictune.errors import Problems, UserError
+from indictune.data.progress_bar import with_progress
+from indictune.data.row_sources import (
+    SPLITS,
+    Source,
+    columns_of,
+    file_source,
+    refuse_early,
+    sources_of,
+    text_reader,
+)
+from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
+from indictune.errors import Problems, UserError, attributed_to
 
 logger = logging.getLogger(__name__)
 
-_MAX_IDS = 20
-_MAX_LABELS = 1000
-_MAX_LISTED = 5
-_FACTS = "facts.json"
-# Compared with the held-out rows at a time, whose texts are gathered anew each time.
-_LEAK_BATCHES = 10
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+TextSource = Source[pa.RecordBatch]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of one split.
-
-    Attributes:
-        table: columns `text` (cleaned, never empty), `label`, `language` (strings without nulls), `line` (int64: line
-            of the file, or number of the row in a parquet file or dataset, from 1).
-        source: the file or dataset they come from, as messages name it.
-        origin: the flag and value that named it.
-        files: of the dataset, where its rows are lines of files; `line` tells which of them, by `LINES_OF_A_FILE`.
-    """
-
-    table: pa.Table
-    source: str
-    origin: str
-    files: Sequence[str] = ()
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def place(self, index: int) -> str:
-        """Where row `index` (from 0) stands in its source: `file:line`."""
-        return place(self.source, self.table["line"][index].as_py(), self.files)
+class Rows(StoredRows):
+    """The labelled texts of one split: columns `text` (cleaned, not empty), `label`, `language` (no nulls), `line`."""
 
     def each_label(self) -> Iterator[str]:
-        """The label of every row, one after the other."""
+        """The label of every row, in order."""
         for labels in self.table["label"].iterchunks():
             yield from labels.to_pylist()
 
     def languages(self) -> list[str]:
-        """Those of the rows, each once, in alphabetical order."""
+        """The languages of the rows, in alphabetical order."""
         return sorted(self.table["language"].unique().to_pylist())
 
 
@@ -79,10 +61,10 @@ class Splits:
         train: rows to train on.
         validation: rows for the evaluations of a run, or None.
         test: rows to evaluate once at the end, or None.
-        labels: labels of the training rows, in numerical order if all are numbers, else in alphabetical order. A
-            label's position is its class id.
-        folder: holds the tables as `<split>.arrow`; its name changes with anything that the rows are made from.
-        notes: sentences to tell the user: empty rows that were dropped, rows in more than one split.
+        labels: of the training rows; a label's position is its class id. They are in numerical order if all are
+            numbers, else in alphabetical order.
+        folder: holds the tables as `<split>.arrow`; its name changes with everything that the rows depend on.
+        notes: sentences for the user, such as dropped rows, or rows in more than one split.
     """
 
     train: Rows
@@ -94,24 +76,25 @@ class Splits:
 
 
 def load_splits(
-    args: DataArguments, found: Problems | None = None, sources: Mapping[str, Source] | None = None
+    args: DataArguments, found: Problems | None = None, sources: Mapping[str, TextSource] | None = None
 ) -> Splits:
     """Read, clean and check all rows of a run, or take them from the cache.
 
     Args:
         args: how they are read.
-        found: problems of the run so far, which refuse it: of long files only the first rows are then read.
-        sources: from `sources_of`, where it was asked before.
+        found: problems of the run so far. With any, only the first rows of long files are read.
+        sources: from `sources_of`, if the caller has them.
 
     Raises:
         UserError: all problems of all files and labels at once, and those of `found`.
     """
     problems = Problems(found or ())
-    sources = sources_of(args, problems) if sources is None else sources
-    made_from = [[split, src.name, src.origin, src.fingerprint] for split, src in sources.items()]
+    given = sources_of(args, problems) if sources is None else sources
+    made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in given.items()]
     parts = [made_from, columns_of(args), args.drop_leaked_rows, args.bad_rows, args.max_bad_fraction]
-    folder = made_once("rows", parts, "The rows", lambda folder: _prepare(folder, sources, args, problems))
-    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    parts.append(args.problem_type)
+    folder = build_once("rows", parts, "The rows", lambda folder: _prepare(folder, given, args, problems))
+    facts = read_facts(folder)
     loaded = {
         split: Rows(map_table(folder / f"{split}.arrow"), *described) for split, described in facts["splits"].items()
     }
@@ -120,11 +103,11 @@ def load_splits(
     )
 
 
-def _prepare(folder: Path, sources: Mapping[str, Source], args: DataArguments, problems: Problems) -> None:
-    """Write the rows of all splits, and what there is to know of them.
+def _prepare(folder: Path, sources: Mapping[str, TextSource], args: DataArguments, problems: Problems) -> None:
+    """Write the rows of all splits as `<split>.arrow`, and facts about them.
 
     Args:
-        folder: gets `<split>.arrow` and `facts.json`.
+        folder: gets the files.
         sources: by split.
         args: how they are read.
         problems: found so far.
@@ -132,118 +115,117 @@ def _prepare(folder: Path, sources: Mapping[str, Source], args: DataArguments, p
     Raises:
         UserError: all problems of all files and labels at once.
     """
-    heads = ((source.origin, source.read(bad_rows(source.name, args, folder))) for source in sources.values())
-    refuse_early(problems, heads, 1)
-    notes: list[str] = []
-    loaded: dict[str, Rows] = {}
-    spellings = Spellings()
-    for split, source in sources.items():
-        with problems.collecting():
-            bad = bad_rows(source.name, args, folder)
-            rows = _cleaned(source, args, notes, folder / f"{split}.arrow", bad, spellings)
-            if rows is not None:
-                loaded[split] = rows
-    notes += spellings.notes()
+    loaded, notes = _read_splits(folder, sources, args, problems)
     if "train" in loaded:
         held_out = [loaded[split] for split in SPLITS[1:] if split in loaded]
         with problems.collecting():
-            loaded["train"] = _without_leaks(
-                loaded["train"], held_out, args.drop_leaked_rows, notes, folder / "train.arrow"
-            )
-            _check_labels(loaded["train"], held_out, args.label_column)
+            train = _without_leaks(loaded["train"], held_out, args.drop_leaked_rows, notes, folder / "train.arrow")
+            loaded["train"] = train
+            check_labels(train, held_out, args)
     problems.raise_any()
-    facts = {
-        "splits": {split: (rows.source, rows.origin, rows.files) for split, rows in loaded.items()},
-        "labels": _ordered_labels(loaded["train"]),
-        "notes": notes,
-    }
-    (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    splits = {split: (rows.source, rows.origin, rows.files) for split, rows in loaded.items()}
+    write_facts(folder, {"splits": splits, "labels": ordered_labels(label_counts(loaded["train"])), "notes": notes})
 
 
 def load_test_rows(
     path: str, args: EvaluateArguments, labels: Sequence[str] | None, found: Sequence[str] = ()
 ) -> tuple[Rows, Path, list[str]]:
-    """Read, clean and check a file of rows for a model that exists, or take them from the cache.
+    """Read, clean and check a file of rows for a finished model, or take them from the cache.
 
     Args:
         path: `--test_file`.
-        args: how it is read, and what becomes of its bad rows.
-        labels: of the model, or None where they are not known; then any will do.
-        found: problems of the command so far, which refuse it: of a long file only the first rows are then read.
+        args: how it is read, and what happens to its bad rows.
+        labels: of the model; None accepts any.
+        found: problems of the command so far. With any, only the first rows of a long file are read.
 
     Returns:
-        The rows, the folder that holds them as `test.arrow` beside those that were left out, and notes for the user.
+        The rows, the folder with `test.arrow` and the rejected rows, and notes for the user.
 
     Raises:
-        UserError: all problems of the file at once, labels that the model does not have among them; or `found`.
+        UserError: all problems of the file at once, with labels that the model lacks; or `found`.
     """
-    source = file_source(path, "--test_file", args)
+    source = file_source(path, "--test_file", text_reader(args))
 
     def make(folder: Path) -> None:
-        refuse_early(Problems(found), [(source.origin, source.read(bad_rows(path, args, folder)))], 1)
-        notes: list[str] = []
-        spellings = Spellings()
-        _cleaned(source, args, notes, folder / "test.arrow", bad_rows(path, args, folder), spellings)
-        notes += spellings.notes()
-        (folder / _FACTS).write_text(json.dumps({"notes": notes}), encoding="utf-8")
+        problems = Problems(found)
+        _, notes = _read_splits(folder, {"test": source}, args, problems)
+        problems.raise_any()
+        write_facts(folder, {"notes": notes})
 
     parts = [source.name, source.origin, source.fingerprint, columns_of(args), args.bad_rows, args.max_bad_fraction]
-    folder = made_once("test", parts, "The rows", make)
+    folder = build_once("test", parts, "The rows", make)
     rows = Rows(map_table(folder / "test.arrow"), source.name, source.origin)
-    problems = [] if labels is None else _unseen_labels(rows, dict.fromkeys(labels, 0))
-    if problems:
-        raise UserError(problems)
-    notes: list[str] = json.loads((folder / _FACTS).read_text(encoding="utf-8"))["notes"]
-    return rows, folder, notes
+    Problems([] if labels is None else unknown_labels(rows, labels)).raise_any()
+    return rows, folder, read_facts(folder)["notes"]
 
 
-def _cleaned(
-    source: Source, args: TextArguments, notes: list[str], path: Path, bad: BadRows, spellings: Spellings
+def _read_splits(
+    folder: Path, sources: Mapping[str, TextSource], args: DataArguments | EvaluateArguments, problems: Problems
+) -> tuple[dict[str, Rows], list[str]]:
+    """Read the rows of all splits; `problems` gets theirs.
+
+    Returns:
+        The rows by split, and notes for the user.
+    """
+    refuse_early(problems, sources.values(), args, folder, 1)
+    notes: list[str] = []
+    loaded: dict[str, Rows] = {}
+    spellings = Spellings()
+    for split, source in sources.items():
+        with problems.collecting(), attributed_to(source.origin):
+            bad = bad_rows(source.name, args, folder)
+            rows = _read_split(source, args, notes, folder / f"{split}.arrow", bad, spellings)
+            if rows is not None:
+                loaded[split] = rows
+    return loaded, [*notes, *spellings.notes()]
+
+
+def _read_split(
+    source: TextSource, args: TextArguments, notes: list[str], path: Path, bad: BadRows, spellings: Spellings
 ) -> Rows | None:
-    """Read, clean and check the rows of one split; None where it may lack labels and does.
+    """Read, clean and check the rows of one split; None for a split that may lack labels and does.
 
     Args:
         source: of the rows.
         args: how they are read.
-        notes: get what the user should know.
+        notes: get sentences for the user.
         path: gets the table.
-        bad: gets the rows that cannot be used; rows without text are no bad rows unless these are left out.
-        spellings: get those of the labels.
+        bad: gets the rows that cannot be used. It gets rows without text only if it leaves rows out.
+        spellings: collect those of the labels.
     """
     empty: list[pa.Array] = []
-    left_out = isinstance(bad, Quarantine)
     lost = LostLetters()
-    try:
-        read = lost.read(spellings.read(source.read(bad), bad.place), bad.place)
-        batches = _usable(source, read, bad, args, path.parent) if left_out else _with_text(cleaned(read), empty)
-        write_table(path, SCHEMA, shown(batches, f"reading {source.name}"))
-        table = map_table(path)
-        bad.finish(table.num_rows)
-    except UserError as error:
-        raise UserError([f"{source.origin} {problem}" for problem in error.problems]) from error
+    read = lost.read(spellings.read(source.read(bad), bad.location), bad.location)
+    if isinstance(bad, Quarantine):
+        batches = _usable(source, read, bad, args, path.parent)
+    else:
+        batches = _with_text(cleaned(read), empty)
+    write_table(path, SCHEMA, with_progress(batches, f"reading {source.name}"))
+    table = map_table(path)
+    bad.finish(table.num_rows)
+    where = f"{source.origin} {source.name}"
     notes += [f"{source.origin} {note}" for note in bad.notes()]
-    notes += [f"{source.origin} {source.name}: {note}" for note in lost.notes()]
+    notes += [f"{where}: {note}" for note in lost.notes()]
     empty_lines = pa.chunked_array(empty, pa.int64())
     if table.num_rows == 0:
-        raise UserError(
-            f"{source.origin} {source.name}: all {len(empty_lines)} rows are empty in column {args.text_column} "
-            "(--text_column)."
-        )
+        raise UserError("no-texts", value=source.name, rows=len(empty_lines), column=args.text_column)
     if len(empty_lines):
-        places = _places(bad, empty_lines)
-        notes.append(f"{source.origin} {source.name}: {len(empty_lines)} rows without text were dropped: {places}.")
+        locations = listed(empty_lines, bad.location)
+        notes.append(f"{where}: {len(empty_lines)} rows without text were dropped: {locations}.")
         if logger.isEnabledFor(logging.DEBUG):  # there may be millions
-            logger.debug("rows without text: %s", [bad.place(line) for line in empty_lines.to_pylist()])
+            logger.debug("rows without text: %s", list(map(bad.location, empty_lines.to_pylist())))
     unlabelled = table["line"].filter(pc.is_null(table["label"]))
     if source.may_lack_labels and len(unlabelled) == table.num_rows:
         notes.append(f"{source.origin}: its test rows have no labels and are left out.")
         path.unlink()
         return None
     if len(unlabelled):
-        raise UserError(
-            f"{source.origin} {source.name}: {len(unlabelled)} rows have no label in column {args.label_column} "
-            f"(--label_column): {_places(bad, unlabelled)}."
-        )
+        details: dict[str, Any] = {
+            "count": len(unlabelled),
+            "column": args.label_column,
+            "rows": listed(unlabelled, bad.location),
+        }
+        raise UserError("labels-missing", value=source.name, **details)
     return Rows(table, source.name, source.origin, bad.files)
 
 
@@ -255,133 +237,66 @@ def _with_text(batches: Iterator[pa.RecordBatch], empty: list[pa.Array]) -> Iter
         yield batch.filter(full)
 
 
-def _has_labels(source: Source, folder: Path) -> bool:
-    """Whether any row has a label. What cannot be read is told when the rows are read again."""
+def _has_labels(source: TextSource, folder: Path) -> bool:
+    """Whether any row has a label. Unreadable rows are reported when the rows are read again."""
     batches = source.read(Quarantine(source.name, 0.0, folder))
     return any(normalise_label(label) for batch in batches for label in batch["label"].to_pylist())
 
 
 def _usable(
-    source: Source, given: Iterator[pa.RecordBatch], bad: BadRows, args: TextArguments, folder: Path
+    source: TextSource, given: Iterator[pa.RecordBatch], bad: BadRows, args: TextArguments, folder: Path
 ) -> Iterator[pa.RecordBatch]:
-    """The rows given, cleaned, that have a text and a label; `bad` gets the others as they were read."""
+    """The given rows that have a text and a label, cleaned; `bad` gets the others as they were read."""
     may_lack_label = source.may_lack_labels and not _has_labels(source, folder)
     to_clean, as_read = tee(given)
     for batch, read in zip(cleaned(to_clean), as_read, strict=True):
         full = pc.not_equal(batch["text"], "")
         good = full if may_lack_label else pc.and_(full, pc.is_valid(batch["label"]))
         for row, has_text in zip(read.filter(pc.invert(good)).to_pylist(), full.filter(pc.invert(good)), strict=True):
-            column, kind = (args.label_column, "no label") if has_text.as_py() else (args.text_column, "no text")
-            bad.add(row.pop("line"), f"{kind} in column {column}.", row, kind)
+            code, column = ("no-label", args.label_column) if has_text.as_py() else ("no-text", args.text_column)
+            bad.add(row.pop("line"), code, row, column=column)
         yield batch.filter(good)
 
 
-def _places(bad: BadRows, lines: pa.ChunkedArray) -> str:
-    more = f" and {len(lines) - _MAX_IDS} more" if len(lines) > _MAX_IDS else ""
-    return ", ".join(bad.place(line) for line in lines[:_MAX_IDS].to_pylist()) + more
+def _text_of(batch: pa.RecordBatch) -> pa.Array:
+    return batch["text"]
 
 
 def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[str], path: Path) -> Rows:
-    """The training rows, without those whose text also stands in held-out rows where `drop` says so.
+    """The training rows; with `drop`, without those whose text also stands in held-out rows.
 
     Args:
         train: rows.
         held_out: validation and test rows.
         drop: `--drop_leaked_rows`.
-        notes: get what was found.
-        path: of the training rows' table, which is written anew where rows are dropped.
+        notes: get sentences for the user.
+        path: of the training rows' table, which is written anew if rows are dropped.
 
     Raises:
         UserError: no row would be left.
     """
     left = len(train)
     for rows in held_out:
-        leaked = _leaked(path, rows)
+        leaked = list(leaked_rows(path, rows.table, _text_of))
         count = sum(pc.sum(mask).as_py() or 0 for mask in leaked)
         if not count:
             continue
         also = f"{train.source}: {count} of {left} training rows also stand in {rows.source}"
         if drop:
             left -= count
-            _rewrite(path, leaked)
+            _drop_rows(path, leaked)
             notes.append(f"{also}; they were removed from training (--drop_leaked_rows).")
         else:
             notes.append(f"{also}, whose scores will look too good; --drop_leaked_rows removes them from training.")
     if left == 0:
-        raise UserError(
-            f"--drop_leaked_rows removes all {len(train)} rows of {train.origin} {train.source}: each of them also "
-            "stands in the validation or test rows. Give other rows for one of them."
-        )
+        details: dict[str, Any] = {"rows": len(train), "origin": train.origin, "source": train.source}
+        raise UserError("all-rows-leaked", "--drop_leaked_rows", "true", **details)
     return replace(train, table=map_table(path))
 
 
-def _leaked(path: Path, held_out: Rows) -> list[pa.BooleanArray]:
-    """Which rows of a table have a text that also stands in `held_out`, a record batch an array."""
-    leaked: list[pa.BooleanArray] = []
-    batches = stored_batches(path)
-    while some := list(islice(batches, _LEAK_BATCHES)):
-        masks = pc.is_in(pa.Table.from_batches(some)["text"], value_set=held_out.table["text"])
-        mask = masks.combine_chunks()  # which arrow may cut elsewhere than the texts, or not at all
-        starts = accumulate((batch.num_rows for batch in some), initial=0)
-        leaked += [mask.slice(start, batch.num_rows) for start, batch in zip(starts, some, strict=False)]
-    return leaked
-
-
-def _rewrite(path: Path, leaked: list[pa.BooleanArray]) -> None:
-    """Write a table again without some rows."""
-    kept = (batch.filter(pc.invert(mask)) for batch, mask in zip(stored_batches(path), leaked, strict=True))
+def _drop_rows(path: Path, dropped: list[pa.BooleanArray]) -> None:
+    """Write a table again without some rows, given by a mask for each record batch."""
+    kept = (batch.filter(pc.invert(mask)) for batch, mask in zip(stored_batches(path), dropped, strict=True))
     unfinished = path.with_suffix(".unfinished")
     write_table(unfinished, SCHEMA, kept)
     unfinished.rename(path)
-
-
-def _check_labels(train: Rows, held_out: list[Rows], label_column: str) -> None:
-    counts = _label_counts(train)
-    where = f"{train.origin} {train.source}: column {label_column} (--label_column)"
-    if _looks_like_free_text(counts):
-        examples = ", ".join(f'"{shortened(label)}"' for label in list(counts)[:3])
-        raise UserError(
-            f"{where} looks like free text, not like labels: {len(counts)} different values in {len(train)} rows, "
-            f"such as {examples}. Name the column with the classes by --label_column."
-        )
-    problems = Problems()
-    if len(counts) < 2:
-        problems.append(f"{where} holds only the label {next(iter(counts))}; a classifier needs at least two labels.")
-    for rows in held_out:
-        problems.extend(_unseen_labels(rows, counts))
-    problems.raise_any()
-
-
-def _unseen_labels(rows: Rows, known: dict[str, int]) -> list[str]:
-    unseen = {label: count for label, count in _label_counts(rows).items() if label not in known}
-    problems = []
-    for label, count in list(unseen.items())[:_MAX_LISTED]:
-        first = rows.place(pc.index(rows.table["label"], label).as_py())
-        problems.append(
-            f"{rows.origin} {rows.source}: label {shortened(label)} ({count} rows, the first at {first}) does not "
-            f"occur in the training rows; their labels are {', '.join(map(shortened, sorted(known)[:_MAX_IDS]))}."
-        )
-    if len(unseen) > _MAX_LISTED:
-        problems.append(
-            f"{rows.origin} {rows.source}: {len(unseen) - _MAX_LISTED} more labels that training rows lack."
-        )
-    return problems
-
-
-def _label_counts(rows: Rows) -> dict[str, int]:
-    return {item["values"]: item["counts"] for item in pc.value_counts(rows.table["label"]).to_pylist()}
-
-
-def _looks_like_free_text(counts: dict[str, int]) -> bool:
-    """Too many values for labels, or nearly a value a row: over 20 of them, or a handful of wordy ones."""
-    if len(counts) > _MAX_LABELS:
-        return True
-    if 2 * len(counts) <= sum(counts.values()):
-        return False
-    wordy = sum(len(label.split()) >= 3 for label in counts)
-    return len(counts) > 20 or (len(counts) >= 5 and 2 * wordy > len(counts))
-
-
-def _ordered_labels(rows: Rows) -> list[str]:
-    labels = sorted(_label_counts(rows))
-    return sorted(labels, key=float) if all(map(_NUMBER.fullmatch, labels)) else labels

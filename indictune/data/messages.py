@@ -1,10 +1,10 @@
-"""The messages of one row, whichever of the usual forms it is written in."""
+"""Read the messages of one row, in any of the usual forms."""
 
 from __future__ import annotations
 
 from indictune.data.columns import shortened
 from indictune.data.json_rows import kind_of
-from indictune.data.read_files import without_halves
+from indictune.data.read_files import without_surrogates
 
 MESSAGES = "messages"
 CONVERSATIONS = "conversations"
@@ -12,7 +12,7 @@ PROMPT_TEXTS = "prompt and completion as texts"
 PROMPT_LISTS = "prompt and completion as lists of messages"
 INSTRUCTION = "instruction and output"
 
-# The keys that tell a form; the two of prompt and completion are told apart by what stands under the keys.
+# The keys of each form. The values decide between the two forms of prompt and completion.
 _FORM_KEYS = {
     MESSAGES: ("messages",),
     CONVERSATIONS: ("conversations",),
@@ -34,60 +34,44 @@ _NEXT: dict[str | None, tuple[str, ...]] = {
 _TEXT_KEYS = ("text", "value", "content")
 _TOOL_KEYS = ("tools", "functions", "tool_calls", "function_call")
 _NO_TOOLS: tuple[object, ...] = (None, [], "", "[]")
-# What stands beside an answer's text in others' data: its thoughts, as servers of models give them, and how much it
-# counts, as OpenAI, axolotl, ms-swift, tinker and home-llm write it.
+# Thoughts of an answer, as servers of models write them, and the weight of an answer in the loss, as OpenAI, axolotl,
+# ms-swift, tinker and home-llm write it.
 _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 _WEIGHTS = ("weight", "train", "training", "trainable", "train_on_turn", "loss")
-_COUNTS: tuple[object, ...] = (None, 1, "1", "1.0", "true")  # True is 1
-_FALSE = ("false", "0", "0.0")  # as pandas and spreadsheets write it too
-
-_NO_ANSWER = "no answer"
-_NO_PROMPT = "an empty prompt"
-_NO_MESSAGES = "no messages"
-_WRONG_ORDER = "roles out of order"
-_WRONG_ROLE = "an unknown role"
-_WRONG_TYPE = "a value of the wrong type"
-_NO_FORM = "an unknown form"
-_TWO_FORMS = "two forms at once"
-_TWO_SYSTEMS = "two system messages"
-_NO_SYSTEM = "system beside plain texts"
-_REJECTED = "a rejected answer"
-_WEIGHTED = "an answer of another weight"
-_CALLS = "a call of tools"
-_THINKS = "thoughts beside an answer"
+_WEIGHT_ONE: tuple[object, ...] = (None, 1, "1", "1.0", "true")  # True is 1
+_FALSE = ("false", "0", "0.0")  # also as pandas and spreadsheets write it
 
 Message = dict[str, str]
 Row = dict[str, object]
 
 
 class RowError(Exception):
-    """A row that cannot be used. The message says what is wrong with it, and what to do.
+    """A row that cannot be used.
 
     Args:
-        kind: as in "3 more with <kind>".
-        what: the message.
+        code: of the problem, as in `errors.toml`.
+        details: of the problem.
     """
 
-    def __init__(self, kind: str, what: str) -> None:
-        super().__init__(what)
-        self.kind = kind
+    def __init__(self, code: str, **details: object) -> None:
+        super().__init__(code)
+        self.code = code
+        self.details = details
 
 
 def form_of(row: Row) -> str:
-    """The form that a row is written in, told from its keys; a key without a value counts as absent.
+    """The form of a row, recognised by its keys; a key without a value counts as absent.
 
     Raises:
-        RowError: it is in none of the forms, or in two at once.
+        RowError: it has none of the forms, or two.
     """
     filled = {key for key, value in row.items() if value is not None}
     whole = [form for form, keys in _FORM_KEYS.items() if filled.issuperset(keys)]
     if len(whole) > 1:
-        keys = " and ".join(", ".join(_FORM_KEYS[form]) for form in whole)
-        raise RowError(_TWO_FORMS, f"has both {keys}; leave out one of them.")
+        raise RowError("two-forms", keys=" and ".join(", ".join(_FORM_KEYS[form]) for form in whole))
     forms = whole or [form for form, keys in _FORM_KEYS.items() if not row.keys().isdisjoint(keys)]
     if len(forms) != 1:
-        expected = "messages, or conversations, or prompt and completion, or instruction and output"
-        raise RowError(_NO_FORM, f"{_keys(filled)}; expected {expected}. Rename the keys.")
+        raise RowError("unknown-form", keys=_keys(filled))
     in_lists = isinstance(row.get("prompt"), list) or isinstance(row.get("completion"), list)
     return PROMPT_LISTS if forms == [PROMPT_TEXTS] and in_lists else forms[0]
 
@@ -95,58 +79,56 @@ def form_of(row: Row) -> str:
 def messages_of(row: Row, form: str) -> list[Message]:
     """The messages of a row, each with `role` (system, user, assistant) and `content`: user and assistant by turns.
 
-    Texts are as in the row, but for halves of surrogate pairs. A system message without text is left out.
+    Texts stay as they are, except for halves of surrogate pairs. A system message without text is left out.
 
     Raises:
-        RowError: a text or list is missing, empty or of the wrong type, a role is unknown or not in its place, the
-            last message is not an answer, or the row says of an answer what training would not heed.
+        RowError: a text or list is missing, empty or of the wrong type, a role is unknown or out of order, the last
+            message is not an answer, or the row marks an answer in a way that training would ignore.
     """
     _check_accepted(row, form)
     for key in _TOOL_KEYS:
         if row.get(key) not in _NO_TOOLS:
-            raise RowError(_CALLS, f"has {key}, which no chat template is given; remove the row, or the key.")
+            raise RowError("tool-calls", where="the row", key=key)
     _check_weight(row, ("weight",), "the row")
-    if form not in (MESSAGES, CONVERSATIONS):  # beside lists of messages they are of no one answer
+    if form not in (MESSAGES, CONVERSATIONS):  # with lists of messages, thoughts of the row belong to no one answer
         _check_thoughts(row, "the row")
     if form == PROMPT_TEXTS:
-        messages = _turn(_filled(row, "prompt", _NO_PROMPT), _filled(row, "completion", _NO_ANSWER))
+        messages = _turn(_filled(row, "prompt"), _filled(row, "completion"))
     elif form == PROMPT_LISTS:
         messages = _prompt_and_completion(row)
     elif form == INSTRUCTION:
         messages = _instruction_and_output(row)
     else:
-        messages = _listed(row, form, _NO_MESSAGES)
+        messages = _listed(row, form)
     _check_order(messages)
     _check_contents(messages)
     return _with_system(messages if messages[0]["content"].strip() else messages[1:], _text(row, "system"), form)
 
 
 def _check_accepted(row: Row, form: str) -> None:
-    """Refuse an answer that was rejected, as data for KTO and of thumbs up and down has them."""
+    """Refuse a rejected answer, as in data for KTO and of thumbs up and down."""
     for key in ("label", "kto_tag"):
         value = row.get(key)
-        # Beside messages or an instruction a label of 0 may be a class.
-        tells = value is False or key == "kto_tag" or form in (PROMPT_TEXTS, PROMPT_LISTS)
-        if tells and (written := str(value).strip().lower()) in _FALSE:
-            what = f"{key} is {written}, as of an answer that was rejected"
-            raise RowError(_REJECTED, f"{what}; remove the row, or the key.")
+        # With messages or an instruction, a label of 0 may be a class.
+        marks_answer = value is False or key == "kto_tag" or form in (PROMPT_TEXTS, PROMPT_LISTS)
+        if marks_answer and (written := str(value).strip().lower()) in _FALSE:
+            raise RowError("rejected-answer", key=key, written=written)
 
 
 def _with_system(messages: list[Message], system: str, form: str) -> list[Message]:
-    """With the system message that stands beside them, if any."""
+    """The messages, with the row's system message in front, if it has one."""
     if not system.strip():
         return messages
     if form == PROMPT_TEXTS:
-        where = "beside prompt and completion as texts; write it into prompt, or give messages."
-        raise RowError(_NO_SYSTEM, f"system has no place {where}")
+        raise RowError("system-with-texts")
     if messages[0]["role"] == "system":
-        raise RowError(_TWO_SYSTEMS, "has both system and a message of system; leave out one of them.")
+        raise RowError("two-systems")
     return [{"role": "system", "content": system}, *messages]
 
 
 def _keys(keys: set[str]) -> str:
-    shown = ", ".join(sorted(shortened(without_halves(key)) for key in keys)[:_MAX_KEYS])
-    return f"it has the keys {shown}" if keys else "it has no key with a value"
+    shown = ", ".join(sorted(shortened(without_surrogates(key)) for key in keys)[:_MAX_KEYS])
+    return f"the keys {shown}" if keys else "no key with a value"
 
 
 def _turn(prompt: str, answer: str) -> list[Message]:
@@ -154,60 +136,64 @@ def _turn(prompt: str, answer: str) -> list[Message]:
 
 
 def _prompt_and_completion(row: Row) -> list[Message]:
-    prompt, completion = _listed(row, "prompt", _NO_PROMPT), _listed(row, "completion", _NO_ANSWER)
+    prompt, completion = _listed(row, "prompt"), _listed(row, "completion")
     first = completion[0]["role"]
     if first != "assistant":
-        raise RowError(_WRONG_ORDER, f"completion begins with {first}; expected assistant.")
+        raise RowError("wrong-order", where="message 1 of completion", role=first, expected="assistant")
     return prompt + completion
 
 
 def _instruction_and_output(row: Row) -> list[Message]:
     asked = [text for text in (_text(row, "instruction"), _text(row, "input")) if text.strip()]
     if not asked:
-        raise RowError(_NO_PROMPT, "instruction and input are empty; fill one of them, or remove the row.")
+        raise RowError("no-prompt", where="instruction")
     messages: list[Message] = []
     history = row.get("history") or []
     pairs = history if isinstance(history, list) else [history]
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
-            raise RowError(_WRONG_TYPE, "history: expected a list of [user, assistant] pairs of texts.")
-        messages += _turn(*map(without_halves, pair))
-    return messages + _turn("\n\n".join(asked), _filled(row, "output", _NO_ANSWER))
+            expected = "a list of [user, assistant] pairs of texts"
+            raise RowError("value-of-wrong-type", where="history", held=kind_of(pair), expected=expected)
+        messages += _turn(*map(without_surrogates, pair))
+    return messages + _turn("\n\n".join(asked), _filled(row, "output"))
 
 
 def _text(row: Row, key: str) -> str:
-    """A text, empty where there is none."""
+    """A text, empty if it is missing."""
     value = row.get(key)
     if not isinstance(value, str | None):
-        raise RowError(_WRONG_TYPE, f"{key} holds {kind_of(value)}, expected text.")
-    return without_halves(value or "")
+        raise RowError("value-of-wrong-type", where=key, held=kind_of(value), expected="text")
+    return without_surrogates(value or "")
 
 
-def _filled(row: Row, key: str, kind: str) -> str:
+def _filled(row: Row, key: str) -> str:
     text = _text(row, key)
     if not text.strip():
-        raise RowError(kind, f"{_empty(row, key)}; give it a text, or remove the row.")
+        raise _empty(row, key)
     return text
 
 
-def _empty(row: Row, key: str) -> str:
-    return f"{key} is empty" if key in row else f"there is no {key} ({_keys(set(row))})"
+def _empty(row: Row, key: str) -> RowError:
+    if key not in row:
+        return RowError("no-key", key=key, keys=_keys(set(row)))
+    code = {"prompt": "no-prompt", "completion": "no-answer", "output": "no-answer"}.get(key, "no-messages")
+    return RowError(code, where=key)
 
 
-def _listed(row: Row, key: str, kind: str) -> list[Message]:
+def _listed(row: Row, key: str) -> list[Message]:
     """The messages in a list, at least one."""
     value = row.get(key)
     if value is None or value == []:
-        raise RowError(kind, f"{_empty(row, key)}; give it messages, or remove the row.")
+        raise _empty(row, key)
     if not isinstance(value, list):
-        raise RowError(_WRONG_TYPE, f"{key} holds {kind_of(value)}, expected a list of messages.")
+        raise RowError("value-of-wrong-type", where=key, held=kind_of(value), expected="a list of messages")
     return [_message(message, key, f"message {number} of {key}") for number, message in enumerate(value, 1)]
 
 
 def _message(message: object, key: str, where: str) -> Message:
     expected = "{from, value}" if key == CONVERSATIONS else "{role, content}"
     if not isinstance(message, dict):
-        raise RowError(_WRONG_TYPE, f"{where} is {kind_of(message)}, expected {expected}.")
+        raise RowError("value-of-wrong-type", where=where, held=kind_of(message), expected=expected)
     roles, role_key, content_key = _ROLES, "role", "content"
     if key == CONVERSATIONS:
         roles = _SHAREGPT_ROLES
@@ -215,20 +201,19 @@ def _message(message: object, key: str, where: str) -> Message:
             role_key, content_key = "from", "value"
     role = message.get(role_key)
     if not isinstance(role, str):
-        raise RowError(_WRONG_TYPE, f"{where}: {role_key} holds {kind_of(role)}; expected {expected}.")
+        raise RowError("value-of-wrong-type", where=f"{where}: {role_key}", held=kind_of(role), expected="text")
     if role not in roles:
-        name = shortened(without_halves(role))
-        known = ", ".join(roles)
-        raise RowError(_WRONG_ROLE, f"{where} is of {name}; expected one of {known}. Rename it, or remove the row.")
-    _check_heeded(message, roles[role], where)
+        name = shortened(without_surrogates(role))
+        raise RowError("unknown-role", where=where, role=name, expected=", ".join(roles))
+    _check_ignored_keys(message, roles[role], where)
     return {"role": roles[role], "content": _content(message.get(content_key), f"{where}: {content_key}")}
 
 
-def _check_heeded(message: Row, role: str, where: str) -> None:
-    """Refuse what is said of a message beside its text, and changes what is to be learned."""
+def _check_ignored_keys(message: Row, role: str, where: str) -> None:
+    """Refuse keys of a message that change what should be learned, and that training would ignore."""
     for key in ("tool_calls", "function_call"):
         if message.get(key):
-            raise RowError(_CALLS, f"{where} has {key}, which is not trained; remove the row, or the key.")
+            raise RowError("tool-calls", where=where, key=key)
     _check_thoughts(message, where)
     if role == "assistant":
         _check_weight(message, _WEIGHTS, where)
@@ -238,37 +223,37 @@ def _check_thoughts(message: Row, where: str) -> None:
     for key in _THOUGHTS:
         thoughts = message.get(key)
         if thoughts.strip() if isinstance(thoughts, str) else thoughts:
-            way_out = "write them into the text, as the model writes its thoughts, or remove the row, or the key"
-            raise RowError(_THINKS, f"{where} has {key}, which no chat template is given; {way_out}.")
+            raise RowError("thoughts", where=where, key=key)
 
 
 def _check_weight(message: Row, keys: tuple[str, ...], where: str) -> None:
     for key in keys:
         weight = message.get(key)
-        if weight not in _COUNTS:
-            told = f"the {key} {shortened(without_halves(str(weight)))}, but every answer counts as 1"
-            raise RowError(_WEIGHTED, f"{where} has {told}; remove the row, or the key.")
+        if weight not in _WEIGHT_ONE:
+            raise RowError("weighted-answer", where=where, key=key, weight=shortened(without_surrogates(str(weight))))
 
 
 def _content(value: object, where: str) -> str:
     if isinstance(value, str):
-        return without_halves(value)
+        return without_surrogates(value)
     if not isinstance(value, list):
-        raise RowError(_WRONG_TYPE, f"{where} holds {kind_of(value)}, expected text or a list of parts with text.")
+        raise RowError(
+            "value-of-wrong-type", where=where, held=kind_of(value), expected="text or a list of parts with text"
+        )
     return "".join(_part(part, f"{where}, part {number}") for number, part in enumerate(value, 1))
 
 
 def _part(part: object, where: str) -> str:
     """The text of a typed part, `{"type": "text", "text": ...}`."""
+    expected = '{"type": "text", "text": ...}'
     if not isinstance(part, dict):
-        raise RowError(_WRONG_TYPE, f'{where} is {kind_of(part)}, expected {{"type": "text", "text": ...}}.')
+        raise RowError("value-of-wrong-type", where=where, held=kind_of(part), expected=expected)
     if part.get("type") != "text":
-        kind = shortened(without_halves(str(part.get("type"))))
-        raise RowError(_WRONG_TYPE, f"{where} is of type {kind}; only text is read. Remove the part or the row.")
+        raise RowError("part-not-text", where=where, type=shortened(without_surrogates(str(part.get("type")))))
     for key in _TEXT_KEYS:
         if isinstance(text := part.get(key), str):
-            return without_halves(text)
-    raise RowError(_WRONG_TYPE, f"{where} has no text; expected it as {', '.join(_TEXT_KEYS)}.")
+            return without_surrogates(text)
+    raise RowError("value-of-wrong-type", where=where, held="no text", expected=expected)
 
 
 def _check_order(messages: list[Message]) -> None:
@@ -276,17 +261,15 @@ def _check_order(messages: list[Message]) -> None:
     for number, message in enumerate(messages, 1):
         role = message["role"]
         if role not in _NEXT[previous]:
-            came = f"after {previous}" if previous else "first"
             expected = " or ".join(_NEXT[previous])
-            raise RowError(_WRONG_ORDER, f"message {number} is of {role}, {came}; expected {expected}.")
+            raise RowError("wrong-order", where=f"message {number}", role=role, expected=expected)
         previous = role
     if previous != "assistant":
-        raise RowError(_NO_ANSWER, f"the last message is of {previous}; add one of assistant, or remove the row.")
+        raise RowError("answer-not-last", role=previous)
 
 
 def _check_contents(messages: list[Message]) -> None:
     for number, message in enumerate(messages, 1):
         role = message["role"]
         if role != "system" and not message["content"].strip():
-            kind = _NO_ANSWER if role == "assistant" else _NO_PROMPT
-            raise RowError(kind, f"message {number}, of {role}, is empty; give it a text, or remove the row.")
+            raise RowError("no-answer" if role == "assistant" else "no-prompt", where=f"message {number} ({role})")

@@ -1,8 +1,7 @@
-"""The conversations of a run, tokenised and packed, with what the user should know of them."""
+"""Tokenise and pack the conversations of a run, and collect notes for the user."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,26 +13,25 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data import packing
 from indictune.data.arrow_tables import map_table, stored_batches, write_table
-from indictune.data.bad_rows import go_on_with
-from indictune.data.cache import made_once
+from indictune.data.bad_rows import copy_rejected
+from indictune.data.cache import build_once
 from indictune.data.chat_tokens import SCHEMA, ChatTokeniser, ChatTokens, truncation_notes
 from indictune.data.conversations import ChatSource, Conversations, ConversationSplits, is_as_written, leak_note
 from indictune.data.packing import packed, packing_facts, stored_groups
-from indictune.data.progress_bar import shown
+from indictune.data.progress_bar import with_progress
 from indictune.data.row_sources import SPLITS
+from indictune.data.rows import read_facts, write_facts
 from indictune.data.templates import choose_template
 from indictune.data.tokenisation import mapped_dataset, tokenizer_parts
 from indictune.data.tokenizer_health import health_table, tokenizer_health
-from indictune.data.unusable_chats import quarantine_of
+from indictune.data.unusable_chats import bad_chats
 from indictune.errors import Problems
-
-_FACTS = "facts.json"
 
 
 def check_template(
     tokenizer: PreTrainedTokenizerBase, args: ChatDataArguments, sources: Mapping[str, ChatSource]
 ) -> None:
-    """Check the chat template of a run as its first row will have it, before the others are read.
+    """Check the chat template with the form of the first row, before the others are read.
 
     Raises:
         UserError: there is no such template, it does not fit the tokenizer, or it does not mark the answers.
@@ -44,7 +42,7 @@ def check_template(
 
 
 def set_template(tokenizer: PreTrainedTokenizerBase, splits: ConversationSplits, args: ChatDataArguments) -> str:
-    """Choose the chat template of a run. A tokenizer that has another one gets it, and is saved with it.
+    """Choose the chat template of a run, and set it on the tokenizer, which is saved with it.
 
     Raises:
         UserError: there is no such template, it does not fit the tokenizer, or it does not mark the answers.
@@ -63,11 +61,11 @@ class Chats:
     Attributes:
         train: columns `input_ids`, `labels`, `length`; packed, `seq_lengths` and `rows` too.
         validation: never packed, with `language`; or None.
-        test: likewise.
-        rows: the same before tokens, by split.
-        folder: holds the rows that were left out, if any were.
-        summary: what the tokenizer costs each language, as a table, and how rows were packed.
-        notes: rows that were left out or cut.
+        test: never packed, with `language`; or None.
+        rows: the usable conversations, by split.
+        folder: holds the rejected rows, if there are any.
+        summary: a table of what the tokenizer costs each language, and how rows were packed.
+        notes: sentences for the user about rows that were left out or cut.
     """
 
     train: Dataset
@@ -80,29 +78,29 @@ class Chats:
 
     @property
     def samples(self) -> Conversations:
-        """Rows to show what the model answers: held-out ones, where there are some."""
+        """Rows for sample answers of the model: held-out rows if there are any."""
         return next(self.rows[split] for split in (*SPLITS[1:], "train") if split in self.rows)
 
-    def place(self, index: int) -> str:
-        """Where training row `index` (from 0) stands in its source, or all rows of pack `index`."""
+    def location(self, index: int) -> str:
+        """Where training row `index` (from 0), or each row of pack `index`, stands: `file:line`."""
         if "rows" not in self.train.column_names:
-            return self.rows["train"].place(index)
-        return ", ".join(self.rows["train"].place(row) for row in self.train[index]["rows"])
+            return self.rows["train"].location(index)
+        return ", ".join(self.rows["train"].location(row) for row in self.train[index]["rows"])
 
 
 def tokenise_splits(
     splits: ConversationSplits, tokenizer: PreTrainedTokenizerBase, template: str, args: ChatDataArguments
 ) -> Chats:
-    """Tokenise all rows, and pack those that are trained on where `args.packing` says so; once, then from the cache.
+    """Tokenise all rows, and with `args.packing` pack the training rows, or take them from the cache.
 
     Args:
         splits: the rows.
         tokenizer: of the model.
         template: from `set_template`.
-        args: say how rows are cut, which tokens the loss counts, and what becomes of rows that cannot be used.
+        args: say how rows are cut, which tokens the loss counts, and what happens to unusable rows.
 
     Raises:
-        UserError: rows that cannot be used, of all splits at once.
+        UserError: unusable rows, of all splits at once.
     """
     given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     loaded = {name: rows for name, rows in given.items() if rows is not None}
@@ -111,12 +109,12 @@ def tokenise_splits(
         splits.folder.name,
     ]
     make = partial(_prepare, splits.folder, loaded, tokenizer, template, args)
-    folder = made_once("chats", parts, "The token ids", make)
-    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    folder = build_once("chats", parts, "The token ids", make)
+    facts = read_facts(folder)
     datasets = {name: mapped_dataset(folder, name) for name in loaded}
-    left = {name: _left(splits.folder, folder, name, rows) for name, rows in loaded.items()}
+    usable = {name: _usable(splits.folder, folder, name, rows) for name, rows in loaded.items()}
     return Chats(
-        *(datasets["train"], datasets.get("validation"), datasets.get("test"), left, folder),
+        *(datasets["train"], datasets.get("validation"), datasets.get("test"), usable, folder),
         *(facts["summary"], facts["notes"]),
     )
 
@@ -129,19 +127,19 @@ def _prepare(
     args: ChatDataArguments,
     folder: Path,
 ) -> None:
-    """Write the tokens of all splits, and what there is to know of them.
+    """Write the tokens of all splits, and facts about them.
 
     Args:
         stored: holds the rows as `<split>.arrow`.
         loaded: the same rows, by split.
         tokenizer: as of `tokenise_splits`, like the next two.
-        folder: gets `<split>.arrow`, `facts.json` and the rows that are left out, beside those of `stored`; where a
-            split loses some, the others as `<split>-rows.arrow`.
+        folder: gets `<split>.arrow`, facts, and the rejected rows with those of `stored`. If a split loses rows, it
+            gets the others as `<split>-rows.arrow`.
 
     Raises:
-        UserError: rows that cannot be used, of all splits at once.
+        UserError: unusable rows, of all splits at once.
     """
-    go_on_with(stored, folder)
+    copy_rejected(stored, folder)
     problems = Problems()
     notes: list[str] = []
     summary = ""
@@ -150,14 +148,14 @@ def _prepare(
             tokens = _tokenise(stored / f"{name}.arrow", rows, tokenizer, template, args, folder)
             notes += [*tokens.notes, *truncation_notes(rows, tokens, args.max_length)]
             if name == "train":
-                left = _left(stored, folder, name, rows)
-                summary = health_table(tokenizer_health(left, tokens.full_lengths, tokenizer, args.max_length))
+                usable = _usable(stored, folder, name, rows)
+                summary = health_table(tokenizer_health(usable, tokens.full_lengths, tokenizer, args.max_length))
     problems.raise_any()
     notes += _leak_notes(stored, folder, loaded)
     if args.packing:
         _pack(folder / "train.arrow", args.max_length)
         summary += f"\n{packing_facts(mapped_dataset(folder, 'train'), args.max_length)}"
-    (folder / _FACTS).write_text(json.dumps({"summary": summary, "notes": notes}), encoding="utf-8")
+    write_facts(folder, {"summary": summary, "notes": notes})
 
 
 def _tokenise(
@@ -168,39 +166,41 @@ def _tokenise(
     args: ChatDataArguments,
     folder: Path,
 ) -> ChatTokens:
-    """As `_prepare`, of the split that is stored in one file."""
+    """Write the tokens of the split in one file; arguments as of `_prepare`."""
     name = stored.stem
-    quarantine = quarantine_of(rows, args, folder)
-    tokeniser = ChatTokeniser(rows, tokenizer, template, args.max_length, args.train_on_prompts, quarantine)
+    bad = bad_chats(rows, args, folder)
+    tokeniser = ChatTokeniser(rows, tokenizer, template, args.max_length, args.train_on_prompts, bad)
     batches = tokeniser.tokenised(stored_batches(stored))
-    write_table(folder / stored.name, SCHEMA, shown(batches, f"tokenising the {name} rows", len(rows)))
+    write_table(folder / stored.name, SCHEMA, with_progress(batches, f"tokenising the {name} rows", len(rows)))
     if tokeniser.unusable.left_out:
-        left = tokeniser.unusable.without_them(stored_batches(stored))
-        write_table(folder / f"{name}-rows.arrow", rows.table.schema, left)
+        usable = tokeniser.unusable.usable(stored_batches(stored))
+        write_table(folder / f"{name}-rows.arrow", rows.table.schema, usable)
     return ChatTokens(mapped_dataset(folder, name), tokeniser.full_lengths(), tokeniser.unusable.notes())
 
 
-def _left(stored: Path, folder: Path, name: str, rows: Conversations) -> Conversations:
-    """Those of a split that were not left out when they became tokens."""
-    return replace(rows, table=map_table(_file_of_left(stored, folder, name)))
+def _usable(stored: Path, folder: Path, name: str, rows: Conversations) -> Conversations:
+    """The conversations of a split that became tokens."""
+    return replace(rows, table=map_table(_usable_path(stored, folder, name)))
 
 
-def _file_of_left(stored: Path, folder: Path, name: str) -> Path:
-    left = folder / f"{name}-rows.arrow"
-    return left if left.exists() else stored / f"{name}.arrow"
+def _usable_path(stored: Path, folder: Path, name: str) -> Path:
+    usable = folder / f"{name}-rows.arrow"
+    return usable if usable.exists() else stored / f"{name}.arrow"
 
 
 def _leak_notes(stored: Path, folder: Path, loaded: Mapping[str, Conversations]) -> Iterator[str]:
-    """What there is to say of training rows that also stand in held-out rows, of those that are left of both."""
-    left = {name: _left(stored, folder, name, rows) for name, rows in loaded.items()}
+    """Notes about usable training rows that also stand in usable held-out rows."""
+    usable = {name: _usable(stored, folder, name, rows) for name, rows in loaded.items()}
     for name in SPLITS[1:]:
-        if name in left and (note := leak_note(left["train"], _file_of_left(stored, folder, "train"), left[name])):
+        if name in usable and (
+            note := leak_note(usable["train"], _usable_path(stored, folder, "train"), usable[name])
+        ):
             yield note
 
 
 def _pack(path: Path, max_length: int) -> None:
-    """Put packs of the rows of a table in its place."""
-    groups = shown(stored_groups(path), "packing the train rows", map_table(path).num_rows)
+    """Replace the rows of a table by packs of them."""
+    groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
     unfinished = path.with_suffix(".unfinished")
     write_table(unfinished, packing.SCHEMA, packed(groups, max_length))
     unfinished.rename(path)

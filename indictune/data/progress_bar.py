@@ -1,4 +1,4 @@
-"""How far a long preparation is."""
+"""Show the progress of a long preparation."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S = 2.0
 
 
-def shown(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Pass record batches on and tell how many rows went by, unless that takes no more than two seconds.
+def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Pass record batches on, and show how many rows went by if it takes more than two seconds.
 
-    A terminal gets a bar; otherwise there is one line after the first two seconds, and one at the end.
+    A terminal shows a bar. Elsewhere there is a line after two seconds and one at the end.
 
     Args:
         batches: of rows.
-        what: is done to them, such as "tokenising the train rows".
-        total: rows, where that is known.
+        what: the work, such as "tokenising the train rows".
+        total: number of rows, if known.
     """
     plain = not sys.stderr.isatty()
-    started, rows, told = time.monotonic(), 0, False
+    started, rows, reported = time.monotonic(), 0, False
     with tqdm(desc=what, total=total, unit=" rows", delay=_PATIENCE_S, disable=plain) as bar:
         for batch in batches:
             yield batch
             HERE.moved()
             rows += batch.num_rows
             bar.update(batch.num_rows)
-            if plain and not told and time.monotonic() - started > _PATIENCE_S:
-                told = True
+            if plain and not reported and time.monotonic() - started > _PATIENCE_S:
+                reported = True
                 logger.info("%s: %s", what, f"{rows:,}" + (f" of {total:,} rows" if total else " rows so far"))
     seconds = time.monotonic() - started
     if seconds > _PATIENCE_S:

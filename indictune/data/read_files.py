@@ -1,4 +1,4 @@
-"""Strict readers of data files: every cell arrives as the text that stands in the file, with its line."""
+"""Read data files strictly: each cell is the text in the file, with its line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import difflib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from indictune.errors import UserError
 
 EXTENSIONS = (*TEXT_EXTENSIONS, ".parquet")
 RECORD_EXTENSIONS = (".json", ".jsonl", ".parquet")
-# Rows held as Python objects before they become arrow arrays; it bounds the memory over that of the texts themselves.
+# Rows held as Python objects before they become arrow arrays. This bounds the memory.
 _CHUNK_ROWS = 20_000
 _SIGNATURES = {
     b"\x1f\x8b": "gzip",
@@ -27,9 +28,10 @@ _SIGNATURES = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"PAR1\x15": "parquet",
 }
-# Of Arrow, and of making Python objects: texts that are no UTF-8, times that Python has no numbers for.
+# From Arrow, and from making Python objects: texts that are not UTF-8, times that Python cannot hold.
 _PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
 
+Each = TypeVar("Each")
 Row = tuple[int, tuple[str | None, ...]]
 Record = tuple[int, dict[str, object]]
 
@@ -45,18 +47,18 @@ def read_batches(
 
     Args:
         path: the file.
-        columns: role ("text", "label", "language") -> name of the column in the file, which must be there.
-        optional: the same for columns that may be missing; their cells are null then.
+        columns: role ("text", "label", "language") -> name of a column that the file must have.
+        optional: the same for columns that may be missing; their cells are then null.
         bad: gets the rows that cannot be read.
-        extension: says how the file is read; without it the file's own.
+        extension: says how to read the file; default: the file's own.
 
     Yields:
-        One nullable string column a role and `line` (int64): the line of the file on which the row begins, counted
-        from 1; for parquet the number of the row. At least one batch, unless all rows are bad.
+        A nullable string column for each role, and `line` (int64): the first line of the row in the file, from 1; in
+        parquet the number of the row. At least one batch, unless all rows are bad.
 
     Raises:
-        UserError: the file or a column is missing, the file holds no rows or cannot be read as what its extension
-            says; after the rows, the problems in `bad`.
+        UserError: the file or a column is missing, the file holds no rows or cannot be read as its extension says;
+            after the rows, the problems in `bad`.
     """
     extension = extension or Path(path).suffix.lower()
     _check_file(path, extension, EXTENSIONS)
@@ -68,69 +70,69 @@ def read_batches(
     else:
         delimiter = "," if extension == ".csv" else "\t"
         batches = _batches(delimited_rows(path, delimiter, columns, optional, bad), columns, optional)
-    empty = True
-    for batch in batches:
-        empty = False
-        yield batch
-    bad.problems.raise_any()
-    if empty and not bad.count:
-        raise UserError(f"{path}: the file holds no rows.")
+    yield from _checked(path, batches, bad)
 
 
 def read_records(path: str, bad: BadRows, extension: str = "") -> Iterator[Record]:
     """Read a json, jsonl or parquet file whose values may be lists and objects, a row at a time.
 
-    json and jsonl as in `read_batches`: numbers arrive as the text they are written as.
+    json and jsonl as in `read_batches`: a number is the text it is written as.
 
     Args:
         path: the file.
         bad: gets the rows that cannot be read.
-        extension: says how the file is read; without it the file's own.
+        extension: says how to read the file; default: the file's own.
 
     Yields:
-        The line on which a row begins, counted from 1 (for parquet the number of the row), and the row.
+        The first line of a row, from 1 (in parquet the number of the row), and the row.
 
     Raises:
-        UserError: the file is missing, holds no rows or cannot be read as what its extension says; after the rows,
-            the problems in `bad`.
+        UserError: the file is missing, holds no rows or cannot be read as its extension says; after the rows, the
+            problems in `bad`.
     """
     extension = extension or Path(path).suffix.lower()
     _check_file(path, extension, RECORD_EXTENSIONS)
-    read = {".json": json_elements, ".jsonl": json_lines}.get(extension)
-    empty = True
-    for line, record in read(path, bad) if read else _parquet_records(path, bad):
-        empty = False
+    read = {".json": json_elements, ".jsonl": json_lines}.get(extension, _parquet_records)
+    for line, record in _checked(path, read(path, bad), bad):
         if isinstance(record, dict):
             yield line, record
         else:
-            bad.add_broken(line, f"holds {kind_of(record)}, expected an object.", record)
+            bad.add_broken(line, "not-an-object", record, held=kind_of(record))
+
+
+def _checked(path: str, items: Iterator[Each], bad: BadRows) -> Iterator[Each]:
+    """Pass items on, then raise the file's problems, or refuse a file without any."""
+    empty = True
+    for item in items:
+        empty = False
+        yield item
     bad.problems.raise_any()
     if empty and not bad.count:
-        raise UserError(f"{path}: the file holds no rows.")
+        raise UserError("no-rows", value=path)
 
 
 def _check_file(path: str, extension: str, extensions: Sequence[str]) -> None:
+    """Refuse a file that is missing, or of another kind than its name says."""
     file = Path(path)
     if extension not in extensions:
-        raise UserError(f"{path}: files of this kind are not read; expected one of {', '.join(extensions)}.")
+        raise UserError("file-kind-unknown", value=path, expected=", ".join(extensions))
     if not file.exists():
         near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
-        hint = f" Did you mean {file.parent / near[0]}?" if near else ""
-        raise UserError(f"{path}: no such file.{hint}")
+        raise UserError("no-such-file", value=path, way_out=f"Did you mean {file.parent / near[0]}?" if near else None)
     if not file.is_file():
-        raise UserError(f"{path}: this is a folder, expected a file.")
+        raise UserError("folder-for-file", value=path)
     try:
         with file.open("rb") as opened:
             start = opened.read(5)
     except OSError as error:
-        raise UserError(f"{path}: cannot be opened: {error.strerror}.") from error
+        raise UserError("unreadable", value=path, reason=error.strerror) from error
     if not start:
-        raise UserError(f"{path}: the file is empty.")
+        raise UserError("file-empty", value=path)
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UserError(f'{path}:1: this is UTF-16 (Excel\'s "Unicode text"); save it as UTF-8.')
+        raise UserError("file-is-utf16", value=path)
     kind = next((kind for begin, kind in _SIGNATURES.items() if start.startswith(begin)), None)
     if kind is not None and not (kind == "parquet" and extension == ".parquet"):
-        raise UserError(f"{path}: this is a {kind} file, whatever its name says; unpack or rename it.")
+        raise UserError("file-kind-other", value=path, kind=kind)
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -148,12 +150,12 @@ def _batches(rows: Iterator[Row], columns: Mapping[str, str], optional: Mapping[
 def _strings(values: list[str | None]) -> pa.Array:
     try:
         return pa.array(values, pa.string())
-    except UnicodeEncodeError:  # half of a \ud83d\ude00 pair, as tweets cut in the middle of an emoji have it
-        return pa.array([value and without_halves(value) for value in values], pa.string())
+    except UnicodeEncodeError:  # half of a \ud83d\ude00 pair: a tweet cut inside an emoji
+        return pa.array([value and without_surrogates(value) for value in values], pa.string())
 
 
-def without_halves(text: str) -> str:
-    """The text with a replacement character for each half of a surrogate pair, which no file can hold."""
+def without_surrogates(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair, which no file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -170,7 +172,7 @@ def _parquet_batches(
                 yield text_batch(batch, names, list(optional), path, first_row, bad)
                 first_row += batch.num_rows
     except _PARQUET_ERRORS as error:
-        raise _no_parquet(path, error) from error
+        raise _parquet_error(path, error) from error
 
 
 def _parquet_records(path: str, bad: BadRows) -> Iterator[Record]:
@@ -182,9 +184,9 @@ def _parquet_records(path: str, bad: BadRows) -> Iterator[Record]:
                 yield from typed_rows(batch, first_row, bad)
                 first_row += batch.num_rows
     except _PARQUET_ERRORS as error:
-        raise _no_parquet(path, error) from error
+        raise _parquet_error(path, error) from error
 
 
-def _no_parquet(path: str, error: Exception) -> UserError:
+def _parquet_error(path: str, error: Exception) -> UserError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return UserError(f"{path}: cannot be read as parquet ({reason}).")
+    return UserError("parquet-unreadable", value=path, reason=reason)

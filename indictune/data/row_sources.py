@@ -1,4 +1,4 @@
-"""Where the rows of a run come from, before they are read."""
+"""Find the rows of a run: files, built-in rows or a dataset of the Hub. Nothing is read yet."""
 
 from __future__ import annotations
 
@@ -8,104 +8,140 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from itertools import islice
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from indictune.config.arguments import DataArguments, SourceArguments, TextArguments
-from indictune.data.bad_rows import BadRows
+from indictune.config.arguments import BadRowArguments, DataArguments, SourceArguments, TextArguments
+from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import file_digest
 from indictune.data.columns import shortened
-from indictune.data.hub_datasets import fingerprint_of, hub_batches, load_hub_dataset, name_of
+from indictune.data.hub_datasets import SplitRows, fingerprint_of, load_hub_dataset, name_of
+from indictune.data.hub_rows import hub_batches
 from indictune.data.read_files import read_batches
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, attributed_to
 
 logger = logging.getLogger(__name__)
 
-Each = TypeVar("Each")
-
 BUILTIN_PREFIX = "builtin:"
-BUILTIN_DATASETS = {"builtin:tweets": "samples"}
 SPLITS = ("train", "validation", "test")
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Source:
-    """One split.
+class Reader(Generic[Item]):
+    """How one kind of rows is read.
 
     Attributes:
-        name: as messages name it.
-        origin: the flag and value that named it.
-        read: its rows; those that cannot be read go to the bad ones.
+        builtin: name of the built-in dataset of this kind.
+        builtin_folder: its folder in `indictune/data`, with a jsonl file for each split.
+        read_file: reads a file by its path.
+        read_split: reads a split of a dataset.
+    """
+
+    builtin: str
+    builtin_folder: str
+    read_file: Callable[[str, BadRows], Iterator[Item]]
+    read_split: Callable[[SplitRows, BadRows], Iterator[Item]]
+
+
+@dataclass(frozen=True)
+class Source(Generic[Item]):
+    """Where the rows of one split come from.
+
+    Attributes:
+        name: of the file or split, as messages name it.
+        origin: the flag that named it.
+        read: yields its rows; rows that cannot be read go to the bad rows.
         fingerprint: of the rows as they are stored.
-        may_lack_labels: a dataset's own test rows; without labels they are left out.
+        may_lack_labels: True for a dataset's own test rows, which are left out if they have no labels.
     """
 
     name: str
     origin: str
-    read: Callable[[BadRows], Iterator[pa.RecordBatch]]
+    read: Callable[[BadRows], Iterator[Item]]
     fingerprint: str
     may_lack_labels: bool = False
 
 
 def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
-    """Role to column name of a file or dataset: of the columns that must be there, and of those that may be."""
+    """Role -> column name: of the columns that a file must have, and of those that it may have."""
     columns = {"text": args.text_column, "label": args.label_column}
     if args.language_column is not None:
         return columns | {"language": args.language_column}, {}
     return columns, {"language": "language"}
 
 
-def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source]:
-    """The sources of tweets by split; arguments as of `by_split`."""
-    return by_split(
-        args,
-        problems,
-        lambda name, is_read: (
-            _builtin_sources(args) if name.startswith(BUILTIN_PREFIX) else _hub_sources(args, is_read)
-        ),
-        lambda path, origin: file_source(path, origin, args),
+def text_reader(args: TextArguments) -> Reader[pa.RecordBatch]:
+    """Read labelled texts."""
+    columns, optional = columns_of(args)
+    return Reader(
+        "builtin:tweets",
+        "samples",
+        lambda path, bad: read_batches(path, columns, optional, bad),
+        lambda rows, bad: hub_batches(rows, columns, optional, bad),
     )
 
 
-def by_split(
-    args: SourceArguments,
-    problems: Problems,
-    of_dataset: Callable[[str, bool], dict[str, Each]],
-    of_file: Callable[[str, str], Each],
-) -> dict[str, Each]:
-    """The sources by split; files named by flags take the place of the dataset's own validation and test rows.
+def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source[pa.RecordBatch]]:
+    """The sources of labelled texts by split; arguments as of `sources_by_split`."""
+    return sources_by_split(args, problems, text_reader(args))
+
+
+def sources_by_split(args: SourceArguments, problems: Problems, reader: Reader[Item]) -> dict[str, Source[Item]]:
+    """The sources by split. A file that a flag names replaces the dataset's own split.
 
     Args:
         args: name the rows.
-        problems: get a dataset that cannot be found; of a file, reading it tells. Where there are any, nothing is
-            downloaded.
-        of_dataset: the sources of a dataset of this name; it is only looked for, or read too.
-        of_file: the source of a file that a flag named, which comes second.
+        problems: get a dataset that cannot be found. A missing file is reported when it is read. Nothing is downloaded
+            if there are problems already.
+        reader: of the rows.
     """
-    sources: dict[str, Each] = {}
+    sources: dict[str, Source[Item]] = {}
     if args.dataset_name is not None:
         with problems.collecting():
-            sources = of_dataset(args.dataset_name, not problems)
+            sources = _dataset_sources(args.dataset_name, args.dataset_config_name, reader, is_read=not problems)
     for split in SPLITS:
         path = getattr(args, f"{split}_file")
         if path is not None:
-            sources[split] = of_file(path, f"--{split}_file")
+            sources[split] = file_source(path, f"--{split}_file", reader)
     return sources
 
 
-def used_splits(found: Mapping[str, Each], origin: str) -> dict[str, Each]:
-    """Of a dataset's splits those that a run reads; a warning names the others.
+def file_source(path: str, origin: str, reader: Reader[Item]) -> Source[Item]:
+    """The rows of a file that the flag `origin` named."""
+    return Source(path, origin, partial(reader.read_file, path), file_digest(path))
 
-    Args:
-        found: the rows of all splits.
-        origin: the flag and value that named the dataset.
-    """
+
+def _dataset_sources(name: str, config: str | None, reader: Reader[Item], is_read: bool) -> dict[str, Source[Item]]:
+    origin = f"--dataset_name {name}"
+    if name == reader.builtin:
+        folder = Path(str(resources.files("indictune.data"))) / reader.builtin_folder
+        return {split: file_source(str(folder / f"{split}.jsonl"), origin, reader) for split in SPLITS}
+    if name.startswith(BUILTIN_PREFIX):
+        raise UserError("builtin-dataset-unknown", "--dataset_name", name, expected=reader.builtin)
+    splits = _used_splits(load_hub_dataset(name, config, is_read), origin)
+    return {
+        split: Source(
+            name_of(f"{name}/{split}", rows),
+            origin,
+            partial(reader.read_split, rows),
+            fingerprint_of(rows),
+            may_lack_labels=split == "test",
+        )
+        for split, rows in splits.items()
+    }
+
+
+def _used_splits(found: Mapping[str, SplitRows], origin: str) -> dict[str, SplitRows]:
+    """The splits that a run reads; a warning names the others."""
     unused = [split for split in found if split not in SPLITS]
     if unused:
         logger.warning(
-            "%s: its rows of %s are not used, but those of %s. Write them to a file to give them by --validation_file "
-            "or --test_file.",
+            "%s: ignoring its rows of %s; using those of %s. To use others, write them to a file and give it as "
+            "--validation_file or --test_file.",
             origin,
             ", ".join(map(shortened, unused)),
             " and ".join(split for split in SPLITS if split in found),
@@ -113,54 +149,27 @@ def used_splits(found: Mapping[str, Each], origin: str) -> dict[str, Each]:
     return {split: found[split] for split in SPLITS if split in found}
 
 
-def refuse_early(found: Problems, heads: Iterable[tuple[str, Iterator[object]]], first: int) -> None:
-    """Raise the problems found before any row was read, if there are any and reading all rows would take long.
+def refuse_early(
+    found: Problems, sources: Iterable[Source[Any]], args: BadRowArguments, folder: Path, first: int
+) -> None:
+    """Raise problems that were found before any row was read, if reading all rows would take long.
 
     Args:
-        found: the problems.
-        heads: origin of each source and what it reads, rows or batches of them.
-        first: so many of each are read, because they tell of files and columns that are not there.
+        found: the problems. Without any, nothing is read.
+        sources: of the rows.
+        args: say what happens to bad rows.
+        folder: gets rows that are left out.
+        first: number of items to read of each source, to report missing files and columns too.
 
     Raises:
-        UserError: `found`, with what the first rows tell.
+        UserError: `found`, and the problems of the first rows.
     """
     if not found:
         return
     problems, are_long = Problems(found), False
-    for origin, read in heads:
-        try:
-            are_long |= len(list(islice(read, first + 1))) > first
-        except UserError as error:
-            problems.extend(f"{origin} {problem}" for problem in error.problems)
+    for source in sources:
+        with problems.collecting(), attributed_to(source.origin):
+            are_long |= len(list(islice(source.read(bad_rows(source.name, args, folder)), first + 1))) > first
     if are_long:
-        logger.warning("Of the rows only the first were read, for the run is refused in any case.")
+        logger.warning("Reading only the first rows, because the run is refused in any case.")
         problems.raise_any()
-
-
-def file_source(path: str, origin: str, args: TextArguments) -> Source:
-    """The rows of a file that the flag `origin` named."""
-    return Source(path, origin, partial(read_batches, path, *columns_of(args)), file_digest(path))
-
-
-def _builtin_sources(args: DataArguments) -> dict[str, Source]:
-    origin = f"--dataset_name {args.dataset_name}"
-    folder = BUILTIN_DATASETS.get(args.dataset_name or "")
-    if folder is None:
-        raise UserError(f"{origin}: there is no such built-in dataset; expected {' or '.join(BUILTIN_DATASETS)}.")
-    files = resources.files("indictune.data") / folder
-    return {split: file_source(str(files / f"{split}.jsonl"), origin, args) for split in SPLITS}
-
-
-def _hub_sources(args: DataArguments, is_read: bool) -> dict[str, Source]:
-    name, origin = str(args.dataset_name), f"--dataset_name {args.dataset_name}"
-    found = load_hub_dataset(name, args.dataset_config_name, is_read)
-    return {
-        split: Source(
-            name_of(f"{name}/{split}", rows),
-            origin,
-            partial(hub_batches, rows, *columns_of(args)),
-            fingerprint_of(rows),
-            split == "test",
-        )
-        for split, rows in used_splits(found, origin).items()
-    }

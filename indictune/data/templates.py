@@ -1,4 +1,4 @@
-"""How the messages of a conversation are written out as one text."""
+"""Choose a chat template, and write the messages of a conversation as one text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, problem
 
 _TEMPLATES = resources.files("indictune.data") / "chat_templates"
 _ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
 _MARKS_IN_LETTERS = ("[INST]", "[/INST]")  # of LLaMA 2, whose tokenizer has no tokens for them
 EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-JINJA_ERRORS = (Exception,)  # a template computes, and can go wrong in any way
+JINJA_ERRORS = (Exception,)  # a template is a program: it can raise anything
 
-# The day that a template writes as today's, so that a run goes on after midnight with the rows that it had. It is the
-# one that LLaMA 3's own templates fall back on. transformers makes a text of a function that is given to a template.
+# Templates that write today's date get this day, so that a run resumed after midnight has the same rows. LLaMA 3's own
+# templates fall back on it. It is a macro because transformers turns a function given to a template into text.
 _DAY = datetime.datetime(2024, 7, 26)
 _DIRECTIVES = ("%a", "%A", "%b", "%B", "%d", "%H", "%I", "%j", "%m", "%M", "%p", "%S", "%x", "%X", "%y", "%Y")
 _FORMATTED = "".join(f"|replace('{each}', '{_DAY.strftime(each)}')" for each in _DIRECTIVES)
@@ -40,22 +40,21 @@ def choose_template(
 
     Args:
         tokenizer: of the model.
-        name: `--chat_template`: one of the package's own or a .jinja file. None takes the tokenizer's own, with the
-            answers marked as TRL marks them where it does not mark them itself.
-        as_written: the rows are prompt and completion texts; None then leaves them as they are.
-        train_on_prompts: the answers need no marks, because the loss counts every token.
+        name: `--chat_template`: a built-in template or a .jinja file. None takes the tokenizer's own. If that does not
+            mark answers, TRL's version of it does.
+        as_written: the rows are prompt and completion texts; without a name, they stay as they are.
+        train_on_prompts: answers need no marks, because the loss counts every token.
 
     Raises:
-        UserError: there is no such template, its jinja fails, it does not mark the answers, or the tokenizer lacks
-            special tokens that it writes.
+        UserError: there is no such template, its jinja fails, it does not mark answers, or the tokenizer lacks special
+            tokens that it writes.
     """
     if name is None and not as_written:
-        origin = f"The chat template of {tokenizer.name_or_path}"
-        template = _own_template(tokenizer, train_on_prompts)
+        name, template = f"of {tokenizer.name_or_path}", _own_template(tokenizer, train_on_prompts)
     else:
         name = name or "plain"
-        origin, template = f"--chat_template {name}", _named_template(name)
-    _check_template(template, origin, tokenizer, train_on_prompts)
+        template = _named_template(name)
+    _check_template(template, name, tokenizer, train_on_prompts)
     return template
 
 
@@ -64,11 +63,11 @@ def marks_answers(template: str) -> bool:
     return _ANSWER_MARK.search(template) is not None
 
 
-def marks_of(template: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The marks that a template writes around texts; none of `plain`, which repeats none that they hold."""
+def template_marks(template: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """The special tokens that a template writes around texts; none for `plain`, which repeats none."""
     if template == _named_template("plain"):
         return ()
-    text, _ = written_out(EXAMPLE, tokenizer, template, marked=False)
+    text, _ = apply_template(EXAMPLE, tokenizer, template, marked=False)
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     return tuple(mark for mark in (*special, *_MARKS_IN_LETTERS) if mark in text)
 
@@ -78,8 +77,7 @@ def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) ->
         own = tokenizer.get_chat_template()
     except ValueError as error:
         raise UserError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template; give --chat_template {_names()}, or a "
-            ".jinja file."
+            "chat-template-missing", "--chat_template", name=tokenizer.name_or_path, known=_names()
         ) from error
     if train_on_prompts or marks_answers(own):
         return own
@@ -88,17 +86,17 @@ def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) ->
     try:
         return get_training_chat_template(tokenizer) or own
     except (ValueError, *JINJA_ERRORS):
-        return own  # unknown to TRL; what is wrong with it is said later
+        return own  # unknown to TRL; `_check_template` reports what is wrong
 
 
 def _named_template(name: str) -> str:
     path = _TEMPLATES / f"{name}.jinja" if name in _own_names() else Path(name)
     if not path.name.endswith(".jinja") or not path.is_file():
-        raise UserError(f"--chat_template {name}: there is no such template; expected {_names()}, or a .jinja file.")
+        raise UserError("chat-template-unknown", "--chat_template", name, known=_names())
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--chat_template {name}: cannot be read: {error}.") from error
+        raise UserError("unreadable", "--chat_template", name, reason=error) from error
 
 
 def _own_names() -> list[str]:
@@ -111,42 +109,39 @@ def _names() -> str:
     return f"{', '.join(names)} or {last}"
 
 
-def _check_template(template: str, origin: str, tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> None:
+def _check_template(template: str, name: str, tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> None:
     """Write out a short conversation.
 
     Raises:
-        UserError: that fails, marks no answer where one is needed, or needs special tokens that the tokenizer lacks.
+        UserError: that fails, marks no answer though training needs it, or writes special tokens that the tokenizer
+            lacks.
     """
     marked = marks_answers(template)
     try:
-        text, spans = written_out(EXAMPLE, tokenizer, template, marked)
+        text, spans = apply_template(EXAMPLE, tokenizer, template, marked)
     except JINJA_ERRORS as error:
-        raise UserError(f"{origin}: its jinja fails: {' '.join(str(error).split())}.") from error
+        reason = " ".join(str(error).split())
+        raise UserError("chat-template-fails", "--chat_template", name, reason=reason) from error
     problems = Problems()
     if not spans and not train_on_prompts:
-        problems.append(
-            f"{origin}: does not mark the answers; put {{% generation %}} and {{% endgeneration %}} around an answer "
-            f"and its end-of-turn token, give --chat_template {_names()}, or --train_on_prompts true."
-        )
+        problems.append(problem("chat-template-without-marks", "--chat_template", name, known=_names()))
     lacking = sorted(set(_SPECIAL_TOKEN.findall(text)) - set(tokenizer.get_added_vocab()))
     if tokenizer.eos_token is None and re.search(r"\beos_token\b", template):
         lacking.append("an end-of-text token (eos_token)")
     if lacking:
-        problems.append(
-            f"{origin}: writes {', '.join(lacking)}, which the tokenizer of {tokenizer.name_or_path} does not have "
-            "and would cut to pieces; give --chat_template llama2 or plain, which need none but an end-of-text token."
-        )
+        details: dict[str, Any] = {"tokens": ", ".join(lacking), "tokenizer": tokenizer.name_or_path}
+        problems.append(problem("chat-template-tokens", "--chat_template", name, **details))
     problems.raise_any()
 
 
-def written_out(
+def apply_template(
     messages: Sequence[Message],
     tokenizer: PreTrainedTokenizerBase,
     template: str,
     marked: bool,
     open_answer: bool = False,
 ) -> Written:
-    """The text of a conversation, and where `marked` says so the characters of its answers, from and up to."""
+    """The text of a conversation, and with `marked` the start and end of each answer in it."""
     texts, spans = cast(
         tuple[list[str], list[list[Span]]],
         render_jinja_template(

@@ -1,4 +1,4 @@
-"""The lines of a text file, with those noted whose bytes are no text."""
+"""Read the lines of a UTF-8 file, and note the lines that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 
 def decoded_lines(path: str, undecodable: dict[int, str]) -> Iterator[str]:
-    """Lines with their ends, without a byte order mark; U+DC80 to U+DCFF stand for bytes that are no UTF-8.
+    """Lines with their ends, without a byte order mark; U+DC80 to U+DCFF stand for bytes that are not UTF-8.
 
     Args:
         path: of the file.
-        undecodable: gets the number of each such line, from 1, and what is wrong with it.
+        undecodable: gets the number of each such line, from 1, and its first wrong byte, such as `0xff`.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -20,5 +20,5 @@ def decoded_lines(path: str, undecodable: dict[int, str]) -> Iterator[str]:
             try:
                 yield line.decode()
             except UnicodeDecodeError as error:
-                undecodable[number] = f"byte 0x{line[error.start]:02x} is no UTF-8 text; save the file as UTF-8."
+                undecodable[number] = f"0x{line[error.start]:02x}"
                 yield line.decode(errors="surrogateescape")

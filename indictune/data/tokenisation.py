@@ -1,4 +1,4 @@
-"""From cleaned rows to token ids."""
+"""Turn cleaned texts into token ids."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from indictune.data.arrow_tables import map_table, smaller_batches, stored_batches, write_table
-from indictune.data.cache import file_digest, made_once
+from indictune.data.cache import build_once, file_digest
 from indictune.data.load_rows import Rows, Splits
-from indictune.data.progress_bar import shown
-from indictune.errors import Problems
+from indictune.data.progress_bar import with_progress
+from indictune.errors import Problems, problem
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
 )
 _THREADS = "TOKENIZERS_PARALLELISM"
 _SAMPLE_ROWS = 200
-_BATCH_ROWS = 4_000  # what the tokenizer makes of a row takes some kilobytes for a while
+_BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
 
 Encode = Callable[[list[str]], list[list[int]]]
 
@@ -44,7 +44,7 @@ Encode = Callable[[list[str]], list[list[int]]]
 def tokenise_splits(
     splits: Splits, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """`tokenise` for the training, validation and test rows; None for those there are not."""
+    """`tokenise` for the training, validation and test rows; None for a split that does not exist."""
     given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     found = {name: rows for name, rows in given.items() if rows is not None}
     listed = ", ".join(f"{len(rows):,} {name}" for name, rows in found.items())
@@ -60,10 +60,10 @@ def tokenise(
     labels: Sequence[str],
     max_length: int,
 ) -> dict[str, Dataset]:
-    """Tokenise rows once: the next call reads them from the cache. How many are cut is told each time.
+    """Tokenise rows, or take them from the cache. A warning says how many may be cut.
 
     Args:
-        stored: holds them as `<split>.arrow`; its name changes with anything that they are made from.
+        stored: holds them as `<split>.arrow`; its name changes with everything that they depend on.
         given: the same rows, by split; each label is one of `labels`.
         tokenizer: of the model.
         labels: names, in the order of the class ids.
@@ -73,30 +73,32 @@ def tokenise(
         By split: columns `input_ids`, `labels` (class id), `length` (tokens) and `language`, in the order of the rows.
 
     Raises:
-        UserError: a text that the tokenizer makes no token of, in each split.
+        UserError: the tokenizer makes no token of a text.
     """
 
     def make(folder: Path) -> None:
         for name, rows in given.items():
             batches = tokenised(stored_batches(stored / f"{name}.arrow"), tokenizer, labels, max_length)
-            write_table(folder / f"{name}.arrow", SCHEMA, shown(batches, f"tokenising the {name} rows", len(rows)))
+            write_table(
+                folder / f"{name}.arrow", SCHEMA, with_progress(batches, f"tokenising the {name} rows", len(rows))
+            )
 
     parts = [stored.name, tokenizer_parts(tokenizer), list(labels), max_length]
-    folder = made_once("tokens", parts, "The token ids", make)
+    folder = build_once("tokens", parts, "The token ids", make)
     datasets = {name: mapped_dataset(folder, name) for name in given}
     _check_tokens(given, datasets)
-    _tell_of_long_rows(given, datasets, max_length)
+    _warn_of_long_rows(given, datasets, max_length)
     return datasets
 
 
-def _tell_of_long_rows(given: Mapping[str, Rows], datasets: Mapping[str, Dataset], max_length: int) -> None:
-    """Warn of each split with rows as long as the limit: those that are cut, and the few that just fit."""
+def _warn_of_long_rows(given: Mapping[str, Rows], datasets: Mapping[str, Dataset], max_length: int) -> None:
+    """Warn of rows as long as the limit: those that are cut, and the few that just fit."""
     for name, rows in given.items():
         reach = pc.sum(pc.greater_equal(datasets[name].data["length"], max_length)).as_py()
         if reach:
             logger.warning(
                 f"{rows.origin} {rows.source}: {reach:,} of {len(rows):,} rows ({reach / len(rows):.1%}) reach "
-                f"--max_length {max_length}; those that are longer lose their ends."
+                f"--max_length {max_length}; longer ones lose their ends."
             )
 
 
@@ -106,21 +108,18 @@ def _check_tokens(given: Mapping[str, Rows], datasets: Mapping[str, Dataset]) ->
         rows = given[name]
         first = pc.index(dataset.data["length"], 0).as_py()
         if first >= 0:
-            problems.append(
-                f"{rows.origin} {rows.place(first)}: the tokenizer makes no token of this text. Take the row out, or "
-                "another model."
-            )
+            problems.append(problem("text-without-tokens", rows.origin, rows.location(first)))
     problems.raise_any()
 
 
 def mapped_dataset(folder: Path, name: str) -> Dataset:
-    """The dataset in `<name>.arrow` of a folder made once."""
+    """The dataset in `<name>.arrow` of a folder from `build_once`."""
     # Without a fingerprint, Dataset would read the whole table to compute one.
     return Dataset(map_table(folder / f"{name}.arrow"), fingerprint=f"{folder.name}-{name}")
 
 
 def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What the ids of a text depend on, in a few words: the class of the tokenizer and a digest of its content."""
+    """All that the ids of a text depend on: the class of the tokenizer, settings, and a digest of its content."""
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
     settings = f"{tokenizer.truncation_side} {tokenizer.split_special_tokens} {tokenizer.special_tokens_map}"
     if tokenizer.is_fast:
@@ -137,7 +136,7 @@ def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def tokenised(
     batches: Iterable[pa.RecordBatch], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
 ) -> Iterator[pa.RecordBatch]:
-    """The columns of `SCHEMA` for rows that come some at a time, in their order; `tokenise` names the arguments."""
+    """The columns of `SCHEMA` for batches of rows, in their order; arguments as of `tokenise`."""
     class_id = {label: index for index, label in enumerate(labels)}
     encode: Encode | None = None
     with _settings_kept(tokenizer):
@@ -160,8 +159,10 @@ def tokenised(
 
 @contextmanager
 def _settings_kept(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """A block after which the tokenizer cuts and pads as before: what it was last called with would be saved with the
-    model, or not, depending on whether rows had to be prepared."""
+    """Restore how the tokenizer cuts and pads after the block.
+
+    Its last settings are saved with the model, and must not depend on whether rows came from the cache.
+    """
     if not tokenizer.is_fast:
         yield
         return
@@ -175,10 +176,10 @@ def _settings_kept(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
 
 
 def _encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str]) -> Encode:
-    """The quickest way to the ids that the tokenizer's own call gives.
+    """The fastest function that gives the same ids as a call of the tokenizer.
 
-    That is its Rust backend on all cores, without the masks and offsets that the call makes too. Some classes add to
-    what their backend does (CodeLlama and CPM in transformers 5.23), which a sample shows; they are called instead.
+    The Rust backend is faster, because it makes no masks and offsets. Some classes change its result (CodeLlama and
+    CPM in transformers 5.23). A sample of texts finds them; they are called.
     """
 
     def by_call(texts: list[str]) -> list[list[int]]:
@@ -188,13 +189,13 @@ def _encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[s
         with all_cores():
             return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]
 
-    expected = by_call(sample)  # which sets the backend's truncation
+    expected = by_call(sample)  # sets the backend's truncation
     return by_backend if tokenizer.is_fast and by_backend(sample) == expected else by_call
 
 
 @contextmanager
 def all_cores() -> Iterator[None]:
-    """Let the tokenizer use its threads, which many environments forbid to silence a warning about forks."""
+    """Let the tokenizer use its threads. Many environments forbid them to silence a warning about forks."""
     before = os.environ.get(_THREADS)
     if before is None:
         yield

@@ -2,103 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from indictune.config.arguments import BadRowArguments
-from indictune.data.bad_rows import Quarantine
+from indictune.data.bad_rows import BadRows, Quarantine, bad_rows
 from indictune.data.conversations import Conversations
-from indictune.errors import Problems, UserError
-
-_MAX_PLACES = 20
+from indictune.errors import attributed_to, problem
 
 
-def quarantine_of(rows: Conversations, args: BadRowArguments, folder: Path) -> Quarantine | None:
-    """Where those of a split go that are left out, `folder` in the end; None where they stop the run."""
-    if args.bad_rows == "stop":
-        return None
-    quarantine = Quarantine(rows.source, args.max_bad_fraction, folder, rows.left_out)
-    quarantine.files = rows.files
-    return quarantine
+def bad_chats(rows: Conversations, args: BadRowArguments, folder: Path) -> BadRows:
+    """A collector for the unusable rows of a split; `folder` gets the rows that are left out."""
+    bad = bad_rows(rows.source, args, folder, rows.left_out)
+    bad.files = rows.files
+    return bad
 
 
 class UnusableChats:
-    """Those of one split.
+    """The unusable conversations of one split.
 
     Args:
         rows: of the split.
         max_length: tokens that a row keeps.
-        quarantine: from `quarantine_of`.
+        bad: from `bad_chats`.
 
     Attributes:
-        left_out: indices of those that were left out.
+        left_out: indices of the unusable rows.
+        stops: whether a row was found that cannot be written out, and that stops the run.
     """
 
-    def __init__(self, rows: Conversations, max_length: int, quarantine: Quarantine | None) -> None:
+    def __init__(self, rows: Conversations, max_length: int, bad: BadRows) -> None:
         self._rows = rows
         self._max_length = max_length
-        self._quarantine = quarantine
-        self.left_out: list[int] = []
-        # Where they stop the run:
-        self._faults: dict[str, list[int]] = {}  # what is wrong -> indices of rows
-        self._cut_off: list[int] = []
+        self._bad = bad
+        self._is_quarantine = isinstance(bad, Quarantine)
+        self._cut_off = 0
         self._longest = 0
+        self.left_out: list[int] = []
+        self.stops = False
 
-    @property
-    def stop(self) -> bool:
-        """Whether one was found that cannot be written out, and stops the run."""
-        return bool(self._faults)
-
-    def add(self, index: int, what: str) -> None:
-        """One that cannot be written out, with `what` as in "3 rows <what>"."""
-        if self._quarantine is None:
-            self._faults.setdefault(what, []).append(index)
-        else:
-            self._leave_out(self._quarantine, index, f"a row {what}.")
+    def add(self, index: int, code: str, **details: Any) -> None:
+        """Add a row that cannot be written out, by its index; code and details are those of the problem."""
+        self.stops = not self._is_quarantine
+        self._add(index, code, details)
 
     def add_cut_off(self, index: int, length: int) -> None:
-        """One of `length` tokens, whose answers all lie behind those that it keeps."""
-        if self._quarantine is None:
-            self._cut_off.append(index)
-            self._longest = max(self._longest, length)
-        else:
-            behind = f"its answers lie wholly behind --max_length {self._max_length}"
-            self._leave_out(self._quarantine, index, f"{behind}; --max_length {length} takes it whole.")
+        """Add a row of `length` tokens that keeps no token of an answer."""
+        self._cut_off += 1
+        self._longest = max(self._longest, length)
+        self._add(index, "answers-cut-off", {"max_length": self._max_length, "length": length})
 
     def finish(self) -> None:
-        """All rows have gone by.
+        """Check the unusable rows once all rows were tokenised.
 
         Raises:
-            UserError: there are some, and they stop the run, or are too many to be left out.
+            UserError: they stop the run, or are too many.
         """
-        origin = self._rows.origin
-        if self._quarantine is not None:
-            try:
-                self._quarantine.finish(len(self._rows) - self._quarantine.count)
-            except UserError as error:
-                raise UserError([f"{origin} {problem}" for problem in error.problems]) from error
-        problems = Problems(
-            f"{origin}: {len(indices):,} rows {what}: {self._places(indices)}."
-            for what, indices in self._faults.items()
-        )
-        problems.raise_any()
-        if self._cut_off:
-            count, total = len(self._cut_off), len(self._rows)
-            raise UserError(
-                f"{origin}: the answers of {count:,} of {total:,} rows ({count / total:.1%}) lie wholly behind "
-                f"--max_length {self._max_length}: {self._places(self._cut_off)}. Give --max_length {self._longest}, "
-                "which takes them whole, or leave them out (--bad_rows quarantine)."
-            )
+        if self._cut_off and not self._is_quarantine:
+            counts: dict[str, Any] = {
+                "count": self._cut_off,
+                "rows": len(self._rows),
+                "share": self._cut_off / len(self._rows),
+            }
+            lengths: dict[str, Any] = {"max_length": self._max_length, "longest": self._longest}
+            self._bad.problems.append(problem("answers-beyond-limit", value=self._rows.source, **counts, **lengths))
+        with attributed_to(self._rows.origin):
+            self._bad.finish(len(self._rows) - self._bad.count)
 
     def notes(self) -> list[str]:
-        """What the user should know of those that were left out."""
-        return [] if self._quarantine is None else [f"{self._rows.origin} {each}" for each in self._quarantine.notes()]
+        """Sentences for the user about rows that were left out."""
+        return [f"{self._rows.origin} {note}" for note in self._bad.notes()]
 
-    def without_them(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the split but for those that were left out."""
+    def usable(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of the split without the unusable ones."""
         kept = np.ones(len(self._rows), dtype=np.bool_)
         kept[self.left_out] = False
         first = 0
@@ -106,11 +86,7 @@ class UnusableChats:
             yield batch.filter(pa.array(kept[first : first + batch.num_rows]))
             first += batch.num_rows
 
-    def _leave_out(self, quarantine: Quarantine, index: int, reason: str) -> None:
+    def _add(self, index: int, code: str, details: dict[str, Any]) -> None:
         messages, line = (self._rows.table[name][index].as_py() for name in ("messages", "line"))
-        quarantine.add(line, reason, {"messages": messages}, reason)
+        self._bad.add(line, code, {"messages": messages}, **details)
         self.left_out.append(index)
-
-    def _places(self, indices: Sequence[int]) -> str:
-        more = f" and {len(indices) - _MAX_PLACES:,} more" if len(indices) > _MAX_PLACES else ""
-        return ", ".join(self._rows.place(index) for index in indices[:_MAX_PLACES]) + more

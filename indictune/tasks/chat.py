@@ -104,7 +104,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         chats: Chats = tokenise_splits(rows.splits, rows.tokenizer, rows.template, plan.data)
         notes = [*rows.splits.notes, *chats.notes]
         return ChatTokens(
-            *(chats.train, chats.validation, chats.test, chats.place, chats.folder, notes, chats.summary),
+            *(chats.train, chats.validation, chats.test, chats.location, chats.folder, notes, chats.summary),
             chats=chats,
         )
 

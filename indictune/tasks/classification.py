@@ -90,7 +90,7 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
         splits = rows.splits
         train, validation, test = tokenise_splits(splits, rows.tokenizer, rows.labels, plan.data.max_length)
         assert train is not None
-        return Tokens(train, validation, test, splits.train.place, splits.folder, splits.notes)
+        return Tokens(train, validation, test, splits.train.location, splits.folder, splits.notes)
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None

@@ -10,11 +10,11 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.data.bad_rows import go_on_with, keep_rejected
+from indictune.data.bad_rows import copy_rejected, keep_rejected
 from indictune.data.chat_tokens import tokenise_chats, truncation_notes
 from indictune.data.conversations import load_test_conversations
 from indictune.data.templates import choose_template
-from indictune.data.unusable_chats import quarantine_of
+from indictune.data.unusable_chats import bad_chats
 from indictune.distributed import sharding
 from indictune.errors import Problems, problems_of
 from indictune.models.adapter_base import config_file
@@ -59,9 +59,9 @@ def evaluate_answers(run: Run) -> None:
     plan, args = bring_up(plan, run)
     with TemporaryDirectory() as folder:
         rejected = Path(folder)
-        go_on_with(stored, rejected)
-        quarantine = quarantine_of(rows, asked, rejected)
-        tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts, quarantine)
+        copy_rejected(stored, rejected)
+        bad = bad_chats(rows, asked, rejected)
+        tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts, bad)
         run.warn([*notes, *tokens.notes, *truncation_notes(rows, tokens, asked.max_length)])
         keep_rejected(rejected, run.output_dir, run.rank)
     model = load_trained_causal(asked.model, compute_dtype(args), asked.trust_remote_code, asked.trust_checkpoint)

@@ -24,9 +24,9 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.data import cache
-from indictune.data.cache import file_digest, made_once
+from indictune.data.cache import build_once, file_digest
 from indictune.data.load_rows import Splits, load_splits
-from indictune.data.progress_bar import shown
+from indictune.data.progress_bar import with_progress
 from indictune.errors import UserError
 from indictune.progress import HERE
 
@@ -34,7 +34,7 @@ from indictune.progress import HERE
 SLOW = """
 import sys, time
 from pathlib import Path
-from indictune.data.cache import made_once
+from indictune.data.cache import build_once
 
 def make(folder):
     with open("made", "a") as file:
@@ -43,7 +43,7 @@ def make(folder):
     time.sleep(float(sys.argv[1]))
     (folder / "whole").write_text("whole")
 
-print((made_once("things", ["key"], "The things", make) / "whole").read_text())
+print((build_once("things", ["key"], "The things", make) / "whole").read_text())
 """
 
 
@@ -71,15 +71,15 @@ def visible(folder: Path) -> list[str]:
 
 
 def test_a_second_call_makes_nothing(folder: Path) -> None:
-    first = made_once("things", [1, "a"], "The things", writes("made"))
-    assert made_once("things", [1, "a"], "The things", lambda _: pytest.fail("made twice")) == first
+    first = build_once("things", [1, "a"], "The things", writes("made"))
+    assert build_once("things", [1, "a"], "The things", lambda _: pytest.fail("made twice")) == first
     assert (first / "text").read_text() == "made"
     assert visible(folder) == [first.name]
 
 
 def test_other_parts_or_another_kind_have_a_folder_of_their_own() -> None:
     folders = {
-        made_once(kind, parts, "The things", writes(""))
+        build_once(kind, parts, "The things", writes(""))
         for kind, parts in (("a", [1]), ("b", [1]), ("a", [2]), ("a", ["1"]), ("a", [[1]]))
     }
     assert len(folders) == 5
@@ -93,14 +93,14 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
 
 def test_who_makes_it_waits_for_it_or_finds_it_has_passed_the_same_places(folder: Path) -> None:
     counts = [HERE.count]
-    made_once("others", [], "The others", writes(""))
+    build_once("others", [], "The others", writes(""))
     counts.append(HERE.count)
-    made_once("others", [], "The others", writes(""))
+    build_once("others", [], "The others", writes(""))
     counts.append(HERE.count)
     slow = start_slow(3)
     while not list(folder.glob(".*/half")):
         time.sleep(0.02)
-    made_once("things", ["key"], "The things", lambda _: pytest.fail("made twice"))
+    build_once("things", ["key"], "The things", lambda _: pytest.fail("made twice"))
     counts.append(HERE.count)
     assert [count - counts[0] for count in counts] == [0, 2, 4, 6]
     assert slow.communicate(timeout=60)[0] == "whole\n"
@@ -109,7 +109,7 @@ def test_who_makes_it_waits_for_it_or_finds_it_has_passed_the_same_places(folder
 def test_a_process_moves_with_each_batch_that_it_prepares() -> None:
     moves = HERE.moves
     batches = [pa.record_batch({"text": ["a", "b"]})] * 3
-    assert list(shown(batches, "reading")) == batches
+    assert list(with_progress(batches, "reading")) == batches
     assert HERE.moves == moves + 3
 
 
@@ -126,7 +126,7 @@ def test_what_a_killed_process_left_is_not_read_and_goes_away(tmp_path: Path, fo
     assert (tmp_path / "made").read_text() == "once\nonce\n"
     assert left.exists()  # for a day: its maker's lock may be on another machine
     os.utime(left, (time.time() - 2 * 24 * 3600,) * 2)
-    made_once("others", [], "The others", writes(""))
+    build_once("others", [], "The others", writes(""))
     assert not left.exists()
 
 
@@ -134,7 +134,7 @@ def test_what_another_process_is_making_stays(folder: Path) -> None:
     slow = start_slow(2)
     while not list(folder.glob(".*/half")):
         time.sleep(0.02)
-    made_once("others", [], "The others", writes(""))
+    build_once("others", [], "The others", writes(""))
     assert len(list(folder.glob(".*/half"))) == 1
     assert slow.communicate(timeout=60)[0] == "whole\n"
 
@@ -152,10 +152,10 @@ def test_a_file_system_without_locks_keeps_what_is_made(
     number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_locks(number, monkeypatch)
-    made = made_once("things", [], "The things", writes("made"))
+    made = build_once("things", [], "The things", writes("made"))
     os.utime(left_over(folder, "things-key"), (0, 0))
-    assert made_once("things", [], "The things", lambda _: pytest.fail("made twice")) == made
-    made_once("others", [], "The others", writes(""))
+    assert build_once("things", [], "The things", lambda _: pytest.fail("made twice")) == made
+    build_once("others", [], "The others", writes(""))
 
 
 @pytest.mark.timeout(60)
@@ -164,10 +164,10 @@ def test_a_file_system_without_locks_gets_no_marks_in_their_place_which_a_killed
 ) -> None:
     """Whether one on another machine is alive, nobody can tell: all would wait for it."""
     without_locks(errno.ENOSYS, monkeypatch)
-    made = made_once("things", [], "The things", writes(""))
+    made = build_once("things", [], "The things", writes(""))
     shutil.rmtree(made)
     made.with_name(f".{made.name}.lock").write_text("1234\nanother-machine\n")
-    assert made_once("things", [], "The things", writes("")) == made
+    assert build_once("things", [], "The things", writes("")) == made
 
 
 def test_a_file_system_that_refuses_modes_keeps_what_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_file_system_that_refuses_modes_keeps_what_is_made(folder: Path, monke
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "chmod", refused)
-    made = made_once("things", [], "The things", writes("made"))
+    made = build_once("things", [], "The things", writes("made"))
     assert (made / "text").read_text() == "made"
 
 
@@ -185,10 +185,10 @@ def test_of_two_that_make_it_without_locks_the_first_is_kept(folder: Path, monke
 
     def slow(unfinished: Path) -> None:
         if not made:
-            made.add(made_once("things", [], "The things", writes("first")))
+            made.add(build_once("things", [], "The things", writes("first")))
         (unfinished / "text").write_text("last")
 
-    made.add(made_once("things", [], "The things", slow))
+    made.add(build_once("things", [], "The things", slow))
     assert [(path / "text").read_text() for path in made] == ["first"]
     assert visible(folder) == [path.name for path in made]
 
@@ -207,14 +207,14 @@ def left_over(folder: Path, of: str) -> Path:
 
 def make_as_nobody(parts: list[str]) -> str:
     os.setuid(65534)
-    return (made_once("things", parts, "The things", writes("nobody's")) / "text").read_text()
+    return (build_once("things", parts, "The things", writes("nobody's")) / "text").read_text()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
 def test_two_users_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as shared:  # a folder of pytest's own is closed to others
         monkeypatch.setenv("INDICTUNE_CACHE", shared)
-        ours = made_once("things", ["a"], "The things", writes("root's"))
+        ours = build_once("things", ["a"], "The things", writes("root's"))
         lock = ours.with_name(f".{ours.name}.lock")
         assert stat.S_IMODE(lock.stat().st_mode) == 0o666
         for each in (shared, ours.parent):
@@ -231,7 +231,7 @@ def test_rows_that_another_user_keeps_to_himself_are_told(monkeypatch: pytest.Mo
     with tempfile.TemporaryDirectory() as shared:
         monkeypatch.setenv("INDICTUNE_CACHE", shared)
         os.chmod(shared, 0o777)
-        ours = made_once("things", ["a"], "The things", writes("root's"))
+        ours = build_once("things", ["a"], "The things", writes("root's"))
         (ours / "digests.json").chmod(0o600)
         with (
             ProcessPoolExecutor(1, get_context("fork")) as pool,
@@ -242,14 +242,14 @@ def test_rows_that_another_user_keeps_to_himself_are_told(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "digests"])
 def test_a_damaged_folder_is_made_again(damage: str) -> None:
-    made = made_once("things", [], "The things", writes("the whole text"))
+    made = build_once("things", [], "The things", writes("the whole text"))
     if damage == "cut":
         os.truncate(made / "text", 5)
     elif damage == "changed":  # by the disk: its size is as it was
         (made / "text").write_text("the vhole text")
     else:
         (made / {"gone": "text", "digests": "digests.json"}[damage]).unlink()
-    assert made_once("things", [], "The things", writes("the whole text")) == made
+    assert build_once("things", [], "The things", writes("the whole text")) == made
     assert (made / "text").read_text() == "the whole text"
 
 
@@ -260,7 +260,7 @@ def test_a_problem_leaves_nothing_and_is_told_again(folder: Path) -> None:
 
     for _ in range(2):
         with pytest.raises(UserError) as raised:
-            made_once("things", [], "The things", refuse)
+            build_once("things", [], "The things", refuse)
         assert raised.value.problems == ["one", "two"]
     assert visible(folder) == []
 
@@ -268,10 +268,10 @@ def test_a_problem_leaves_nothing_and_is_told_again(folder: Path) -> None:
 def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path) -> None:
     # A file may grow to 1,000 bytes in this process: writing ends as on a full disk, with another errno.
     limited = (
-        "import resource\nfrom indictune.data.cache import made_once\n"
+        "import resource\nfrom indictune.data.cache import build_once\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "make = lambda folder: (folder / 'a').write_bytes(bytes(5000))\n"
-        "made_once('things', [], 'The things', make)\n"
+        "build_once('things', [], 'The things', make)\n"
     )
     result = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=False)
     expected = (
@@ -286,7 +286,7 @@ def test_a_cache_that_is_no_folder_is_told(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "file").touch()
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"The things cannot be kept in .*INDICTUNE_CACHE"):
-        made_once("things", [], "The things", writes(""))
+        build_once("things", [], "The things", writes(""))
 
 
 def test_a_digest_is_of_the_bytes(tmp_path: Path) -> None:
@@ -302,11 +302,11 @@ def test_a_digest_is_of_the_bytes(tmp_path: Path) -> None:
 
 
 def test_other_code_or_another_library_reads_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [made_once("things", [], "The things", writes(""))]
+    made = [build_once("things", [], "The things", writes(""))]
     for name, other in (("versions_of", lambda _: {"trl": "0.0"}), ("_code_digest", lambda: "0")):
         with monkeypatch.context() as patch:
             patch.setattr(cache, name, other)
-            made.append(made_once("things", [], "The things", writes("")))
+            made.append(build_once("things", [], "The things", writes("")))
     assert len(set(made)) == 3
 
 
@@ -331,6 +331,7 @@ def files(tmp_path: Path) -> None:
         {"text_column": "other"},
         {"language_column": "lang"},
         {"drop_leaked_rows": True},
+        {"problem_type": "single_label_classification"},
         {"validation_file": None},
         {"test_file": "held.csv"},
         {"train_file": "bytes.csv"},
@@ -365,7 +366,7 @@ def test_a_second_call_gives_the_same_rows_places_and_notes_without_reading(monk
     assert first.notes == second.notes
     assert first.notes[0].startswith("train.csv: 1 of 3 training rows also stand in held.csv")
     assert second.train.table.equals(first.train.table)
-    assert second.train.place(2) == "train.csv:4"
+    assert second.train.location(2) == "train.csv:4"
     assert (second.train.origin, second.labels, second.test) == ("--train_file", ["a", "b"], None)
     assert list(second.train.each_label()) == ["a", "b", "a"]
 
@@ -388,7 +389,7 @@ def test_a_dataset_of_the_hub_is_known_by_its_fingerprint(tmp_path: Path, monkey
 
 def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
     tried = {"text_column", "language_column", "drop_leaked_rows", "validation_file", "test_file", "train_file"}
-    tried |= {"bad_rows", "max_bad_fraction"}
+    tried |= {"bad_rows", "max_bad_fraction", "problem_type"}
     elsewhere = {"label_column", "dataset_name", "dataset_config_name", "max_length"}
     assert {field.name for field in dataclasses.fields(DataArguments)} == tried | elsewhere
 

@@ -30,6 +30,7 @@ from indictune.data.templates import Message, choose_template
 from indictune.errors import UserError
 from indictune.models import builtin
 from tests.models.tiny import words_tokenizer
+from tests.problems import problems_raised, summaries
 from tests.ranks.launching import ROOT
 
 LLAMA2_FILE = ROOT / "../shared/data/tokenizers/llama2/tokenizer.model"
@@ -57,7 +58,7 @@ def rows(*chats: list[Message]) -> Conversations:
         "language": pa.array([["hi", "te", "ta"][index % 3] for index in range(len(chats))]),
         "line": pa.array(range(1, 1 + len(chats)), pa.int64()),
     }
-    return Conversations(pa.table(columns), "t.jsonl", "--train_file", False)
+    return Conversations(pa.table(columns), "t.jsonl", "--train_file")
 
 
 def byte_level_tokenizer(trim_offsets: bool = False) -> PreTrainedTokenizerFast:
@@ -154,12 +155,13 @@ def test_rows_without_an_answer_token_are_refused_with_their_places_and_the_leng
     chats = rows(cut, *[long] * 21, chat(("ok ok ok ok ok ok ", ".")))
     with pytest.raises(UserError) as refused:
         encode(words_tokenizer(), "plain", chats, max_length=4)
-    assert refused.value.problems == [
-        "--train_file: the answers of 22 of 23 rows (95.7%) lie wholly behind --max_length 4: "
-        + ", ".join(f"t.jsonl:{line}" for line in range(2, 22))
-        + " and 2 more. Give --max_length 8, which takes them whole, or leave them out (--bad_rows "
-        "quarantine)."
+    assert summaries(refused.value) == [
+        "--train_file t.jsonl answers-beyond-limit",
+        *(f"--train_file t.jsonl:{line} answers-cut-off" for line in range(2, 7)),
+        "--train_file t.jsonl more-bad-rows",
     ]
+    details = refused.value.problems[0].details
+    assert (details["count"], details["rows"], details["longest"]) == (22, 23, 8)
     assert encode(words_tokenizer(), "plain", chats, max_length=8).dataset["answer_tokens"][-1] == 2
 
 
@@ -356,23 +358,16 @@ def test_texts_that_hold_their_marks_get_none_of_them_twice_from_plain() -> None
 def test_texts_that_hold_the_marks_of_the_template_are_refused(byte_level: PreTrainedTokenizerFast) -> None:
     begun, ended, plain = chat((f" {LLAMA3_TOKENS[2]}user", "A")), chat(("Q", "A<|eot_id|>\n")), chat(("Q", "A"))
     given = as_written(plain, begun, WRITTEN_OUT, chat(("what is <|eot_id|>?", "A")), ended)
-    with pytest.raises(UserError) as refused:
-        encode(byte_level, "llama3", given)
-    assert refused.value.message == (
-        "--train_file: 3 rows whose texts already begin or end with marks which the chat template writes "
-        "(<|begin_of_text|>, <|start_header_id|>, <|end_header_id|>, <|eot_id|>) and would have twice "
-        "(--chat_template plain leaves texts as they are): t.jsonl:2, t.jsonl:3, t.jsonl:5."
-    )
+    found = problems_raised(lambda: encode(byte_level, "llama3", given))
+    assert found == [f"--train_file t.jsonl:{line} marks-repeated" for line in (2, 3, 5)]
     assert len(encode(byte_level, "plain", given).dataset) == 5
     assert len(encode(byte_level, "llama3", rows(begun)).dataset) == 1  # a message may tell of marks
 
 
 def test_llama2_prompts_that_are_written_out_are_refused(llama2: PreTrainedTokenizerBase) -> None:
     given = as_written(chat(("[INST] Q [/INST]", "A")), chat(("<s>[INST] Q [/INST]", " A </s>")), chat(("Q", "A")))
-    with pytest.raises(
-        UserError, match=r"2 rows whose .* \(<s>, </s>, \[INST\], \[/INST\]\) .*: t.jsonl:1, t.jsonl:2\."
-    ):
-        encode(llama2, "llama2", given)
+    found = problems_raised(lambda: encode(llama2, "llama2", given))
+    assert found == [f"--train_file t.jsonl:{line} marks-repeated" for line in (1, 2)]
 
 
 MARKED = "{% for m in messages %}{%- generation -%}{{ m.content }}{% endgeneration %}{% endfor %}"
@@ -414,22 +409,15 @@ def test_a_template_that_writes_the_date_writes_the_same_on_every_day(byte_level
 def test_rows_that_the_template_refuses_are_told_by_reason(byte_level: PreTrainedTokenizerFast) -> None:
     tool = [*chat(("Q", "A")), {"role": "tool", "content": "T"}]
     late = [*chat(("Q", "A")), {"role": "system", "content": "S"}]
-    with pytest.raises(UserError) as refused:
-        encode(byte_level, "llama2", rows(tool, chat(("Q", "A")), late, tool))
-    assert refused.value.problems == [
-        "--train_file: 2 rows refused by the chat template (a message of role tool has no place in llama2): "
-        "t.jsonl:1, t.jsonl:4.",
-        "--train_file: 1 rows refused by the chat template (a message of role system has no place in llama2): "
-        "t.jsonl:3.",
-    ]
+    found = problems_raised(lambda: encode(byte_level, "llama2", rows(tool, chat(("Q", "A")), late, tool)))
+    assert found == [f"--train_file t.jsonl:{line} template-refuses-row" for line in (1, 3, 4)]
 
 
 def test_refused_rows_of_all_batches_are_told(byte_level: PreTrainedTokenizerFast) -> None:
     tool = [*chat(("Q", "A")), {"role": "tool", "content": "T"}]
     good = [chat(("Q", "A"))] * 800
-    with pytest.raises(UserError) as refused:
-        encode(byte_level, "llama2", rows(*good, tool, *good, tool))
-    assert refused.value.message.endswith("has no place in llama2): t.jsonl:801, t.jsonl:1602.")
+    found = problems_raised(lambda: encode(byte_level, "llama2", rows(*good, tool, *good, tool)))
+    assert found == [f"--train_file t.jsonl:{line} template-refuses-row" for line in (801, 1602)]
 
 
 def test_rows_whose_answers_the_template_does_not_mark_are_told(byte_level: PreTrainedTokenizerFast) -> None:
@@ -437,13 +425,13 @@ def test_rows_whose_answers_the_template_does_not_mark_are_told(byte_level: PreT
         "{% endgeneration %}", "{% endgeneration %}{% endif %}"
     )
     template = template.replace("messages", "messages[1:]")
-    with pytest.raises(UserError) as refused:
-        tokenise_chats(rows(chat(("Q", "B")), chat(("Q", "A"))), byte_level, template, 99, False)
-    assert refused.value.message == ("--train_file: 1 rows without an answer that the chat template marks: t.jsonl:2.")
+    given = rows(chat(("Q", "B")), chat(("Q", "A")))
+    found = problems_raised(lambda: tokenise_chats(given, byte_level, template, 99, False))
+    assert found == ["--train_file t.jsonl:2 answer-unmarked"]
 
 
 def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nok\n", encoding="utf-8")
     slow = BertTokenizerLegacy(str(tmp_path / "vocab.txt"))  # type: ignore[no-untyped-call]
-    with pytest.raises(UserError, match=r"does not say where in the text a token stands.*tokenizer\.json"):
-        tokenise_chats(rows(chat(("ok", "ok"))), slow, MARKED, 99, False)
+    found = problems_raised(lambda: tokenise_chats(rows(chat(("ok", "ok"))), slow, MARKED, 99, False))
+    assert found[0].endswith("slow-tokenizer")

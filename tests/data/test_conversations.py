@@ -14,10 +14,12 @@ import pytest
 
 from indictune.config.arguments import BadRowArguments
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data import conversations, hub_datasets, read_files
+from indictune.data import conversations, hub_rows, read_files
+from indictune.data import rows as rows_module
 from indictune.data.bad_rows import REJECTED, BadRows
 from indictune.data.conversations import Conversations, leak_note, load_conversations, load_test_conversations
 from indictune.errors import UserError
+from tests.problems import problems_raised
 
 Row = dict[str, Any]
 Write = Callable[[str, list[Row]], str]
@@ -59,9 +61,7 @@ def texts_of(rows: Conversations | None) -> list[list[str]]:
 
 
 def problems_of(**arguments: Any) -> list[str]:
-    with pytest.raises(UserError) as raised:
-        load_conversations(ChatDataArguments(**arguments))
-    return raised.value.problems
+    return problems_raised(lambda: load_conversations(ChatDataArguments(**arguments)))
 
 
 def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
@@ -111,7 +111,7 @@ def test_every_kind_of_file_holds_every_form(write: Write, name: str, places: li
     loaded = of_file(write(name, rows))
     assert texts_of(loaded) == [["a", "b"], ["c", "d"]]
     assert loaded.table["language"].to_pylist() == ["romanised", "ta"]
-    assert [loaded.place(index) for index in range(len(loaded))] == places
+    assert [loaded.location(index) for index in range(len(loaded))] == places
     assert loaded.origin == "--test_file"
 
 
@@ -126,8 +126,8 @@ def test_parquet_holds_typed_parts_and_history(write: Write) -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_a_rejected_answer_is_told_by_0_as_pandas_writes_it(write: Write, name: str) -> None:
     rows: list[Row] = [{"prompt": "a", "completion": "b", "label": label} for label in (1, 0)]
-    with pytest.raises(UserError, match=rf"{name}(:| row )2: label is 0, as of an answer that was rejected"):
-        of_file(write(name, rows))
+    location = "a.parquet row 2" if name == "a.parquet" else "a.jsonl:2"
+    assert problems_raised(lambda: of_file(write(name, rows))) == [f"--test_file {location} rejected-answer"]
 
 
 def test_json_may_hold_its_rows_as_data_and_numbers_are_texts(write: Write) -> None:
@@ -135,7 +135,7 @@ def test_json_may_hold_its_rows_as_data_and_numbers_are_texts(write: Write) -> N
     Path("a.json").write_text('{"version": 1, "data": [\n{"prompt": 2,\n"completion": 4.0}\n]}')
     loaded = of_file("a.json")
     assert texts_of(loaded) == [["2", "4.0"]]
-    assert loaded.place(0) == "a.json:2"
+    assert loaded.location(0) == "a.json:2"
 
 
 def test_only_plain_texts_are_as_written(write: Write) -> None:
@@ -170,7 +170,7 @@ def test_order_and_lines_across_chunks(write: Write, monkeypatch: pytest.MonkeyP
 
 def test_rows_in_train_and_held_out_are_told(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "_CHUNK_ROWS", 2)
-    monkeypatch.setattr(conversations, "_LEAK_BATCHES", 1)
+    monkeypatch.setattr(rows_module, "_LEAK_BATCHES", 1)
     system = {"role": "system", "content": "c"}
     with_system = {"messages": [system, *chat("a", "b")["messages"]]}
     train = [chat("a", "b"), chat("c", "d"), chat("a", "b"), chat("a", "x"), chat("ab", "c"), with_system]
@@ -208,7 +208,7 @@ def test_a_second_call_reads_no_file_again(write: Write, monkeypatch: pytest.Mon
     assert second.folder == first.folder
     assert (second.notes, second.train.as_written, second.train.origin) == (first.notes, True, "--train_file")
     assert second.train.table.equals(first.train.table)
-    assert second.train.place(1) == "train.jsonl:2"
+    assert second.train.location(1) == "train.jsonl:2"
     assert texts_of(second.test) == [["a", "b"]]
 
 
@@ -233,10 +233,8 @@ def test_splits_are_written_the_same_way(write: Write) -> None:
     chats = write("chats.jsonl", [chat("c", "d")])
     instructions = write("instructions.jsonl", [{"instruction": "e", "output": "f"}])
     assert problems_of(train_file=plain, validation_file=chats, test_file=instructions) == [
-        "--validation_file chats.jsonl: holds messages between roles, but --train_file plain.jsonl prompt and "
-        "completion as plain texts; write them the same way.",
-        "--test_file instructions.jsonl: holds messages between roles, but --train_file plain.jsonl prompt and "
-        "completion as plain texts; write them the same way.",
+        "--validation_file chats.jsonl splits-differ",
+        "--test_file instructions.jsonl splits-differ",
     ]
     splits = load_conversations(ChatDataArguments(train_file=chats, validation_file=instructions))
     assert texts_of(splits.validation) == [["e", "f"]]
@@ -244,22 +242,18 @@ def test_splits_are_written_the_same_way(write: Write) -> None:
 
 def test_a_file_of_two_forms_is_told_with_both(write: Write) -> None:
     rows = [{"prompt": "a", "completion": "b"}, chat("a", "b"), {"prompt": "a", "completion": "b"}]
-    assert problems_of(train_file=write("train.jsonl", rows)) == [
-        "--train_file train.jsonl: rows of 2 forms: prompt and completion as texts (2, the first at train.jsonl:1), "
-        "messages (1, the first at train.jsonl:2); give a file of one form."
-    ]
-    (problem,) = problems_of(train_file=write("train.jsonl", [rows[0], in_lists(rows[1])]))
-    assert "prompt and completion as lists of messages (1, the first at train.jsonl:2)" in problem
+    for mixed in (rows, [rows[0], in_lists(rows[1])]):
+        with pytest.raises(UserError) as raised:
+            load_conversations(ChatDataArguments(train_file=write("train.jsonl", mixed)))
+        (problem,) = raised.value.problems
+        assert (problem.code, problem.flag, problem.details["count"]) == ("forms-mixed", "--train_file", 2)
+        assert "the first at train.jsonl:1" in problem.details["forms"]
+        assert "the first at train.jsonl:2" in problem.details["forms"]
 
 
 def test_the_form_of_a_bad_row_counts_too(write: Write) -> None:
     problems = problems_of(train_file=write("train.jsonl", [chat("a", "b"), {"instruction": "a", "output": ""}]))
-    assert problems[0].endswith(
-        "messages (1, the first at train.jsonl:1), instruction and output (1, the first at train.jsonl:2); give a "
-        "file of one form."
-    )
-    assert problems[1].startswith("--train_file train.jsonl:2: output is empty; ")
-    assert len(problems) == 2
+    assert problems == ["--train_file train.jsonl forms-mixed", "--train_file train.jsonl:2 no-answer"]
 
 
 def test_all_problems_of_all_files_come_at_once(write: Write) -> None:
@@ -268,54 +262,47 @@ def test_all_problems_of_all_files_come_at_once(write: Write) -> None:
         file.write("[1]\n{")
     validation = write("val.jsonl", [{"messages": []}])
     problems = problems_of(train_file=train, validation_file=validation, test_file="a.jsonl")
-    assert [problem.split(";")[0] for problem in problems] == [
-        "--train_file train.jsonl:5: holds a list, expected an object.",
-        "--train_file train.jsonl:6: no valid JSON: Expecting property name enclosed in double quotes (column 2).",
-        "--train_file train.jsonl:2: message 2, of assistant, is empty",
-        "--train_file train.jsonl:3: message 1, of user, is empty",
-        "--train_file train.jsonl:4: it has the keys text",
-        "--validation_file val.jsonl:1: messages is empty",
-        "--test_file a.jsonl: no such file. Did you mean val.jsonl?",
+    assert problems == [
+        "--train_file train.jsonl:5 not-an-object",
+        "--train_file train.jsonl:6 invalid-json",
+        "--train_file train.jsonl:2 no-answer",
+        "--train_file train.jsonl:3 no-prompt",
+        "--train_file train.jsonl:4 unknown-form",
+        "--validation_file val.jsonl:1 no-messages",
+        "--test_file a.jsonl no-such-file",
     ]
 
 
 def test_five_rows_of_a_kind_are_listed_then_counted(write: Write) -> None:
     rows = [chat("a", "")] * 5 + [chat("", "b")] * 8 + [chat("a", "b")]
     problems = problems_of(train_file=write("train.jsonl", rows))
-    assert [problem.split(": ")[0] for problem in problems[:10]] == [
-        f"--train_file train.jsonl:{line}" for line in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    assert problems == [
+        *(f"--train_file train.jsonl:{line} no-answer" for line in range(1, 6)),
+        *(f"--train_file train.jsonl:{line} no-prompt" for line in range(6, 11)),
+        "--train_file train.jsonl more-bad-rows",
     ]
-    assert problems[10:] == ["--train_file train.jsonl: 3 more with an empty prompt."]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        (
-            "a.csv",
-            "prompt,completion\na,b\n",
-            ": files of this kind are not read; expected one of .json, .js",
-        ),
-        ("a.tsv", "prompt\tcompletion\na\tb\n", ": files of this kind are not read; expected one of .json, .jsonl"),
-        ("a.jsonl", "\n", ": the file holds no rows."),
-        ("a.json", "[]", ": the file holds no rows."),
-        ("a.json", '{"messages": []}', ": expected a list of objects, [{...}, {...}, ...], or {"),
-        ("a.json", "[1]", ":1: holds a text or a number, expected an object."),
-        ("a.parquet", "PAR1 not", ": cannot be read as parquet ("),
+        ("a.csv", "prompt,completion\na,b\n", " file-kind-unknown"),
+        ("a.tsv", "prompt\tcompletion\na\tb\n", " file-kind-unknown"),
+        ("a.jsonl", "\n", " no-rows"),
+        ("a.json", "[]", " no-rows"),
+        ("a.json", '{"messages": []}', " json-list-missing"),
+        ("a.json", "[1]", ":1 not-an-object"),
+        ("a.parquet", "PAR1 not", " parquet-unreadable"),
     ],
 )
 def test_what_cannot_be_read_is_named(write: Write, name: str, content: str, problem: str) -> None:
     Path(name).write_text(content)
-    with pytest.raises(UserError) as raised:
-        of_file(name)
-    assert raised.value.problems[0].startswith(f"--test_file {name}{problem}")
-    assert len(raised.value.problems) == 1
+    assert problems_raised(lambda: of_file(name)) == [f"--test_file {name}{problem}"]
 
 
 def test_an_empty_parquet_file_is_a_problem(write: Write) -> None:
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), "a.parquet")
-    with pytest.raises(UserError, match=r"^--test_file a\.parquet: the file holds no rows\.$"):
-        of_file("a.parquet")
+    assert problems_raised(lambda: of_file("a.parquet")) == ["--test_file a.parquet no-rows"]
 
 
 def test_built_in_chats_have_three_splits_and_files_replace_them(write: Write) -> None:
@@ -324,16 +311,14 @@ def test_built_in_chats_have_three_splits_and_files_replace_them(write: Write) -
     )
     assert splits.validation is not None
     assert set(splits.train.table["language"].to_pylist()) == {"hi", "te", "ta", "en"}
-    assert splits.train.place(0).endswith("samples/chats/train.jsonl:1")
+    assert splits.train.location(0).endswith("samples/chats/train.jsonl:1")
     assert splits.train.origin == "--dataset_name builtin:chats"
     assert texts_of(splits.test) == [["my own", "row"]]
     assert splits.notes == []
 
 
 def test_other_built_in_data_are_no_conversations() -> None:
-    assert problems_of(dataset_name="builtin:tweets") == [
-        "--dataset_name builtin:tweets: there are no such built-in conversations; expected builtin:chats."
-    ]
+    assert problems_of(dataset_name="builtin:tweets") == ["--dataset_name builtin:tweets builtin-dataset-unknown"]
 
 
 @pytest.fixture
@@ -341,7 +326,7 @@ def hub_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A folder laid out like a dataset on the Hub."""
     import datasets
 
-    monkeypatch.setattr(hub_datasets, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(hub_rows, "_CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     Path("chats").mkdir()
     for split in ("train", "validation", "test"):
@@ -354,25 +339,22 @@ def test_rows_of_a_hub_dataset(hub_folder: str, write: Write) -> None:
     splits = load_conversations(ChatDataArguments(dataset_name=hub_folder, validation_file=own))
     assert texts_of(splits.train) == [["train 0", "a"], ["train 1", "a"], ["train 2", "a"]]
     assert splits.train.table["line"].to_pylist() == [1, 2, 3]
-    assert splits.train.place(2) == "./chats/train row 3"
+    assert splits.train.location(2) == "./chats/train row 3"
     assert texts_of(splits.validation) == [["own", "a"]]
     assert texts_of(splits.test)[0] == ["test 0", "a"]
 
 
 def test_bad_rows_of_a_hub_dataset_are_named_by_split(hub_folder: str, write: Write) -> None:
     write("chats/test.parquet", [chat("a", "b"), chat("a", "")])
-    assert problems_of(dataset_name=hub_folder) == [
-        "--dataset_name ./chats ./chats/test row 2: message 2, of assistant, is empty; give it a text, or remove the "
-        "row."
-    ]
+    assert problems_of(dataset_name=hub_folder) == ["--dataset_name ./chats ./chats/test row 2 no-answer"]
 
 
 def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"messages": []}, split="validation")
-    with pytest.raises(UserError, match=r"^validation: the split holds no rows\.$"):
-        next(hub_datasets.hub_records(rows, BadRows("validation")))
+    records = hub_rows.hub_records(rows, BadRows("validation"))
+    assert problems_raised(lambda: next(records)) == ["validation no-rows"]
 
 
 _SFT = Path(__file__).parents[3] / "shared" / "data" / "sft"
@@ -400,11 +382,10 @@ def test_a_real_file_of_another_form_is_refused_without_its_words() -> None:
     path = _SFT / "seed_tasks.jsonl"
     if not path.exists():
         pytest.skip(f"no real data at {path}")
-    with pytest.raises(UserError) as raised:
-        of_file(str(path))
-    assert len(raised.value.problems) == 6
-    assert raised.value.problems[0].startswith(f"--test_file {path}:1: there is no output (it has the keys id, inst")
-    assert raised.value.problems[5] == f"--test_file {path}: 170 more with no answer."
+    found = problems_raised(lambda: of_file(str(path)))
+    assert len(found) == 6
+    assert found[0] == f"--test_file {path}:1 no-key"
+    assert found[5] == f"--test_file {path} more-bad-rows"
 
 
 def test_bad_conversations_are_left_out_and_written_down(write: Write) -> None:
@@ -422,20 +403,20 @@ def test_bad_conversations_are_left_out_and_written_down(write: Write) -> None:
         rejected = [json.loads(line) for line in (splits.folder / REJECTED).read_bytes().splitlines()]
         assert [(row["file"], row["line"]) for row in rejected] == [(train, line) for line in (2, 3, 4, 6, 7)]
         assert [row["read"] for row in rejected] == [*rows[1:4], ["1"], "{"]
-        assert rejected[2]["reason"].startswith("output is empty; ")
+        assert rejected[2]["reason"].endswith("[no-answer]")
 
 
 def test_too_many_bad_conversations_stop_the_run(write: Write) -> None:
     train = write("train.jsonl", [chat("a", "b")] * 8 + [chat("a", "")] * 2)
     problems = problems_of(train_file=train, bad_rows="quarantine", max_bad_fraction=0.1)
-    assert [problem.split(";")[0] for problem in problems] == [
-        "--train_file train.jsonl:9: message 2, of assistant, is empty",
-        "--train_file train.jsonl:10: message 2, of assistant, is empty",
-        "--train_file train.jsonl: 2 of 10 rows (20.00%) cannot be used, which is more than --max_bad_fraction 0.1",
+    assert problems == [
+        "--train_file train.jsonl:9 no-answer",
+        "--train_file train.jsonl:10 no-answer",
+        "--train_file train.jsonl too-many-bad-rows",
     ]
 
 
 def test_rows_of_two_forms_stop_the_run_in_any_case(write: Write) -> None:
     train = write("train.jsonl", [chat("a", "b"), {"instruction": "a", "output": "b"}])
-    (problem,) = problems_of(train_file=train, bad_rows="quarantine", max_bad_fraction=0.9)
-    assert "rows of 2 forms" in problem
+    found = problems_of(train_file=train, bad_rows="quarantine", max_bad_fraction=0.9)
+    assert found == ["--train_file train.jsonl forms-mixed"]

@@ -15,7 +15,7 @@ from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import REJECTED
 from indictune.data.conversations import load_conversations
 from indictune.data.load_rows import load_splits
-from indictune.errors import UserError
+from tests.problems import problems_raised
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -26,10 +26,8 @@ DECLARED = (
 )
 
 
-def problem_of(**arguments: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        load_splits(DataArguments(dataset_name="set", **arguments))
-    return caught.value.message
+def problems_of(**arguments: Any) -> list[str]:
+    return problems_raised(lambda: load_splits(DataArguments(dataset_name="set", **arguments)))
 
 
 @pytest.mark.parametrize("name", ["train.csv", "train.tsv"])
@@ -43,14 +41,12 @@ def test_a_folder_gives_the_rows_that_its_file_gives(folder: Path, name: str) ->
     assert by_name.train.table["text"].to_pylist() == ["good, film", "NA", "null", "None", "1.0"]
     assert by_name.train.table["label"].to_pylist() == ["None", "null", "NA", "nan", "None"]
     assert by_name.labels == by_file.labels == ["NA", "None", "nan", "null"]
-    assert by_name.train.place(1) == f"{folder / name}:3"
+    assert by_name.train.location(1) == f"{folder / name}:3"
 
 
 def test_rows_with_more_fields_than_the_header_shift_no_column(folder: Path) -> None:
     (folder / "train.csv").write_text("text,label\ngood film,pos,x\nbad film,neg,y\n")
-    lines = problem_of().splitlines()
-    assert f"--dataset_name set {folder / 'train.csv'}:2: 3 fields where the header has 2; a field that " in lines[1]
-    assert f"{folder / 'train.csv'}:3: 3 fields" in lines[2]
+    assert problems_of() == [f"--dataset_name set {folder / 'train.csv'}:{line} field-count" for line in (2, 3)]
 
 
 def test_such_a_row_is_left_out_where_bad_rows_are(folder: Path) -> None:
@@ -65,10 +61,10 @@ def test_several_files_are_a_split_whose_bad_rows_are_named_by_file_and_line(fol
     (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.csv'\n---\n")
     (folder / "hi.csv").write_text("text,label\na,x\nb,y\n")
     (folder / "te.csv").write_text("text,label\nc,x,1\nd,y\n")
-    assert f"{folder / 'te.csv'}:2: 3 fields" in problem_of()
+    assert problems_of() == [f"--dataset_name set {folder / 'te.csv'}:2 field-count"]
     splits = load_splits(DataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.5))
     assert splits.train.table["text"].to_pylist() == ["a", "b", "d"]
-    assert [splits.train.place(row) for row in range(3)] == [
+    assert [splits.train.location(row) for row in range(3)] == [
         f"{folder / 'hi.csv'}:2",
         f"{folder / 'hi.csv'}:3",
         f"{folder / 'te.csv'}:3",
@@ -86,7 +82,7 @@ def test_declared_class_names_stand_for_numbers_and_for_nothing_else(folder: Pat
     assert splits.labels == ["negative", "positive"]
     assert splits.notes == ["--dataset_name set: its test rows have no labels and are left out."]
     (folder / "train.csv").write_text("text,label\nNA,1\nb,0\nc,2\n")
-    assert f"{folder / 'train.csv'}:4: label 2 is none of those that the dataset declares" in problem_of()
+    assert problems_of() == [f"--dataset_name set {folder / 'train.csv'}:4 label-undeclared"]
 
 
 def test_a_class_name_with_spaces_around_it_is_told_as_in_a_file(folder: Path) -> None:
@@ -103,7 +99,7 @@ def test_a_class_name_with_spaces_around_it_is_told_as_in_a_file(folder: Path) -
 def test_class_names_that_are_numbers_of_other_classes_are_refused(folder: Path) -> None:
     (folder / "README.md").write_text(DECLARED.replace("negative", "'1'").replace("positive", "'2'"))
     (folder / "train.csv").write_text("text,label\na,0\nb,1\n")
-    assert "classes whose names are numbers of others (1)" in problem_of()
+    assert problems_of() == ["--dataset_name set train class-name-is-number"]
 
 
 @pytest.mark.parametrize("settings", ["sep: ';'", "header: null", "encoding: latin-1", "on_bad_lines: skip"])
@@ -111,9 +107,8 @@ def test_csv_files_in_a_way_of_their_own_are_refused_with_the_way_out(folder: Pa
     config = f"---\nconfigs:\n- config_name: default\n  data_files: train.csv\n  {settings}\n---\n"
     (folder / "README.md").write_text(config)
     (folder / "train.csv").write_text("text,label\na,x\nb,y\n")
-    problem = problem_of()
-    assert "--dataset_name set: " in problem
-    assert "give them by --train_file FILE" in problem
+    (problem,) = problems_of()
+    assert problem in ("--dataset_name set dataset-settings", "--dataset_name set dataset-file-kind")
 
 
 @pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
@@ -127,11 +122,11 @@ def test_what_the_library_has_kept_of_files_is_refused_without_the_network(
     kept.rename(kept.with_name("tweets-train.arrow"))
     os.rename("cache/set", "cache/me___tweets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"only what `datasets` has made of its (csv|json) files"):
-        load_splits(DataArguments(dataset_name="me/tweets"))
+    found = problems_raised(lambda: load_splits(DataArguments(dataset_name="me/tweets")))
+    assert found == ["--dataset_name me/tweets dataset-converted"]
 
 
 def test_conversations_in_csv_files_are_refused(folder: Path) -> None:
     (folder / "train.csv").write_text("prompt,completion\na,b,c\n")
-    with pytest.raises(UserError, match=r"made of csv files .*train\.csv\); expected \.json"):
-        load_conversations(ChatDataArguments(dataset_name="set"))
+    found = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
+    assert found == [f"--dataset_name set {folder / 'train.csv'} chats-in-csv"]

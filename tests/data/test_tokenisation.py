@@ -206,9 +206,7 @@ def test_rows_that_reach_the_limit_are_told_of_each_split(splits: Splits, caplog
         tokenise_splits(splits, words_tokenizer(), LABELS, 2)
         train, test = caplog.messages
         assert train.startswith("--train_file ")
-        assert train.endswith(
-            "train.csv: 1 of 3 rows (33.3%) reach --max_length 2; those that are longer lose their ends."
-        )
+        assert train.endswith("train.csv: 1 of 3 rows (33.3%) reach --max_length 2; longer ones lose their ends.")
         assert "test.csv: 2 of 2 rows (100.0%) reach" in test
 
 

@@ -21,7 +21,7 @@ def rows(*chats: tuple[str, str, str]) -> Conversations:
         "language": [language for language, _, _ in chats],
         "line": pa.array(range(1, 1 + len(chats)), pa.int64()),
     }
-    return Conversations(pa.table(columns), "t.jsonl", "--train_file", False)
+    return Conversations(pa.table(columns), "t.jsonl", "--train_file")
 
 
 def test_each_language_is_measured_by_itself() -> None:

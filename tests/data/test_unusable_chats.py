@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from indictune.data.bad_rows import REJECTED
 from indictune.data.conversations import load_conversations
 from indictune.data.prepare_chats import Chats, set_template, tokenise_splits
 from indictune.errors import UserError
+from tests.problems import problems_raised
 
 # Takes no system message, as Gemma's, and marks an answer but for one word.
 TEMPLATE = """
@@ -34,9 +34,6 @@ def chat(question: str, answer: str = "yes", system: str = "") -> list[dict[str,
 
 TRAIN = [chat("a"), chat("b", system="s"), chat("c", ""), chat("d", "unmarked"), chat(LONG), chat("e"), chat("f")]
 TEST = [chat("g", "unmarked"), chat("h")]
-REFUSED = "a row refused by the chat template (no system message)."
-UNMARKED = "a row without an answer that the chat template marks."
-CUT_OFF = r"its answers lie wholly behind --max_length 64; --max_length \d+ takes it whole\."
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +74,8 @@ def test_they_are_left_out_and_written_down_beside_those_that_could_not_be_read(
         assert chats.test is not None
         assert len(chats.test) == 1
         rows = chats.rows["train"]
-        assert [rows.place(index) for index in range(len(rows))] == [f"train.jsonl:{line}" for line in (1, 6, 7)]
-        places = [chats.place(index) for index in range(len(chats.train))]
+        assert [rows.location(index) for index in range(len(rows))] == [f"train.jsonl:{line}" for line in (1, 6, 7)]
+        places = [chats.location(index) for index in range(len(chats.train))]
         assert sorted(", ".join(places).split(", ")) == ["train.jsonl:1", "train.jsonl:6", "train.jsonl:7"]
         assert chats.samples.table["messages"].to_pylist() == [TEST[1]]
         assert "3 " in chats.summary.splitlines()[-1 - packing]
@@ -92,9 +89,8 @@ def test_they_are_left_out_and_written_down_beside_those_that_could_not_be_read(
             ("test.jsonl", 1),
         ]
         reasons = [entry["reason"] for entry in entries]
-        assert reasons[1:3] == [REFUSED, UNMARKED]
-        assert reasons[4] == UNMARKED
-        assert re.fullmatch(CUT_OFF, reasons[3])
+        codes = [reason.rpartition("[")[2].rstrip("]") for reason in reasons[1:]]
+        assert codes == ["template-refuses-row", "answer-unmarked", "answers-cut-off", "answer-unmarked"]
         assert [entry["read"] for entry in entries[1:]] == [
             {"messages": each} for each in (*TRAIN[1:2], *TRAIN[3:5], TEST[0])
         ]
@@ -105,35 +101,31 @@ def test_those_that_could_not_be_read_count_in_their_share(tokenizer: PreTrained
     with pytest.raises(UserError) as refused:
         prepare(tokenizer, bad_rows="quarantine", max_bad_fraction=0.5)
     *rows, share = refused.value.problems
-    assert [row.partition(": ")[0] for row in rows] == [f"--train_file train.jsonl:{line}" for line in (2, 4, 5)]
-    assert share.startswith(
-        "--train_file train.jsonl: 4 of 7 rows (57.14%) cannot be used, which is more than --max_bad_fraction 0.5; "
-    )
+    assert [row.value for row in rows] == [f"train.jsonl:{line}" for line in (2, 4, 5)]
+    assert (share.code, share.details["bad"], share.details["rows"]) == ("too-many-bad-rows", 4, 7)
 
 
 def test_they_stop_the_run_where_nothing_else_is_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
     write("train.jsonl", [{"messages": messages} for messages in TRAIN if messages[-1]["content"]])
-    with pytest.raises(UserError) as refused:
-        prepare(tokenizer, test_file="test.jsonl")
-    assert refused.value.problems == [
-        "--train_file: 1 rows refused by the chat template (no system message): train.jsonl:2.",
-        "--train_file: 1 rows without an answer that the chat template marks: train.jsonl:3.",
-        "--test_file: 1 rows without an answer that the chat template marks: test.jsonl:1.",
+    assert problems_raised(lambda: prepare(tokenizer, test_file="test.jsonl")) == [
+        "--train_file train.jsonl:2 template-refuses-row",
+        "--train_file train.jsonl:3 answer-unmarked",
+        "--test_file test.jsonl:1 answer-unmarked",
     ]
     write("train.jsonl", [{"messages": messages} for messages in (TRAIN[0], TRAIN[4])])
-    with pytest.raises(
-        UserError, match=r"the answers of 1 of 2 rows \(50\.0%\) lie wholly .*: train\.jsonl:2\. .* or "
-    ):
-        prepare(tokenizer)
+    assert problems_raised(lambda: prepare(tokenizer)) == [
+        "--train_file train.jsonl answers-beyond-limit",
+        "--train_file train.jsonl:2 answers-cut-off",
+    ]
 
 
 def test_texts_that_would_have_marks_twice_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
     write("train.jsonl", [{"prompt": "[INST] a [/INST]", "completion": "b"}, {"prompt": "a", "completion": "b"}])
     chats = prepare(tokenizer, chat_template="llama2", bad_rows="quarantine", max_bad_fraction=0.5)
-    assert [chats.place(index) for index in range(len(chats.train))] == ["train.jsonl:2"]
+    assert [chats.location(index) for index in range(len(chats.train))] == ["train.jsonl:2"]
     (entry,) = rejected(chats.folder)
     assert entry["line"] == 1
-    assert entry["reason"].startswith("a row whose texts already begin or end with marks which the chat template ")
+    assert entry["reason"].endswith("[marks-repeated]")
 
 
 def test_many_of_them_one_after_another_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -141,5 +133,5 @@ def test_many_of_them_one_after_another_are_left_out(tokenizer: PreTrainedTokeni
     for bad in (chat("b", system="s"), chat(LONG)):
         write("train.jsonl", [{"messages": each} for each in [chat("a"), *[bad] * 1_100, chat("c"), *[bad] * 3]])
         chats = prepare(tokenizer, bad_rows="quarantine", max_bad_fraction=0.999)
-        assert [chats.place(index) for index in range(len(chats.train))] == ["train.jsonl:1", "train.jsonl:1102"]
+        assert [chats.location(index) for index in range(len(chats.train))] == ["train.jsonl:1", "train.jsonl:1102"]
         assert [entry["line"] for entry in rejected(chats.folder)] == [*range(2, 1102), *range(1103, 1106)]

@@ -1,0 +1,82 @@
+"""The rows of one split, as a table on disk, and what all kinds of rows share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indictune.data.arrow_tables import stored_batches
+from indictune.data.bad_rows import row_location
+
+MAX_LISTED_ROWS = 20
+
+_FACTS = "facts.json"
+# Compared with the held-out rows at a time: each comparison gathers their texts anew.
+_LEAK_BATCHES = 10
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of one split.
+
+    Attributes:
+        table: with a column `line` (int64): line of the file, or number of the row in a parquet file or dataset, from
+            1.
+        source: the file or dataset they come from, as messages name it.
+        origin: the flag that named it.
+        files: of the split, if it has several; `line` then includes the file's number times `LINES_PER_FILE`.
+    """
+
+    table: pa.Table
+    source: str
+    origin: str
+    files: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def location(self, index: int) -> str:
+        """Where row `index` (from 0) stands: `file:line`."""
+        return row_location(self.source, self.table["line"][index].as_py(), self.files)
+
+
+def listed(lines: pa.ChunkedArray, location: Callable[[int], str]) -> str:
+    """The locations of the first few rows, given by their lines, and the number of the others."""
+    more = f" and {len(lines) - MAX_LISTED_ROWS:,} more" if len(lines) > MAX_LISTED_ROWS else ""
+    return ", ".join(map(location, lines[:MAX_LISTED_ROWS].to_pylist())) + more
+
+
+def leaked_rows(
+    path: Path, held_out: pa.Table, text_of: Callable[[pa.RecordBatch], pa.Array]
+) -> Iterator[pa.BooleanArray]:
+    """Which stored rows have a text that also stands in held-out rows, an array for each record batch.
+
+    Args:
+        path: of the stored table.
+        held_out: the rows to compare with.
+        text_of: makes one string of each row.
+    """
+    values = pa.chunked_array([text_of(batch) for batch in held_out.to_batches()], pa.string())
+    batches = stored_batches(path)
+    while some := list(islice(batches, _LEAK_BATCHES)):
+        masks = pc.is_in(pa.chunked_array([text_of(batch) for batch in some]), value_set=values)
+        mask = masks.combine_chunks()  # arrow may cut it elsewhere than the texts
+        starts = accumulate((batch.num_rows for batch in some), initial=0)
+        yield from (mask.slice(start, batch.num_rows) for start, batch in zip(starts, some, strict=False))
+
+
+def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Store what else is known of the tables in a folder, as json."""
+    (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def read_facts(folder: Path) -> Any:
+    """What `write_facts` stored."""
+    return json.loads((folder / _FACTS).read_text(encoding="utf-8"))
