@@ -100,7 +100,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         # Before any file has it.
         end = end._replace(message=without_tokens(end.message), trace=without_tokens(end.trace))
         run.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
-        run.ranks.ended(end.state, end.message, end.before_training)
+        run.ranks.report_end(end.state, end.message, end.before_training)
         if end.state != "ok":
             end = _first_cause(run, end, started)
         _tell(run, end, started)
@@ -186,11 +186,11 @@ def _first_cause(run: Run, end: End, started: float) -> End:
         return End("failed", "; ".join([*others, *errors]))
     is_the_same = first is not None and first[1:] == end[:2]  # what all ranks have run into
     cause = end if told is None or is_the_same or told.state == end.state == "resumable" else told
-    if cause.state != "failed" or not (cause.trace or cause is told) or not ranks.untold():
+    if cause.state != "failed" or not (cause.trace or cause is told) or not ranks.without_end():
         return cause
     # That one was killed on another machine the others see by the connection alone, and tell it at about one time.
     time.sleep(SECONDS_TO_TELL)
-    return cause._replace(message="; ".join([cause.message, *ranks.untold().values()]))
+    return cause._replace(message="; ".join([cause.message, *ranks.without_end().values()]))
 
 
 def _lost(run: Run) -> dict[int, str]:
@@ -214,7 +214,7 @@ def _end(run: Run, started: float, message: str, state: run_folder.State = "fail
     finally:
         try:
             if not run.ranks.has_ended:  # else its main thread has told more
-                run.ranks.ended(state, message)
+                run.ranks.report_end(state, message)
         finally:
             os._exit(_CODES[state])
 

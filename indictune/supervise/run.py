@@ -17,9 +17,10 @@ from indictune.console_text import printable
 from indictune.distributed import elastic
 from indictune.errors import UserError
 from indictune.supervise import lock, run_folder
-from indictune.supervise.heartbeat import Ranks, Watchdog
+from indictune.supervise.heartbeat import Ranks
 from indictune.supervise.logs import RankLog
 from indictune.supervise.signals import StopRequest
+from indictune.supervise.watchdog import Watchdog
 
 logger = logging.getLogger("indictune")
 

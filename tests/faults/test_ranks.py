@@ -254,7 +254,7 @@ def test_a_rank_that_is_stopped_while_it_prepares_the_rows_is_named(
 def held_up_by(rank: int, pid: int, step: int, place: str) -> str:
     """What is said of a rank of this machine."""
     name = f"rank {rank} (process {pid} on {socket.gethostname()})"
-    return f"{name} holds up the others: since step {step} it came no further than {place}"
+    return f"{name} holds up the others: since step {step} it got no further than {place}"
 
 
 @pytest.mark.slow
@@ -323,7 +323,7 @@ def test_a_rank_that_hangs_before_it_tells_anything_is_named(finished_run: Finis
 
 def assert_holds_up(job: Job, said: str, step: int, place: str) -> None:
     """Rank 1 does, as the others say."""
-    expected = rf"rank 1 \(process \d+ on .*\) holds up the others: since step {step} it came no further than {place}"
+    expected = rf"rank 1 \(process \d+ on .*\) holds up the others: since step {step} it got no further than {place}"
     assert re.match(expected, job.status["message"]), said
     assert re.search(f"warning: nothing has moved for 5 s after step {step}: {expected}", said)
 
@@ -395,7 +395,7 @@ def test_a_rank_that_hangs_names_itself_where_the_other_has_died_of_it(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
     """As of NCCL, where it ends its process before the watchdog does."""
-    event = f"STUCK@{FORWARD}@1+SIGABRT@indictune.supervise.heartbeat:Watchdog._speak:1@0"
+    event = f"STUCK@{FORWARD}@1+SIGABRT@indictune.supervise.watchdog:Watchdog._warn:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as (first, second):
         second.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (-signal.SIGABRT, 1)

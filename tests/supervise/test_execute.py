@@ -18,10 +18,11 @@ from indictune.config.arguments import DataArguments, ModelArguments, SentimentT
 from indictune.config.recipe import read_recipe
 from indictune.supervise import execute as execute_module
 from indictune.supervise.execute import execute
-from indictune.supervise.heartbeat import Ranks, Watchdog
+from indictune.supervise.heartbeat import Ranks
 from indictune.supervise.run import Run
 from indictune.supervise.run_folder import write_status
 from indictune.supervise.signals import Stopped
+from indictune.supervise.watchdog import Watchdog
 from indictune.train.nonfinite import NonFiniteLossError
 from tests.supervise.test_heartbeat import having_passed
 from tests.supervise.test_lock import holding
@@ -183,7 +184,7 @@ class TestOtherRanks:
         "what",
         [
             "is gone: it was killed, or died without a word",
-            "holds up the others: since step 0 it came no further than the start",
+            "holds up the others: since step 0 it got no further than the start",
         ],
     )
     def test_they_do_not_wait_for_the_word_of_a_rank_0_that_is_dead_or_late(
@@ -203,7 +204,7 @@ class TestOtherRanks:
             run.watchdog = Watchdog(run.ranks, 9.0, Path("out/logs/rank-1.log"), pytest.fail, pytest.fail)
             run.watchdog.progress = having_passed(1)
             run.watchdog.progress._last -= 10
-            run.ranks.at(run.watchdog.progress)
+            run.ranks.report_progress(run.watchdog.progress)
             raise ConnectionResetError("by peer")
 
         assert execute(lose, refused("--output_dir", "out")) == 1
@@ -228,7 +229,7 @@ class TestOtherRanks:
         assert ending.exitcode == 1
         assert Path("out/status.json").exists() == has_console
         monkeypatch.setenv("RANK", "1")
-        assert Ranks.of_launch(Path("out/logs"), os.environ).left() == (0, "failed", "rank 1 hangs")
+        assert Ranks.of_launch(Path("out/logs"), os.environ).first_end_of_launch() == (0, "failed", "rank 1 hangs")
 
     def test_they_know_their_launch_though_a_library_changes_the_environment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

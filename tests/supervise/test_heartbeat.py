@@ -26,7 +26,8 @@ from indictune.distributed.elastic import JOINING
 from indictune.distributed.sharding import GROUPING
 from indictune.progress import HERE, Progress
 from indictune.supervise import execute
-from indictune.supervise.heartbeat import Ranks, Watchdog
+from indictune.supervise.heartbeat import Ranks
+from indictune.supervise.watchdog import Watchdog
 from tests.ranks.launching import python, start
 
 
@@ -39,13 +40,13 @@ def test_the_end_is_told_though_the_watchdog_tells_at_the_same_time(tmp_path: Pa
     def tell(step: int) -> None:
         together.wait()
         progress.step = step
-        ranks.at(progress)
+        ranks.report_progress(progress)
 
     for step in range(1, 300):
         watchdog = threading.Thread(target=tell, args=(step,))
         watchdog.start()
         together.wait()
-        ranks.ended("failed", f"after step {step}")
+        ranks.report_end("failed", f"after step {step}")
         watchdog.join()
         told = json.loads((tmp_path / ".ranks" / "0.json").read_text(encoding="utf-8"))
         assert (told["step"], told["end"]["message"]) == (step, f"after step {step}")
@@ -57,7 +58,7 @@ class TestAnEndThatWasToldBeforeThisRankBegan:
         """Of a rank 1 that has ended."""
         other = Ranks(tmp_path, 1, 2, "attempt")
         other.begin()
-        other.ended("user_error", "no such file")
+        other.report_end("user_error", "no such file")
         return tmp_path / ".ranks" / "1.json"
 
     def test_counts_where_both_began_together(self, file: Path, tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ class TestAnEndThatWasToldBeforeThisRankBegan:
         new = Ranks(tmp_path, 1, 2, "attempt")
         new.begin()
         assert mine.first_end() is None
-        new.ended("failed", "of this attempt")
+        new.report_end("failed", "of this attempt")
         assert mine.first_end() == (1, "failed", "of this attempt")
 
     def test_counts_for_nothing_in_another_attempts_name(self, file: Path, tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_an_end_counts_wherever_its_rank_began_if_it_comes_after_this_one_began(
     other._mine["born"] -= 100
     other.begin()
     mine = Ranks(tmp_path, 0, 2, "attempt")
-    other.ended("failed", "out of memory")
+    other.report_end("failed", "out of memory")
     assert mine.first_end() == (1, "failed", "out of memory")
 
 
@@ -95,21 +96,21 @@ def test_a_rank_of_another_machine_that_tells_no_end_is_named(tmp_path: Path, mo
     for rank, host in ((1, "killed-there"), (2, "failed-there"), (3, socket.gethostname())):
         ranks[rank]._mine |= {"host": host, "pid": rank}
         ranks[rank].begin()
-    ranks[2].ended("failed", "Connection closed by peer")
+    ranks[2].report_end("failed", "Connection closed by peer")
     session: Any = SimpleNamespace(ranks=ranks[0], is_named=True, watchdog=None, output_dir=tmp_path)
     monkeypatch.setattr(Ranks, "dead", lambda _: {})
     cause = execute._first_cause(session, execute.End("failed", "Connection reset", "Traceback"), time.time())
-    told = "rank 1 (process 1 on killed-there) has not told how it ended"
+    told = "rank 1 (process 1 on killed-there) did not report its end"
     assert cause.message == f"[rank 2] Connection closed by peer; {told}"
-    ranks[1].ended("failed", "out of memory")
-    assert ranks[0].untold() == {}
+    ranks[1].report_end("failed", "out of memory")
+    assert ranks[0].without_end() == {}
 
 
 def test_what_the_user_gave_is_the_cause_whatever_other_ranks_told_before(tmp_path: Path) -> None:
     for rank, state in ((1, "resumable"), (2, "user_error"), (3, "failed")):
         other = Ranks(tmp_path, rank, 4, "attempt")
         other.begin()
-        other.ended(state, state)
+        other.report_end(state, state)
     assert Ranks(tmp_path, 0, 4, "attempt").first_end() == (2, "user_error", "user_error")
 
 
@@ -146,11 +147,11 @@ def test_the_rank_that_the_others_wait_for_is_late(tmp_path: Path) -> None:
     ranks = [Ranks(tmp_path, rank, 4, "attempt") for rank in range(4)]
     for rank, count in ((0, 7), (1, 6), (2, 7), (3, 5)):
         ranks[rank].begin()
-        ranks[rank].at(having_passed(count))
-    ranks[3].ended("failed", "out of memory")  # it holds up nobody any more: it is dead
+        ranks[rank].report_progress(having_passed(count))
+    ranks[3].report_end("failed", "out of memory")  # it holds up nobody any more: it is dead
     for each in (ranks[0], ranks[1]):
         assert list(each.late()) == [1]
-        assert each.late()[1].endswith("holds up the others: since step 3 it came no further than reading rows")
+        assert each.late()[1].endswith("holds up the others: since step 3 it got no further than reading rows")
 
 
 def test_a_rank_that_waits_for_another_is_ahead_of_it_only_as_long_as_it_waits() -> None:
@@ -187,7 +188,7 @@ def test_a_rank_that_prepares_rows_is_not_warned_of_as_long_as_it_moves(
     look(moves=False)
     assert len(caplog.messages) >= 2
     assert all(
-        "rank 0 (process " in message and "came no further than reading rows" in message for message in caplog.messages
+        "rank 0 (process " in message and "got no further than reading rows" in message for message in caplog.messages
     )
     assert "most recent call first" in (tmp_path / "rank-1.log").read_text(encoding="utf-8")
 
@@ -207,7 +208,7 @@ class TestARankThatAnotherHoldsUp:
             other.begin()
             before = having_passed(2)
             before.moved()  # long ago
-            other.at(before)
+            other.report_progress(before)
             yield process
             process.kill()
 
@@ -244,7 +245,7 @@ class TestARankThatAnotherHoldsUp:
         assert self.look_after(watchdog, 1.7 * PATIENCE_S) == []
         (told,) = self.look_after(watchdog, 1.9 * PATIENCE_S)
         name = f"rank 1 (process {other.pid} on {socket.gethostname()})"
-        assert told == f"{name} holds up the others: since step 3 it came no further than reading rows"
+        assert told == f"{name} holds up the others: since step 3 it got no further than reading rows"
 
     def test_ends_before_that_where_it_is_stopped(self, watchdog: Watchdog, other: subprocess.Popen[bytes]) -> None:
         other.send_signal(signal.SIGSTOP)
@@ -269,12 +270,12 @@ def test_a_rank_for_which_another_has_waited_until_it_was_gone_names_itself_firs
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float, names: int
 ) -> None:
     """NCCL ends those that have waited for it."""
-    monkeypatch.setattr("indictune.supervise.heartbeat._GRACE_S", 0.1)
+    monkeypatch.setattr("indictune.supervise.watchdog._GRACE_S", 0.1)
     late, waited = Ranks(tmp_path, 1, 2, "attempt"), Ranks(tmp_path, 0, 2, "attempt")
     with subprocess.Popen(["true"]) as process:
         waited._mine["pid"] = process.pid
     waited.begin()
-    waited.at(having_passed(4))
+    waited.report_progress(having_passed(4))
     late.begin()
     happened: list[str] = []
     watchdog = Watchdog(late, PATIENCE_S, tmp_path / "rank-1.log", pytest.fail, happened.append)
@@ -283,14 +284,14 @@ def test_a_rank_for_which_another_has_waited_until_it_was_gone_names_itself_firs
     watchdog.look()
     here = socket.gethostname()
     told = [
-        f"rank 1 (process {os.getpid()} on {here}) holds up the others: since step 3 it came no further than "
+        f"rank 1 (process {os.getpid()} on {here}) holds up the others: since step 3 it got no further than "
         "reading rows",
         f"rank 0 (process {process.pid} on {here}) is gone: it was killed, or died without a word",
     ]
     assert happened == ["; ".join(told[-names:])]
 
 
-HELD_UP = "rank 1 (process {pid} on {host}) holds up the others: since step 3 it came no further than reading rows"
+HELD_UP = "rank 1 (process {pid} on {host}) holds up the others: since step 3 it got no further than reading rows"
 
 
 @pytest.mark.parametrize(
@@ -306,12 +307,12 @@ def test_a_rank_for_which_another_has_waited_ends_soon_where_that_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, count: int, message: str, told: str | None
 ) -> None:
     """On another machine, whose launcher does not end this rank."""
-    monkeypatch.setattr("indictune.supervise.heartbeat._GRACE_S", 0.1)
+    monkeypatch.setattr("indictune.supervise.watchdog._GRACE_S", 0.1)
     names = {"pid": os.getpid(), "host": socket.gethostname()}
     late, waited = Ranks(tmp_path, 1, 2, "attempt"), Ranks(tmp_path, 0, 2, "attempt")
     waited._mine |= {"host": "another-machine", "launcher": 1}
     waited.begin()
-    waited.at(having_passed(4))
+    waited.report_progress(having_passed(4))
     late.begin()
     happened: list[Any] = []
     ask = functools.partial(happened.append, "asked")
@@ -320,7 +321,7 @@ def test_a_rank_for_which_another_has_waited_ends_soon_where_that_has_failed(
     watchdog.progress._last -= 6.0
     watchdog.look()
     assert happened == []
-    waited.ended(state, message.format(**names))
+    waited.report_end(state, message.format(**names))
     watchdog.look()
     assert happened == ([] if told is None else ["asked", (told.format(**names), state)])
 
@@ -330,7 +331,7 @@ def test_a_rank_that_hangs_and_lets_no_other_thread_run_leaves_its_stack(tmp_pat
     assert start([*python(), "tests/train/holding.py", str(tmp_path)]).returncode == 0
     log = (tmp_path / "rank-0.log").read_text(encoding="utf-8")
     assert "Timeout (0:00:00.500000)!" in log
-    assert 'holding.py", line 14 in <module>' in log
+    assert 'holding.py", line 15 in <module>' in log
 
 
 def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path) -> None:
@@ -354,7 +355,7 @@ ENDED = ("[rank 0] stopped by SIGTERM.", "resumable")
 def test_a_rank_does_not_wait_to_meet_one_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, hears: bool, expected: list[Any]
 ) -> None:
-    monkeypatch.setattr("indictune.supervise.heartbeat._GRACE_S", 0.1)
+    monkeypatch.setattr("indictune.supervise.watchdog._GRACE_S", 0.1)
     happened: list[Any] = []
     stopped, waits = Ranks(tmp_path, 0, 2, "attempt"), Ranks(tmp_path, 1, 2, "attempt")
     waits.begin()
@@ -363,7 +364,7 @@ def test_a_rank_does_not_wait_to_meet_one_that_has_ended(
     def ask() -> None:
         happened.append("asked")
         if hears:
-            waits.ended("resumable", "stopped by SIGTERM.")
+            waits.report_end("resumable", "stopped by SIGTERM.")
 
     watchdog = Watchdog(waits, 900.0, tmp_path / "rank-1.log", ask, lambda *end: happened.append(end))
     watchdog.progress = Progress()
@@ -371,7 +372,7 @@ def test_a_rank_does_not_wait_to_meet_one_that_has_ended(
     time.sleep(0.2)
     watchdog.look()
     assert happened == []
-    stopped.ended("resumable", "stopped by SIGTERM.")
+    stopped.report_end("resumable", "stopped by SIGTERM.")
     watchdog.look()
     assert happened == expected
 
@@ -381,7 +382,7 @@ def test_a_rank_does_not_wait_for_one_that_was_asked_to_stop_before_its_first_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_training: bool
 ) -> None:
     """NCCL would wait for it; after a step all stop together, and what this one does then may take a while."""
-    monkeypatch.setattr("indictune.supervise.heartbeat._GRACE_S", 0.1)
+    monkeypatch.setattr("indictune.supervise.watchdog._GRACE_S", 0.1)
     happened: list[Any] = []
     stopped, waits = Ranks(tmp_path, 0, 2, "attempt"), Ranks(tmp_path, 1, 2, "attempt")
     waits.begin()
@@ -390,7 +391,7 @@ def test_a_rank_does_not_wait_for_one_that_was_asked_to_stop_before_its_first_st
     watchdog = Watchdog(waits, 900.0, tmp_path / "rank-1.log", ask, lambda *end: happened.append(end))
     watchdog.progress = Progress()
     watchdog.progress.passed("writing a checkpoint")
-    stopped.ended("resumable", "stopped by SIGTERM.", before_training)
+    stopped.report_end("resumable", "stopped by SIGTERM.", before_training)
     watchdog.look()
     assert happened == []  # it may just have come there
     time.sleep(0.2)
@@ -403,8 +404,8 @@ def test_a_rank_that_stands_still_anywhere_does_not_wait_for_one_that_has_failed
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """On another machine, whose launcher does not end this rank: NCCL would wait for `--ddp_timeout`."""
-    monkeypatch.setattr("indictune.supervise.heartbeat._GRACE_S", 0.1)
-    monkeypatch.setattr("indictune.supervise.heartbeat._ENDS_AFTER_ANOTHER_S", 0.5)
+    monkeypatch.setattr("indictune.supervise.watchdog._GRACE_S", 0.1)
+    monkeypatch.setattr("indictune.supervise.watchdog._ENDS_AFTER_ANOTHER_S", 0.5)
     happened: list[Any] = []
     failed, waits = Ranks(tmp_path, 9, 10, "attempt"), Ranks(tmp_path, 0, 10, "attempt")
     failed._mine |= {"host": "another-machine", "launcher": 1}
@@ -414,7 +415,7 @@ def test_a_rank_that_stands_still_anywhere_does_not_wait_for_one_that_has_failed
     watchdog = Watchdog(waits, 900.0, tmp_path / "rank-0.log", ask, lambda *end: happened.append(end))
     watchdog.progress = Progress()
     watchdog.progress.passed("the gradients")
-    failed.ended(state, "OutOfMemoryError: CUDA out of memory.")
+    failed.report_end(state, "OutOfMemoryError: CUDA out of memory.")
     watchdog.look()
     assert happened == []  # it may find out by itself
     time.sleep(0.6)
@@ -428,14 +429,14 @@ def test_a_rank_does_not_take_the_end_of_an_earlier_launchs_rank_for_one_of_its_
     earlier._mine["born"] -= 60.0
     earlier.begin()
     begun = Ranks(tmp_path, 1, 2, "attempt")
-    earlier.ended("resumable", "interrupted.")
-    assert begun.left() is None
+    earlier.report_end("resumable", "interrupted.")
+    assert begun.first_end_of_launch() is None
     (tmp_path / ".ranks" / "0.json").unlink()
-    assert Ranks(tmp_path, 1, 2, "attempt").left() is None
+    assert Ranks(tmp_path, 1, 2, "attempt").first_end_of_launch() is None
     started_again = Ranks(tmp_path, 0, 2, "attempt")
     started_again.begin()
-    started_again.ended("user_error", "no such file.")
-    assert begun.left() == (0, "user_error", "no such file.")
+    started_again.report_end("user_error", "no such file.")
+    assert begun.first_end_of_launch() == (0, "user_error", "no such file.")
 
 
 # As torchrun tells rank 0 of two.

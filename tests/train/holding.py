@@ -5,7 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from indictune.supervise.heartbeat import Ranks, Watchdog
+from indictune.supervise.heartbeat import Ranks
+from indictune.supervise.watchdog import Watchdog
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
