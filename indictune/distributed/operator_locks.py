@@ -37,12 +37,17 @@ def wait_for_builds(launch: Launch, local_rank: int) -> None:
                 lock.unlink(missing_ok=True)
             elif lock not in reported:
                 reported.add(lock)
-                logger.warning(
-                    "%s: another process builds this operator, or a killed one left its lock. The run waits for up "
-                    "to %d s. If nobody builds there, remove the file.",
-                    *(lock, max(0, SECONDS_OF_A_BUILD - age_s)),
-                )
+                _report(lock, max(0, SECONDS_OF_A_BUILD - age_s))
         time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _report(lock: Path, wait_s: float) -> None:
+    """Rank 0's console shows it; a rank that waits for a build of rank 0 only logs it."""
+    logger.info(
+        "%s: another process builds this operator, or a killed one left its lock. The run waits for up to %d s. If "
+        "nobody builds there, remove the file.",
+        *(lock, wait_s),
+    )
 
 
 def _ages_of_locks() -> dict[Path, float]:

@@ -50,6 +50,7 @@ def test_a_lock_older_than_any_build_is_removed(lock: Path) -> None:
 def test_a_run_waits_for_a_young_lock_and_names_it_once(
     lock: Path, local_rank: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "indictune")
     thread = waiting(local_rank)
     assert thread.is_alive()
     assert lock.exists()
