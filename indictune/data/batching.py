@@ -1,4 +1,4 @@
-"""Which rows form which batch on which rank: pure functions of (lengths, seed, epoch, world size)."""
+"""Assign rows to batches and ranks: pure functions of lengths, seed, epoch and world size."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import Sampler
 
-# Stands in a micro-batch that has no row of its own: the collator makes a row of it that nobody counts.
+# In a micro-batch without rows: the collator replaces it by a dummy row that does not count.
 NO_ROW = -1
-ROWS_AT_ONCE = 2**18  # that are dealt: for each it takes a hundred bytes
+ROWS_AT_ONCE = 2**18  # dealt together; each takes a hundred bytes
 
 MicroBatch = list[int]
 
@@ -75,8 +75,8 @@ class Deal:
     """How the rows of one epoch are dealt.
 
     Attributes:
-        rows: their numbers, micro-batch after micro-batch, the longest of each first; int32 [rows].
-        ends: how many rows lie before the end of each micro-batch, int64 [micro-batches].
+        rows: their numbers, micro-batch after micro-batch, longest first within each; int32 [rows].
+        ends: number of rows up to the end of each micro-batch, int64 [micro-batches].
         costs: tokens that each micro-batch computes, padding included, int64 [micro-batches].
     """
 
@@ -143,9 +143,9 @@ def smallest_accumulation(
     steps: int,
     padded: bool,
 ) -> int:
-    """The fewest micro-batches a rank and step with which none of a whole run has more than `max_tokens` tokens.
+    """The smallest accumulation with which no micro-batch of a run has more than `max_tokens` tokens.
 
-    Batches that fit into some of them fit into more: none of either deal grows when it has one part more.
+    A batch that fits into some micro-batches fits into more: with one part more, no part of either deal grows.
 
     Args:
         lengths: tokens of each row, int64 [rows], none above `max_tokens`.
@@ -157,8 +157,8 @@ def smallest_accumulation(
     steps_per_epoch = -(-len(lengths) // global_batch_size)
     fewest = 1
     for epoch in range(-(-steps // steps_per_epoch)):
-        rows_that_come = (steps - epoch * steps_per_epoch) * global_batch_size  # of the last epoch maybe a part
-        for batches in _pieces(_shuffled(len(lengths), seed, epoch)[:rows_that_come], global_batch_size):
+        remaining = (steps - epoch * steps_per_epoch) * global_batch_size  # the last epoch may be partial
+        for batches in _pieces(_shuffled(len(lengths), seed, epoch)[:remaining], global_batch_size):
             largest = int(lengths[batches].sum(1).max())
             fewest = max(fewest, -(-largest // (world_size * max_tokens)))
             while _deal(batches, lengths, fewest * world_size, padded)[2].max() > max_tokens:
@@ -169,14 +169,13 @@ def smallest_accumulation(
 class TrainingBatches(Sampler[MicroBatch]):
     """The micro-batches of one rank, epoch by epoch.
 
-    Each row comes exactly once an epoch, in the global batch that `deal_epoch` tells. Every global batch is cut into
-    world size x accumulation micro-batches, also where it has fewer rows, so that every rank takes part in every
-    collective.
+    Each row comes exactly once an epoch, in the global batch that `deal_epoch` chooses. Every global batch has world
+    size x accumulation micro-batches, even with fewer rows, so every rank takes part in every collective.
 
     Args:
         lengths: tokens of each row.
         global_batch_size: rows of one optimizer step over all ranks.
-        accumulation_steps: micro-batches a rank and optimizer step.
+        accumulation_steps: micro-batches for each rank and optimizer step.
         rank: of this process.
         world_size: number of processes.
         seed: of the shuffle.
@@ -240,7 +239,7 @@ class TrainingBatches(Sampler[MicroBatch]):
         return range(step * parts, (step + 1) * parts)
 
     def _deal(self, epoch: int) -> Deal:
-        """The epoch's deal; the latest is kept, because every step asks for it."""
+        """The epoch's deal. The latest is cached, because every step needs it."""
         if self._latest is None or self._latest[0] != epoch:
             parts = self.accumulation_steps * self.world_size
             deal = deal_epoch(self.lengths, self.global_batch_size, parts, self.seed, epoch, self.padded)

@@ -1,4 +1,4 @@
-"""Batches of rows, cleaned on all cores."""
+"""Clean batches of rows on all cores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_WORKERS = 8  # one process reads a file as fast as seven to nine clean it (
 
 
 def cleaned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`clean_batch` of each, in their order; where there are several, in one process a core.
+    """`clean_batch` of each batch, in order; several batches use one process for each core.
 
     Args:
         batches: columns `text`, `label`, `language` (nullable strings) and `line` (int64).
@@ -63,12 +63,12 @@ def clean_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 class _Worker:
     """A process that cleans one batch at a time; they travel through pipes as Arrow streams.
 
-    Not a `multiprocessing` pool. Forked workers would keep our file locks when this process is killed, and wait for
-    ever; spawned ones would import the training script first, which takes seconds. This one imports Arrow alone, has
-    nothing of ours open, and ends when its input does.
+    It is not a `multiprocessing` pool. Forked workers would keep our file locks after this process is killed, and
+    wait forever. Spawned workers would first import the training script, which takes seconds. This process imports
+    only Arrow, inherits no open files, and ends with its input.
 
-    It finds modules where this process does. By itself `-m` looks in the current folder first, which may be one of
-    files that somebody else wrote.
+    `-P` and PYTHONPATH let it find modules where this process does. Otherwise `-m` looks in the current folder first,
+    which may hold someone else's files.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class _Worker:
         return pa.ipc.open_stream(self._process.stdout)
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Give it a batch; the result of the one before has been taken."""
+        """Send a batch. The previous result must have been taken."""
         assert self._process.stdin is not None
         try:
             self._input.write_batch(batch.select(SCHEMA.names))
@@ -94,7 +94,7 @@ class _Worker:
             raise self._ended() from error
 
     def result(self) -> pa.RecordBatch:
-        """Wait for what became of the batch."""
+        """Wait for the cleaned batch."""
         try:
             return self._output.read_next_batch()
         except (StopIteration, pa.ArrowInvalid, OSError) as error:
@@ -108,13 +108,13 @@ class _Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # what it made has been taken, or nobody wants it any more
+        self._process.kill()  # all results were taken, or nobody needs them
         self._process.communicate()
 
 
 def _serve() -> None:
-    """Clean what comes in until nothing comes any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for the results
+    """Clean batches until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with pa.ipc.open_stream(sys.stdin.buffer) as batches, pa.ipc.new_stream(sys.stdout.buffer, SCHEMA) as results:
         for batch in batches:
             results.write_batch(clean_batch(batch))

@@ -1,4 +1,4 @@
-"""Cleaning of social-media text in Indian scripts that changes how a text is written, never a word of it."""
+"""Clean social-media text in Indian scripts. Cleaning changes how a text is written, never its words."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _hashtags(match: re.Match[str]) -> str:
 
 
 def _apart(match: re.Match[str], new: str) -> str:
-    """`new` with a space where a word or an emoji touches it, so that neither becomes part of the other."""
+    """`new`, with a space on each side where a word or an emoji touches it."""
     before = match.string[match.start() - 1 : match.start()]
     after = match.string[match.end() : match.end() + 1]
     return ("" if not before or before in _TOUCHING else " ") + new + ("" if not after or after in _TOUCHING else " ")

@@ -1,4 +1,4 @@
-"""From tokenised rows to the tensors of one micro-batch."""
+"""Turn tokenised rows into the tensors of one micro-batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lengths_of(dataset: Dataset) -> torch.Tensor:
 
 
 class ListColumn:
-    """A column of lists, read where it lies: a row costs a slice, not a Python list.
+    """A column of lists without copies: reading a row costs a slice, not a Python list.
 
     Args:
         column: of lists of numbers, as pyarrow keeps them.
@@ -42,7 +42,7 @@ class ListColumn:
 
 
 class IndexedRows(torch.utils.data.Dataset[Row]):
-    """A tokenised dataset whose rows know their number, and which has a row for `NO_ROW` that nobody counts.
+    """A tokenised dataset whose rows know their number. `NO_ROW` gives a dummy row that does not count.
 
     Args:
         dataset: columns `input_ids` and `labels` (a class id, or one label a token); packed, `seq_lengths` too.
@@ -64,12 +64,12 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
         """`input_ids` and `seq_lengths` (of the row's documents; packed or not) int [tokens] and [documents], `labels`
         a number or int [tokens], and `row`, the index."""
         if index == NO_ROW:
-            return self._row_for_nothing()
+            return self._dummy_row()
         row: Row = {name: column[index] for name, column in self._columns.items()}
         return {"seq_lengths": np.array([len(row["input_ids"])]), **row, "row": index}
 
-    def _row_for_nothing(self) -> Row:
-        """Two tokens are enough to let any model run; a row of the dataset would cost what its text costs."""
+    def _dummy_row(self) -> Row:
+        """A row of two tokens, the least that every model can run."""
         tokens = self._columns["input_ids"][0][:2]
         per_token = isinstance(self._columns["labels"], ListColumn)
         labels = np.full(len(tokens), IGNORED_LABEL) if per_token else IGNORED_LABEL
@@ -80,7 +80,7 @@ class PadToLongest:
     """Pad the rows of a micro-batch to its longest.
 
     Args:
-        pad_token_id: fills the places after (or before) a row's tokens.
+        pad_token_id: fills rows up to the longest.
         padding_side: `right`, or `left` for decoders.
         with_row_numbers: add `row_numbers`, int64 [rows], for evaluation.
     """
@@ -107,33 +107,33 @@ class PadToLongest:
     def _pad(self, sequences: list[np.ndarray], value: int) -> torch.Tensor:
         longest = max(map(len, sequences))
         padded = np.full((len(sequences), longest), value)
-        for place, sequence in zip(padded, sequences, strict=True):
+        for row, sequence in zip(padded, sequences, strict=True):
             if self.padding_side == "right":
-                place[: len(sequence)] = sequence
+                row[: len(sequence)] = sequence
             else:
-                place[longest - len(sequence) :] = sequence
+                row[longest - len(sequence) :] = sequence
         return torch.from_numpy(padded)
 
 
 class JoinRows:
-    """Put the rows of a micro-batch end to end in one sequence, without padding.
+    """Join the rows of a micro-batch in one sequence, without padding.
 
-    Positions begin again with each document (a row, or each of the rows in a pack).
+    Positions restart with each document (a row, or each of the rows in a pack).
 
     Args:
-        uncounted_token: as RoBERTa's padding, has this number as its position, and the others are counted from the
-            next one on; None counts all tokens from 0.
+        uncounted_token: RoBERTa's padding token. Its position is its own id; other tokens count from the next number.
+            None counts all tokens from 0.
     """
 
     def __init__(self, uncounted_token: int | None = None) -> None:
         self.uncounted_token = uncounted_token
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """What models know as a packed batch.
+        """A packed batch, as models expect it.
 
         `input_ids` and `position_ids`, int64 [1, tokens of all rows]; `labels`, int64 [rows] of class ids or
-        [1, tokens] of labels for each token; `cu_seq_lens_q` and `cu_seq_lens_k`, int32 [documents + 1], where each
-        document begins and the last one ends; `max_length_q` and `max_length_k`, the longest document's tokens.
+        [1, tokens] of labels for each token; `cu_seq_lens_q` and `cu_seq_lens_k`, int32 [documents + 1], the start
+        of each document and the end of the last; `max_length_q` and `max_length_k`, the longest document's tokens.
 
         There is no attention mask: the models of transformers look for documents only without one.
         """
@@ -172,7 +172,7 @@ def _class_ids(labels: list[int]) -> torch.Tensor:
 
 
 def in_order(row_numbers: np.ndarray, gathered: Iterable[np.ndarray], num_rows: int) -> list[np.ndarray]:
-    """What an evaluation has gathered of each row, in the dataset's order, without the rows that stand for nothing.
+    """The gathered results of each row, in the dataset's order, without dummy rows.
 
     Args:
         row_numbers: of what was gathered, int64 [gathered].
@@ -180,7 +180,7 @@ def in_order(row_numbers: np.ndarray, gathered: Iterable[np.ndarray], num_rows: 
         num_rows: of the dataset.
 
     Raises:
-        RuntimeError: a row is missing, or was gathered twice.
+        RuntimeError: a row is missing or duplicate.
     """
     real = row_numbers != NO_ROW
     order = np.argsort(row_numbers[real])

@@ -30,7 +30,6 @@ def delimited_rows(
     Raises:
         UserError: the header cannot be read, or lacks a column.
     """
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 131,072 characters refuses long texts
     undecodable: dict[int, str] = {}
     row_lines: list[str] = []
 
@@ -39,8 +38,7 @@ def delimited_rows(
             row_lines.append(line)
             yield line
 
-    # Without strict=True, csv drops a stray quote from a text, or takes all rows up to the next one as one.
-    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
+    reader = _strict_reader(lines(), delimiter)
     header: list[str] = []
     pick: Callable[[list[str]], Cells]
     while True:
@@ -53,11 +51,11 @@ def delimited_rows(
             return
         except csv.Error as error:
             details: dict[str, Any] = {"reason": error, "quoting": _how_to_quote(delimiter)}
-            if not header or _may_hide_rows(row_lines):
-                bad.cannot_read(start, "row-unreadable", **details)
-                return
-            bad.add_broken(start, "row-unreadable", "".join(row_lines), **details)
-            continue
+            if header and not _may_hide_rows(row_lines):
+                bad.add_broken(start, "row-unreadable", "".join(row_lines), **details)
+                continue
+            bad.cannot_read(start, "row-unreadable", **details)
+            return
         if not fields:
             continue
         if not header:
@@ -68,8 +66,8 @@ def delimited_rows(
             header = [name.strip() for name in fields]
             pick = _picker(path, header, columns, optional)
         elif len(fields) != len(header) and len(row_lines) > 1:
-            _, details = _wrong_count(fields, header, delimiter)
-            bad.cannot_read(start, "row-of-many-lines", lines=len(row_lines), **details)
+            counts = _wrong_count(fields, header, delimiter)[1]
+            bad.cannot_read(start, "row-of-many-lines", lines=len(row_lines), **counts)
             return
         elif undecodable:
             line, byte = next(iter(undecodable.items()))
@@ -80,6 +78,13 @@ def delimited_rows(
             if len(row_lines) > _MANY_LINES:
                 bad.remark(start, f"this row has {len(row_lines):,} lines; {_STRAY}", f"over {_MANY_LINES} lines")
             yield start, pick(fields)
+
+
+def _strict_reader(lines: Iterator[str], delimiter: str) -> Any:
+    """A `csv.reader` that refuses stray quotes and takes long texts."""
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 131,072 characters refuses long texts
+    # Without strict=True, csv drops a stray quote from a text, or takes all rows up to the next one as one.
+    return csv.reader(lines, delimiter=delimiter, strict=True)
 
 
 def _fault(fields: list[str], header: list[str], delimiter: str) -> Fault | None:

@@ -1,4 +1,4 @@
-"""The language of a text that names none, from the script it is written in."""
+"""Derive the language of a text from its script."""
 
 from __future__ import annotations
 

@@ -23,15 +23,7 @@ from indictune.data.label_spellings import Spellings
 from indictune.data.labels import check_labels, label_counts, ordered_labels, unknown_labels
 from indictune.data.lost_letters import LostLetters
 from indictune.data.progress_bar import with_progress
-from indictune.data.row_sources import (
-    SPLITS,
-    Source,
-    columns_of,
-    file_source,
-    refuse_early,
-    sources_of,
-    text_reader,
-)
+from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
 from indictune.errors import Problems, UserError, attributed_to
 

@@ -1,4 +1,4 @@
-"""Several short rows end to end in one long one."""
+"""Pack several short rows into one long row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datasets import Dataset
 from indictune.data.arrow_tables import map_table
 from indictune.data.collation import ListColumn
 
-# Packed together: enough to find good fits.
+# Packed together; enough to find good fits.
 _GROUP_ROWS = 10_000
 _BATCH_PACKS = 200
 
@@ -29,16 +29,16 @@ SCHEMA = pa.schema(
 
 
 def stored_groups(path: Path) -> Iterator[pa.Table]:
-    """The rows of a file, as many at a time as are packed together.
+    """The rows of a file in groups that are packed together.
 
-    Each group is mapped anew, because memory that was mapped counts as used until its map is gone.
+    Each group is mapped again, because mapped memory counts as used until the map is closed.
     """
     for start in range(0, map_table(path).num_rows, _GROUP_ROWS):
         yield map_table(path).slice(start, _GROUP_ROWS)
 
 
 def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBatch]:
-    """Put rows together by best fit decreasing: the longest first, each where it leaves the least space.
+    """Pack rows by best fit decreasing: the longest first, each where it leaves the least space.
 
     Args:
         groups: columns `input_ids` and `labels`, rows of 1 to `max_length` tokens; a pack holds rows of one group.
@@ -46,7 +46,7 @@ def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBat
 
     Yields:
         Columns `input_ids`, `labels`, `seq_lengths` (tokens of each row of the pack), `rows` (their indices, counted
-        through all groups, in the same order) and `length` (tokens of the pack). Every row stands in one pack, once.
+        through all groups, in the same order) and `length` (tokens of the pack). Every row is in one pack, once.
     """
     first_row = 0
     for group in groups:
@@ -59,7 +59,7 @@ def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBat
 
 
 def _packs(lengths: np.ndarray, max_length: int) -> list[np.ndarray]:
-    """The rows of each pack, by index. TRL packs tokens: it is given a row's index once for each of its tokens."""
+    """The indices of the rows in each pack. TRL packs tokens, so it gets the row's index once for each token."""
     from trl.data_utils import pack_dataset  # slow to import
 
     tokens = Dataset(pa.table({"row": _lists(lengths, np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))}))
@@ -71,7 +71,7 @@ def _packs(lengths: np.ndarray, max_length: int) -> list[np.ndarray]:
 
 
 def packing_facts(packed: Dataset, max_length: int) -> str:
-    """A sentence for the log: rows, packs, and the share of the packs' places that are empty."""
+    """A sentence for the log: rows, packs, and the share of empty places."""
     rows = int(pc.sum(pc.list_value_length(packed.data["rows"])).as_py())
     places = len(packed) * max_length
     empty = 1 - pc.sum(packed.data["length"]).as_py() / places

@@ -1,4 +1,4 @@
-"""How well a tokenizer serves each language of the rows."""
+"""Measure how well a tokenizer serves each language of the rows."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MEASURED_ROWS = 1_000  # of each language; enough for two digits
 
 @dataclass(frozen=True)
 class LanguageHealth:
-    """What the tokenizer does to one language.
+    """How the tokenizer treats one language.
 
     Attributes:
         language: as the rows name it.
         rows: of this language.
         tokens_per_word: of the contents of up to 1,000 rows, without the chat template; words stand between spaces.
-        truncated_share: of the rows, those longer than the run takes, from 0 to 1.
-        unknown_share: of those tokens, the unknown token, which hides what was written; from 0 to 1.
+        truncated_share: share of rows that are cut, from 0 to 1.
+        unknown_share: share of unknown tokens among those tokens, from 0 to 1.
     """
 
     language: str
@@ -60,7 +60,7 @@ def tokenizer_health(
 
 
 def health_table(health: Sequence[LanguageHealth]) -> str:
-    """Lines of a table, one a language; the share of unknown tokens is shown where there are some."""
+    """A table with a line for each language; it shows the share of unknown tokens if there are any."""
     header = ["language", "rows", "tokens/word", "truncated", "unknown"]
     body = []
     for row in health:
@@ -72,7 +72,7 @@ def health_table(health: Sequence[LanguageHealth]) -> str:
 
 
 def _contents(table: pa.Table, language: str) -> list[str]:
-    """The contents of the first rows of a language. Not by `take`, which gathers the whole column in memory first."""
+    """The contents of the first rows of a language. `take` would gather the whole column in memory."""
     chats: list[list[dict[str, str]]] = []
     for batch in table.to_batches():
         some = batch["messages"].filter(pc.equal(batch["language"], language))

@@ -1,4 +1,4 @@
-"""How well a language model predicts given answers: loss, perplexity and answer-token accuracy."""
+"""Metrics of a language model on given answers: loss, perplexity and answer-token accuracy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# What a row is measured by, in this order: summed loss, tokens that count, tokens predicted rightly.
+# Of each row: summed loss, number of tokens that count, number of correct predictions.
 RowResults = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -37,7 +37,7 @@ def answer_metrics(results: RowResults, languages: Sequence[str]) -> dict[str, A
 
 
 def flatten_answers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of all rows, which the Trainer logs and compares checkpoints by."""
+    """The scalars that the Trainer logs, and by which it compares checkpoints."""
     return {name: metrics[name] for name in ("loss", "perplexity", "answer_token_accuracy")}
 
 
