@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,13 @@ from transformers import TrainingArguments
 from indictune.checkpoint import abandoned, compatibility, flag_files, store
 from indictune.checkpoint.best import best_of
 from indictune.config.plan import Launch
-from indictune.distributed import batch_size, merge_shards, node_disks, resume_rules, sharding
+from indictune.distributed import merge_shards, node_disks, resume_rules, sharding
 from indictune.distributed.launch import local_world_size_of, world_size_of
-from indictune.errors import UserError
+from indictune.errors import Problem, UserError, problem
 from indictune.supervise import run_folder
 from indictune.supervise.run_folder import AUTO
 
 logger = logging.getLogger(__name__)
-
-LOOKED_AT = (
-    "global_batch_size",
-    "per_device_train_batch_size",
-    "max_tokens_per_device",
-    "optim",
-    "lr_scheduler_type",
-    *("async_save", "on_nonfinite", "reduce_dtype"),
-    *compatibility.OF_THE_END,
-)
 
 
 class Finished(Exception):  # noqa: N818, nothing is wrong
@@ -228,12 +217,12 @@ def doubts_to_come(output_dir: Path, trust_checkpoint: bool) -> list[str]:
 def check_fits(
     checkpoint: Path, launch: Launch, configuration: Mapping[str, Any], model: Mapping[str, Any]
 ) -> list[str]:
-    """Refuse a checkpoint whose state this run cannot take over; what the user should know where it can, in sentences.
+    """Refuse a checkpoint whose state this run cannot take over; returns notes for the user where it can.
 
     Args:
-        checkpoint: to go on from.
-        launch: that would go on.
-        configuration: of this run: the fields `LOOKED_AT`, and those of its model as far as they are known.
+        checkpoint: to resume from.
+        launch: that would resume.
+        configuration: of this run, as for `recipe.yaml`, as far as it is known.
         model: the configuration of its model, as for `config.json`, and the `_commit_hash` of one from the Hub; empty
             where it is not known.
 
@@ -243,65 +232,54 @@ def check_fits(
     """
     manifest = store.read_manifest(checkpoint)
     assert manifest is not None  # `candidate` has read it
-    flag = f"--resume_from_checkpoint {checkpoint}"
     rows, optim = configuration["global_batch_size"], configuration["optim"]
-    problems = []
+    problems: list[Problem | str] = []
     if manifest.global_batch_size != rows:
-        problems.append(
-            f"--global_batch_size {rows}: {checkpoint.name} was trained with "
-            f"{manifest.global_batch_size}, and its place in the rows counts in them; give that, or start "
-            "afresh in another --output_dir."
-        )
+        before = manifest.global_batch_size
+        flag = "--global_batch_size"
+        problems.append(problem("resume-other-global-batch", flag, rows, checkpoint=checkpoint.name, before=before))
     other_optimizer = compatibility.other_optimizer(checkpoint, optim, manifest.strategy, launch)
     problems += other_optimizer
-    shape = compatibility.other_shape(checkpoint, model)
-    if shape is not None:
-        problems.append(
-            f"--model_name_or_path {configuration.get('model_name_or_path')}: {checkpoint.name} is of a model of "
-            f"another shape ({shape}); give the model that it was trained from, or start afresh in another "
-            "--output_dir."
-        )
-    elif model:
-        other = compatibility.other_base(checkpoint, configuration["model_name_or_path"], model.get("_commit_hash"))
-        problems += [] if other is None else [other]
+    problems += _other_model(checkpoint, configuration, model)
     for why in (compatibility.other_schedule, compatibility.misfits, compatibility.past_the_end):
         problems += why(checkpoint, configuration)
     written_with = None if other_optimizer else compatibility.settings_of(checkpoint).get("optim")
     lost = resume_rules.not_carried_over(manifest.strategy, manifest.world_size, launch, written_with)
-    if lost is not None:
-        problems.append(
-            f"{flag}: was written by {manifest.strategy} on {manifest.world_size} process(es), and this run is "
-            f"{launch.strategy} on {launch.world_size}; {lost} cannot be carried over. Go on with it by "
-            f"`{_command(manifest, configuration, launch)}`."
-            f"{resume_rules.doubt(manifest.strategy, manifest.world_size, launch, sys.argv)}"
-        )
-    else:
+    if lost is None:
         problems += flag_files.other_states(checkpoint, launch.deepspeed or {})
+    else:
+        launches = {"before": _launch_name(manifest), "now": f"{launch.strategy} x {launch.world_size}"}
+        problems.append(
+            problem("resume-other-strategy", "--resume_from_checkpoint", checkpoint, states=lost, **launches)
+        )
     if problems:
-        raise UserError(problems)
+        raise UserError(problems=problems)
     return _as_another_launch(checkpoint.name, manifest, launch)
 
 
-def _as_another_launch(name: str, manifest: store.Manifest, launch: Launch) -> list[str]:
-    wrote, goes_on = (manifest.strategy, manifest.world_size), (launch.strategy, launch.world_size)
-    if wrote == goes_on:
+def _other_model(checkpoint: Path, configuration: Mapping[str, Any], model: Mapping[str, Any]) -> list[Problem | str]:
+    shape = compatibility.other_shape(checkpoint, model)
+    if shape is not None:
+        named = configuration.get("model_name_or_path")
+        return [problem("resume-other-shape", "--model_name_or_path", named, checkpoint=checkpoint.name, shape=shape)]
+    if not model:
         return []
-    drawn = "" if wrote[1] == goes_on[1] else "; dropout draws other numbers than it would have"
+    other = compatibility.other_base(checkpoint, configuration["model_name_or_path"], model.get("_commit_hash"))
+    return [] if other is None else [other]
+
+
+def _launch_name(manifest: store.Manifest) -> str:
+    return f"{manifest.strategy} x {manifest.world_size}"
+
+
+def _as_another_launch(name: str, manifest: store.Manifest, launch: Launch) -> list[str]:
+    if (manifest.strategy, manifest.world_size) == (launch.strategy, launch.world_size):
+        return []
+    drawn = "" if manifest.world_size == launch.world_size else " Dropout draws other numbers than it would have."
     return [
-        f"{name} was written by {wrote[0]} on {wrote[1]} process(es), and {goes_on[0]} on {goes_on[1]} go on with it: "
-        f"rows, weights and optimizer states go on where they were{drawn}."
+        f"{name} was written by {_launch_name(manifest)}, and {launch.strategy} x {launch.world_size} resumes it: "
+        f"rows, weights and optimizer states continue where they were.{drawn}"
     ]
-
-
-def _command(manifest: store.Manifest, configuration: Mapping[str, Any], launch: Launch) -> str:
-    """What goes on with a checkpoint: what was typed, under its launch, with what fits there."""
-    changed = resume_rules.refused_flags(manifest.strategy, manifest.world_size, configuration)
-    fitting = planned = configuration["per_device_train_batch_size"]
-    if configuration["max_tokens_per_device"] is None:
-        fitting = batch_size.largest_that_fits(manifest.global_batch_size, planned, manifest.world_size)
-    if fitting != planned:
-        changed["--per_device_train_batch_size"] = str(fitting)
-    return resume_rules.command(manifest.strategy, manifest.world_size, sys.argv, launch, changed)
 
 
 def newest_whole(

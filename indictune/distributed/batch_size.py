@@ -44,13 +44,6 @@ def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world
     )
 
 
-def largest_that_fits(global_batch_size: int, per_device_batch_size: int, world_size: int) -> int:
-    """The most rows of a micro-batch, up to `per_device_batch_size`, that divide the share of each process; those
-    given where the processes cannot share the global batch."""
-    sizes = range(per_device_batch_size, 0, -1)
-    return next((size for size in sizes if global_batch_size % (world_size * size) == 0), per_device_batch_size)
-
-
 def steps_of_run(rows: int, global_batch_size: int, max_steps: int, epochs: float) -> int:
     """Optimizer steps of a run, as transformers (5.23) counts them.
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
-import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +12,14 @@ import pytest
 from safetensors.torch import load_file
 
 from indictune.checkpoint import store
-from tests.faults.runs import environment
 from tests.ranks import conftest, test_llama
 from tests.ranks.launching import (
-    BIN,
-    ROOT,
     SCRIPT,
     Run,
     accelerate,
     distance,
-    free_port,
-    path,
     python,
     start,
-    torchrun,
     train,
 )
 
@@ -144,7 +136,7 @@ def test_a_run_goes_on_under_another_launch(
     assert distance(resumed.weights, unbroken.weights) == 0
     log = (resumed.folder / "logs/rank-0.log").read_text(encoding="utf-8")
     assert "The model is that of checkpoint-4, the best by loss" in log
-    told = f"checkpoint-4 was written by {before} on {processes} process(es), and {after} on {ranks} go on with it"
+    told = f"checkpoint-4 was written by {before} x {processes}, and {after} x {ranks} resumes it"
     assert log.count(told) == 1
 
 
@@ -159,7 +151,7 @@ def test_what_zero_offloads_may_change(runs: Runs, tmp_path: Path, before: str, 
     assert resumed.metrics["strategy"] == after
     assert largest_difference(unbroken, resumed) <= LOSS
     log = (resumed.folder / "logs/rank-0.log").read_text(encoding="utf-8")
-    assert f"was written by {before} on 2 process(es), and {after} on 2 go on with it" in log
+    assert f"was written by {before} x 2, and {after} x 2 resumes it" in log
 
 
 def active_rows(run: Run, step: int) -> int:
@@ -258,75 +250,11 @@ def refusal(runs: Runs, folder: Path, *flags: str, **variables: str) -> str:
     return str(status["message"])
 
 
-@slow
-def test_states_that_are_not_split_go_on_by_the_command_that_is_told(runs: Runs, tmp_path: Path) -> None:
-    flags = ("--active_vocabulary", "off", "--optim", "adafactor")
-    whole = Runs(runs.recipe, tmp_path / "runs", SCRIPT, *flags)
-    unbroken = whole.under("ddp", 2)
-    folder = whole.stopped(unbroken, tmp_path / "out")
-    recipe = (folder / "recipe.yaml").read_text(encoding="utf-8")
-    given = [*whole.command, "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
-    refused = start([*accelerate("fsdp2", 2), *given])
-    assert refused.returncode != 0
-    message = json.loads((folder / "status.json").read_text(encoding="utf-8"))["message"]
-    assert "the states of --optim adafactor, which are not split as weights are, cannot be carried over." in message
-    assert (folder / "recipe.yaml").read_text(encoding="utf-8") == recipe
-    told = [*shlex.split(message.split("`")[1])]
-    assert told[:2] == ["accelerate", "launch"]
-    again = start([str(BIN / told[0]), told[1], "--main_process_port", str(free_port()), *told[2:]])
-    assert again.returncode == 0, again.stderr
-    assert f"Resuming from {folder / 'checkpoint-4'}" in again.stderr
-    gone_on = Run(folder)
-    assert (gone_on.metrics["strategy"], largest_difference(unbroken, gone_on)) == ("ddp", 0)
-
-
-def test_zero_does_not_take_over_and_says_what_to_type(runs: Runs, tmp_path: Path) -> None:
+def test_zero_does_not_resume_what_torch_keeps(runs: Runs, tmp_path: Path) -> None:
     folder = runs.stopped(runs.under("single", 1), tmp_path / "out")
     message = refusal(runs, folder, "--deepspeed", "ds_configs/zero2.json", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    assert message == (
-        f"--resume_from_checkpoint {folder / 'checkpoint-4'}: was written by single on 1 process(es), and this run is "
-        "zero2 on 1; ZeRO's states cannot be carried over. Go on with it by "
-        f"`python {' '.join(runs.command)} --output_dir {folder} --resume_from_checkpoint auto`."
-    )
-
-
-@slow
-@pytest.mark.parametrize(("before", "after", "ranks"), [("zero2", "single", 1), ("zero3", "ddp", 2)])
-def test_the_command_that_zeros_checkpoint_asks_for_goes_on_with_it(
-    runs: Runs, tmp_path: Path, before: str, after: str, ranks: int
-) -> None:
-    """Typed in another folder, where it was refused."""
-    unbroken = runs.under(before, 2)
-    folder = runs.stopped(unbroken, tmp_path / "out")
-    typed = [str(ROOT / SCRIPT), *runs.command[1:], "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
-    variables = {**environment(), "PATH": path()}
-    launcher = python() if after == "single" else torchrun(ranks)
-    told = subprocess.run(
-        [*launcher, *typed], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
-    )
-    assert told.returncode != 0, told.stderr
-    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    assert status["state"] == "user_error", told.stderr
-    refused, command, doubt = status["message"].split("`")
-    assert refused.endswith(
-        f"was written by {before} on 2 process(es), and this run is {after} on {ranks}; ZeRO's states cannot be "
-        "carried over. Go on with it by "
-    )
-    assert command == " ".join(
-        ["torchrun", "--nproc_per_node", "2", *typed, "--deepspeed", str(ROOT / f"ds_configs/{before}.json")]
-    )
-    assert doubt == ". If it was trained with a DeepSpeed file of your own, give that one."
-    assert f"`{command}`{doubt}\n" in told.stderr
-    variables["PET_MASTER_PORT"] = str(free_port())  # torchrun's --master_port
-    again = subprocess.run(
-        shlex.split(command), cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    assert f"Resuming from {folder / 'checkpoint-4'}" in again.stderr
-    gone_on = Run(folder)
-    assert gone_on.metrics["strategy"] == before
-    assert largest_difference(unbroken, gone_on) == 0
-    assert distance(gone_on.weights, unbroken.weights) == 0
+    assert "[resume-other-strategy]" in message
+    assert f"--resume_from_checkpoint {folder / 'checkpoint-4'} was written by single x 1" in message
 
 
 @pytest.mark.parametrize(
