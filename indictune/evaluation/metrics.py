@@ -203,8 +203,8 @@ def _check_shapes(**columns: NDArray[Any]) -> None:
             raise ValueError(f"{name} has the shape {list(column.shape)}; expected one number a row, [num_rows].")
     lengths = {name: column.size for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
-        raise ValueError(f"The inputs differ in their number of rows: {told}. Expected one entry a row in each.")
+        listed = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
+        raise ValueError(f"The inputs differ in their number of rows: {listed}. Expected one entry a row in each.")
     if 0 in lengths.values():
         raise ValueError("There are no rows to compute metrics of; expected at least one.")
 
