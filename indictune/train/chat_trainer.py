@@ -22,7 +22,8 @@ from indictune.evaluation.console_tables import answers_table
 from indictune.models.causal import load_trained_causal
 from indictune.models.load import Model, runs_own_code
 from indictune.models.unpadded import read_unpadded, reads_unpadded
-from indictune.train.exact_trainer import Batch, ExactTrainer
+from indictune.train.exact_trainer import ExactTrainer
+from indictune.train.task_trainer import Batch
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +18,10 @@ from indictune.data.collation import in_order
 from indictune.distributed import sharding
 from indictune.progress import HERE
 from indictune.train.device_transfer import sent_to_device
-
-if TYPE_CHECKING:
-    from indictune.train.exact_trainer import ExactTrainer
+from indictune.train.task_trainer import TaskTrainer
 
 
-def evaluate_rows(trainer: ExactTrainer, dataset: Dataset, prefix: str) -> dict[str, float]:
+def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[str, float]:
     """Score a dataset, log the flat metrics and keep the nested ones. All ranks must call it.
 
     Args:
@@ -46,7 +44,7 @@ def evaluate_rows(trainer: ExactTrainer, dataset: Dataset, prefix: str) -> dict[
     return metrics
 
 
-def measured_rows(trainer: ExactTrainer, dataset: Dataset) -> list[np.ndarray]:
+def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
     """What the task measures of each row, each [rows], in the dataset's order."""
     model = _prepared(trainer)
     model.eval()
@@ -72,7 +70,7 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def measure_batch(trainer: ExactTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...]:
+def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...]:
     """The row numbers of a batch, and what the task measures of each row; each [rows]."""
     HERE.passed("evaluating a batch")
     trainer.look_for_stop("the finished model was evaluated; going on evaluates it again")
@@ -82,7 +80,7 @@ def measure_batch(trainer: ExactTrainer, model: nn.Module, batch: Any) -> tuple[
         return row_numbers, *trainer.measure(model, inputs)
 
 
-def _prepared(trainer: ExactTrainer) -> nn.Module:
+def _prepared(trainer: TaskTrainer) -> nn.Module:
     """The model, prepared by accelerate where nothing was trained."""
     assert trainer.model is not None
     accelerator = trainer.accelerator

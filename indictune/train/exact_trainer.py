@@ -3,55 +3,48 @@
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy
 
-from indictune.checkpoint import resume, rng_state, store
-from indictune.checkpoint.digests import data_digest, validation_digest
+from indictune.checkpoint import resume, rng_state
 from indictune.checkpoint.save import Checkpoints, RunFacts, weights_are_finite
 from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.data.batching import EvaluationBatches, TrainingBatches
-from indictune.data.collation import IndexedRows, Row, lengths_of
-from indictune.distributed import node_disks, sharding, tf32
+from indictune.data.batching import TrainingBatches
+from indictune.data.collation import Row, lengths_of
+from indictune.distributed import sharding, tf32
 from indictune.distributed.communication import set_up_communication
 from indictune.distributed.model_state import ModelState, gathered_weights, writes_no_whole_weights
 from indictune.hub import push
 from indictune.models.load import Model
 from indictune.progress import HERE
-from indictune.supervise.signals import DeafWorkers, Stopped, StopRequest
-from indictune.train.bad_steps import BadSteps, drop_if_bad, scaled
+from indictune.supervise.signals import Stopped, StopRequest
 from indictune.train.callbacks.epoch_shuffle import EpochShuffle
 from indictune.train.callbacks.keep_records import KeepRecords
 from indictune.train.callbacks.throughput import throughput_of
-from indictune.train.collective_flags import FlagsOnTheirWay
 from indictune.train.device_transfer import sent_to_device
+from indictune.train.drop_bad_steps import drop_if_bad, scaled
 from indictune.train.evaluation import evaluate_rows
 from indictune.train.nonfinite import NonFinite
 from indictune.train.rehearsal import rehearse
 from indictune.train.stopping import stopped_after
+from indictune.train.task_trainer import Batch, TaskTrainer
 from indictune.train.write_model import write_model
 
 logger = logging.getLogger(__name__)
 
-Batch = dict[str, torch.Tensor]
-Collator = Callable[[list[Row]], dict[str, Any]]
 
-
-class ExactTrainer(Trainer):
+class ExactTrainer(TaskTrainer):
     """A Trainer whose result does not depend on how the run is distributed.
 
     Args:
@@ -63,19 +56,6 @@ class ExactTrainer(Trainer):
         padded: whether the rows of a training micro-batch are padded to its longest; else they are joined.
         settings: of the Trainer below.
     """
-
-    args: IndicTrainingArguments
-    train_dataset: Dataset | None
-    eval_dataset: Dataset | None
-    batches: TrainingBatches
-    bad_steps: BadSteps
-    strategy: str = "single"  # of the launch, in the names of `accelerate_configs/`
-    checkpoints: Checkpoints  # made when the training is prepared
-    asked_before: FlagsOnTheirWay | None = None  # to stop, at the batch or token before
-    grad_norm: torch.Tensor | float = 0.0  # of the last step
-    trusts_checkpoint = False  # the user vouches for the pickles of checkpoints
-    has_begun = False  # to train
-    _best_before: tuple[Any, Any] | None = None  # best metric and step, before a step that is not compared
 
     def __init__(
         self,
@@ -113,41 +93,6 @@ class ExactTrainer(Trainer):
                 padded=padded,
             )
             self.add_callback(EpochShuffle(self.batches))
-
-    @abstractmethod
-    def collator(self, evaluating: bool) -> Collator:
-        """What makes a micro-batch of rows. For evaluation it adds `row_numbers`, int64 [rows]."""
-
-    @abstractmethod
-    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
-        """What an evaluation keeps of each row of a micro-batch, each [rows]."""
-
-    @abstractmethod
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray]) -> dict[str, Any]:
-        """The block of `metrics.json` of an evaluation; arguments as in `Objective.score`."""
-
-    @abstractmethod
-    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
-        """The numbers of a block that the Trainer logs and compares checkpoints by."""
-
-    @abstractmethod
-    def tables(self, block: dict[str, Any]) -> str:
-        """A block as people read it."""
-
-    def fitted(self) -> dict[str, Any]:
-        """Entries for the `config.json` of the saved model, decided by the validation rows."""
-        return {}
-
-    def unlogged(self) -> dict[str, Any]:
-        """What the task logs beside the loss, since the last logged step, as JSON holds it; the same on all ranks."""
-        return {}
-
-    def log_on(self, unlogged: dict[str, Any]) -> None:
-        """Go on with what `unlogged` gave to a checkpoint."""
-
-    @abstractmethod
-    def reload(self, folder: Path) -> nn.Module:
-        """The saved model, on the CPU."""
 
     def get_train_dataloader(self) -> DataLoader[Row]:
         """The rank's own micro-batches: accelerate would deal them out again, and repeat rows at a ragged end."""
@@ -329,56 +274,3 @@ class ExactTrainer(Trainer):
         else:
             logger.warning("The model is that of the last step, %d, and not the best", state.global_step)
             state.best_global_step = state.best_metric = None
-
-    @cached_property
-    def disks_group(self) -> ProcessGroup | None:
-        """The ranks that write what other nodes give, where each node has its own disk. All must ask for it."""
-        return node_disks.group_of_disks(self.args)
-
-    @cached_property
-    def data_digest(self) -> str:
-        """Digest of the training rows and their order."""
-        assert self.train_dataset is not None
-        return data_digest(self.train_dataset, self.batches)
-
-    @cached_property
-    def validation_digest(self) -> str | None:
-        """Digest of the rows that checkpoints are compared on; None where there are none."""
-        return None if self.eval_dataset is None else validation_digest(self.eval_dataset)
-
-    def look_for_stop(self, what: str, at_once: bool = False) -> None:
-        """Stop now if a rank was asked to, unless that would lose the step. Known one call later, so that none waits.
-
-        Args:
-            what: was done, and what a resumed run does, as the message says it.
-            at_once: wait for the other ranks: what comes next takes long.
-
-        Raises:
-            Stopped: on all ranks.
-        """
-        last = store.path_of(Path(str(self.args.output_dir)), self.state.global_step)
-        is_lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
-        now = FlagsOnTheirWay(self.stop_request.asked, is_lost, device=self.args.device)
-        before, self.asked_before = now if at_once else self.asked_before, now
-        if before is not None and before.read() == [True, False]:
-            raise Stopped(f"stopped while {what}.")
-
-    def evaluation_loader(self, dataset: Dataset) -> DataLoader[Row]:
-        """Every row of a dataset once over all ranks."""
-        batches = EvaluationBatches(
-            lengths_of(dataset), self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
-        )
-        return self._loader(dataset, batches, self.collator(evaluating=True))
-
-    def _loader(
-        self, dataset: Dataset, batches: TrainingBatches | EvaluationBatches, collator: Collator
-    ) -> DataLoader[Row]:
-        return DataLoader(
-            IndexedRows(dataset),
-            batch_sampler=batches,
-            collate_fn=collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-            multiprocessing_context=DeafWorkers() if self.args.dataloader_num_workers else None,
-        )

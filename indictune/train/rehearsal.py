@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from indictune.checkpoint.rng_state import RandomStates
 from indictune.distributed.communication import passes_until_laid_out, sending
-
-if TYPE_CHECKING:
-    from indictune.train.exact_trainer import ExactTrainer
+from indictune.train.task_trainer import TaskTrainer
 
 
-def rehearse(trainer: ExactTrainer, model: nn.Module, step: Callable[[], object]) -> None:
+def rehearse(trainer: TaskTrainer, model: nn.Module, step: Callable[[], object]) -> None:
     """Lay out what ranks send as it will be laid out later (`communication.passes_until_laid_out`).
 
     Else a run that goes on would add the gradients of its first steps in another order than one that was not stopped.

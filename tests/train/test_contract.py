@@ -10,6 +10,7 @@ from transformers import Trainer
 from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.classifier_trainer import IndicTrainer
 from indictune.train.exact_trainer import ExactTrainer
+from indictune.train.task_trainer import TaskTrainer
 
 # Parameters upstream, without `self`, of each method that is overridden.
 OVERRIDDEN = {
@@ -53,7 +54,7 @@ ORDER = {
 
 
 def overridden() -> list[tuple[type, str]]:
-    classes = (ExactTrainer, IndicTrainer, LlamaTrainer)
+    classes = (TaskTrainer, ExactTrainer, IndicTrainer, LlamaTrainer)
     return [
         (each, name)
         for each in classes

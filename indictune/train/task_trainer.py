@@ -1,0 +1,140 @@
+"""What a trainer has and asks of its task, without what it overrides of transformers' Trainer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.utils.data import DataLoader
+from transformers import Trainer
+
+from indictune.checkpoint import store
+from indictune.checkpoint.digests import data_digest, validation_digest
+from indictune.checkpoint.save import Checkpoints
+from indictune.config.arguments import IndicTrainingArguments
+from indictune.data.batching import EvaluationBatches, TrainingBatches
+from indictune.data.collation import IndexedRows, Row, lengths_of
+from indictune.distributed import node_disks
+from indictune.supervise.signals import DeafWorkers, Stopped, StopRequest
+from indictune.train.bad_steps import BadSteps
+from indictune.train.collective_flags import FlagsOnTheirWay
+from indictune.train.nonfinite import NonFinite
+
+Batch = dict[str, torch.Tensor]
+Collator = Callable[[list[Row]], dict[str, Any]]
+
+
+class TaskTrainer(Trainer):
+    """A Trainer with the parts of a run, and the hooks of a task."""
+
+    args: IndicTrainingArguments
+    train_dataset: Dataset | None
+    eval_dataset: Dataset | None
+    batches: TrainingBatches
+    bad_steps: BadSteps
+    nonfinite: NonFinite
+    stop_request: StopRequest
+    detailed_metrics: dict[str, dict[str, Any]]  # nested, of each evaluation by its prefix
+    strategy: str = "single"  # of the launch, in the names of `accelerate_configs/`
+    checkpoints: Checkpoints  # made when the training is prepared
+    asked_before: FlagsOnTheirWay | None = None  # to stop, at the batch or token before
+    grad_norm: torch.Tensor | float = 0.0  # of the last step
+    trusts_checkpoint = False  # the user vouches for the pickles of checkpoints
+    has_begun = False  # to train
+    _best_before: tuple[Any, Any] | None = None  # best metric and step, before a step that is not compared
+
+    @abstractmethod
+    def collator(self, evaluating: bool) -> Collator:
+        """What makes a micro-batch of rows. For evaluation it adds `row_numbers`, int64 [rows]."""
+
+    @abstractmethod
+    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
+        """What an evaluation keeps of each row of a micro-batch, each [rows]."""
+
+    @abstractmethod
+    def score(self, dataset: Dataset, results: Sequence[np.ndarray]) -> dict[str, Any]:
+        """The block of `metrics.json` of an evaluation; arguments as in `Objective.score`."""
+
+    @abstractmethod
+    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
+        """The numbers of a block that the Trainer logs and compares checkpoints by."""
+
+    @abstractmethod
+    def tables(self, block: dict[str, Any]) -> str:
+        """A block as people read it."""
+
+    def fitted(self) -> dict[str, Any]:
+        """Entries for the `config.json` of the saved model, decided by the validation rows."""
+        return {}
+
+    def unlogged(self) -> dict[str, Any]:
+        """What the task logs beside the loss, since the last logged step, as JSON holds it; the same on all ranks."""
+        return {}
+
+    def log_on(self, unlogged: dict[str, Any]) -> None:
+        """Go on with what `unlogged` gave to a checkpoint."""
+
+    @abstractmethod
+    def reload(self, folder: Path) -> nn.Module:
+        """The saved model, on the CPU."""
+
+    @cached_property
+    def disks_group(self) -> ProcessGroup | None:
+        """The ranks that write what other nodes give, where each node has its own disk. All must ask for it."""
+        return node_disks.group_of_disks(self.args)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Digest of the training rows and their order."""
+        assert self.train_dataset is not None
+        return data_digest(self.train_dataset, self.batches)
+
+    @cached_property
+    def validation_digest(self) -> str | None:
+        """Digest of the rows that checkpoints are compared on; None where there are none."""
+        return None if self.eval_dataset is None else validation_digest(self.eval_dataset)
+
+    def look_for_stop(self, what: str, at_once: bool = False) -> None:
+        """Stop now if a rank was asked to, unless that would lose the step. Known one call later, so that none waits.
+
+        Args:
+            what: was done, and what a resumed run does, as the message says it.
+            at_once: wait for the other ranks: what comes next takes long.
+
+        Raises:
+            Stopped: on all ranks.
+        """
+        last = store.path_of(Path(str(self.args.output_dir)), self.state.global_step)
+        is_lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
+        now = FlagsOnTheirWay(self.stop_request.asked, is_lost, device=self.args.device)
+        before, self.asked_before = now if at_once else self.asked_before, now
+        if before is not None and before.read() == [True, False]:
+            raise Stopped(f"stopped while {what}.")
+
+    def evaluation_loader(self, dataset: Dataset) -> DataLoader[Row]:
+        """Every row of a dataset once over all ranks."""
+        batches = EvaluationBatches(
+            lengths_of(dataset), self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
+        )
+        return self._loader(dataset, batches, self.collator(evaluating=True))
+
+    def _loader(
+        self, dataset: Dataset, batches: TrainingBatches | EvaluationBatches, collator: Collator
+    ) -> DataLoader[Row]:
+        return DataLoader(
+            IndexedRows(dataset),
+            batch_sampler=batches,
+            collate_fn=collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=DeafWorkers() if self.args.dataloader_num_workers else None,
+        )
