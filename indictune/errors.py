@@ -63,6 +63,8 @@ class Problem:
         return text in str(self)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pickle looks for methods before the fields are set: data workers raise problems
+            raise AttributeError(name)
         return getattr(str(self), name)
 
 

@@ -26,6 +26,6 @@ def _rows_digest(beginning: Sequence[object], dataset: Dataset) -> str:
     digest = hashlib.sha256(json.dumps(beginning).encode())
     for name in ("length", "input_ids", "labels"):
         for chunk in dataset.data[name].chunks:
-            values = chunk.flatten() if pa.types.is_list(chunk.type) else chunk
+            values = chunk.flatten() if pa.types.is_nested(chunk.type) else chunk
             digest.update(values.to_numpy(zero_copy_only=False).tobytes())
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 from indictune.errors import Problems, UserError, problem
 
 Method = Literal["full", "lora", "qlora"]
+ProblemType = Literal["single_label_classification", "regression", "multi_label_classification"]
 MAX_BAD_FRACTION = 0.01
 
 # Learning rate schedules that react to evaluations.
@@ -199,8 +200,12 @@ class DataArguments(TextArguments, SourceArguments):
     drop_leaked_rows: bool = field(
         default=False, metadata={"help": "Remove training rows whose text also stands in the validation or test rows."}
     )
-    problem_type: Literal["single_label_classification"] | None = field(
-        default=None, metadata={"help": "Take labels as classes even if they look like scores."}
+    problem_type: ProblemType | None = field(
+        default=None,
+        metadata={
+            "help": "What a label is: one class (the default), a number, or several classes (`a|b`, or a list in json "
+            "and parquet). Give single_label_classification if your classes look like scores."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -305,6 +310,9 @@ class SentimentTrainingArguments(IndicTrainingArguments):
     class_weights: str | None = field(
         default=None,
         metadata={"help": "`balanced` (n / (classes x count)), or a JSON or YAML file of label: weight."},
+    )
+    regression_loss: Literal["mse", "huber"] = field(
+        default="mse", metadata={"help": "Loss of --problem_type regression. huber grows linearly for errors above 1."}
     )
     active_vocabulary: Literal["auto", "on", "off"] = field(
         default="auto",

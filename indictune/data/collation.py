@@ -45,14 +45,15 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
     """A tokenised dataset whose rows know their number. `NO_ROW` gives a dummy row that does not count.
 
     Args:
-        dataset: columns `input_ids` and `labels` (a class id, or one label a token); packed, `seq_lengths` too.
+        dataset: columns `input_ids` and `labels` (a number, a list of one length in all rows, or one label a token);
+            packed, `seq_lengths` too.
     """
 
     def __init__(self, dataset: Dataset) -> None:
         table = dataset.with_format("arrow")[:]
         self._length = len(table)
         self._columns: dict[str, ListColumn | np.ndarray] = {
-            name: ListColumn(table[name]) if pa.types.is_list(table[name].type) else table[name].to_numpy()
+            name: ListColumn(table[name]) if pa.types.is_list(table[name].type) else _matrix(table[name])
             for name in ("input_ids", "labels", "seq_lengths")
             if name in table.column_names
         }
@@ -62,7 +63,7 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
 
     def __getitem__(self, index: int) -> Row:
         """`input_ids` and `seq_lengths` (of the row's documents; packed or not) int [tokens] and [documents], `labels`
-        a number or int [tokens], and `row`, the index."""
+        a number, int [labels] or int [tokens], and `row`, the index."""
         if index == NO_ROW:
             return self._dummy_row()
         row: Row = {name: column[index] for name, column in self._columns.items()}
@@ -71,8 +72,9 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
     def _dummy_row(self) -> Row:
         """A row of two tokens, the least that every model can run."""
         tokens = self._columns["input_ids"][0][:2]
+        first = self._columns["labels"][0]
         per_token = isinstance(self._columns["labels"], ListColumn)
-        labels = np.full(len(tokens), IGNORED_LABEL) if per_token else IGNORED_LABEL
+        labels = np.full_like(first[:2] if per_token else first, IGNORED_LABEL, subok=False)
         return {"input_ids": tokens, "labels": labels, "seq_lengths": np.array([len(tokens)]), "row": NO_ROW}
 
 
@@ -91,14 +93,14 @@ class PadToLongest:
         self.with_row_numbers = with_row_numbers
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """Tensors `input_ids` and `attention_mask` [rows, longest], `labels` [rows] of class ids or [rows, longest] of
-        labels for each token, all int64."""
+        """Tensors `input_ids` and `attention_mask`, int64 [rows, longest], and `labels`: int64 class ids or float32
+        numbers [rows], int64 [rows, labels] or int64 [rows, longest] for each token."""
         tokens = [row["input_ids"] for row in rows]
         labels = [row["labels"] for row in rows]
         batch = {
             "input_ids": self._pad(tokens, self.pad_token_id),
             "attention_mask": self._pad([np.ones_like(ids) for ids in tokens], 0),
-            "labels": self._pad(labels, IGNORED_LABEL) if np.ndim(labels[0]) else _class_ids(labels),
+            "labels": self._pad(labels, IGNORED_LABEL) if np.ndim(labels[0]) else _stacked(labels),
         }
         if self.with_row_numbers:
             batch["row_numbers"] = torch.tensor([row["row"] for row in rows])
@@ -123,16 +125,18 @@ class JoinRows:
     Args:
         uncounted_token: RoBERTa's padding token. Its position is its own id; other tokens count from the next number.
             None counts all tokens from 0.
+        labels_of_tokens: whether a list of labels has one for each token; else the row has several.
     """
 
-    def __init__(self, uncounted_token: int | None = None) -> None:
+    def __init__(self, uncounted_token: int | None = None, labels_of_tokens: bool = True) -> None:
         self.uncounted_token = uncounted_token
+        self.labels_of_tokens = labels_of_tokens
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         """A packed batch, as models expect it.
 
-        `input_ids` and `position_ids`, int64 [1, tokens of all rows]; `labels`, int64 [rows] of class ids or
-        [1, tokens] of labels for each token; `cu_seq_lens_q` and `cu_seq_lens_k`, int32 [documents + 1], the start
+        `input_ids` and `position_ids`, int64 [1, tokens of all rows]; `labels`, those of the rows as `PadToLongest`
+        makes them, or int64 [1, tokens]; `cu_seq_lens_q` and `cu_seq_lens_k`, int32 [documents + 1], the start
         of each document and the end of the last; `max_length_q` and `max_length_k`, the longest document's tokens.
 
         There is no attention mask: the models of transformers look for documents only without one.
@@ -146,7 +150,7 @@ class JoinRows:
         return {
             "input_ids": input_ids,
             "position_ids": self._positions(input_ids[0].numpy(), lengths),
-            "labels": _joined(labels) if np.ndim(labels[0]) else _class_ids(labels),
+            "labels": _joined(labels) if np.ndim(labels[0]) and self.labels_of_tokens else _stacked(labels),
             "cu_seq_lens_q": boundaries,
             "cu_seq_lens_k": boundaries,
             "max_length_q": longest,
@@ -167,8 +171,16 @@ def _joined(sequences: list[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(sequences).astype(np.int64))[None]
 
 
-def _class_ids(labels: list[int]) -> torch.Tensor:
-    return torch.tensor(labels, dtype=torch.int64)
+def _stacked(labels: list[Any]) -> torch.Tensor:
+    stacked = np.stack(labels)
+    return torch.from_numpy(stacked if stacked.dtype == np.float32 else stacked.astype(np.int64))
+
+
+def _matrix(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of numbers [rows], or of lists of one length [rows, length]."""
+    is_flat = not pa.types.is_fixed_size_list(column.type)
+    numbers: np.ndarray = column.to_numpy() if is_flat else column.combine_chunks().flatten().to_numpy()
+    return numbers if is_flat else numbers.reshape(len(column), -1)
 
 
 def in_order(row_numbers: np.ndarray, gathered: Iterable[np.ndarray], num_rows: int) -> list[np.ndarray]:

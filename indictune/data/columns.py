@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from indictune.data.bad_rows import BadRows
 from indictune.errors import Problem, Problems, UserError, problem
 
+SEPARATOR = "|"  # of the labels of one row
 _MAX_SHOWN = 30
 _BYTES = (
     pa.types.is_binary,
@@ -46,6 +47,13 @@ def plain_label(label: str | None) -> str | None:
     if label.lower() in ("true", "false"):
         return label.lower()
     return label.removesuffix(".0") if _DECIMAL.fullmatch(label) else label
+
+
+def joined_list(value: object) -> object:
+    """A list of labels as `a|b`, an empty one as `|`; anything else as it is."""
+    if not isinstance(value, list) or any(isinstance(each, list | dict) for each in value):
+        return value
+    return SEPARATOR.join(map(str, value)) or SEPARATOR
 
 
 def check_columns(path: str, present: Collection[str], columns: Mapping[str, str]) -> None:
@@ -96,7 +104,13 @@ def _duplicates(path: str, names: list[str], name: str) -> list[Problem]:
 
 
 def text_batch(
-    read: pa.RecordBatch, names: Mapping[str, str], optional: Collection[str], path: str, first_row: int, bad: BadRows
+    read: pa.RecordBatch,
+    names: Mapping[str, str],
+    optional: Collection[str],
+    path: str,
+    first_row: int,
+    bad: BadRows,
+    lists: Collection[str] = (),
 ) -> pa.RecordBatch:
     """Arrow rows in the form that `read_batches` yields.
 
@@ -107,6 +121,7 @@ def text_batch(
         path: of the file, or name of the split.
         first_row: number of the first row in its file or split, from 1.
         bad: gets the rows with strings that are not UTF-8.
+        lists: names of columns that may hold lists, which are joined by `joined_list`.
 
     Raises:
         UserError: one problem for every column that holds neither text, numbers nor booleans.
@@ -119,7 +134,10 @@ def text_batch(
     arrays: dict[str, pa.Array] = {role: pa.nulls(read.num_rows, pa.string()) for role in (*names, *optional)}
     for role, name in names.items():
         with problems.collecting():
-            arrays[role] = _as_text(read.column(name), path, name)
+            column = read.column(name)
+            if name in lists and pa.types.is_nested(column.type):
+                column = pa.array(map(joined_list, column.to_pylist()), pa.string())
+            arrays[role] = _as_text(column, path, name)
     problems.raise_any()
     arrays["line"] = lines
     return pa.record_batch(list(arrays.values()), names=list(arrays))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,7 +25,11 @@ Item = TypeVar("Item")
 
 
 def hub_batches(
-    rows: Dataset | SplitFiles, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
+    rows: Dataset | SplitFiles,
+    columns: Mapping[str, str],
+    optional: Mapping[str, str],
+    bad: BadRows,
+    lists: Collection[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a split in the form of `read_batches`; class ids become the names that the dataset declares.
 
@@ -33,12 +37,13 @@ def hub_batches(
         rows: of the split.
         columns: as of `read_batches`, like `optional`. The json rows of a test split may lack the label.
         bad: gets the rows that cannot be used, and the files of the split, with lines `LINES_PER_FILE` apart.
+        lists: as of `read_batches`.
 
     Raises:
         UserError: the split has no rows, a column is missing or holds neither text, numbers nor booleans.
     """
     if not isinstance(rows, SplitFiles):
-        yield from _typed_batches(rows, columns, optional, bad)
+        yield from _typed_batches(rows, columns, optional, bad, lists)
         return
     if rows.kind == "json" and rows.split == "test":
         optional = {**optional, "label": columns["label"]}
@@ -51,7 +56,7 @@ def hub_batches(
         class_names["language"] = _languages(languages)
 
     def read(file: str) -> Iterator[pa.RecordBatch]:
-        for batch in read_batches(file, columns, optional, bad, _extension(file)):
+        for batch in read_batches(file, columns, optional, bad, _extension(file), lists):
             yield _with_class_names(batch, class_names, bad)
 
     for offset, batch in _read_files(rows, read, bad):
@@ -100,7 +105,7 @@ def _extension(file: str) -> str:
 
 
 def _typed_batches(
-    rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
+    rows: Dataset, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows, lists: Collection[str]
 ) -> Iterator[pa.RecordBatch]:
     import datasets
 
@@ -118,7 +123,7 @@ def _typed_batches(
     first_row = 1
     for table in rows.select_columns(list(dict.fromkeys(names.values()))).with_format("arrow").iter(_CHUNK_ROWS):
         (read,) = table.combine_chunks().to_batches()
-        batch = text_batch(read, names, list(optional), split, first_row, bad)
+        batch = text_batch(read, names, list(optional), split, first_row, bad, lists)
         yield _with_class_names(batch, class_names, bad)
         first_row += read.num_rows
 

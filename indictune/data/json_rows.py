@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import Fault, check_columns, shortened
+from indictune.data.columns import Fault, check_columns, joined_list, shortened
 from indictune.data.text_lines import decoded_lines
 from indictune.errors import UserError
 
@@ -145,6 +145,7 @@ def record_rows(
     columns: Mapping[str, str],
     optional: Mapping[str, str],
     bad: BadRows,
+    lists: Collection[str] = (),
 ) -> Iterator[tuple[int, tuple[str | None, ...]]]:
     """The wanted values of JSON objects. A key that an object lacks is null, if another object has it.
 
@@ -153,6 +154,7 @@ def record_rows(
         records: its values, with their lines.
         columns: as of `read_batches`, like `optional`.
         bad: gets values that are no object, and objects with a list or object for a text.
+        lists: names that may hold lists, which are joined by `joined_list`.
     """
     names = (*columns.values(), *optional.values())
     present: dict[str, None] = {}  # an ordered set, for the message
@@ -161,7 +163,7 @@ def record_rows(
             bad.add_broken(line, "not-an-object", record, held=kind_of(record))
             continue
         present.update(dict.fromkeys(record))
-        values = [record.get(name) for name in names]
+        values = [joined_list(record.get(name)) if name in lists else record.get(name) for name in names]
         nested = next(
             (name for name, value in zip(names, values, strict=True) if isinstance(value, dict | list)), None
         )

@@ -25,6 +25,7 @@ from indictune.data.lost_letters import LostLetters
 from indictune.data.progress_bar import with_progress
 from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
+from indictune.data.targets import MULTI_LABEL, names
 from indictune.errors import Problems, UserError, attributed_to
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ class Splits:
         train: rows to train on.
         validation: rows for the evaluations of a run, or None.
         test: rows to evaluate once at the end, or None.
-        labels: of the training rows; a label's position is its class id. They are in numerical order if all are
-            numbers, else in alphabetical order.
+        labels: names of the training rows' labels; a name's position is its class id. They are in numerical order if
+            all are numbers, else in alphabetical order.
         folder: holds the tables as `<split>.arrow`; its name changes with everything that the rows depend on.
         notes: sentences for the user, such as dropped rows, or rows in more than one split.
     """
@@ -116,11 +117,16 @@ def _prepare(folder: Path, sources: Mapping[str, TextSource], args: DataArgument
             check_labels(train, held_out, args)
     problems.raise_any()
     splits = {split: (rows.source, rows.origin, rows.files) for split, rows in loaded.items()}
-    write_facts(folder, {"splits": splits, "labels": ordered_labels(label_counts(loaded["train"])), "notes": notes})
+    written = names(label_counts(loaded["train"]), args.problem_type)
+    write_facts(folder, {"splits": splits, "labels": ordered_labels(written), "notes": notes})
 
 
 def load_test_rows(
-    path: str, args: EvaluateArguments, labels: Sequence[str] | None, found: Sequence[str] = ()
+    path: str,
+    args: EvaluateArguments,
+    labels: Sequence[str] | None,
+    found: Sequence[str] = (),
+    problem_type: str | None = None,
 ) -> tuple[Rows, Path, list[str]]:
     """Read, clean and check a file of rows for a finished model, or take them from the cache.
 
@@ -129,6 +135,7 @@ def load_test_rows(
         args: how it is read, and what happens to its bad rows.
         labels: of the model; None accepts any.
         found: problems of the command so far. With any, only the first rows of a long file are read.
+        problem_type: in the model's configuration.
 
     Returns:
         The rows, the folder with `test.arrow` and the rejected rows, and notes for the user.
@@ -136,7 +143,7 @@ def load_test_rows(
     Raises:
         UserError: all problems of the file at once, with labels that the model lacks; or `found`.
     """
-    source = file_source(path, "--test_file", text_reader(args))
+    source = file_source(path, "--test_file", text_reader(args, problem_type))
 
     def make(folder: Path) -> None:
         problems = Problems(found)
@@ -145,9 +152,10 @@ def load_test_rows(
         write_facts(folder, {"notes": notes})
 
     parts = [source.name, source.origin, source.fingerprint, columns_of(args), args.bad_rows, args.max_bad_fraction]
+    parts.append(problem_type == MULTI_LABEL)
     folder = build_once("test", parts, "The rows", make)
     rows = Rows(map_table(folder / "test.arrow"), source.name, source.origin)
-    Problems([] if labels is None else unknown_labels(rows, labels)).raise_any()
+    Problems([] if labels is None else unknown_labels(rows, labels, problem_type)).raise_any()
     return rows, folder, read_facts(folder)["notes"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import difflib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +37,12 @@ Record = tuple[int, dict[str, object]]
 
 
 def read_batches(
-    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows, extension: str = ""
+    path: str,
+    columns: Mapping[str, str],
+    optional: Mapping[str, str],
+    bad: BadRows,
+    extension: str = "",
+    lists: Collection[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Read the named columns of a csv, tsv, json, jsonl or parquet file, some thousand rows at a time.
 
@@ -51,6 +56,7 @@ def read_batches(
         optional: the same for columns that may be missing; their cells are then null.
         bad: gets the rows that cannot be read.
         extension: says how to read the file; default: the file's own.
+        lists: names of columns that may hold lists, which are joined as `a|b`.
 
     Yields:
         A nullable string column for each role, and `line` (int64): the first line of the row in the file, from 1; in
@@ -63,10 +69,10 @@ def read_batches(
     extension = extension or Path(path).suffix.lower()
     _check_file(path, extension, EXTENSIONS)
     if extension == ".parquet":
-        batches = _parquet_batches(path, columns, optional, bad)
+        batches = _parquet_batches(path, columns, optional, bad, lists)
     elif extension in RECORD_EXTENSIONS:
         records = json_lines(path, bad) if extension == ".jsonl" else json_elements(path, bad)
-        batches = _batches(record_rows(path, records, columns, optional, bad), columns, optional)
+        batches = _batches(record_rows(path, records, columns, optional, bad, lists), columns, optional)
     else:
         delimiter = "," if extension == ".csv" else "\t"
         batches = _batches(delimited_rows(path, delimiter, columns, optional, bad), columns, optional)
@@ -160,7 +166,7 @@ def without_surrogates(text: str) -> str:
 
 
 def _parquet_batches(
-    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows
+    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows, lists: Collection[str]
 ) -> Iterator[pa.RecordBatch]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -169,7 +175,7 @@ def _parquet_batches(
             check_columns(path, present, names)
             first_row = 1
             for batch in file.iter_batches(_CHUNK_ROWS, columns=list(dict.fromkeys(names.values()))):
-                yield text_batch(batch, names, list(optional), path, first_row, bad)
+                yield text_batch(batch, names, list(optional), path, first_row, bad, lists)
                 first_row += batch.num_rows
     except _PARQUET_ERRORS as error:
         raise _parquet_error(path, error) from error

@@ -20,6 +20,7 @@ from indictune.data.columns import shortened
 from indictune.data.hub_datasets import SplitRows, fingerprint_of, load_hub_dataset, name_of
 from indictune.data.hub_rows import hub_batches
 from indictune.data.read_files import read_batches
+from indictune.data.targets import MULTI_LABEL
 from indictune.errors import Problems, UserError, attributed_to
 
 logger = logging.getLogger(__name__)
@@ -74,20 +75,21 @@ def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
     return columns, {"language": "language"}
 
 
-def text_reader(args: TextArguments) -> Reader[pa.RecordBatch]:
-    """Read labelled texts."""
+def text_reader(args: TextArguments, problem_type: str | None) -> Reader[pa.RecordBatch]:
+    """Read labelled texts; only a row of several labels may hold a list of them."""
     columns, optional = columns_of(args)
+    lists = [args.label_column] if problem_type == MULTI_LABEL else []
     return Reader(
         "builtin:tweets",
         "samples",
-        lambda path, bad: read_batches(path, columns, optional, bad),
-        lambda rows, bad: hub_batches(rows, columns, optional, bad),
+        lambda path, bad: read_batches(path, columns, optional, bad, lists=lists),
+        lambda rows, bad: hub_batches(rows, columns, optional, bad, lists),
     )
 
 
 def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source[pa.RecordBatch]]:
     """The sources of labelled texts by split; arguments as of `sources_by_split`."""
-    return sources_by_split(args, problems, text_reader(args))
+    return sources_by_split(args, problems, text_reader(args, args.problem_type))
 
 
 def sources_by_split(args: SourceArguments, problems: Problems, reader: Reader[Item]) -> dict[str, Source[Item]]:

@@ -22,18 +22,11 @@ from indictune.data.arrow_tables import map_table, smaller_batches, stored_batch
 from indictune.data.cache import build_once, file_digest
 from indictune.data.load_rows import Rows, Splits
 from indictune.data.progress_bar import with_progress
+from indictune.data.targets import target_type, targets
 from indictune.errors import Problems, problem
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = pa.schema(
-    [
-        ("input_ids", pa.list_(pa.int32())),
-        ("labels", pa.int64()),
-        ("length", pa.int32()),
-        ("language", pa.string()),
-    ]
-)
 _THREADS = "TOKENIZERS_PARALLELISM"
 _SAMPLE_ROWS = 200
 _BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
@@ -41,15 +34,31 @@ _BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
 Encode = Callable[[list[str]], list[list[int]]]
 
 
+def schema_of(labels: Sequence[str], problem_type: str | None) -> pa.Schema:
+    """The columns of tokenised rows."""
+    return pa.schema(
+        [
+            ("input_ids", pa.list_(pa.int32())),
+            ("labels", target_type(labels, problem_type)),
+            ("length", pa.int32()),
+            ("language", pa.string()),
+        ]
+    )
+
+
 def tokenise_splits(
-    splits: Splits, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
+    splits: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    max_length: int,
+    problem_type: str | None = None,
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """`tokenise` for the training, validation and test rows; None for a split that does not exist."""
     given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     found = {name: rows for name, rows in given.items() if rows is not None}
     listed = ", ".join(f"{len(rows):,} {name}" for name, rows in found.items())
     logger.info("rows: %s; labels: %s", listed, ", ".join(labels))
-    datasets = tokenise(splits.folder, found, tokenizer, labels, max_length)
+    datasets = tokenise(splits.folder, found, tokenizer, labels, max_length, problem_type)
     return datasets["train"], datasets.get("validation"), datasets.get("test")
 
 
@@ -59,6 +68,7 @@ def tokenise(
     tokenizer: PreTrainedTokenizerBase,
     labels: Sequence[str],
     max_length: int,
+    problem_type: str | None = None,
 ) -> dict[str, Dataset]:
     """Tokenise rows, or take them from the cache. A warning says how many may be cut.
 
@@ -68,9 +78,10 @@ def tokenise(
         tokenizer: of the model.
         labels: names, in the order of the class ids.
         max_length: texts are cut to this many tokens, special ones included.
+        problem_type: says which targets the labels become, as in the model's configuration.
 
     Returns:
-        By split: columns `input_ids`, `labels` (class id), `length` (tokens) and `language`, in the order of the rows.
+        By split: columns `input_ids`, `labels` (see `targets`), `length` (tokens) and `language`, in the rows' order.
 
     Raises:
         UserError: the tokenizer makes no token of a text.
@@ -78,12 +89,11 @@ def tokenise(
 
     def make(folder: Path) -> None:
         for name, rows in given.items():
-            batches = tokenised(stored_batches(stored / f"{name}.arrow"), tokenizer, labels, max_length)
-            write_table(
-                folder / f"{name}.arrow", SCHEMA, with_progress(batches, f"tokenising the {name} rows", len(rows))
-            )
+            batches = tokenised(stored_batches(stored / f"{name}.arrow"), tokenizer, labels, max_length, problem_type)
+            shown = with_progress(batches, f"tokenising the {name} rows", len(rows))
+            write_table(folder / f"{name}.arrow", schema_of(labels, problem_type), shown)
 
-    parts = [stored.name, tokenizer_parts(tokenizer), list(labels), max_length]
+    parts = [stored.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type]
     folder = build_once("tokens", parts, "The token ids", make)
     datasets = {name: mapped_dataset(folder, name) for name in given}
     _check_tokens(given, datasets)
@@ -134,10 +144,14 @@ def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def tokenised(
-    batches: Iterable[pa.RecordBatch], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], max_length: int
+    batches: Iterable[pa.RecordBatch],
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    max_length: int,
+    problem_type: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The columns of `SCHEMA` for batches of rows, in their order; arguments as of `tokenise`."""
-    class_id = {label: index for index, label in enumerate(labels)}
+    """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise`."""
+    schema = schema_of(labels, problem_type)
     encode: Encode | None = None
     with _settings_kept(tokenizer):
         for batch in smaller_batches(batches, _BATCH_ROWS):
@@ -150,11 +164,11 @@ def tokenised(
             tokens = np.fromiter(itertools.chain.from_iterable(input_ids), np.int32, int(lengths.sum()))
             columns = [
                 pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
-                pa.array([class_id[label] for label in batch["label"].to_pylist()], pa.int64()),
+                targets(batch["label"].to_pylist(), labels, problem_type),
                 pa.array(lengths),
                 batch["language"],
             ]
-            yield pa.record_batch(columns, schema=SCHEMA)
+            yield pa.record_batch(columns, schema=schema)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from indictune.config.arguments import ModelArguments
+from indictune.config.arguments import ModelArguments, ProblemType
 from indictune.errors import UserError
 from indictune.models.adapters import HEAD_NAMES, add_lora, freeze_quantised, nf4_config
 from indictune.models.config_shapes import check_shapes
@@ -89,7 +89,12 @@ def class_names(config: PreTrainedConfig) -> list[str]:
     return [str(names[index]) for index in range(len(names))]
 
 
-def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Model:
+def load_classifier(
+    args: ModelArguments,
+    labels: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    problem_type: ProblemType | None = None,
+) -> Model:
     """The model with a head for `labels`, ready to train by `args.method`.
 
     Weights that the checkpoint lacks (the head, LoRA matrices) are drawn from torch's random state: seed it before.
@@ -98,6 +103,7 @@ def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreT
     Args:
         labels: the names in the order of their ids, from `label_order`.
         tokenizer: from `load_tokenizer`; its padding token becomes the model's.
+        problem_type: for the model's configuration; None is `single_label_classification`.
 
     Raises:
         UserError: the model is unreadable, or does not fit the tokenizer or `args.lora_target_modules`.
@@ -105,7 +111,7 @@ def load_classifier(args: ModelArguments, labels: Sequence[str], tokenizer: PreT
     """
     config = load_classifier_config(args)
     _check_head(config, labels)
-    _set_labels(config, labels)
+    _set_labels(config, labels, problem_type)
     if args.dropout is not None:
         set_config_dropout(config, args.dropout)
     is_stored_so = bool(stored_quantisation(config))
@@ -179,10 +185,10 @@ def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:
     )
 
 
-def _set_labels(config: PreTrainedConfig, labels: Sequence[str]) -> None:
+def _set_labels(config: PreTrainedConfig, labels: Sequence[str], problem_type: ProblemType | None) -> None:
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
-    config.problem_type = "single_label_classification"
+    config.problem_type = problem_type or "single_label_classification"
 
 
 def _read(

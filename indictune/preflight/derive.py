@@ -48,6 +48,9 @@ def make_plan(
     default = task.metrics(plan)[0]
     if "metric_for_best_model" not in recipe.values and plan.training.metric_for_best_model != default:
         plan = plan.derive(metric_for_best_model=default)
+    metric = str(plan.training.metric_for_best_model).removeprefix("eval_")
+    if metric in task.lower_is_better and "greater_is_better" not in recipe.values:
+        plan = plan.derive(greater_is_better=False)
     return _derive(plan, problems), problems
 
 

@@ -11,8 +11,9 @@ from indictune.config.plan import RunPlan
 from indictune.data.class_weights import as_tensor, check_file, class_weights
 from indictune.data.load_rows import Rows, Splits, load_splits
 from indictune.data.row_sources import sources_of
+from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.tokenisation import tokenise_splits
-from indictune.errors import Problem, Problems, UserError, problems_of
+from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.evaluation.metrics import language_metric
 from indictune.models.classifier import check_classifier, label_order, load_classifier, load_classifier_config
 from indictune.models.load import Model, load_tokenizer
@@ -20,13 +21,18 @@ from indictune.models.unpadded import pads
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import Inputs, Task, Tokens
-from indictune.tasks.text_objectives import SingleLabel
+from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 
 Plan = RunPlan[DataArguments, SentimentTrainingArguments]
 
 _MAX_NAMES = 20
 
 LANGUAGE_METRICS = language_metric("")
+# Of the modes that are not one label a text, the default first.
+METRICS = {
+    REGRESSION: ("pearson", "loss", "spearman", "mae"),
+    MULTI_LABEL: ("micro_f1", "loss", "macro_f1"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,12 @@ class ClassifiedRows:
 
 
 class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArguments]):
-    """A text gets one of several labels."""
+    """A text gets one of several labels, several of them, or a number: `--problem_type`."""
 
     model_arguments = ModelArguments
     data_arguments = DataArguments
     training_arguments = SentimentTrainingArguments
+    lower_is_better = ("mae",)
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_classifier_config(args)
@@ -61,13 +68,26 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
         found = problems_of(check_classifier, plan.model, plan.model_config)
         if plan.training.padding_free == "on":
             found += problems_of(self.pads, plan)
+        training, mode = plan.training, plan.data.problem_type
+        of_classes = {
+            "--class_weights": training.class_weights is not None,
+            "--label_smoothing_factor": training.label_smoothing_factor != 0,
+        }
+        given = of_classes if mode in METRICS else {}
+        given |= {"--regression_loss": training.regression_loss != "mse" and mode != REGRESSION}
+        found += [
+            problem("not-of-this-problem-type", flag, problem_type=mode)
+            for flag, is_given in given.items()
+            if is_given
+        ]
         return found
 
     def metrics(self, plan: Plan) -> tuple[str, ...]:
-        return "macro_f1", "loss", "accuracy", "worst_language_macro_f1"
+        of_one_label = ("macro_f1", "loss", "accuracy", "worst_language_macro_f1")
+        return METRICS.get(str(plan.data.problem_type), of_one_label)
 
     def language_metrics(self, plan: Plan) -> str:
-        return LANGUAGE_METRICS
+        return "" if plan.data.problem_type in METRICS else LANGUAGE_METRICS
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         tokenizer = problems.attempt(load_tokenizer, plan.model)
@@ -79,7 +99,8 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
             return None
         with problems.collecting():
             splits = load_splits(plan.data, problems, inputs.sources)
-            weights = class_weights(plan.training.class_weights, splits.train.each_label(), splits.labels)
+            given = None if plan.data.problem_type in METRICS else plan.training.class_weights
+            weights = class_weights(given, splits.train.each_label(), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
             check_metric(str(plan.training.metric_for_best_model), splits.validation)
             if inputs.tokenizer is not None:
@@ -88,7 +109,9 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
 
     def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:
         splits = rows.splits
-        train, validation, test = tokenise_splits(splits, rows.tokenizer, rows.labels, plan.data.max_length)
+        train, validation, test = tokenise_splits(
+            splits, rows.tokenizer, rows.labels, plan.data.max_length, plan.data.problem_type
+        )
         assert train is not None
         return Tokens(train, validation, test, splits.train.location, splits.folder, splits.notes)
 
@@ -99,11 +122,15 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
     def load_model(
         self, plan: Plan, args: SentimentTrainingArguments, rows: ClassifiedRows, reads_weights: bool
     ) -> Model:
-        return load_classifier(plan.model, rows.labels, rows.tokenizer)
+        return load_classifier(plan.model, rows.labels, rows.tokenizer, plan.data.problem_type)
 
     def objective(
         self, args: SentimentTrainingArguments, model: Model, rows: ClassifiedRows, padded: bool
     ) -> Objective:
+        if model.config.problem_type == REGRESSION:
+            return Regression(model.config, rows.tokenizer, padded, args.regression_loss)
+        if model.config.problem_type == MULTI_LABEL:
+            return MultiLabel(model.config, rows.tokenizer, padded)
         loss = ExactLoss(as_tensor(rows.weights, rows.labels), args.label_smoothing_factor)
         return SingleLabel(model.config, rows.tokenizer, padded, loss)
 

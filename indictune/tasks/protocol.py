@@ -77,11 +77,13 @@ class Task(ABC, Generic[Rows, Data, Training]):
         model_arguments: dataclass of the model's flags.
         data_arguments: dataclass of the rows' flags.
         training_arguments: dataclass of the training's flags.
+        lower_is_better: metrics, apart from losses, of which the lowest is the best.
     """
 
     model_arguments: type[ModelArguments] = ModelArguments
     data_arguments: type[Data]
     training_arguments: type[Training]
+    lower_is_better: tuple[str, ...] = ()
 
     @classmethod
     def arguments(cls) -> tuple[type[Any], ...]:

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.data.collation import JoinRows, PadToLongest
+from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.evaluation.console_tables import per_label_table, per_language_table, scores_table
 from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trainer
 from indictune.evaluation.multi_label import best_threshold, multi_label_metrics
@@ -49,7 +50,7 @@ class TextObjective(Objective):
 
     def collator(self, evaluating: bool) -> Collator:
         if not (self.padded or evaluating):
-            return JoinRows(uncounted_token(self.config))
+            return JoinRows(uncounted_token(self.config), labels_of_tokens=False)
         return PadToLongest(*self._padding, with_row_numbers=evaluating)
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
@@ -160,3 +161,9 @@ class MultiLabel(TextObjective):
     def fitted(self) -> dict[str, Any]:
         """The threshold that is best on the validation rows."""
         return {"threshold": self.threshold}
+
+
+def objective_of(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> TextObjective:
+    """The objective that a trained model is evaluated by."""
+    kinds: dict[str | None, type[TextObjective]] = {REGRESSION: Regression, MULTI_LABEL: MultiLabel}
+    return kinds.get(config.problem_type, SingleLabel)(config, tokenizer)

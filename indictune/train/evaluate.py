@@ -32,7 +32,7 @@ from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.supervise.execute import execute
 from indictune.supervise.run import Run
-from indictune.tasks.text_objectives import SingleLabel
+from indictune.tasks.text_objectives import objective_of
 from indictune.train.classifier_trainer import IndicTrainer
 from indictune.train.finish import evaluate_file
 from indictune.train.start import bring_up
@@ -164,13 +164,13 @@ def _evaluate_answers(run: Run) -> None:
 def _evaluate_classes(run: Run) -> None:
     plan, found = make_evaluation_plan(run.recipe, os.environ, SentimentTrainingArguments, _read_config)
     problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
-    labels, tokenizer, test = None, None, None
+    labels, tokenizer, test, mode = None, None, None, getattr(config, "problem_type", None)
     if config is not None:
         labels = problems.attempt(class_names, config)
         problems.extend(problems_of(check_max_length, config, asked.max_length, begins=False))
         tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
     if asked.test_file:  # else its absence is a problem already
-        test = problems.attempt(load_test_rows, asked.test_file, asked, labels, problems)
+        test = problems.attempt(load_test_rows, asked.test_file, asked, labels, problems, mode)
     problems.raise_any()
     assert config is not None
     assert labels is not None
@@ -181,11 +181,10 @@ def _evaluate_classes(run: Run) -> None:
     plan, args = bring_up(plan, run)
     run.warn(notes)
     keep_rejected(stored, run.output_dir, run.rank)
-    dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length)["test"]
+    dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length, mode)["test"]
     model = load_trained(asked.model, asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
-    objective = SingleLabel(model.config, tokenizer)
-    trainer = IndicTrainer(model, args, None, None, tokenizer, objective)
+    trainer = IndicTrainer(model, args, None, None, tokenizer, objective_of(model.config, tokenizer))
     trainer.strategy = plan.launch.strategy
     sharding.prepare_for_evaluation(trainer)
     evaluate_file(trainer, run, dataset, asked.test_file)

@@ -303,7 +303,7 @@ def test_builtin_rows_come_from_the_folder_of_their_name(write: Write, monkeypat
         write(f"{split}.jsonl", labelled((f"{split} a", 0), (f"{split} b", 1)))
     monkeypatch.setattr(importlib.resources, "files", lambda package: Path("/"))
     folder = str(Path.cwd())
-    monkeypatch.setattr(row_sources, "text_reader", lambda args: replace(text_reader(args), builtin_folder=folder))
+    monkeypatch.setattr(row_sources, "text_reader", lambda *args: replace(text_reader(*args), builtin_folder=folder))
     splits = load_splits(DataArguments(dataset_name="builtin:tweets"))
     assert columns_of(splits.test)["text"] == ["test a", "test b"]
 

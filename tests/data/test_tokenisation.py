@@ -16,7 +16,7 @@ from transformers.models.bert_japanese import BertJapaneseTokenizer
 
 from indictune.config.arguments import DataArguments
 from indictune.data.load_rows import Rows, Splits, load_splits
-from indictune.data.tokenisation import SCHEMA, tokenise_splits, tokenised
+from indictune.data.tokenisation import schema_of, tokenise_splits, tokenised
 from indictune.models import builtin
 from tests.models.tiny import words_tokenizer
 from tests.ranks.launching import python, start
@@ -37,7 +37,8 @@ def rows(*texts_and_labels: tuple[str, str]) -> Rows:
 
 
 def tokenise(rows: Rows, tokenizer: PreTrainedTokenizerBase, labels: list[str], max_length: int) -> Dataset:
-    return Dataset(pa.Table.from_batches(tokenised(rows.table.to_batches(), tokenizer, labels, max_length), SCHEMA))
+    batches = tokenised(rows.table.to_batches(), tokenizer, labels, max_length)
+    return Dataset(pa.Table.from_batches(batches, schema_of(labels, None)))
 
 
 def test_rows_become_token_ids_class_ids_and_lengths_in_their_order() -> None:

@@ -29,7 +29,7 @@ OF_METRICS = 1e-6
 Start = Callable[..., Run]
 
 
-def differences(one: Run, other: Run) -> list[str]:
+def differences(one: Run, other: Run, of_metrics: float = OF_METRICS) -> list[str]:
     """What differs between two runs by more than rounding explains, in words."""
     found = []
     for name in ("loss", "grad_norm"):
@@ -42,7 +42,7 @@ def differences(one: Run, other: Run) -> list[str]:
     if not moved_apart <= OF_THE_CHANGE:
         found.append(f"weights, by {moved_apart} of their change")
     for name, value in one.metrics["eval"].items():
-        if isinstance(value, float) and abs(value - other.metrics["eval"][name]) > OF_METRICS:
+        if isinstance(value, float) and abs(value - other.metrics["eval"][name]) > of_metrics:
             found.append(f"eval {name}: {value} and {other.metrics['eval'][name]}")
     return found
 
