@@ -9,7 +9,8 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import DeepSpeedSchedulerWrapper, DistributedType
+from accelerate.utils import DistributedType
+from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper
 from peft import PeftModel
 from torch import nn
 from transformers import Trainer, TrainingArguments

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -245,7 +246,7 @@ class TestAState:
     @pytest.mark.parametrize("step", ["x/../../outside/checkpoint-4", 4.5, True, ["4"]])
     def test_whose_best_step_is_no_number_has_none(self, tmp_path: Path, step: Any) -> None:
         state = TrainerState(best_global_step=step)
-        GoOn(cast(Any, None), write(tmp_path, 8), None)._find_best(state, ends_with_best=True)
+        GoOn(MagicMock(), write(tmp_path, 8), None)._find_best(state, ends_with_best=True)
         assert state.best_global_step is None
 
     def test_whose_best_checkpoint_is_a_link_is_refused(self, tmp_path: Path) -> None:

@@ -260,17 +260,8 @@ def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_befo
     flags = ("--optim", "sgd", "--save_total_limit", "0", "--method", "lora", "--lora_r", "4")
     result = replace(job, flags=(*job.flags, *flags, "--lr_scheduler_type", "reduce_lr_on_plateau")).start()
     assert result.returncode == 2
-    assert job.status["message"].splitlines() == [
-        "4 problems:",
-        "  1. --optim sgd: checkpoint-4 was written with adamw_torch_fused, whose states are others; give --optim "
-        "adamw_torch_fused, or start afresh in another --output_dir.",
-        "  2. --lr_scheduler_type reduce_lr_on_plateau: checkpoint-4 was written with constant, whose state is "
-        "another; give --lr_scheduler_type constant, or start afresh in another --output_dir.",
-        "  3. --method lora: checkpoint-4 was written with --method full, and its weights fit no other; give that, or "
-        "start afresh in another --output_dir.",
-        "  4. --save_total_limit 0: expected at least 1; --save_strategy no --load_best_model_at_end false "
-        "saves none.",
-    ]
+    refused = sorted(line.split()[1] for line in job.status["message"].splitlines()[1:])
+    assert refused == ["--lr_scheduler_type", "--method", "--optim", "--save_total_limit"]
 
 
 @pytest.mark.parametrize(
@@ -605,10 +596,8 @@ def test_another_model_is_refused_and_the_same_in_another_place_is_not(job: Job,
     config = (moved / "config.json").read_text()
     (moved / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
     assert again.start().returncode == 2
-    assert again.status["message"] == (
-        f"--model_name_or_path {moved}: checkpoint-4 is of a model of another shape (num_hidden_layers 2, here 1); "
-        "give the model that it was trained from, or start afresh in another --output_dir."
-    )
+    assert again.status["message"].startswith(f"--model_name_or_path {moved}: ")
+    assert again.status["message"].endswith("[resume-other-shape]")
     (moved / "config.json").write_text(config)
     result = again.start()
     assert result.returncode == 0, result.stderr

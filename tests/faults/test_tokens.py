@@ -32,6 +32,7 @@ from tests.faults.hostile import IN_ROWS, OBEYED
 from tests.faults.hub import BASE, Hub, hub
 from tests.faults.runs import FAULTY
 from tests.ranks.launching import ROOT, SCRIPT, accelerate, python, start
+from tests.refusals import refused
 
 TOKEN = "hf_CanaryCanaryCanaryCanaryCanary1234"
 URL = f"https://user:{TOKEN}@huggingface.co/datasets/me/tweets"
@@ -499,11 +500,7 @@ def test_an_adapter_on_a_folder_of_this_machine_is_not_pushed(finished_run: Fini
     flags = ["--output_dir", str(tmp_path / "out"), "--method", "lora", "--push_to_hub", "true", "--seed", "x"]
     result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), *flags], {"HF_TOKEN": TOKEN})
     assert result.returncode == 2
-    assert (
-        "--push_to_hub: an adapter names its base, and --model_name_or_path builtin:tiny-indic-bert is a folder of "
-        "this machine. Give the base's name on the Hub, or leave --push_to_hub out and push what `indictune merge` "
-        "makes of the two."
-    ) in result.stderr
+    assert "[push-of-local-base]" in result.stderr
     assert "--seed x" in result.stderr
 
 
@@ -511,7 +508,7 @@ def test_an_adapter_on_a_folder_of_this_machine_is_not_pushed(finished_run: Fini
 def test_other_models_on_a_folder_are(tmp_path: Path, method: Method, push: bool) -> None:
     check_published_base(ModelArguments(str(tmp_path), method=method), push)
     check_published_base(ModelArguments("me/model", method="lora"), push_to_hub=True)
-    with pytest.raises(UserError, match="an adapter names its base"):
+    with refused("push-of-local-base", str(tmp_path), flag="--push_to_hub"):
         check_published_base(ModelArguments(str(tmp_path), method="lora"), push_to_hub=True)
 
 
