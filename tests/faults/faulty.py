@@ -96,6 +96,7 @@ def send(name: str) -> None:
     """A signal to this process."""
     note_time()
     os.kill(os.getpid(), signal.Signals[name])
+    time.sleep(0.3)  # a thread receives it, and the test expects this step to be the last
 
 
 def note_time() -> None:
