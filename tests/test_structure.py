@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,16 @@ def test_imports_point_one_way(path: Path) -> None:
     for name in imported(path):
         if name.split(".")[0] in ("indictune", "scripts"):
             assert layer_of(name) <= own, f"{module_name(path)} imports {name}"
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Inside functions and under `TYPE_CHECKING` neither."""
+    modules = {module_name(path): path for path in FILES}
+    imports = {
+        module: {each if each in modules else each.rpartition(".")[0] for each in imported(path)} & modules.keys()
+        for module, path in modules.items()
+    }
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the files
 
 
 def test_arguments_and_recipes_know_nothing_but_errors_credentials_and_plain_yaml() -> None:

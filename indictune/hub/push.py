@@ -1,20 +1,18 @@
-"""A run's way to the Hub: its repository when it begins, its files when it is finished."""
+"""Upload the files of a finished run to the Hub."""
 
 from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi
 
-from indictune.checkpoint import store
-from indictune.config.arguments import IndicTrainingArguments
-from indictune.errors import UserError
 from indictune.hub.card import write_card
+from indictune.hub.repository import name_of
 from indictune.supervise import run_folder
 
 if TYPE_CHECKING:
@@ -24,30 +22,6 @@ logger = logging.getLogger(__name__)
 
 # What a command says of a push.
 OF_A_PUSH = ("push_to_hub", "hub_model_id", "hub_revision", "hub_private_repo")
-
-
-def make_repository(args: IndicTrainingArguments, make: Callable[[], None]) -> None:
-    """Make the repository, so that no run trains towards a push that cannot be.
-
-    One that goes on is not ended by a Hub that is away for a while: its push makes the repository too.
-
-    Args:
-        args: of the run.
-        make: makes it.
-
-    Raises:
-        UserError: it could not be made, for a run that has saved nothing yet.
-    """
-    try:
-        make()
-    except Exception as error:
-        told = f"--push_to_hub: the repository {_name(args)} could not be made ({_said(error)})."
-        if not store.listed(Path(str(args.output_dir))):
-            raise UserError(
-                f"{told} Name one that your token may write to by --hub_model_id, or leave --push_to_hub out and push "
-                "the finished model."
-            ) from error
-        logger.warning("%s This run goes on, and its push at the end tries again.", told)
 
 
 def begin_push(trainer: ExactTrainer, saved: Collection[str]) -> list[str]:
@@ -63,7 +37,7 @@ def begin_push(trainer: ExactTrainer, saved: Collection[str]) -> list[str]:
     if not trainer.is_world_process_zero():
         return []
     folder = Path(str(trainer.args.output_dir))
-    name = trainer.hub_model_id or _name(trainer.args)
+    name = trainer.hub_model_id or name_of(trainer.args.hub_model_id, folder)
     trainer.hub_model_id = name  # type: ignore[assignment]  # the Hub may have been away when this run went on
     write_card(trainer, name.rpartition("/")[2])
     names = sorted({*published(folder, saved), "metrics.json"})
@@ -144,22 +118,9 @@ def published(folder: Path, saved: Collection[str]) -> list[str]:
     return sorted(name for name in names if (folder / name).is_file() and not (folder / name).is_symlink())
 
 
-def name_of(hub_model_id: str | None, output_dir: Path) -> str:
-    """Of the repository, in the user's own namespace where none is named: as the Trainer calls it (5.23)."""
-    return hub_model_id or output_dir.absolute().name
-
-
-def _name(args: IndicTrainingArguments) -> str:
-    return name_of(args.hub_model_id, Path(str(args.output_dir)))
-
-
 def _by_hand(name: str, folder: Path, asked: Mapping[str, Any], names: Collection[str]) -> str:
     """The command that pushes these files."""
     revision = [] if asked["hub_revision"] is None else ["--revision", asked["hub_revision"]]
     private = ["--private"] if asked["hub_private_repo"] else []
     includes = [word for each in names for word in ("--include", each)]
     return shlex.join(["hf", "upload", name, str(folder), *private, *revision, *includes])
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")

@@ -25,7 +25,7 @@ from indictune.data.collation import Row, lengths_of
 from indictune.distributed import sharding, tf32
 from indictune.distributed.communication import set_up_communication
 from indictune.distributed.model_state import ModelState, gathered_weights, writes_no_whole_weights
-from indictune.hub import push
+from indictune.hub.repository import make_repository
 from indictune.models.load import Model
 from indictune.progress import HERE
 from indictune.supervise.signals import Stopped, StopRequest
@@ -163,7 +163,7 @@ class ExactTrainer(TaskTrainer):
 
     def init_hf_repo(self, *args: Any, **settings: Any) -> None:
         """Make the repository: the Trainer does so when it is made, before a callback exists."""
-        push.make_repository(self.args, partial(super().init_hf_repo, *args, **settings))
+        make_repository(self.args, partial(super().init_hf_repo, *args, **settings))
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The norm of a step's gradients, noted: callbacks do not see it before the step that it spoils."""
