@@ -1,9 +1,9 @@
 """Fine-tune a classifier of tokens, such as named entities.
 
-python scripts/train_tokens.py --config recipes/tokens/demo.yaml
+python scripts/train_tokens.py --model_name_or_path google/muril-base-cased --train_file train.conll --output_dir out
 
 accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 8 \
-    scripts/train_tokens.py --config recipes/tokens/demo.yaml --train_file train.conll --output_dir out
+    scripts/train_tokens.py --config my_tokens.yaml
 
 torchrun --nproc_per_node 8 scripts/train_tokens.py --deepspeed ds_configs/zero2.json --config ...
 deepspeed --num_gpus 8 scripts/train_tokens.py --deepspeed ds_configs/zero3.json --config ...

@@ -202,7 +202,7 @@ def test_padding_that_the_plan_does_not_know_is_counted(tmp_path: Path) -> None:
 
     rows = answer_rows(9, 5, 12, 7)
     trainer = tiny_trainer(tiny_llama(tmp_path), tmp_path, rows, padded=False, max_steps=1)
-    trainer.collator = lambda evaluating: PadToLongest(0, "right")  # type: ignore[method-assign]
+    trainer.objective.collator = lambda evaluating: PadToLongest(0, "right")  # type: ignore[method-assign]
     positions = count_positions(trainer)
     trainer.train()
     assert sum(positions) == 4 * 12 > sum(map(len, rows["input_ids"]))

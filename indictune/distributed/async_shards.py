@@ -56,27 +56,6 @@ def check_kept_in_shards(launch: Launch, environ: Mapping[str, str], args: Train
         )
 
 
-def check_async_save(launch: Launch, method: str) -> None:
-    """Refuse `--async_save true` where no rank writes shards of all weights.
-
-    Args:
-        launch: what the launcher asked for.
-        method: `--method`.
-
-    Raises:
-        UserError: why not, with the way out.
-    """
-    if launch.family != "fsdp2" or launch.world_size == 1:
-        reason = f"this run is {launch.strategy} on {launch.world_size} process(es), whose checkpoints are no shards"
-        way_out = "start it with accelerate_configs/fsdp2.yaml on several"
-    elif method != "full":
-        reason = f"--method {method} saves an adapter, which is too small to gain by it"
-        way_out = "train with --method full"
-    else:
-        return
-    raise UserError(f"--async_save true: {reason}. Leave it out, or {way_out}.")
-
-
 def group_of_writers(args: TrainingArguments) -> ProcessGroup | None:
     """A group in which the ranks talk beside the training's collectives. All ranks must call it.
 

@@ -18,8 +18,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.plan import Launch
-from indictune.errors import UserError
 
 # Values of --reduce_dtype, and DeepSpeed's words for them.
 DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
@@ -60,47 +58,6 @@ def sent_bytes(
         "zero3": accumulation_steps * (scatter * gradients + gather * weights),
     }
     return sent.get(family, 0.0)
-
-
-def check_communication(
-    launch: Launch, method: str, planned: Callable[[str], Any], world_size: int, accumulation_steps: int | None
-) -> None:
-    """Refuse settings of the communication that cannot be.
-
-    Args:
-        launch: what the launcher asked for.
-        method: `--method`.
-        planned: the value that a field of the training arguments will have.
-        world_size: number of processes; the launch does not tell it where it was refused.
-        accumulation_steps: micro-batches a process and optimizer step, where that is known already.
-
-    Raises:
-        UserError: all such settings, each with the way out.
-    """
-    problems = []
-    reduce_dtype = planned("reduce_dtype")
-    if reduce_dtype != "float32" and world_size == 1:
-        problems.append(
-            f"--reduce_dtype {reduce_dtype}: one process sends no gradients. Leave it out, or start more processes."
-        )
-    if reduce_dtype != "float32" and launch.family == "fsdp2" and method != "full":
-        problems.append(
-            f"--reduce_dtype {reduce_dtype}: under {launch.strategy} the gradients of --method {method} are summed in "
-            "the type that they have. Leave it out, or use ddp.yaml."
-        )
-    given = (launch.deepspeed or {}).get("communication_data_type", "auto")
-    if given not in ("auto", DEEPSPEED_NAMES[reduce_dtype]):
-        problems.append(
-            f"--deepspeed: the file says communication_data_type = {given}, and --reduce_dtype is {reduce_dtype}. "
-            'Write "auto" in the file, or make them equal.'
-        )
-    if planned("ddp_static_graph") and accumulation_steps not in (None, 1):
-        problems.append(
-            f"--ddp_static_graph true: torch fails with {accumulation_steps} accumulation steps. Leave it out, or "
-            "make --per_device_train_batch_size the share of one process of --global_batch_size."
-        )
-    if problems:
-        raise UserError(problems)
 
 
 def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments, model: nn.Module) -> None:

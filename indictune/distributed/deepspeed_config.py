@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from indictune.config.plan import AnyPlan
-from indictune.errors import Problem, UserError, problem
+from indictune.errors import Problem, problem
 
 # Key in the DeepSpeed file, and the training argument that must not say something else.
 OVERLAP = {
@@ -117,19 +117,6 @@ def has_found_no_scale(error: Exception) -> bool:
     It raises within a step, on all ranks (0.19.8, `DynamicLossScaler.update_scale`).
     """
     return type(error) is Exception and "loss scale already at minimum" in str(error)
-
-
-def check_bad_steps(strategy: str, on_nonfinite: str) -> None:
-    """Refuse to leave bad steps out where it cannot be done.
-
-    Raises:
-        UserError: DeepSpeed decides which step is left out, and all bad ones were to be.
-    """
-    if on_nonfinite not in ("stop", *leaves_bad_steps_out(strategy)):
-        raise UserError(
-            "--on_nonfinite skip: DeepSpeed decides itself, by the gradients alone, whether a step is left out, and "
-            "has taken one whose loss alone is NaN or infinite before that is seen; give rollback or stop."
-        )
 
 
 def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:

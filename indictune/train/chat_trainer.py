@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-import torch
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.data.collation import JoinRows, PadToLongest, Row
-from indictune.distributed import sharding
-from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
-from indictune.evaluation.console_tables import answers_table
-from indictune.models.causal import load_trained_causal
-from indictune.models.load import Model, runs_own_code
+from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded, reads_unpadded
+from indictune.tasks.chat import Answers, compute_dtype
 from indictune.train.exact_trainer import ExactTrainer
-from indictune.train.task_trainer import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +42,9 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         tokenizer: PreTrainedTokenizerBase,
         padded: bool = True,
     ) -> None:
-        self._pad_token_id = tokenizer.pad_token_id
         padded = padded and "seq_lengths" not in train_dataset.column_names
-        self.padded = padded
-        collator = self.collator(evaluating=False)
+        self.objective = Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
+        collator = self.objective.collator(evaluating=False)
         of_text = model.config.get_text_config()
         balances = getattr(of_text, "router_aux_loss_coef", None)
         super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, data_collator=collator)
@@ -66,11 +56,6 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         if not padded and reads_unpadded(model.config, model.config._attn_implementation):
             read_unpadded(model)
         _keep_trained_weights_in_fp32(model)
-
-    def collator(self, evaluating: bool) -> Callable[[list[Row]], dict[str, Any]]:
-        if not (self.padded or evaluating):
-            return JoinRows()
-        return PadToLongest(self._pad_token_id, "right", with_row_numbers=evaluating)
 
     def compute_loss(self, *args: Any, **settings: Any) -> Any:
         """A micro-batch's share of the loss. A callback would not see that TRL takes the micro-batch's own mean."""
@@ -86,20 +71,6 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
                     del means[name]
         return loss
 
-    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
-        """The summed loss, the tokens that count and the right ones."""
-        outputs = model(**inputs, fused_lm_head=True)
-        return -outputs.log_probs.float().sum(-1), outputs.label_mask.sum(-1), outputs.is_top1.sum(-1)
-
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray]) -> dict[str, Any]:
-        return answer_metrics(cast(RowResults, tuple(results)), dataset["language"][:])
-
-    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
-        return flatten_answers(block)
-
-    def tables(self, block: dict[str, Any]) -> str:
-        return answers_table(block)
-
     def unlogged(self) -> dict[str, Any]:
         """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""
         return {"of_micro_batches": self._metrics["train"], "num_tokens": self._total_train_tokens}
@@ -109,10 +80,6 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
             self._metrics["train"].clear()
             self._metrics["train"].update(unlogged["of_micro_batches"])
             self._total_train_tokens = unlogged["num_tokens"]
-
-    def reload(self, folder: Path) -> nn.Module:
-        trusts = runs_own_code(sharding.bare(self))
-        return load_trained_causal(folder, compute_dtype(self.args), trusts, self.trusts_checkpoint, device_map="cpu")
 
 
 def _leave_out_balancing(config: PreTrainedConfig, coefficient: float) -> None:
@@ -138,10 +105,3 @@ def _keep_trained_weights_in_fp32(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-
-
-def compute_dtype(args: LlamaTrainingArguments) -> torch.dtype:
-    """In which activations are computed."""
-    if args.bf16:
-        return torch.bfloat16
-    return torch.float16 if args.fp16 else torch.float32

@@ -25,7 +25,8 @@ from indictune.models.position_limits import check_max_length
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.supervise.run import Run
-from indictune.train.chat_trainer import LlamaTrainer, compute_dtype
+from indictune.tasks.chat import compute_dtype
+from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.finish import evaluate_file
 from indictune.train.start import bring_up
 

@@ -33,9 +33,9 @@ def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[s
         Stopped: a rank was asked to stop.
     """
     began = time.time()
-    detailed = trainer.score(dataset, measured_rows(trainer, dataset))
+    detailed = trainer.objective.score(dataset, measured_rows(trainer, dataset), dataset is trainer.eval_dataset)
     trainer.detailed_metrics[prefix] = detailed
-    metrics = {f"{prefix}_{name}": value for name, value in trainer.flatten(detailed).items()}
+    metrics = {f"{prefix}_{name}": value for name, value in trainer.objective.flatten(detailed).items()}
     at_once = trainer.args.eval_batch_size * trainer.args.world_size
     metrics |= speed_metrics(prefix, began, num_samples=len(dataset), num_steps=math.ceil(len(dataset) / at_once))  # type: ignore[no-untyped-call]
     trainer.log(metrics)
@@ -77,7 +77,7 @@ def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[t
     inputs = sent_to_device(batch, trainer.args.device)
     row_numbers = inputs.pop("row_numbers")
     with torch.no_grad(), trainer.compute_loss_context_manager():
-        return row_numbers, *trainer.measure(model, inputs)
+        return row_numbers, *trainer.objective.measure(model, inputs)
 
 
 def _prepared(trainer: TaskTrainer) -> nn.Module:

@@ -29,6 +29,7 @@ from indictune.hub.repository import make_repository
 from indictune.models.load import Model
 from indictune.progress import HERE
 from indictune.supervise.signals import Stopped, StopRequest
+from indictune.tasks.objective import Batch
 from indictune.train.callbacks.epoch_shuffle import EpochShuffle
 from indictune.train.callbacks.keep_records import KeepRecords
 from indictune.train.callbacks.throughput import throughput_of
@@ -38,7 +39,7 @@ from indictune.train.evaluation import evaluate_rows
 from indictune.train.nonfinite import NonFinite
 from indictune.train.rehearsal import rehearse
 from indictune.train.stopping import stopped_after
-from indictune.train.task_trainer import Batch, TaskTrainer
+from indictune.train.task_trainer import TaskTrainer
 from indictune.train.write_model import write_model
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class ExactTrainer(TaskTrainer):
 
     def get_train_dataloader(self) -> DataLoader[Row]:
         """The rank's own micro-batches: accelerate would deal them out again, and repeat rows at a ragged end."""
-        return self._loader(self.train_dataset, self.batches, self.collator(evaluating=False))
+        return self._loader(self.train_dataset, self.batches, self.objective.collator(evaluating=False))
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device

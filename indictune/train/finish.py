@@ -119,7 +119,7 @@ def finish(
     for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
         if dataset is not None:
             metrics[name] = evaluate(trainer, run, dataset, name)
-    if trainer.args.should_save and (fitted := trainer.fitted()):
+    if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         add_to_config(run.output_dir / "config.json", fitted)
     names = push.begin_push(trainer, saved_files) if trainer.args.push_to_hub else []
     write_metrics(trainer, run, metrics)
@@ -153,7 +153,7 @@ def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> di
                 "not in fp32."
             ]
         )
-    run.show(f"\n{name} rows\n{trainer.tables(block)}\n")
+    run.show(f"\n{name} rows\n{trainer.objective.tables(block)}\n")
     return block
 
 

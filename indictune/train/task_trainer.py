@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
-from torch import nn
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 from transformers import Trainer
@@ -24,20 +20,19 @@ from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.distributed import node_disks
 from indictune.supervise.signals import DeafWorkers, Stopped, StopRequest
+from indictune.tasks.objective import Collator, Objective
 from indictune.train.bad_steps import BadSteps
 from indictune.train.collective_flags import FlagsOnTheirWay
 from indictune.train.nonfinite import NonFinite
 
-Batch = dict[str, torch.Tensor]
-Collator = Callable[[list[Row]], dict[str, Any]]
-
 
 class TaskTrainer(Trainer):
-    """A Trainer with the parts of a run, and the hooks of a task."""
+    """A Trainer with the parts of a run, and the objective of its task."""
 
     args: IndicTrainingArguments
     train_dataset: Dataset | None
     eval_dataset: Dataset | None
+    objective: Objective
     batches: TrainingBatches
     bad_steps: BadSteps
     nonfinite: NonFinite
@@ -51,40 +46,12 @@ class TaskTrainer(Trainer):
     has_begun = False  # to train
     _best_before: tuple[Any, Any] | None = None  # best metric and step, before a step that is not compared
 
-    @abstractmethod
-    def collator(self, evaluating: bool) -> Collator:
-        """What makes a micro-batch of rows. For evaluation it adds `row_numbers`, int64 [rows]."""
-
-    @abstractmethod
-    def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
-        """What an evaluation keeps of each row of a micro-batch, each [rows]."""
-
-    @abstractmethod
-    def score(self, dataset: Dataset, results: Sequence[np.ndarray]) -> dict[str, Any]:
-        """The block of `metrics.json` of an evaluation; arguments as in `Objective.score`."""
-
-    @abstractmethod
-    def flatten(self, block: dict[str, Any]) -> dict[str, float]:
-        """The numbers of a block that the Trainer logs and compares checkpoints by."""
-
-    @abstractmethod
-    def tables(self, block: dict[str, Any]) -> str:
-        """A block as people read it."""
-
-    def fitted(self) -> dict[str, Any]:
-        """Entries for the `config.json` of the saved model, decided by the validation rows."""
-        return {}
-
     def unlogged(self) -> dict[str, Any]:
         """What the task logs beside the loss, since the last logged step, as JSON holds it; the same on all ranks."""
         return {}
 
     def log_on(self, unlogged: dict[str, Any]) -> None:
         """Go on with what `unlogged` gave to a checkpoint."""
-
-    @abstractmethod
-    def reload(self, folder: Path) -> nn.Module:
-        """The saved model, on the CPU."""
 
     @cached_property
     def disks_group(self) -> ProcessGroup | None:
@@ -124,7 +91,7 @@ class TaskTrainer(Trainer):
         batches = EvaluationBatches(
             lengths_of(dataset), self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
         )
-        return self._loader(dataset, batches, self.collator(evaluating=True))
+        return self._loader(dataset, batches, self.objective.collator(evaluating=True))
 
     def _loader(
         self, dataset: Dataset, batches: TrainingBatches | EvaluationBatches, collator: Collator

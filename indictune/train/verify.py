@@ -19,6 +19,7 @@ from torch import nn
 from indictune.data.collation import PadToLongest
 from indictune.distributed import sharding
 from indictune.models.active_vocabulary import ActiveEmbedding, active_embedding
+from indictune.models.load import runs_own_code
 from indictune.progress import HERE
 from indictune.train.exact_trainer import ExactTrainer
 
@@ -132,7 +133,7 @@ def _problems(trainer: ExactTrainer, folder: Path, facts: Facts) -> list[str]:
         torch.set_num_threads(os.cpu_count() or threads)  # launchers leave a process one; the other ranks wait
     try:
         with sharding.loading_alone(trainer.args):
-            saved = trainer.reload(folder)
+            saved = trainer.objective.reload(folder, runs_own_code(sharding.bare(trainer)), trainer.trusts_checkpoint)
         allowed = _allowed(trainer, saved)
         problems = _problems_of_model(saved, facts, folder, allowed)
         return problems or _problems_of_logits(saved, facts, _allowed_of_logits(allowed))

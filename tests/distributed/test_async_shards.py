@@ -11,31 +11,9 @@ from torch import nn
 from transformers import TrainingArguments
 
 from indictune.config.plan import Launch
-from indictune.distributed.async_shards import SHARDED, check_async_save, check_kept_in_shards, copied
+from indictune.distributed.async_shards import SHARDED, check_kept_in_shards, copied
 from indictune.distributed.sharding import EFFICIENT
 from indictune.errors import UserError
-
-
-@pytest.mark.parametrize(
-    ("strategy", "world_size", "method", "reason"),
-    [
-        ("ddp", 8, "full", "this run is ddp on 8 process(es), whose checkpoints are no shards. Leave it out, or"),
-        ("zero3", 8, "full", "this run is zero3 on 8 process(es)"),
-        ("fsdp2", 1, "full", "this run is fsdp2 on 1 process(es)"),
-        ("fsdp2", 8, "lora", "--method lora saves an adapter, which is too small to gain by it"),
-    ],
-)
-def test_what_writes_no_shards_is_refused(strategy: str, world_size: int, method: str, reason: str) -> None:
-    with pytest.raises(UserError) as raised:
-        check_async_save(Launch(strategy, world_size), method)
-    assert raised.value.message.startswith(f"--async_save true: {reason}")
-    assert "Leave it out, or " in raised.value.message
-
-
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_offload"])
-def test_shards_are_written_beside_the_training(strategy: str) -> None:
-    check_async_save(Launch(strategy, 2), "full")
-
 
 FULL = "FULL_STATE_DICT"
 REFUSED = "FSDP would save a FULL_STATE_DICT, from which no other launch could go on. Ask for SHARDED_STATE_DICT"

@@ -27,8 +27,9 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune.data.collation import IndexedRows, JoinRows, PadToLongest
 from indictune.models.attention import ATTENTION
+from indictune.tasks.chat import compute_dtype
 from indictune.train.bad_steps import BadSteps
-from indictune.train.chat_trainer import LlamaTrainer, compute_dtype
+from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.nonfinite import NonFiniteLossError
 from tests.data.packs import pack
 from tests.models.tiny import words_tokenizer
@@ -196,8 +197,8 @@ class TestPacks:
 
     def test_evaluation_of_a_packed_run_is_not_packed(self, base: str, tmp_path: Path) -> None:
         trainer = tiny_trainer(base, tmp_path, pack(ROWS, 16), ROWS)
-        assert isinstance(trainer.collator(evaluating=False), JoinRows)
-        assert isinstance(trainer.collator(evaluating=True), PadToLongest)
+        assert isinstance(trainer.objective.collator(evaluating=False), JoinRows)
+        assert isinstance(trainer.objective.collator(evaluating=True), PadToLongest)
         assert trainer.evaluate()["eval_loss"] == pytest.approx(mean_loss(trainer.model, ROWS), abs=1e-5)
 
 

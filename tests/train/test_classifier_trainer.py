@@ -49,4 +49,4 @@ def test_a_model_that_reads_the_last_place_is_padded_before_it(tmp_path: Path) -
     model = XLNetForSequenceClassification(XLNetConfig(vocab_size=64, d_model=8, n_layer=1, n_head=2, d_inner=8))
     trainer = IndicTrainer(model, evaluating(tmp_path), None, None, tokenizer, SingleLabel(model.config, tokenizer))
     rows = [{"input_ids": np.arange(3, 3 + length), "labels": 0, "row": 0} for length in (3, 1)]
-    assert trainer.collator(evaluating=True)(rows)["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert trainer.objective.collator(evaluating=True)(rows)["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
