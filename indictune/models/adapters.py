@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
@@ -194,16 +194,15 @@ def _check_modules_to_save(model: PreTrainedModel, args: ModelArguments) -> None
         raise UserError(problems=problems)
 
 
-def check_precision(args: ModelArguments, planned: Callable[[str], Any]) -> None:
+def check_precision(args: ModelArguments, is_half: bool) -> None:
     """Refuse `--modules_to_save` with QLoRA in fp32: nothing casts between these modules and the base's bf16.
 
     Args:
         args: name the modules and the method.
-        planned: gives the value of a field of the training arguments.
+        is_half: whether activations are computed in bf16 or fp16.
 
     Raises:
         UserError: `modules-to-save-need-bf16`.
     """
-    is_half = planned("bf16") is not False or planned("fp16")
     if args.method == "qlora" and args.modules_to_save and not is_half:
         raise UserError("modules-to-save-need-bf16", "--modules_to_save", " ".join(args.modules_to_save))

@@ -79,7 +79,8 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         found = problems_of(check_causal, plan.model, plan.model_config)
         if plan.data.packing:
             found += problems_of(check_packing, plan.model, plan.model_config)
-        return found + problems_of(check_precision, plan.model, lambda name: getattr(plan.training, name))
+        is_half = plan.training.bf16 is not False or plan.training.fp16
+        return found + problems_of(check_precision, plan.model, is_half)
 
     def metrics(self, plan: Plan) -> tuple[str, ...]:
         return "loss", "answer_token_accuracy"
