@@ -15,7 +15,7 @@ from indictune.config.arguments import DataArguments
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import shortened
 from indictune.data.rows import MAX_LISTED_ROWS, StoredRows
-from indictune.data.targets import MULTI_LABEL, REGRESSION, parts
+from indictune.data.targets import MULTI_LABEL, REGRESSION, names
 from indictune.errors import Problem, Problems, UserError, problem
 
 _MAX_LABELS = 1000
@@ -76,7 +76,7 @@ def unknown_labels(rows: StoredRows, known: Collection[str], problem_type: str |
     labels = ", ".join(map(shortened, sorted(known)[:MAX_LISTED_ROWS]))
     problems = []
     for label, count in list(unknown.items())[:_MAX_LISTED]:
-        written = (each for each in label_counts(rows) if label in (each, *parts(each)))
+        written = (each for each in label_counts(rows) if label in names([each], problem_type))
         first = rows.location(_first_row(rows, next(written)))
         details: dict[str, Any] = {"label": shortened(label), "count": count, "first": first, "known": labels}
         problems.append(problem("label-unknown", rows.origin, rows.source, **details))
@@ -92,7 +92,7 @@ def label_counts(rows: StoredRows, problem_type: str | None = None) -> dict[str,
         return counts
     of_parts: Counter[str] = Counter()
     for label, count in counts.items():
-        of_parts.update(dict.fromkeys(parts(label), count))
+        of_parts.update(dict.fromkeys(names([label], problem_type), count))
     return dict(of_parts)
 
 

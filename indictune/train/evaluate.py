@@ -164,7 +164,7 @@ def _evaluate_answers(run: Run) -> None:
 def _evaluate_classes(run: Run) -> None:
     plan, found = make_evaluation_plan(run.recipe, os.environ, SentimentTrainingArguments, _read_config)
     problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
-    labels, tokenizer, test, mode = None, None, None, getattr(config, "problem_type", None)
+    labels, tokenizer, test, mode = None, None, None, None if config is None else config.problem_type
     if config is not None:
         labels = problems.attempt(class_names, config)
         problems.extend(problems_of(check_max_length, config, asked.max_length, begins=False))

@@ -19,6 +19,7 @@ from indictune.data.load_rows import Splits, load_splits
 from indictune.data.targets import parts, targets
 from indictune.data.tokenisation import schema_of
 from indictune.errors import UserError
+from tests.refusals import refused
 
 Labels = list[object]
 REGRESSION: ProblemType = "regression"
@@ -69,6 +70,11 @@ def test_a_parquet_column_may_hold_lists(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", "b"], "label": [["x", "y"], ["y"]]}), path)
     splits = load_splits(DataArguments(train_file=path, problem_type=MULTI_LABEL))
     assert [parts(label) for label in splits.train.each_label()] == [["x", "y"], ["y"]]
+
+
+def test_a_bar_is_a_part_of_a_single_label(tmp_path: Path) -> None:
+    with refused("label-unknown", "2 rows", "validation.jsonl:2"):
+        split(tmp_path, "single_label_classification", ["x|y", "z"], ["x|y", "x", "x"])
 
 
 def test_a_list_is_refused_where_a_row_has_one_label(tmp_path: Path) -> None:
