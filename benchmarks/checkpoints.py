@@ -28,7 +28,7 @@ from benchmarks.environment import environment, write_results
 from indictune.checkpoint import store
 from indictune.config.arguments import ModelArguments, SentimentTrainingArguments
 from indictune.console_text import table
-from indictune.distributed import cpu_fallback, sharding
+from indictune.distributed import collectives, cpu_fallback
 from indictune.distributed.launch import read_launch, world_size_of
 from indictune.models.load import load_tokenizer
 from indictune.tasks.text_objectives import SingleLabel
@@ -75,7 +75,7 @@ def trained(folder: Path, width: int) -> IndicTrainer:
 def seconds_of(act: Callable[[], None]) -> Seconds:
     """Seconds of an act that starts with an idle disk."""
     os.sync()
-    sharding.barrier()
+    collectives.barrier()
     since, cores_since = time.perf_counter(), time.process_time()
     act()
     return time.perf_counter() - since, time.process_time() - cores_since
@@ -115,7 +115,7 @@ def main() -> None:
         trainer = trained(folder, options.width)
         medians = measure(trainer, options.laps)
         size_bytes = sum(path.stat().st_size for path in Path(folder, "checkpoint-1").rglob("*"))
-        sharding.barrier()
+        collectives.barrier()
         shutil.rmtree(folder, ignore_errors=True)
     if not trainer.args.should_save:
         return

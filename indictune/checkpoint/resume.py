@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 from indictune.checkpoint import abandoned, compatibility, flag_files, store
 from indictune.checkpoint.best import best_of
 from indictune.config.plan import Launch
-from indictune.distributed import merge_shards, node_disks, resume_rules, sharding
+from indictune.distributed import collectives, merge_shards, node_disks, resume_rules
 from indictune.distributed.launch import local_world_size_of, world_size_of
 from indictune.errors import Problem, UserError, problem
 from indictune.supervise import run_folder
@@ -39,7 +39,7 @@ def end_if_finished(output_dir: Path, asked: str | None) -> None:
     Raises:
         Finished: on all ranks.
     """
-    if asked == AUTO and all(sharding.from_all(run_folder.is_finished(output_dir))):
+    if asked == AUTO and all(collectives.gather_from_all(run_folder.is_finished(output_dir))):
         raise Finished(f"{output_dir}: {run_folder.NOTHING_TO_DO}")
 
 
@@ -129,7 +129,7 @@ def _damage_read_by_all(
     _give_to_all_disks(checkpoint, args, trust_checkpoint, disks_group)
     manifest = store.read_manifest(checkpoint)
     problems = store.damage(checkpoint, share=node_disks.share_of_files(args))
-    parts = sharding.from_all((problems, manifest.save if manifest else ""))
+    parts = collectives.gather_from_all((problems, manifest.save if manifest else ""))
     if len({save for _, save in parts if save}) > 1:
         return [f"{checkpoint} is of another save on another node's disk"]
     return list(dict.fromkeys(problem for part, _ in parts for problem in part))  # all see what is missing
@@ -143,7 +143,7 @@ def _give_to_all_disks(
         is_whole = not store.damage(checkpoint, thorough=False)
         gives = is_whole and (trust_checkpoint or _why_not_own(checkpoint, Path(str(args.output_dir))) is None)
         node_disks.give_files(checkpoint, gives, args, disks_group)
-        sharding.barrier()
+        collectives.barrier()
 
 
 def _refused(named: Path, why_none: str | None, problems: list[str]) -> str:
@@ -326,11 +326,11 @@ def _whole(
 ) -> Iterator[Path]:
     """Those that are whole on every disk, the newest first."""
     mine = {store.step_of(path): path for path in found}
-    for step in sorted(set.union(*map(set, sharding.from_all(list(mine)))), reverse=True):
+    for step in sorted(set.union(*map(set, collectives.gather_from_all(list(mine)))), reverse=True):
         checkpoint = mine.get(step, store.path_of(Path(str(args.output_dir)), step))
         problems = _damage_read_by_all(checkpoint, args, trust_checkpoint, group)
         if problems and asked != AUTO:
-            whys = sharding.from_all(_why_none(checkpoint))
+            whys = collectives.gather_from_all(_why_none(checkpoint))
             raise UserError(_refused(checkpoint, None if None in whys else whys[0], problems))
         if problems:
             for problem in problems[:3]:
@@ -343,7 +343,7 @@ def _best_on_every_disk(
     checkpoint: Path, args: TrainingArguments, trust_checkpoint: bool, disks_group: ProcessGroup | None
 ) -> tuple[Path | None, bool]:
     """The best of a whole one; None where it lacks on a disk, or is damaged. And whether that is as it must be."""
-    is_the_same = len(set(sharding.from_all(store.best_step(checkpoint)))) == 1
+    is_the_same = len(set(collectives.gather_from_all(store.best_step(checkpoint)))) == 1
     best, problems = best_of(checkpoint) if is_the_same else None, []
     if best is not None and best != checkpoint:
         if args.load_best_model_at_end:
@@ -351,7 +351,7 @@ def _best_on_every_disk(
         else:
             _give_to_all_disks(best, args, trust_checkpoint, disks_group)
     if best is None or not problems:
-        is_everywhere = all(sharding.from_all(best is not None and best.is_dir()))
+        is_everywhere = all(collectives.gather_from_all(best is not None and best.is_dir()))
         return best if is_everywhere else None, True
     told = "%s is not the first to go on from, because its best checkpoint, %s, is damaged: %s"
     logger.warning(told, checkpoint.name, best.name, "; ".join(problems[:3]))

@@ -23,7 +23,7 @@ from indictune.checkpoint import disk_errors, flag_files, store
 from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest
 from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.distributed import async_shards, node_disks, sharding
+from indictune.distributed import async_shards, collectives, node_disks, sharding
 from indictune.progress import HERE
 from indictune.supervise.run_folder import RECIPE
 from indictune.versions import versions_of_steps
@@ -163,15 +163,15 @@ class Checkpoints:
         with self._reporting_disk_errors(step):
             disk = node_disks.disk_of(self.args)
             mine = (disk, unfinished.settled.result(), self.request.asked, uuid.uuid4().hex)
-            parts = sharding.from_all(mine)
+            parts = collectives.gather_from_all(mine)
             if self.args.should_save:
                 files = {name: found for where, part, *_ in parts if where == disk for name, found in part.items()}
                 store.seal(unfinished.folder, replace(unfinished.manifest, files=files, save=parts[0][-1]))
-            sharding.barrier()  # no disk of several gives the name before all hold what it is given to
+            collectives.barrier()  # no disk of several gives the name before all hold what it is given to
             if self.args.should_save:
                 store.give_name(unfinished.folder, last)
                 shutil.rmtree(self.output_dir / UNFINISHED, ignore_errors=True)
-        sharding.barrier()
+        collectives.barrier()
         if self.args.should_save:
             self._rotate(last)
         self.request.agreed |= any(asked for _, _, asked, _ in parts)
@@ -232,14 +232,14 @@ class Checkpoints:
 
     def _settle(self, folder: Path, group: ProcessGroup | None = None) -> dict[str, FileDigest]:
         """Sync this rank's share of the files to the disk when all ranks have written; returns their digests."""
-        sharding.barrier(group)
+        collectives.barrier(group)
         node_disks.give_files(folder, True, self.args, self.disks_group)
         return store.settle(folder, self._share(folder, group))
 
     def _share(self, folder: Path, group: ProcessGroup | None) -> list[str]:
         """The files on its disk that this rank digests; one rank lists them for all that share the disk."""
         mine = (node_disks.disk_of(self.args), store.files_in(folder) if self.args.should_save else None)
-        listed = sharding.from_all(mine, group)
+        listed = collectives.gather_from_all(mine, group)
         names = next(names for disk, names in listed if disk == mine[0] and names is not None)
         return names[node_disks.share_of_files(self.args)]
 

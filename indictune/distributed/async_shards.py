@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from transformers import TrainingArguments
 
 from indictune.config.plan import Launch
-from indictune.distributed import sharding
+from indictune.distributed import collectives
 from indictune.distributed.convert_state import STATE_SHARDS, WEIGHT_SHARDS
 from indictune.errors import UserError
 from indictune.progress import HERE
@@ -61,7 +61,7 @@ def group_of_writers(args: TrainingArguments) -> ProcessGroup | None:
 
     Without one of their own, the two would take each other's messages.
     """
-    return sharding.group_on_cpu(args.ddp_timeout_delta)
+    return collectives.new_cpu_group(args.ddp_timeout_delta)
 
 
 def shards_of(model: nn.Module, optimizer: Optimizer) -> Shards:

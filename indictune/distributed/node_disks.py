@@ -12,7 +12,7 @@ import torch
 from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
-from indictune.distributed import sharding
+from indictune.distributed import collectives
 from indictune.distributed.launch import local_world_size_of
 
 _CHUNK_BYTES = 64 << 20
@@ -23,11 +23,11 @@ def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
     """Whether all ranks see the same files in a folder. All must call it; the folder is there."""
     if args.world_size == 1:
         return True
-    mark = folder / f".seen-{sharding.from_all(uuid.uuid4().hex)[0]}"
+    mark = folder / f".seen-{collectives.gather_from_all(uuid.uuid4().hex)[0]}"
     if args.process_index == 0:
         mark.touch()
-    sharding.barrier()
-    seen = sharding.from_all(mark.exists())
+    collectives.barrier()
+    seen = collectives.gather_from_all(mark.exists())
     if args.process_index == 0:
         mark.unlink()
     return all(seen)
@@ -63,8 +63,8 @@ def group_of_disks(args: TrainingArguments) -> ProcessGroup | None:
     """A group of the first rank of every disk; None where there is one disk. All ranks must call it."""
     if not args.save_on_each_node:
         return None
-    firsts = sorted(set(sharding.from_all(disk_of(args))))
-    return sharding.group_on_cpu(args.ddp_timeout_delta, firsts)
+    firsts = sorted(set(collectives.gather_from_all(disk_of(args))))
+    return collectives.new_cpu_group(args.ddp_timeout_delta, firsts)
 
 
 def give_files(folder: Path, gives: bool, args: TrainingArguments, group: ProcessGroup | None) -> None:
@@ -86,8 +86,8 @@ def give_files(folder: Path, gives: bool, args: TrainingArguments, group: Proces
     for leftover in folder.rglob(f"{_GIVEN}*"):
         leftover.unlink()  # of a run that was killed
     held = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    on_disks = sharding.from_all(held, group)
-    given = sharding.from_all(held if gives else set[str](), group)
+    on_disks = collectives.gather_from_all(held, group)
+    given = collectives.gather_from_all(held if gives else set[str](), group)
     for name in sorted(set[str]().union(*given) - set[str].intersection(*on_disks)):
         giver = next(rank for rank, names in enumerate(given) if name in names)
         _give(folder / name, giver, name not in held, group)
@@ -96,7 +96,7 @@ def give_files(folder: Path, gives: bool, args: TrainingArguments, group: Proces
 def _give(path: Path, giver: int, is_lacking: bool, group: ProcessGroup) -> None:
     """Send a file from one rank of a group to all; those that lack it write it."""
     is_giver = torch.distributed.get_rank(group) == giver
-    size = sharding.from_all(path.stat().st_size if is_giver else 0, group)[giver]
+    size = collectives.gather_from_all(path.stat().st_size if is_giver else 0, group)[giver]
     written = path.with_name(f"{_GIVEN}{path.name}") if is_lacking else Path(os.devnull)
     written.parent.mkdir(parents=True, exist_ok=True)
     with (path if is_giver else written).open("rb" if is_giver else "wb") as file:

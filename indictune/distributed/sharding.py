@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import DistributedType
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
@@ -22,11 +20,7 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_h
 from indictune.distributed.launch_check import came_up
 from indictune.progress import HERE
 
-T = TypeVar("T")
-
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-GROUPING = "making a group of ranks"
-WAITING = "waiting for the others, however long they take"
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
@@ -182,75 +176,6 @@ def gathered(parameter: torch.Tensor) -> Iterator[None]:
             yield
     else:
         yield
-
-
-def told_by_rank_0(word: Any, patient: ProcessGroup | None) -> Any:
-    """What rank 0 says, on all ranks, however long it takes: a GPU's collectives would give up waiting.
-
-    Args:
-        word: rank 0's, on rank 0.
-        patient: from `patient_group`.
-    """
-    if patient is None:
-        return word
-    HERE.passed(WAITING)
-    said = [word]
-    torch.distributed.broadcast_object_list(said, src=0, group=patient)
-    return said[0]
-
-
-def wait_for_all(patient: ProcessGroup | None) -> None:
-    """Wait until all ranks are here, however long one takes. All must call it, with what `patient_group` gave."""
-    if patient is not None:
-        HERE.passed(WAITING)
-        from_all(None, patient)
-
-
-def patient_group(args: TrainingArguments) -> ProcessGroup | None:
-    """All ranks, in which one may be waited for; None where there is one. All must call it, before what takes long:
-    who waits in it hears at once that one has ended, and while it is made nobody would."""
-    return group_on_cpu(timedelta(hours=12)) if args.world_size > 1 else None
-
-
-def group_on_cpu(timeout: timedelta, ranks: list[int] | None = None) -> ProcessGroup:
-    """A group that talks beside the training's own. All ranks must call it, and those in it wait for each other.
-
-    Args:
-        timeout: of its making and of its collectives.
-        ranks: in it; None for all.
-    """
-    HERE.passed(GROUPING)
-    group: ProcessGroup = torch.distributed.new_group(ranks, backend="gloo", timeout=timeout)
-    _meet(None)
-    return group
-
-
-def from_all(mine: T, group: ProcessGroup | None = None) -> list[T]:
-    """What every rank gives, by rank. All of the group must call it.
-
-    Args:
-        mine: what this rank gives.
-        group: in which they talk; None for the training's own, of all ranks.
-    """
-    if not torch.distributed.is_initialized():
-        return [mine]
-    _meet(group)
-    parts: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(parts, mine, group=group)
-    return parts
-
-
-def barrier(group: ProcessGroup | None = None) -> None:
-    """Wait for all ranks, where there are several; `group` as in `from_all`."""
-    if torch.distributed.is_initialized():
-        _meet(group)
-        torch.distributed.barrier(group)
-
-
-def _meet(group: ProcessGroup | None) -> None:
-    """All ranks pass this place, but for a group's: some are not in it, or it meets beside the training."""
-    if group is None:
-        HERE.passed("meeting the other ranks")
 
 
 @contextmanager

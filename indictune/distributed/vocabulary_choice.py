@@ -15,9 +15,10 @@ from transformers.training_args import OptimizerNames
 
 from indictune.config.arguments import SentimentTrainingArguments
 from indictune.config.plan import Launch
+from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.communication import sent_bytes
 from indictune.distributed.launch_check import came_up
-from indictune.distributed.sharding import from_all, gathered
+from indictune.distributed.sharding import gathered
 from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.active_vocabulary import (
@@ -111,7 +112,7 @@ def use_active_vocabulary(
     embedding = cast(nn.Embedding, model.get_input_embeddings())
     with gathered(embedding.weight):
         active = ActiveEmbedding(embedding.weight, row_ids, embedding.padding_idx, keeps_start=args.should_save)
-    if checkpoint is not None and began_with_others(checkpoint, from_all(active.unused)[0]):
+    if checkpoint is not None and began_with_others(checkpoint, gather_from_all(active.unused)[0]):
         name = builtin.name_of(str(model.name_or_path))
         raise UserError(
             f"--resume_from_checkpoint {checkpoint}: it began with other weights than --model_name_or_path {name} has "

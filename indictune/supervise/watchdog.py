@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from indictune.distributed import elastic, sharding
+from indictune.distributed import collectives, elastic
 from indictune.progress import HERE
 from indictune.supervise.heartbeat import Ranks
 
@@ -24,7 +24,7 @@ _GRACE_S = 3.0
 _ENDS_AFTER = 1.8
 # Longer than a rank waits for rank 0 to report a problem (20 s), so that launchers and gloo come first.
 _ENDS_AFTER_ANOTHER_S = 30.0
-_MEETINGS = (elastic.JOINING, sharding.GROUPING, sharding.WAITING)  # phases that all ranks leave together
+_MEETINGS = (elastic.JOINING, collectives.NEW_GROUP, collectives.LONG_WAIT)  # phases that all ranks leave together
 
 
 class Watchdog(threading.Thread):

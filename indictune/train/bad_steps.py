@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from indictune.data.batching import NO_ROW, TrainingBatches
-from indictune.distributed import sharding
+from indictune.distributed import collectives
 from indictune.distributed.deepspeed_config import leaves_bad_steps_out
 from indictune.supervise import run_folder
 from indictune.train.nonfinite import LOWER_RATE, NonFiniteLossError
@@ -50,7 +50,7 @@ class BadSteps:
                 self.record.path, lambda line: line["step"] <= step or line["action"] == "stop"
             )
         left_out = [each for each in noted if each["action"] != "stop"]
-        self.count = max(sharding.from_all(len(left_out)))  # rank 0 alone has a record
+        self.count = max(collectives.gather_from_all(len(left_out)))  # rank 0 alone has a record
 
     def note(self, step: int, action: str, loss: float | None) -> str:
         """Record a step, its loss where that or its gradient is bad, and what is done about it: `stop`, `skip` or
@@ -121,5 +121,5 @@ def of_all_ranks(loss: torch.Tensor | None) -> float:
 
     All ranks must call it.
     """
-    losses = sharding.from_all(0.0 if loss is None else loss.item())
+    losses = collectives.gather_from_all(0.0 if loss is None else loss.item())
     return sum(losses) / len(losses)

@@ -15,7 +15,7 @@ from transformers.integrations.deepspeed import deepspeed_init
 from transformers.trainer_utils import speed_metrics
 
 from indictune.data.collation import in_order
-from indictune.distributed import sharding
+from indictune.distributed import collectives
 from indictune.progress import HERE
 from indictune.train.device_transfer import sent_to_device
 from indictune.train.task_trainer import TaskTrainer
@@ -56,7 +56,7 @@ def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
         kept.append(measure_batch(trainer, model, batch))
         trainer.control = handler.on_prediction_step(args, trainer.state, trainer.control)
     of_rank = [joined([each.cpu().numpy() for each in column]) for column in zip(*kept, strict=True)]
-    of_all = sharding.from_all(of_rank)
+    of_all = collectives.gather_from_all(of_rank)
     row_numbers, *results = [joined(column) for column in zip(*of_all, strict=True)]
     return in_order(row_numbers, results, len(dataset))
 

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from indictune.checkpoint import compatibility, flag_files
 from indictune.checkpoint.digests import validation_digest
-from indictune.distributed import sharding
+from indictune.distributed import collectives, sharding
 from indictune.errors import UserError
 from indictune.models.active_vocabulary import active_embedding
 from indictune.train.exact_trainer import ExactTrainer
@@ -58,7 +58,7 @@ def check_alike(
         "class weights": str(in_files.get("class_weights", given.get("class_weights"))),
         "settings in --deepspeed": str(in_files.get("deepspeed")),
     }
-    everyone = sharding.from_all((socket.gethostname(), own, flags))
+    everyone = collectives.gather_from_all((socket.gethostname(), own, flags))
     here, digests, flags = everyone[0]
     problems: dict[str, None] = {}  # each once, though several ranks of a node have it
     for rank, (host, its_digests, its_flags) in enumerate(everyone):

@@ -15,7 +15,7 @@ from indictune.checkpoint.resume_point import ResumePoint
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.config.recipe import resolved
-from indictune.distributed import batch_size, launch_check, node_disks, process_group, sharding
+from indictune.distributed import batch_size, collectives, launch_check, node_disks, process_group
 from indictune.distributed.async_shards import check_kept_in_shards
 from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.strategy_limits import check_communication
@@ -123,7 +123,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
         run.lock_own_disk()
     if args.should_save:
         copying.recover(output_dir)
-    sharding.barrier()
+    collectives.barrier()
     asked = plan.recipe.values.get("resume_from_checkpoint")
     resume.end_if_finished(output_dir, asked)
     found = store.listed(output_dir)

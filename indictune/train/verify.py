@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import nn
 
 from indictune.data.collation import PadToLongest
-from indictune.distributed import sharding
+from indictune.distributed import collectives, sharding
 from indictune.models.active_vocabulary import ActiveEmbedding, active_embedding
 from indictune.models.load import runs_own_code
 from indictune.progress import HERE
@@ -80,7 +80,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     facts = Facts(shapes_when_saved(model), sharding.whole_norms(trainer), active_embedding(model), probe, trained)
     trainer.look_for_stop("the saved model was read back; going on saves it again", at_once=True)
     found: list[str] = []
-    patient = sharding.patient_group(trainer.args)
+    long_wait = collectives.long_wait_group(trainer.args)
     HERE.passed("reading the saved model back")
     if trainer.is_world_process_zero():
         try:
@@ -88,7 +88,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
         except Exception as error:  # whatever it is: the other ranks wait for this one's word
             logger.exception("The saved model cannot be read")
             found = [f"It cannot be read: {' '.join(str(error).split())}"]
-    found = sharding.told_by_rank_0(found, patient)
+    found = collectives.from_rank_0(found, long_wait)
     if found:
         raise SavedModelError(
             f"{folder}: the saved model is not the trained one; its checkpoints are untouched. " + " ".join(found)

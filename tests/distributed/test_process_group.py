@@ -33,7 +33,7 @@ def test_it_is_what_was_asked_for_after_a_restart(tmp_path: Path) -> None:
 def test_who_waits_long_for_a_rank_hears_at_once_that_it_is_gone(tmp_path: Path) -> None:
     """Nodes with disks of their own hear of each other in no other way; to make the group would take 12 hours."""
     told = tmp_path / "told"
-    start([*torchrun(2), "tests/distributed/patience.py", str(told)], timeout_s=60)
+    start([*torchrun(2), "tests/distributed/long_wait.py", str(told)], timeout_s=60)
     seconds, _, error = told.read_text(encoding="utf-8").partition(" ")
     assert float(seconds) < 20
     assert "onnection" in error

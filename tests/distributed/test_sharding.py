@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 
 import pytest
 from accelerate.state import DistributedType
 from accelerate.utils import TorchDynamoPlugin
 from peft import LoraConfig, TaskType, get_peft_model
-from torch import distributed, nn
-from torch._C._distributed_c10d import HashStore
+from torch import nn
 from transformers import AutoModelForSequenceClassification, TrainingArguments
 
-from indictune.distributed.elastic import join
-from indictune.distributed.sharding import barrier, fit_to_model, from_all, group_on_cpu, repeated_blocks
-from indictune.progress import HERE
+from indictune.distributed.sharding import fit_to_model, repeated_blocks
 from tests.models.tiny import CONFIGS
 
 BLOCKS = {
@@ -99,21 +95,3 @@ def test_a_split_model_is_compiled_by_blocks(args: TrainingArguments, by_flag: b
         os.environ["ACCELERATE_USE_FSDP"] = "true"
     fit_to_model(classifier("bert"), args)
     assert TorchDynamoPlugin(backend="inductor").use_regional_compilation
-
-
-def test_what_all_ranks_wait_for_is_a_place_and_what_some_wait_for_is_none() -> None:
-    join({}, None, 1)
-    assert HERE.place == "joining the other ranks"
-    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        group, count = distributed.new_group(), HERE.count
-        barrier(group)
-        from_all("mine", group)
-        assert HERE.count == count
-        barrier()
-        from_all("mine")
-        assert (HERE.count, HERE.place) == (count + 2, "meeting the other ranks")
-        group_on_cpu(timedelta(seconds=1))
-        assert (HERE.count, HERE.place) == (count + 4, "meeting the other ranks")
-    finally:
-        distributed.destroy_process_group()

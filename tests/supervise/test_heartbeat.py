@@ -22,8 +22,8 @@ import pytest
 from torch import distributed
 from torch._C._distributed_c10d import HashStore
 
+from indictune.distributed.collectives import NEW_GROUP
 from indictune.distributed.elastic import JOINING
-from indictune.distributed.sharding import GROUPING
 from indictune.progress import HERE, Progress
 from indictune.supervise import execute
 from indictune.supervise.heartbeat import Ranks
@@ -253,7 +253,7 @@ class TestARankThatAnotherHoldsUp:
         assert self.look_after(watchdog, 1.7 * PATIENCE_S) == []
         assert self.look_after(watchdog, 1.9 * PATIENCE_S)[0].endswith(" is stopped (SIGSTOP)")
 
-    @pytest.mark.parametrize("place", [JOINING, GROUPING])
+    @pytest.mark.parametrize("place", [JOINING, NEW_GROUP])
     def test_waits_for_it_where_the_waiting_ends_by_itself_or_may_take_hours(
         self, watchdog: Watchdog, place: str
     ) -> None:
@@ -347,7 +347,7 @@ ENDED = ("[rank 0] stopped by SIGTERM.", "resumable")
     ("place", "hears", "expected"),
     [
         (JOINING, False, ["asked", ENDED]),
-        (GROUPING, False, ["asked", ENDED]),
+        (NEW_GROUP, False, ["asked", ENDED]),
         (JOINING, True, ["asked"]),
         ("evaluating", False, []),
     ],

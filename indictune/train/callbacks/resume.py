@@ -27,7 +27,7 @@ from indictune.checkpoint.store import Manifest
 from indictune.checkpoint.train_state import read_counters
 from indictune.config.plan import AnyPlan
 from indictune.data.bad_rows import keep_rejected
-from indictune.distributed import sharding
+from indictune.distributed import collectives
 from indictune.errors import UserError
 from indictune.progress import HERE
 from indictune.supervise.run import Run
@@ -157,14 +157,15 @@ class LeaveBehind(TrainerCallback):
         what = taken[0].name if taken else "the records of what is left behind"
         needed = sum(_bytes_in(each) for each in taken) + (abandoned.bytes_of_records(self.output_dir) if left else 0)
         copies: list[Path] = []
-        patient = None if self.checkpoint is None else sharding.patient_group(args)  # of those that copy many bytes
+        # Copying a checkpoint may take long.
+        long_wait = None if self.checkpoint is None else collectives.long_wait_group(args)
         HERE.passed("copying what is gone on from")
         if args.should_save:
             with disk_errors.telling_of_copy(self.output_dir, what, needed):
                 copies = copying.copy(taken, self.output_dir, lambda: self.stop_request.asked)
                 if left:
                     abandoned.copy_records(self.output_dir)
-        sharding.wait_for_all(patient)
+        collectives.wait_for_all(long_wait)
         agreed = self._agreed(left)
         if agreed.is_asked:
             if args.should_save:
@@ -175,7 +176,7 @@ class LeaveBehind(TrainerCallback):
                 if left:
                     abandoned.move(left, agreed.folder)
                 copying.adopt(copies, self.output_dir)
-        sharding.barrier()
+        collectives.barrier()
         if agreed.names and args.process_index == 0:
             logger.warning("%s", abandoned.told(agreed.names, agreed.folder))
 
@@ -193,7 +194,7 @@ class LeaveBehind(TrainerCallback):
 
     def _agreed(self, left: list[Path]) -> _Agreed:
         number = max(map(abandoned.number_of, abandoned.folders(self.output_dir)), default=0)
-        on_disks = sharding.from_all((number, [path.name for path in left], self.stop_request.asked))
+        on_disks = collectives.gather_from_all((number, [path.name for path in left], self.stop_request.asked))
         names = dict.fromkeys(name for _, own, _ in on_disks for name in own)
         folder = self.output_dir / f"{abandoned.PREFIX}{max(number for number, _, _ in on_disks) + 1}"
         return _Agreed(list(names), folder, any(is_asked for _, _, is_asked in on_disks))
@@ -255,14 +256,14 @@ class GoOn(TrainerCallback):
         self._forget_best_that_was_judged_otherwise(state, manifest)
         loss, since_step = unlogged(self.checkpoint, manifest, args)
         trainer._tr_loss += loss
-        carried = sharding.from_all(loss)  # in the end the Trainer takes the mean of this start's steps alone
+        carried = collectives.gather_from_all(loss)  # the Trainer's own mean is of this start's steps alone
         trainer._total_loss_scalar -= sum(carried) / len(carried)
         trainer._globalstep_last_logged = since_step
         trainer.log_on(alike(self.checkpoint, "task"))
         throughput = throughput_of(trainer)
         if throughput is not None:
             throughput.count_on(alike(self.checkpoint, "throughput"))
-        trainer.bad_steps.count = max(trainer.bad_steps.count, *sharding.from_all(left_out(self.checkpoint)))
+        trainer.bad_steps.count = max(trainer.bad_steps.count, *collectives.gather_from_all(left_out(self.checkpoint)))
         if manifest.evaluation_due and args.eval_strategy != IntervalStrategy.NO:  # there may be no rows any more
             rng_state.load(self.checkpoint, args)
             trainer._determine_best_metric(trainer._evaluate(None, None), None)
@@ -285,7 +286,7 @@ class GoOn(TrainerCallback):
         """Name the best checkpoint where it now is, whatever the state says: it is a file, and the folder may move."""
         if type(state.best_global_step) is not int:
             state.best_global_step = None
-        if self.best is not None and not all(sharding.from_all(self.best.is_dir())):
+        if self.best is not None and not all(collectives.gather_from_all(self.best.is_dir())):
             self.best = None
         state.best_model_checkpoint, self.trainer.checkpoints.state.best = None, self.best
         if self.best is None and (ends_with_best or store.best_step(self.checkpoint) is not None):
