@@ -20,7 +20,6 @@ from typing import Any
 
 from benchmarks.environment import environment, write_results
 from indictune.console_text import table
-from indictune.distributed.communication import sent_bytes
 from tests.ranks.launching import accelerate, start
 
 RANKS = 2
@@ -67,15 +66,22 @@ def expected_bytes(
         accumulation_steps: micro-batches of a step.
         gpu: NCCL scatters sums; torch's gloo (2.13) sends whole sums, of which each rank keeps its share.
     """
-    return sent_bytes(
-        strategy,
-        RANKS,
-        gradients=count.elements * BYTES[reduce_dtype],
-        weights=count.elements * BYTES[weight_dtype],
-        weights_again=count.elements_in_units * BYTES[weight_dtype],
-        accumulation_steps=accumulation_steps,
-        gpu=gpu,
-    )
+    gradients, weights = count.elements * BYTES[reduce_dtype], count.elements * BYTES[weight_dtype]
+    weights_again = count.elements_in_units * BYTES[weight_dtype]  # FSDP2 gathers a unit in the backward pass too
+    gather = (RANKS - 1) / RANKS  # in a ring, of the gathered bytes
+    reduce = 2 * gather  # a sum that all get: scattered, then gathered
+    scatter = gather if gpu else reduce
+    # DeepSpeed 0.19: ZeRO-1 and 2 sum whole buckets and keep their share, ZeRO-1 once a step. ZeRO-3 scatters sums and
+    # gathers once a micro-batch: all weights are fewer than `stage3_max_reuse_distance` (1e9), and stay for the
+    # backward pass.
+    sent = {
+        "ddp": reduce * gradients,
+        "fsdp2": scatter * gradients + accumulation_steps * gather * (weights + weights_again),
+        "zero1": reduce * gradients + gather * weights,
+        "zero2": accumulation_steps * reduce * gradients + gather * weights,
+        "zero3": accumulation_steps * (scatter * gradients + gather * weights),
+    }
+    return sent[strategy]
 
 
 def in_types(reduce_dtype: str, weight_dtype: str) -> tuple[str, ...]:

@@ -23,43 +23,6 @@ from indictune.config.arguments import IndicTrainingArguments
 DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-def sent_bytes(
-    family: str,
-    ranks: int,
-    gradients: float,
-    weights: float,
-    weights_again: float,
-    accumulation_steps: int,
-    gpu: bool = True,
-) -> float:
-    """What a rank sends in a step, in bytes; counted by `benchmarks.communication`.
-
-    Args:
-        family: `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`; any other sends nothing.
-        ranks: of the run.
-        gradients: bytes of all gradients, in the type in which they are summed.
-        weights: bytes of all weights, in the type in which they are computed with. FSDP2 gathers a unit at each of
-            its uses: ALBERT's one group of layers counts as often as it is run.
-        weights_again: bytes of those that FSDP2 gathers in the backward pass too.
-        accumulation_steps: micro-batches of a step.
-        gpu: NCCL scatters sums; torch's gloo (2.13) sends whole sums to all, and each rank keeps its share.
-    """
-    gather = (ranks - 1) / ranks  # in a ring, of the gathered bytes
-    reduce = 2 * gather  # a sum that all get: scattered, then gathered
-    scatter = gather if gpu else reduce
-    # DeepSpeed 0.19: ZeRO-1 and 2 sum whole buckets and keep their share, ZeRO-1 once a step; ZeRO-3 scatters sums and
-    # gathers once a micro-batch while all weights are fewer than `stage3_max_reuse_distance` (1e9): they stay for the
-    # backward pass.
-    sent = {
-        "ddp": reduce * gradients,
-        "fsdp2": scatter * gradients + accumulation_steps * gather * (weights + weights_again),
-        "zero1": reduce * gradients + gather * weights,
-        "zero2": accumulation_steps * reduce * gradients + gather * weights,
-        "zero3": accumulation_steps * (scatter * gradients + gather * weights),
-    }
-    return sent.get(family, 0.0)
-
-
 def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments, model: nn.Module) -> None:
     """Tell whatever distributes the model how gradients are summed. To be called before the model is prepared.
 

@@ -16,7 +16,7 @@ from indictune.distributed.strategy_limits import (
     check_saving,
 )
 from indictune.distributed.vocabulary_choice import check_active_vocabulary
-from indictune.errors import Problem, Problems, problems_of
+from indictune.errors import Problem, Problems
 from indictune.preflight.fixed_values import check_fixed_values
 from indictune.preflight.integrations import check_hub, check_loggers
 from indictune.preflight.model import check_model
@@ -62,7 +62,7 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
         found += [*check_model(plan), *task.check(plan)]
     if isinstance(plan.training, SentimentTrainingArguments) and plan.launch.is_known:
         choice, optim = plan.training.active_vocabulary, str(plan.training.optim)
-        found += problems_of(check_active_vocabulary, choice, plan.model.method, optim, plan.launch)
+        found += check_active_vocabulary(choice, plan.model.method, optim, plan.launch)
     return list(dict.fromkeys(found))
 
 

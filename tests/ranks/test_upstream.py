@@ -90,7 +90,7 @@ def test_fsdp2_does_not_run_without_the_workaround(
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "scatters"), [("zero2", False), ("zero3", True)])
 def test_which_of_zero_scatters_its_sums(job: Path, tmp_path: Path, strategy: str, scatters: bool) -> None:
-    """DeepSpeed 0.19.8; see `communication.sent_bytes`: a GPU sends half as much where sums are scattered."""
+    """DeepSpeed 0.19.8; see `benchmarks.communication`: a GPU sends half as much where sums are scattered."""
     command = [*accelerate(strategy, 2), mutants.__file__, "--config", str(job), "--max_steps", "2"]
     notes = tmp_path / "notes"
     variables = {"MUTANT": mutants.noted_sums.__name__, "NOTES": str(notes)}
