@@ -54,16 +54,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(argv: Sequence[str]) -> int:
     """Read and tokenise the rows of a run, once."""
     import indictune.block_stop_signals  # noqa: F401, before all that is slow
+    from indictune.supervise.logs import log_to_console
     from indictune.train.prepare import prepare_command
 
-    return prepare_command(argv)
+    log_to_console()
+    return _until_stopped(prepare_command, argv)
 
 
 def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file."""
-    from indictune.train.evaluate import evaluate_command
+    from indictune.supervise.execute import execute
+    from indictune.train.evaluate import evaluation_of
 
-    return evaluate_command(argv)
+    main, recipe = evaluation_of(argv)
+    return execute(main, recipe, replaceable=("metrics.json",))
 
 
 def merge(argv: Sequence[str]) -> int:
@@ -90,10 +94,11 @@ def _refused(error: UserError) -> int:
 
 def _until_stopped(verb: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """A verb that does not listen to signals by itself: one ends it, and what it was writing is removed."""
-    from indictune.supervise.signals import EXIT_RESUMABLE, Stopped, StopRequest
+    from indictune.stop_signals import EXIT_RESUMABLE, Stopped, StopRequest, let_through
 
     try:
         with StopRequest().listening():
+            let_through()
             return verb(argv)
     except Stopped:
         print("indictune: stopped. Nothing is left half-written; the same command begins again.", file=sys.stderr)

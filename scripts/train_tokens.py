@@ -18,8 +18,8 @@ from indictune.distributed.sharding import reading_weights
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
 from indictune.preflight.model import model_notes
+from indictune.run import Run
 from indictune.supervise.execute import execute
-from indictune.supervise.run import Run
 from indictune.tasks.tokens import TokenClassification
 from indictune.train.callbacks.register import watch
 from indictune.train.callbacks.resume import train

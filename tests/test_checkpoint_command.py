@@ -21,8 +21,8 @@ from indictune.checkpoint.store import UNFINISHED
 from indictune.cli import main
 from indictune.config.command_arguments import CheckpointArguments
 from indictune.errors import UserError
+from indictune.files import AUTO
 from indictune.models import builtin
-from indictune.supervise.run_folder import AUTO
 from tests.checkpoint.test_store import flip_a_bit, truncate, write
 from tests.conftest import FinishedRun
 from tests.ranks.launching import SCRIPT, python, start

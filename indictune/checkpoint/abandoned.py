@@ -14,7 +14,7 @@ from pathlib import Path
 
 from indictune.checkpoint import store
 from indictune.data.cache import write_through
-from indictune.supervise import run_folder
+from indictune.models.atomic_folder import MODEL_FILES
 
 PREFIX = "abandoned-"
 _MARK_OF_THE_END = "metrics.json"
@@ -70,9 +70,7 @@ def not_gone_on_from(output_dir: Path, checkpoint: Path | None) -> list[Path]:
 
 def _model_in(output_dir: Path) -> list[str]:
     """The files of a finished run's model, also where their moving was cut: its mark has gone before them."""
-    found = {
-        path.name for pattern in run_folder.OF_A_MODEL for path in output_dir.glob(pattern) if path.suffix != ".py"
-    }
+    found = {path.name for pattern in MODEL_FILES for path in output_dir.glob(pattern) if path.suffix != ".py"}
     if (output_dir / _MARK_OF_THE_END).exists():
         return sorted(found)
     gone_before = next((folder for folder in folders(output_dir) if (folder / _MARK_OF_THE_END).exists()), None)

@@ -14,7 +14,7 @@ from indictune.config.command_arguments import CheckpointArguments
 from indictune.config.recipe import read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.errors import UserError
-from indictune.supervise.run_folder import is_finished
+from indictune.files import is_finished
 
 HEADER = ("step", "strategy", "size", "rows of the epoch", "state", "")
 

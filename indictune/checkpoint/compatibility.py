@@ -17,8 +17,8 @@ from indictune.config.plan import Launch
 from indictune.config.recipe import whole_of
 from indictune.distributed.strategy_limits import runs_optimizer
 from indictune.errors import UserError
+from indictune.files import RECIPE
 from indictune.models.adapter_base import CONFIG, RECORD, base_of, other_fingerprint
-from indictune.supervise.run_folder import RECIPE
 from indictune.versions import versions_of_steps
 
 # They are in the optimizer's states and the schedule's, which take those of the command's place (torch 2.13,

@@ -27,6 +27,7 @@ from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import CheckpointArguments
 from indictune.distributed import merge_shards
 from indictune.errors import UserError
+from indictune.files import RECIPE
 from indictune.models.active_vocabulary import began_with_others, read_row_ids, unused_digest
 from indictune.models.adapter_base import CONFIG, RECORD, config_file, continues_texts
 from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, match_config_mode, whole_folder
@@ -34,7 +35,6 @@ from indictune.models.load import read_weights
 from indictune.models.load_errors import explained
 from indictune.models.trust import ADAPTER
 from indictune.models.weight_files import INDEX, weights_files
-from indictune.supervise.run_folder import RECIPE
 
 FLAG = "--convert_to"
 GENERATION = "generation_config.json"

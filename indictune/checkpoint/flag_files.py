@@ -9,7 +9,7 @@ from typing import Any
 
 from indictune.data import class_weights
 from indictune.distributed import deepspeed_config
-from indictune.supervise import run_folder
+from indictune.files import write_json
 
 NAME = "flag_files.json"
 
@@ -42,7 +42,7 @@ def write(output_dir: Path, content: Content) -> None:
         OSError: the disk does not take it.
     """
     if content:
-        run_folder.write_json(output_dir / NAME, content)
+        write_json(output_dir / NAME, content)
     else:
         (output_dir / NAME).unlink(missing_ok=True)
 

@@ -17,8 +17,7 @@ from indictune.config.plan import Launch
 from indictune.distributed import collectives, merge_shards, node_disks, resume_rules
 from indictune.distributed.launch import local_world_size_of, world_size_of
 from indictune.errors import Problem, UserError, problem
-from indictune.supervise import run_folder
-from indictune.supervise.run_folder import AUTO
+from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +38,8 @@ def end_if_finished(output_dir: Path, asked: str | None) -> None:
     Raises:
         Finished: on all ranks.
     """
-    if asked == AUTO and all(collectives.gather_from_all(run_folder.is_finished(output_dir))):
-        raise Finished(f"{output_dir}: {run_folder.NOTHING_TO_DO}")
+    if asked == AUTO and all(collectives.gather_from_all(is_finished(output_dir))):
+        raise Finished(f"{output_dir}: {NOTHING_TO_DO}")
 
 
 def check_restarts(asked: str | None, max_restarts: int) -> None:

@@ -24,8 +24,8 @@ from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest
 from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.distributed import async_shards, collectives, node_disks, sharding
+from indictune.files import RECIPE
 from indictune.progress import HERE
-from indictune.supervise.run_folder import RECIPE
 from indictune.versions import versions_of_steps
 
 logger = logging.getLogger(__name__)

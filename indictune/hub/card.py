@@ -7,32 +7,31 @@ TRL's (1.16) says less of a run, and what is not so: that an adapter is a model 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from peft import PeftModel
+from transformers import Trainer
 from transformers.modelcard import TrainingSummary
 
+from indictune.config.arguments import IndicTrainingArguments
 from indictune.distributed import sharding
+from indictune.files import write_whole
 from indictune.models import builtin
 from indictune.models.load import Model
-from indictune.supervise import run_folder
-
-if TYPE_CHECKING:
-    from indictune.train.exact_trainer import ExactTrainer
 
 # What transformers (5.23) says of every base that is a folder. A built-in model has random weights: of it this is so.
 FROM_SCRATCH = "This model was trained from scratch on"
 FROM_A_FOLDER = "This model is a fine-tuned version of one that is not on the Hub, on"
 
 
-def write_card(trainer: ExactTrainer, model_name: str) -> None:
+def write_card(trainer: Trainer, model_name: str) -> None:
     """Write `README.md` in the folder of a finished run, on one process.
 
     Args:
         trainer: of the run, after its last evaluation.
         model_name: for the title.
     """
-    args, model = trainer.args, cast(Model, sharding.bare(trainer))
+    args, model = cast(IndicTrainingArguments, trainer.args), cast(Model, sharding.bare(trainer))
     folder = Path(str(args.output_dir))
     tags = list(getattr(model, "model_tags", None) or [])
     # Without `dataset_tags` it writes "on the None dataset" of prepared rows, which no builder has made (5.23).
@@ -45,6 +44,6 @@ def write_card(trainer: ExactTrainer, model_name: str) -> None:
     base = str(model.config._name_or_path)
     if builtin.name_of(base) == base:
         text = text.replace(FROM_SCRATCH, FROM_A_FOLDER)
-    run_folder.write_whole(folder / "README.md", text)
+    write_whole(folder / "README.md", text)
     if isinstance(model, PeftModel):
         model.create_or_update_model_card(str(folder))

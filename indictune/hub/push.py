@@ -7,16 +7,15 @@ import shlex
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import HfApi
+from transformers import Trainer
 
+from indictune.files import NOT_PUSHED, write_whole
 from indictune.hub.card import write_card
 from indictune.hub.repository import name_of
-from indictune.supervise import run_folder
-
-if TYPE_CHECKING:
-    from indictune.train.exact_trainer import ExactTrainer
+from indictune.models.atomic_folder import MODEL_FILES
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 OF_A_PUSH = ("push_to_hub", "hub_model_id", "hub_revision", "hub_private_repo")
 
 
-def begin_push(trainer: ExactTrainer, saved: Collection[str]) -> list[str]:
+def begin_push(trainer: Trainer, saved: Collection[str]) -> list[str]:
     """Write the card, and that the run is not pushed yet: once it is finished, nothing else would tell.
 
     Args:
@@ -43,11 +42,11 @@ def begin_push(trainer: ExactTrainer, saved: Collection[str]) -> list[str]:
     names = sorted({*published(folder, saved), "metrics.json"})
     command = _by_hand(name, folder, vars(trainer.args), names)
     told = f"The model is whole in {folder}, and is not pushed. Try `{command}`; "
-    run_folder.write_whole(folder / run_folder.NOT_PUSHED, told + "without --push_to_hub, this run is done.")
+    write_whole(folder / NOT_PUSHED, told + "without --push_to_hub, this run is done.")
     return names
 
 
-def push(trainer: ExactTrainer, names: Collection[str]) -> None:
+def push(trainer: Trainer, names: Collection[str]) -> None:
     """Upload the finished run: its model, its card and its metrics, and nothing else. All ranks must call it.
 
     Not by the Trainer's own `push_to_hub`, which uploads the whole folder but for checkpoints (5.23): logs, the recipe
@@ -77,7 +76,7 @@ def push(trainer: ExactTrainer, names: Collection[str]) -> None:
     except Exception as error:
         again = _by_hand(trainer.hub_model_id, folder, vars(args), names)
         raise RuntimeError(f"The model is whole in {folder}; the push failed: {error} Try `{again}`.") from error
-    (folder / run_folder.NOT_PUSHED).unlink()
+    (folder / NOT_PUSHED).unlink()
 
 
 def asked_in_vain(folder: Path, asked: Mapping[str, Any], trained: Mapping[str, Any]) -> str:
@@ -113,7 +112,7 @@ def published(folder: Path, saved: Collection[str]) -> list[str]:
     Returns:
         Names, without links: they may lead anywhere.
     """
-    model = [name for name in saved if any(fnmatchcase(name, pattern) for pattern in run_folder.OF_A_MODEL)]
+    model = [name for name in saved if any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)]
     names = {*model, "README.md", "metrics.json"}
     return sorted(name for name in names if (folder / name).is_file() and not (folder / name).is_symlink())
 

@@ -21,6 +21,12 @@ TOKENIZER_FILES = (
     *("prophetnet.tokenizer", "byte_maps.json", "emoji.json", "normalizer.json"),
     *("word_shape.json", "word_pronunciation.json"),
 )
+# What a model needs to be used. `training_args.bin` is a pickle and is not among it.
+MODEL_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "*.py"),
+    *("adapter_config.json", "base_config.json", "base_model.json"),
+    *TOKENIZER_FILES,
+)
 
 
 def check_free(folder: Path, flag: str) -> None:

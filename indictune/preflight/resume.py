@@ -6,7 +6,7 @@ from indictune.checkpoint import resume
 from indictune.config.plan import AnyPlan
 from indictune.distributed import elastic
 from indictune.errors import Problem, problems_of
-from indictune.supervise.run_folder import AUTO
+from indictune.files import AUTO
 
 
 def check_resume(plan: AnyPlan) -> list[Problem]:

@@ -17,6 +17,7 @@ import psutil
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from indictune import stop_signals
 from indictune.cache_folders import checkpoint_around
 from indictune.checkpoint import compatibility, disk_errors
 from indictune.checkpoint.disk_errors import SaveError
@@ -29,10 +30,12 @@ from indictune.credentials import without_tokens
 from indictune.distributed import elastic, launch
 from indictune.errors import UserError
 from indictune.exit_with_launcher import end_with_launcher
+from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 from indictune.hub import push
-from indictune.supervise import run_folder, signals
-from indictune.supervise.run import Run
-from indictune.supervise.signals import EXIT_RESUMABLE, NotBegun, Stopped
+from indictune.run import Run
+from indictune.stop_signals import EXIT_RESUMABLE, NotBegun, Stopped
+from indictune.supervise import run_folder
+from indictune.supervise.supervised_run import SupervisedRun
 from indictune.train.nonfinite import NonFiniteLossError
 
 EXIT_OK, EXIT_FAILED, EXIT_USER_ERROR = 0, 1, 2
@@ -81,12 +84,12 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         0 it did what was asked, 2 a problem in what the user gave, 75 it was stopped and can
         go on, 1 a failure of ours.
     """
-    run = Run(recipe, launch.rank_of(os.environ))
-    auto = recipe.values.get("resume_from_checkpoint") == run_folder.AUTO
+    run = SupervisedRun(recipe, launch.rank_of(os.environ))
+    auto = recipe.values.get("resume_from_checkpoint") == AUTO
     # Another node's disk may say otherwise: several agree when they have met (`resume.end_if_finished`).
     is_one_node = launch.local_world_size_of(os.environ) == launch.world_size_of(os.environ)
-    if auto and is_one_node and run_folder.is_finished(run.output_dir) and not recipe.problems:
-        end = _when_finished(run, f"{run.output_dir}: {run_folder.NOTHING_TO_DO}")
+    if auto and is_one_node and is_finished(run.output_dir) and not recipe.problems:
+        end = _when_finished(run, f"{run.output_dir}: {NOTHING_TO_DO}")
         # A command that was refused since has told of itself.
         if run.rank == 0 and (end.state, _spoken(run, 0.0).get("state")) != ("ok", "ok"):
             _report(run, end)
@@ -118,10 +121,10 @@ def _was_stopped_before(output_dir: Path) -> bool:
     return run_folder.stopped_at(output_dir) > launched
 
 
-def _outcome(main: Callable[[Run], None], run: Run, replaceable: Collection[str]) -> End:
+def _outcome(main: Callable[[Run], None], run: SupervisedRun, replaceable: Collection[str]) -> End:
     """How this rank's run ended, and what there is to say of it."""
     try:
-        signals.let_through()
+        stop_signals.let_through()
         end_with_launcher()  # done long ago, but by `indictune evaluate`
         run.open(replaceable)
         main(run)
@@ -132,12 +135,12 @@ def _outcome(main: Callable[[Run], None], run: Run, replaceable: Collection[str]
     except (NonFiniteLossError, SaveError) as error:
         return End("failed", str(error))
     except Stopped as error:
-        names_one = run.recipe.values.get("resume_from_checkpoint") not in (None, run_folder.AUTO)
+        names_one = run.recipe.values.get("resume_from_checkpoint") not in (None, AUTO)
         not_begun = isinstance(error, NotBegun)
         begins_again = replaceable or (names_one and not_begun)
         return End("resumable", f"{error} {AGAIN if begins_again else GO_ON}", before_training=not_begun)
     except KeyboardInterrupt:
-        signals.kill_programs()
+        stop_signals.kill_programs()
         return End("resumable", f"interrupted. {AGAIN}" if replaceable else INTERRUPTED)
     except (Exception, CheckpointException) as error:  # torch's own is none of the first
         told = disk_errors.message_of(error, run.output_dir) if isinstance(error, OSError) else None
@@ -148,7 +151,7 @@ def _outcome(main: Callable[[Run], None], run: Run, replaceable: Collection[str]
     return End("ok", "")
 
 
-def _when_finished(run: Run, message: str) -> End:
+def _when_finished(run: SupervisedRun, message: str) -> End:
     """Tell that the run is finished, and what its command asks for in vain; returns how it ends."""
     training = unresolved(IndicTrainingArguments, run.recipe.values)
     asked = {name: getattr(training, name) for name in push.OF_A_PUSH}
@@ -164,7 +167,7 @@ def _when_finished(run: Run, message: str) -> End:
     return End("ok", "")
 
 
-def _first_cause(run: Run, end: End, started: float) -> End:
+def _first_cause(run: SupervisedRun, end: End, started: float) -> End:
     """How the run ended, where it ended because of another rank: what this one saw may be no more than a broken
     connection, or the SIGTERM that a launcher sends to those that are left."""
     ranks = run.ranks
@@ -193,13 +196,13 @@ def _first_cause(run: Run, end: End, started: float) -> End:
     return cause._replace(message="; ".join([cause.message, *ranks.without_end().values()]))
 
 
-def _lost(run: Run) -> dict[int, str]:
+def _lost(run: SupervisedRun) -> dict[int, str]:
     """A sentence for each other rank that this one has waited for in vain: it is dead, or late."""
     late = {} if run.watchdog is None else run.watchdog.waits_for()
     return late | run.ranks.dead()
 
 
-def _end(run: Run, started: float, message: str, state: run_folder.State = "failed") -> NoReturn:
+def _end(run: SupervisedRun, started: float, message: str, state: run_folder.State = "failed") -> NoReturn:
     """Tell why the run has ended, if no rank has told, and end the process and what it has started, whatever its main
     thread does.
 
@@ -210,7 +213,7 @@ def _end(run: Run, started: float, message: str, state: run_folder.State = "fail
             _tell(run, End(state, message), started)
         if state == "failed":
             run.ranks.kill_stopped()
-        signals.signal_programs(signal.SIGKILL)
+        stop_signals.signal_programs(signal.SIGKILL)
     finally:
         try:
             if not run.ranks.has_ended:  # else its main thread has told more
@@ -219,7 +222,7 @@ def _end(run: Run, started: float, message: str, state: run_folder.State = "fail
             os._exit(_CODES[state])
 
 
-def _tell(run: Run, end: End, started: float) -> None:
+def _tell(run: SupervisedRun, end: End, started: float) -> None:
     """Tell how the run ended, from one rank."""
     if run.rank != 0:
         if end.state != "ok":
@@ -229,12 +232,12 @@ def _tell(run: Run, end: End, started: float) -> None:
         _report(run, end)
 
 
-def _spoken(run: Run, started: float) -> dict[str, str]:
+def _spoken(run: SupervisedRun, started: float) -> dict[str, str]:
     """What a rank has told of how this run ended; empty where none has."""
     return run_folder.status_since(run.output_dir, started) if run.is_named else {}
 
 
-def _report(run: Run, end: End) -> None:
+def _report(run: SupervisedRun, end: End) -> None:
     """Tell the user how the run ended, on the console and in `status.json`, unless that is of a run that goes on.
 
     Where it is, rank 0 has been refused and says so, and the others say nothing.
@@ -251,7 +254,7 @@ def _report(run: Run, end: End) -> None:
             run.show_error(f"indictune: status.json could not be written: {error}")
 
 
-def _speak_if_rank_0_does_not(run: Run, end: End, started: float) -> None:
+def _speak_if_rank_0_does_not(run: SupervisedRun, end: End, started: float) -> None:
     """Wait until rank 0 has told a problem too, and tell it from here only if it has not.
 
     The launcher ends the other processes as soon as one has ended, so a rank that does not wait would cut rank 0's

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from indictune.distributed import elastic, launch
+from indictune.files import write_whole
 from indictune.progress import Progress
-from indictune.supervise.run_folder import write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -59,23 +59,6 @@ def held(output_dir: Path, launch: str) -> TextIO:
     return file
 
 
-def held_on_own_disk(output_dir: Path, launch: str) -> TextIO | None:
-    """As `held`, for a node without rank 0 that has a disk of its own; None where another node of the launch has it.
-
-    Raises:
-        UserError, OSError: as `held`.
-    """
-    found = _holder(output_dir)
-    if found is not None and found[1] == launch:
-        return None
-    try:
-        return held(output_dir, launch)
-    except UserError:  # where two come at once
-        if of_another_launch(output_dir, launch) is not None:
-            raise
-        return None
-
-
 def wait_for_own_launch(output_dir: Path, launch: str) -> None:
     """Wait as long as a process of another launch has a run's folder. For the ranks that leave the lock to rank 0.
 

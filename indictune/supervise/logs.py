@@ -155,6 +155,15 @@ def quieten_requests() -> None:
     logging.getLogger("huggingface_hub").handlers.clear()
 
 
+def log_to_console() -> None:
+    """Set up logging for a command without a run: warnings of libraries and our own messages on the console."""
+    console = logging.StreamHandler()
+    console.setFormatter(PrintableFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[console])
+    quieten_requests()
+    logging.getLogger(PACKAGE).setLevel(logging.INFO)
+
+
 def _quieten_libraries() -> None:
     """Take the other libraries' own handlers away, so that their messages reach the rank file through the root."""
     import transformers

@@ -11,7 +11,7 @@ import torch
 from indictune.data.batching import NO_ROW, TrainingBatches
 from indictune.distributed import collectives
 from indictune.distributed.deepspeed_config import leaves_bad_steps_out
-from indictune.supervise import run_folder
+from indictune.files import Record, json_line, keep_lines
 from indictune.train.nonfinite import LOWER_RATE, NonFiniteLossError
 
 FILE = "nonfinite.jsonl"
@@ -37,7 +37,7 @@ class BadSteps:
     ) -> None:
         self.batches = batches
         self.place = place
-        self.record = None if path is None else run_folder.Record(path)
+        self.record = None if path is None else Record(path)
         self.way_out = f"--on_nonfinite {' or '.join(leaves_bad_steps_out(strategy))} leaves such steps out."
         self.count = 0
 
@@ -46,9 +46,7 @@ class BadSteps:
         for those that a run stopped at: no other place has all their rows. All ranks must call it."""
         noted = []
         if self.record is not None:
-            noted = run_folder.keep_lines(
-                self.record.path, lambda line: line["step"] <= step or line["action"] == "stop"
-            )
+            noted = keep_lines(self.record.path, lambda line: line["step"] <= step or line["action"] == "stop")
         left_out = [each for each in noted if each["action"] != "stop"]
         self.count = max(collectives.gather_from_all(len(left_out)))  # rank 0 alone has a record
 
@@ -63,11 +61,9 @@ class BadSteps:
         if self.record is not None:
             if action == "stop":  # at which a run that goes on may stop again
                 with suppress(OSError):  # a disk that refuses leaves it there twice
-                    run_folder.keep_lines(
-                        self.record.path, lambda line: (line["step"], line["action"]) != (step, action)
-                    )
+                    keep_lines(self.record.path, lambda line: (line["step"], line["action"]) != (step, action))
             noted = {"step": step, "action": action, "loss": loss, "rows": rows, "places": places}
-            self.record.append(run_folder.json_line(noted))
+            self.record.append(json_line(noted))
         more = f" and {len(places) - _NAMED} more ({FILE} lists them)" if len(places) > _NAMED else ""
         return ", ".join(places[:_NAMED]) + more
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -30,8 +30,7 @@ from indictune.models.position_limits import check_max_length, positions_of
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
-from indictune.supervise.execute import execute
-from indictune.supervise.run import Run
+from indictune.run import Run
 from indictune.tasks.text_objectives import objective_of
 from indictune.train.classifier_trainer import IndicTrainer
 from indictune.train.finish import evaluate_file
@@ -47,8 +46,8 @@ FROM_TRAINING = (
 )
 
 
-def evaluate_command(argv: Sequence[str]) -> int:
-    """`indictune evaluate --model DIR --test_file F [--output_dir D]`; returns the exit code."""
+def evaluation_of(argv: Sequence[str]) -> tuple[Callable[[Run], None], Recipe]:
+    """The script and the recipe of `indictune evaluate --model DIR --test_file F [--output_dir D]`."""
     recipe = read_recipe(argv, (EvaluateArguments,))
     asked = unresolved(EvaluateArguments, recipe.values)
     model, test_file = asked.model, asked.test_file
@@ -71,7 +70,7 @@ def evaluate_command(argv: Sequence[str]) -> int:
     if main is _evaluate_answers and "max_length" not in recipe.values:  # as after `indictune merge`
         with suppress(Exception):  # a configuration that makes no model: the reading of the model tells so
             recipe.values["max_length"] = _answer_length(recipe, Path(model))
-    return execute(main, recipe, replaceable=("metrics.json",))
+    return main, recipe
 
 
 def _as_in_training(recipe: Recipe, model: Path) -> None:

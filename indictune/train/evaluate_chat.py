@@ -24,7 +24,7 @@ from indictune.models.load_errors import explained
 from indictune.models.position_limits import check_max_length
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
-from indictune.supervise.run import Run
+from indictune.run import Run
 from indictune.tasks.chat import compute_dtype
 from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.finish import evaluate_file

@@ -28,7 +28,7 @@ from indictune.distributed.model_state import ModelState, gathered_weights, writ
 from indictune.hub.repository import make_repository
 from indictune.models.load import Model
 from indictune.progress import HERE
-from indictune.supervise.signals import Stopped, StopRequest
+from indictune.stop_signals import Stopped, StopRequest
 from indictune.tasks.objective import Batch
 from indictune.train.callbacks.epoch_shuffle import EpochShuffle
 from indictune.train.callbacks.keep_records import KeepRecords

@@ -21,11 +21,11 @@ from indictune.checkpoint import disk_errors
 from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.data.cache import write_through
 from indictune.distributed import node_disks, sharding
+from indictune.files import write_json
 from indictune.hub import push
 from indictune.models.atomic_folder import match_config_mode
-from indictune.supervise import run_folder
-from indictune.supervise.run import Run
-from indictune.supervise.signals import Stopped
+from indictune.run import Run
+from indictune.stop_signals import Stopped
 from indictune.train.callbacks.throughput import Throughput
 from indictune.train.exact_trainer import ExactTrainer
 from indictune.train.verify import shapes_when_saved, verify_saved
@@ -134,7 +134,7 @@ def finish(
 def add_to_config(path: Path, entries: dict[str, Any]) -> None:
     """Add entries to a saved model's `config.json`."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    run_folder.write_json(path, config | entries)
+    write_json(path, config | entries)
 
 
 def _best(trainer: ExactTrainer) -> tuple[str, str]:
@@ -160,7 +160,7 @@ def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> di
 def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> None:
     """Write `metrics.json`, the mark of a finished run on every disk, and tell what there is now."""
     if trainer.args.should_save:
-        run_folder.write_json(run.output_dir / "metrics.json", metrics)
+        write_json(run.output_dir / "metrics.json", metrics)
         write_through(run.output_dir / "metrics.json")
         write_through(run.output_dir)
     if run.rank == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -18,8 +17,6 @@ from indictune.data.row_sources import SPLITS
 from indictune.errors import problems_of
 from indictune.models.position_limits import check_max_length
 from indictune.preflight.derive import plan_of_rows
-from indictune.supervise.logs import PrintableFormatter, quieten_requests
-from indictune.supervise.signals import EXIT_RESUMABLE, Stopped, StopRequest, let_through
 from indictune.tasks.classification import Classification
 from indictune.tasks.protocol import Task, Tokens
 
@@ -32,21 +29,6 @@ def prepare_command(argv: Sequence[str]) -> int:
     Raises:
         UserError: all that cannot be.
     """
-    try:
-        with StopRequest().listening():
-            let_through()
-            return _prepared(argv)
-    except (Stopped, KeyboardInterrupt):
-        print("indictune: stopped. What is kept is whole; the same command does the rest.", file=sys.stderr)
-        return EXIT_RESUMABLE
-
-
-def _prepared(argv: Sequence[str]) -> int:
-    console = logging.StreamHandler()
-    console.setFormatter(PrintableFormatter())
-    logging.basicConfig(level=logging.WARNING, handlers=[console])
-    quieten_requests()
-    logging.getLogger("indictune").setLevel(logging.INFO)
     recipe, task = _task_of(argv)
     started = time.monotonic()
     if not recipe.is_read:  # what it does not say is not missing

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.data.chat_tokens import answer_ends, prompt_ids
 from indictune.data.conversations import Conversations
+from indictune.files import write_whole
 from indictune.progress import HERE
-from indictune.supervise.run import Run
-from indictune.supervise.run_folder import write_whole
+from indictune.run import Run
 from indictune.train.exact_trainer import ExactTrainer
 
 

@@ -20,9 +20,9 @@ from indictune.distributed.async_shards import check_kept_in_shards
 from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import UserError
+from indictune.files import AUTO, RECIPE, write_yaml
 from indictune.preflight.derive import checked_accumulation
-from indictune.supervise import run_folder
-from indictune.supervise.run import Run
+from indictune.run import Run
 from indictune.tasks.protocol import Tokens
 
 logger = logging.getLogger("indictune")
@@ -84,7 +84,7 @@ def start(
     run.warn(resume.doubts_to_come(plan.output_dir, trusts))
     if point.checkpoint is not None:
         logger.info("Resuming from %s", point.checkpoint)
-    elif plan.training.resume_from_checkpoint == run_folder.AUTO:
+    elif plan.training.resume_from_checkpoint == AUTO:
         logger.info("%s holds no whole checkpoint: starting afresh", plan.output_dir)
         run.warn(abandoned.notes(plan.output_dir))
     logger.info(
@@ -119,15 +119,13 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     """
     output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
     args.save_on_each_node = not node_disks.disk_is_shared(output_dir, args)
-    if args.save_on_each_node and args.local_process_index == 0 and run.rank != 0:
-        run.lock_own_disk()
     if args.should_save:
         copying.recover(output_dir)
     collectives.barrier()
     asked = plan.recipe.values.get("resume_from_checkpoint")
     resume.end_if_finished(output_dir, asked)
     found = store.listed(output_dir)
-    if asked != run_folder.AUTO:
+    if asked != AUTO:
         found = [] if asked is None else [Path(asked)]
     chosen, best = resume.newest_whole(found, asked, args, trusts)
     for each in filter(None, (chosen, best)):
@@ -149,5 +147,6 @@ def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint
     if args.should_save:
         whole = plan.recipe.to_take_back((plan.model, plan.data, args), plan.derived)
         checkpoint = None if point.checkpoint is None else str(point.checkpoint)
-        run_folder.write_recipe(plan.output_dir, whole | compatibility.in_the_states(checkpoint))
+        configuration = whole | compatibility.in_the_states(checkpoint)
+        write_yaml(plan.output_dir / RECIPE, configuration)
         flag_files.write(plan.output_dir, flag_contents(plan))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indictune.supervise.signals import Stopped
+from indictune.stop_signals import Stopped
 
 
 def stopped_after(step: int) -> Stopped:

@@ -19,7 +19,7 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.distributed import node_disks
-from indictune.supervise.signals import DeafWorkers, Stopped, StopRequest
+from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
 from indictune.train.bad_steps import BadSteps
 from indictune.train.collective_flags import FlagsOnTheirWay

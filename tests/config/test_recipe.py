@@ -15,7 +15,7 @@ from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
 from indictune.config.recipe import DECIDED, PATH_FIELDS, TRUST_FIELDS, Recipe, read_recipe, resolved, whole_of
 from indictune.errors import UserError
-from indictune.supervise.run_folder import write_recipe
+from indictune.files import RECIPE, write_yaml
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
 
@@ -390,7 +390,7 @@ def test_a_resolved_run_reads_back_to_the_same_dataclasses(recipe: WriteRecipe, 
     given = read("--config", recipe(content))
     assert given.problems == []
     run = build(given)
-    write_recipe(tmp_path, resolved(*run))
+    write_yaml(tmp_path / RECIPE, resolved(*run))
     again = read("--config", str(tmp_path / "recipe.yaml"))
     assert again.problems == []
     for before, after in zip(run, build(again), strict=True):
@@ -404,7 +404,7 @@ def test_what_a_run_decides_for_itself_is_told_and_not_taken_back(tmp_path: Path
     given = read("--output_dir", "out", *steps, "--seed", "3", "--metric_for_best_model", "loss")
     decided = {"eval_strategy": "no", "load_best_model_at_end": False, "optim": "paged_adamw_8bit"}
     run = given.build(SentimentTrainingArguments, **decided, use_cpu=True)
-    write_recipe(tmp_path, given.to_take_back([run], {*decided, "use_cpu"}))
+    write_yaml(tmp_path / RECIPE, given.to_take_back([run], {*decided, "use_cpu"}))
     written = yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8"))
     assert written.keys() == resolved(run).keys() - written[DECIDED].keys() | {DECIDED, "eval_strategy"}
     assert written[DECIDED].items() >= {**decided, "greater_is_better": False}.items()

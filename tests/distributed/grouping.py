@@ -15,8 +15,8 @@ from torch.distributed import distributed_c10d
 from indictune.config.recipe import read_recipe
 from indictune.distributed import elastic
 from indictune.preflight.derive import make_plan
+from indictune.run import Run
 from indictune.supervise.execute import execute
-from indictune.supervise.run import Run
 from indictune.tasks.classification import Classification
 from indictune.train.start import start
 

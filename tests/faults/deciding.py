@@ -7,8 +7,8 @@ from indictune.config.recipe import read_recipe
 from indictune.errors import Problems
 from indictune.preflight import checks
 from indictune.preflight.derive import make_plan
+from indictune.run import Run
 from indictune.supervise.execute import execute
-from indictune.supervise.run import Run
 from indictune.tasks.classification import Classification
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from indictune.checkpoint import store
-from indictune.supervise.run_folder import RECIPE
+from indictune.files import RECIPE
 from tests.conftest import FinishedRun
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 from tests.ranks import test_llama

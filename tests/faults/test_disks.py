@@ -21,8 +21,8 @@ from indictune.checkpoint import disk_errors, store
 from indictune.cli import main
 from indictune.hub.push import published
 from indictune.models.trust import ADAPTER
+from indictune.stop_signals import StopRequest
 from indictune.supervise.lock import LOCK
-from indictune.supervise.signals import StopRequest
 from indictune.train.callbacks.resume import LeaveBehind
 from tests.checkpoint.test_store import write
 from tests.conftest import FinishedRun
@@ -402,7 +402,7 @@ def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
-    result = job.start(f"ENOSPC@indictune.supervise.run_folder:_add:1+SIGTERM@{STEP}:5")
+    result = job.start(f"ENOSPC@indictune.files:_add:1+SIGTERM@{STEP}:5")
     assert result.returncode == 75, result.stderr
     warning = f"warning: {job.folder / 'train_log.jsonl'} cannot be written: No space left on device. It needs "
     assert result.stderr.count(warning) == 1

@@ -316,7 +316,7 @@ def test_rank_0_is_named_where_the_others_wait_for_its_word(finished_run: Finish
 @pytest.mark.slow
 def test_a_rank_that_hangs_before_it_tells_anything_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)), ("--ddp_timeout", "6"))
-    said = job.start("STUCK@indictune.supervise.signals:let_through:1@1").stderr
+    said = job.start("STUCK@indictune.stop_signals:let_through:1@1").stderr
     expected = rf"rank 1 \(process \d+ on {re.escape(socket.gethostname())}\) holds up the others: it has not begun"
     assert re.match(expected, job.status["message"]), said
     assert re.search(f"warning: nothing has moved for 3 s after step 0: {expected}", said)
@@ -411,7 +411,7 @@ def test_a_rank_that_hangs_names_itself_where_the_other_has_died_of_it(
 )
 def test_a_rank_that_fails_before_rank_0_has_a_log_is_heard(tmp_path: Path, event: str, state: str) -> None:
     """The launcher then asks rank 0 to stop, which has seen nothing of it."""
-    decide, opened = "indictune.preflight.checks:preflight", "indictune.supervise.run:Run.open"
+    decide, opened = "indictune.preflight.checks:preflight", "indictune.supervise.supervised_run:SupervisedRun.open"
     events = f"{event}@{decide}:1@1+SLOW@{opened}:1@0"
     # Rank 1 waits up to 20 s for rank 0 to tell of it too.
     events += 5 * f"+SLOW@{decide}:1@0"

@@ -451,7 +451,7 @@ def test_torchrun_starts_a_run_that_was_asked_to_stop_in_vain(finished_run: Fini
     assert processes_of(job.folder) == []
 
 
-LISTENING = "indictune.supervise.signals:let_through"
+LISTENING = "indictune.stop_signals:let_through"
 
 
 # The other rank is held up for longer; or it waits for this one in C++, where it hears no signal.

@@ -208,7 +208,7 @@ def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
     stopped = start([*python(), FAULTY, f"{name}@indictune.data.cache:write_through:1", *prepare], cache)
     assert stopped.returncode == EXIT_RESUMABLE, stopped.stderr
     last = stopped.stderr.splitlines()[-1]
-    assert last == "indictune: stopped. What is kept is whole; the same command does the rest."
+    assert last == "indictune: stopped. Nothing is left half-written; the same command begins again."
     assert "Traceback" not in stopped.stderr
     assert [path for path in (tmp_path / "cache" / "prepared").iterdir() if path.is_dir()] == []
     assert start([*python(), *prepare], cache).returncode == 0
@@ -375,7 +375,7 @@ def test_a_signal_while_the_preparation_imports_is_heard_when_it_has(recipe: Pat
         started.send_signal(signal.SIGTERM)
         _, said = started.communicate(timeout=120)
     assert started.returncode == EXIT_RESUMABLE, said
-    assert said.endswith("indictune: stopped. What is kept is whole; the same command does the rest.\n")
+    assert said.endswith("indictune: stopped. Nothing is left half-written; the same command begins again.\n")
 
 
 def _holds_back(pid: int, number: int) -> bool:

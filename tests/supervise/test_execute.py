@@ -16,12 +16,13 @@ import pytest
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
+from indictune.run import Run
+from indictune.stop_signals import Stopped
 from indictune.supervise import execute as execute_module
 from indictune.supervise.execute import execute
 from indictune.supervise.heartbeat import Ranks
-from indictune.supervise.run import Run
 from indictune.supervise.run_folder import write_status
-from indictune.supervise.signals import Stopped
+from indictune.supervise.supervised_run import SupervisedRun
 from indictune.supervise.watchdog import Watchdog
 from indictune.train.nonfinite import NonFiniteLossError
 from tests.supervise.test_heartbeat import having_passed
@@ -137,7 +138,7 @@ def test_a_folder_that_cannot_be_written_still_gets_the_message_out(capsys: pyte
 
 def test_to_go_on_with_another_run_is_no_way_out_while_it_runs(tmp_path: Path) -> None:
     (tmp_path / "out" / "checkpoint-2").mkdir(parents=True)
-    run = Run(read_recipe(["--output_dir", "out"], RUN), rank=0)
+    run = SupervisedRun(read_recipe(["--output_dir", "out"], RUN), rank=0)
     with holding(tmp_path / "out") as (holder, _):
         run.open(())
     assert run.recipe.problems == [
@@ -201,6 +202,7 @@ class TestOtherRanks:
         monkeypatch.delitem(execute_module.SECONDS_FOR_RANK_0, "failed")  # nobody asks for how long
 
         def lose(run: Run) -> None:
+            assert isinstance(run, SupervisedRun)
             run.watchdog = Watchdog(run.ranks, 9.0, Path("out/logs/rank-1.log"), pytest.fail, pytest.fail)
             run.watchdog.progress = having_passed(1)
             run.watchdog.progress._last -= 10
@@ -218,7 +220,7 @@ class TestOtherRanks:
         """Also where nobody else does; those of another launcher would wait for it for ever."""
         monkeypatch.setenv("WORLD_SIZE", "2")
         Path("out/logs").mkdir(parents=True)
-        run = Run(refused("--output_dir", "out"), rank=0)
+        run = SupervisedRun(refused("--output_dir", "out"), rank=0)
         run.ranks.begin()
         if not has_console:
             with Path("console").open("w") as closed:
@@ -235,7 +237,7 @@ class TestOtherRanks:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         recipe = refused("--output_dir", "out")
-        ours, another = Run(recipe, rank=1), Run(recipe, rank=1)
+        ours, another = SupervisedRun(recipe, rank=1), SupervisedRun(recipe, rank=1)
         another._launch_name = "another"
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
         (tmp_path / "out").mkdir()

@@ -22,7 +22,7 @@ HOLD = """
 import os, sys, time
 from pathlib import Path
 from indictune.supervise import lock
-held = getattr(lock, sys.argv[3])(Path(sys.argv[1]), sys.argv[2])
+held = lock.held(Path(sys.argv[1]), sys.argv[2])
 child = os.fork()  # as those that read rows ahead
 if child:
     print(child, flush=True)
@@ -31,9 +31,9 @@ time.sleep(60)
 
 
 @contextmanager
-def holding(folder: Path, launch: str = "one", by: str = "held") -> Iterator[tuple[subprocess.Popen[str], int]]:
+def holding(folder: Path, launch: str = "one") -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process that has the folder, and the number of its child."""
-    command = [sys.executable, "-c", HOLD, str(folder), launch, by]
+    command = [sys.executable, "-c", HOLD, str(folder), launch]
     with subprocess.Popen(command, cwd=ROOT, stdout=-1, text=True) as holder:
         assert holder.stdout is not None
         child = int(holder.stdout.readline())
@@ -76,27 +76,6 @@ def test_a_process_of_another_machine_is_waited_for(
         threading.Timer(0.3, holder.kill).start()
         lock.held(tmp_path, "one").close()
     assert f"--output_dir {tmp_path}: {name} writes to it; waiting for its end" in caplog.messages
-
-
-class TestANodeWithoutRank0:
-    """On a disk of its own."""
-
-    def test_takes_it(self, tmp_path: Path) -> None:
-        with holding(tmp_path, by="held_on_own_disk"), pytest.raises(UserError, match="another run writes to it"):
-            lock.held(tmp_path, "another")
-
-    def test_leaves_it_to_another_launch(self, tmp_path: Path) -> None:
-        with holding(tmp_path), pytest.raises(UserError, match="another run writes to it"):
-            lock.held_on_own_disk(tmp_path, "another")
-
-    def test_and_to_another_node_of_its_own_without_waiting_for_its_end(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(lock, "PATIENCE_S", 1)
-        with holding(tmp_path) as (holder, _):
-            (tmp_path / lock.LOCK).write_text(f"process {holder.pid} on node17\none")
-            assert lock.held_on_own_disk(tmp_path, "one") is None
-        assert caplog.messages == []
 
 
 class TestOtherRanks:

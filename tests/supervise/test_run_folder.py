@@ -17,18 +17,8 @@ import pytest
 import yaml
 
 from indictune.errors import UserError
-from indictune.supervise.run_folder import (
-    Record,
-    check_folder,
-    check_free,
-    forget_status,
-    is_finished,
-    json_line,
-    write_json,
-    write_recipe,
-    write_status,
-    write_whole,
-)
+from indictune.files import RECIPE, Record, is_finished, json_line, write_json, write_whole, write_yaml
+from indictune.supervise.run_folder import check_folder, check_free, forget_status, write_status
 from indictune.train import finish
 
 
@@ -113,7 +103,7 @@ class TestWriting:
         name = os.fsdecode(b"caf\xe9.csv")
         write_json(tmp_path / "m.json", {name: "\ud83dx"})
         assert json.loads((tmp_path / "m.json").read_text(encoding="utf-8")) == {name: "\ud83dx"}
-        write_recipe(tmp_path, {"train_file": name})
+        write_yaml(tmp_path / RECIPE, {"train_file": name})
         assert yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8")) == {"train_file": name}
         record = Record(tmp_path / "log.jsonl")
         record.append(json.dumps({"file": name}, ensure_ascii=False) + "\n")
@@ -153,7 +143,7 @@ class TestWriting:
             assert list(tmp_path.iterdir()) == []
 
     def test_the_recipe_is_yaml_in_alphabetical_order(self, tmp_path: Path) -> None:
-        write_recipe(tmp_path, {"b": None, "a": "हिन्दी"})
+        write_yaml(tmp_path / RECIPE, {"b": None, "a": "हिन्दी"})
         text = (tmp_path / "recipe.yaml").read_text(encoding="utf-8")
         assert text == "a: हिन्दी\nb: null\n"
         assert yaml.safe_load(text) == {"a": "हिन्दी", "b": None}

@@ -15,7 +15,7 @@ from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.config.recipe import read_recipe
 from indictune.data.conversations import Conversations
 from indictune.models.attention import ATTENTION
-from indictune.supervise.run import Run
+from indictune.run import Run
 from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.samples import greedy, write_samples
 from tests.models.tiny import words_tokenizer

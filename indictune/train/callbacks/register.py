@@ -10,7 +10,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from indictune.checkpoint.resume_point import ResumePoint
 from indictune.config.plan import AnyPlan
-from indictune.supervise.run import Run
+from indictune.run import Run
 from indictune.train import bad_steps
 from indictune.train.callbacks.heartbeat import Places
 from indictune.train.callbacks.load_best import LoadBest

@@ -30,8 +30,8 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.distributed import collectives
 from indictune.errors import UserError
 from indictune.progress import HERE
-from indictune.supervise.run import Run
-from indictune.supervise.signals import NotBegun, StopRequest
+from indictune.run import Run
+from indictune.stop_signals import NotBegun, StopRequest
 from indictune.tasks.protocol import Tokens
 from indictune.train.callbacks.throughput import throughput_of
 from indictune.train.exact_trainer import ExactTrainer

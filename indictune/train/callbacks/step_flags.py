@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
-from indictune.supervise.signals import StopRequest
+from indictune.stop_signals import StopRequest
 from indictune.train.bad_steps import BadSteps, of_all_ranks
 from indictune.train.collective_flags import FlagsOnTheirWay
 from indictune.train.nonfinite import NonFinite

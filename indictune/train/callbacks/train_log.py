@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from indictune.supervise.run_folder import Record, json_line, keep_lines, write_whole
+from indictune.files import Record, json_line, keep_lines, write_whole
 from indictune.train.callbacks.throughput import Throughput
 
 logger = logging.getLogger(__name__)

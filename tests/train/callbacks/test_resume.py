@@ -11,7 +11,7 @@ import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from indictune.checkpoint import abandoned, copying, disk_errors, store
-from indictune.supervise.signals import NotBegun, StopRequest
+from indictune.stop_signals import NotBegun, StopRequest
 from indictune.train.callbacks.resume import LeaveBehind, unlogged
 from tests.checkpoint.test_store import Dead, calls_of, dying_at, manifest, whole, write
 from tests.supervise.test_run_folder import interrupt, largest_file

@@ -15,7 +15,7 @@ from transformers import TrainerControl, TrainerState
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
-from indictune.supervise.signals import StopRequest
+from indictune.stop_signals import StopRequest
 from indictune.train.bad_steps import BadSteps
 from indictune.train.callbacks.step_flags import StepFlags
 from indictune.train.nonfinite import NonFinite, NonFiniteLossError, is_below_one

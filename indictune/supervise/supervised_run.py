@@ -1,11 +1,10 @@
-"""One run's hold on its folder, its console, its signals and its ranks."""
+"""A run while it is supervised: its folder is locked, its output logged, its ranks watched."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TextIO
 
@@ -13,29 +12,21 @@ from indictune.checkpoint import disk_errors
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
-from indictune.console_text import printable
 from indictune.distributed import elastic
 from indictune.errors import UserError
+from indictune.run import Run
 from indictune.supervise import lock, run_folder
 from indictune.supervise.heartbeat import Ranks
 from indictune.supervise.logs import RankLog
-from indictune.supervise.signals import StopRequest
 from indictune.supervise.watchdog import Watchdog
 
 logger = logging.getLogger("indictune")
 
 
-class Run:
-    """What a process holds while its run lasts.
-
-    Args:
-        recipe: what the user gave.
-        rank: of this process.
+class SupervisedRun(Run):
+    """A run with its lock, log and watchdog.
 
     Attributes:
-        output_dir: of the run.
-        is_named: whether the user named that folder.
-        stop_request: whether a signal asks this process to stop.
         ranks: of the run.
         watchdog: of this rank; None where there is one process, or nothing is trained.
         end: reports why and how the run ended, and ends the process, whatever its main thread does.
@@ -45,12 +36,7 @@ class Run:
     end: Callable[..., None]
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
-        self.recipe = recipe
-        self.rank = rank
-        self.is_named = bool(recipe.values.get("output_dir"))
-        self.output_dir = Path(recipe.values.get("output_dir") or ".")
-        self.stop_request = StopRequest()
-        self._log: RankLog | None = None
+        super().__init__(recipe, rank)
         self._lock: TextIO | None = None
         self._launch_name = elastic.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
         self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
@@ -86,11 +72,12 @@ class Run:
                 run_folder.forget_status(self.output_dir)
             else:
                 lock.wait_for_own_launch(self.output_dir, self._launch_name)
-            self._log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
-            self.stop_request.report_to = self._log.descriptors
+            log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
+            self.results, self.console = log.results, log.console
+            self.stop_request.report_to = log.descriptors
             self.ranks.begin()
             if self.ranks.world_size > 1:
-                self._start_watchdog(self._log.path)
+                self._start_watchdog(log.path)
         except OSError as error:
             raise disk_errors.refused(self.output_dir, error) from error
 
@@ -109,27 +96,9 @@ class Run:
         self.watchdog = Watchdog(self.ranks, max(1, timeout_s) / 2, log, self.stop_request.ask, self.end)
         self.watchdog.start()
 
-    def lock_own_disk(self) -> None:
-        """Lock the folder on the disk of a node where rank 0 is not."""
-        self._lock = lock.held_on_own_disk(self.output_dir, self._launch_name)
-
     @property
     def owns_folder(self) -> bool:
         """Whether no other run writes to the folder, as far as this machine's kernel can tell."""
         if self.rank != 0:
             return lock.of_another_launch(self.output_dir, self._launch_name) is None
         return self._lock is not None or lock.is_free(self.output_dir)
-
-    def show(self, text: str) -> None:
-        """Print a result to standard output, on rank 0."""
-        if self.rank == 0:
-            print(printable(text), file=self._log.results if self._log else sys.stdout, flush=True)
-
-    def show_error(self, text: str) -> None:
-        """Print to standard error, on any rank."""
-        print(printable(text), file=self._log.console if self._log else sys.stderr, flush=True)
-
-    def warn(self, notes: Iterable[str]) -> None:
-        """Warn the user, on the console and in the log."""
-        for note in notes:
-            logger.warning(note)

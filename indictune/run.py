@@ -1,0 +1,53 @@
+"""What a script and the trainers know of their run: its recipe, folder, stop request and console."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from indictune.config.recipe import Recipe
+from indictune.console_text import printable
+from indictune.stop_signals import StopRequest
+
+logger = logging.getLogger("indictune")
+
+
+class Run:
+    """One run in this process.
+
+    Args:
+        recipe: what the user gave.
+        rank: of this process.
+
+    Attributes:
+        output_dir: of the run.
+        is_named: whether the user named that folder.
+        stop_request: whether a signal asks this process to stop.
+        results: stream for results.
+        console: stream for messages.
+    """
+
+    def __init__(self, recipe: Recipe, rank: int) -> None:
+        self.recipe = recipe
+        self.rank = rank
+        self.is_named = bool(recipe.values.get("output_dir"))
+        self.output_dir = Path(recipe.values.get("output_dir") or ".")
+        self.stop_request = StopRequest()
+        self.results = sys.stdout
+        self.console = sys.stderr
+
+    def show(self, text: str) -> None:
+        """Print a result to standard output, on rank 0."""
+        if self.rank == 0:
+            print(printable(text), file=self.results, flush=True)
+
+    def show_error(self, text: str) -> None:
+        """Print to standard error, on any rank."""
+        print(printable(text), file=self.console, flush=True)
+
+    def warn(self, notes: Iterable[str]) -> None:
+        """Warn the user, on the console and in the log."""
+        for note in notes:
+            logger.warning(note)
