@@ -1,13 +1,11 @@
-"""From a recipe file and the command line to the dataclasses that describe a run."""
+"""Read a recipe file and the command line into the dataclasses that describe a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import errno
 import json
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -21,33 +19,24 @@ from indictune.errors import Problems, UserError, problem
 
 Arguments = TypeVar("Arguments")
 
-# Naming any of these on the command line drops all of them from the recipe: a run's rows come from one source.
+# A run's rows come from one source: one of these on the command line drops them all from the recipe.
 DATA_SOURCE_FIELDS = ("dataset_name", "dataset_config_name", "train_file", "validation_file", "test_file")
 
-# Fields whose value is, or may be, the name of a file or folder.
-PATH_FIELDS = (
-    *("output_dir", "train_file", "validation_file", "test_file", "dataset_name", "model_name_or_path", "model"),
-    *("resume_from_checkpoint", "deepspeed", "class_weights", "chat_template", "adapter", "base_model", "folder"),
-    "convert_to",
-)
-_SHOWN_LETTERS = 40
-
-# Each lets code of others run. Who types the command vouches for it; a file would vouch for itself.
+# Each one lets foreign code run. Only the command line can grant it, not a file.
 TRUST_FIELDS = ("trust_remote_code", "trust_checkpoint")
 
-# Secrets and trust, and what the machine and the launch decide: wrong in another run of the same recipe.
+# Secrets, trust, and values of one machine and launch: wrong in another run of the same recipe.
 UNRECORDED_FIELDS = (
     *("hub_token", *TRUST_FIELDS, "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
     *("gradient_accumulation_steps", "resume_from_checkpoint"),
 )
 
-
-# Under which a run's recipe tells what it has decided by its launch, its machine and its rows, and is not taken back.
+# Key of recipe.yaml for values that followed from launch, machine and rows. They are not read back.
 DECIDED = "decided"
 
 
 class _FlagParser(HfArgumentParser):
-    """The flags of a set of dataclasses; a value that does not fit raises instead of ending the process."""
+    """Parses the flags of dataclasses. A value of the wrong type raises instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -55,13 +44,13 @@ class _FlagParser(HfArgumentParser):
 
 @dataclasses.dataclass
 class Recipe:
-    """What the recipe file and the command line say, converted to the types of the fields.
+    """What the recipe file and the command line give, converted to the types of the fields.
 
     Attributes:
-        values: field name to value, of the fields that were given.
-        problems: everything found wrong so far; raised together before anything slow.
+        values: field name -> value, of the given fields.
+        problems: problems found so far; all are raised together, before anything slow.
         path: the recipe file, or None.
-        is_read: whether the recipe file could be read; else nothing is known of what is not on the command line.
+        is_read: whether the recipe file could be read.
     """
 
     values: dict[str, Any]
@@ -70,7 +59,7 @@ class Recipe:
     is_read: bool = True
 
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
-        """Make `arguments` from the given values; `decided` are values that the run itself works out.
+        """Make `arguments` from the given values; `decided` values win over them.
 
         Raises:
             UserError: the dataclass refuses a value or a combination of values.
@@ -83,12 +72,11 @@ class Recipe:
             raise UserError("value-refused", reason=str(error)) from error
 
     def to_take_back(self, built: Sequence[Any], decided: Collection[str]) -> dict[str, Any]:
-        """The whole configuration as `recipe.yaml` holds it: another run that takes it back decides for itself.
+        """The complete configuration for `recipe.yaml`. Values that the run derived are apart, under `decided`.
 
         Args:
             built: the dataclasses of the run.
-            decided: names of what the run has worked out, also in place of what was given. What follows from other
-                fields or the machine is known by differing from its default.
+            decided: names of derived fields. Fields that were not given and differ from their default are derived too.
         """
         whole = resolved(*built)
         follows = {
@@ -103,15 +91,14 @@ class Recipe:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default of a dataclass's field, made anew."""
+    """The default of a dataclass's field; a new object if it is mutable."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Recipe:
-    """Read `--config FILE` and the other flags of `argv`. The command line wins over the file.
+    """Read `--config FILE` and the other flags of `argv`. A flag overrides the file.
 
-    Never raises for what the user typed: unknown keys, values of the wrong type and an unreadable recipe file end up
-    in the recipe's `problems`, so that they can be told together with what later checks find.
+    Unknown names, values of the wrong type and an unreadable file are not raised, but collected in `problems`.
     """
     problems = Problems()
     parser = _FlagParser(list(argument_types), allow_abbrev=False)  # type: ignore[arg-type]
@@ -128,7 +115,6 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
         named = " ".join(flags.pop("config")) or "(no file named)"
         path, is_read = Path(named), False
         with problems.collecting():
-            _check_path("--config", named)
             in_file = _read_file(path)
             is_read = True
         _drop_tokens(f"{path}: ", in_file, problems)
@@ -137,8 +123,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
         in_file = {name: words for name, words in in_file.items() if name not in DATA_SOURCE_FIELDS}
 
     values: dict[str, Any] = {}
-    sources = ((f"{path}: ", in_file), ("--", flags))
-    for prefix, entries in sources:
+    for prefix, entries in ((f"{path}: ", in_file), ("--", flags)):
         for name, words in entries.items():
             with problems.collecting():
                 values[name] = _convert(parser, prefix, name, words)
@@ -146,7 +131,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
 
 
 def resolved(*arguments: Any) -> dict[str, Any]:
-    """Every field of the given dataclass instances as plain YAML values, without secrets; `--config` reads it back."""
+    """Every field of the given dataclass instances as plain YAML values, without secrets. `--config` can read it."""
     merged: dict[str, Any] = {}
     for instance in arguments:
         to_dict = getattr(instance, "to_dict", None)
@@ -155,33 +140,11 @@ def resolved(*arguments: Any) -> dict[str, Any]:
 
 
 def whole_of(written: Any) -> dict[str, Any]:
-    """The whole configuration that a run's recipe tells, with what the run has decided; empty where it tells none.
-
-    Args:
-        written: content of `recipe.yaml`.
-    """
+    """The complete configuration in the content of a `recipe.yaml`, derived values included."""
     if not isinstance(written, dict):
         return {}
     apart = written.get(DECIDED)
     return written | (apart if isinstance(apart, dict) else {})
-
-
-def _check_path(flag: str, value: str) -> None:
-    """Refuse what no file, folder or model can be called, before anybody asks the disk for it.
-
-    Raises:
-        UserError: it holds a NUL, or is longer than the file system allows.
-    """
-    shown = value.replace("\0", "\\0")
-    if len(shown) > _SHOWN_LETTERS:
-        shown = f"{shown[:_SHOWN_LETTERS]}... ({len(value):,} letters)"
-    try:
-        os.stat(value)
-    except ValueError:
-        raise UserError("name-holds-nul", flag, shown) from None
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise UserError("name-too-long", flag, shown) from None
 
 
 def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str, list[str]]]:
@@ -206,7 +169,7 @@ def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str,
 
 
 def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems) -> None:
-    """Take every entry that holds a token away, so that no message and no file repeats it."""
+    """Remove every entry that holds a token, so that no message and no file repeats it."""
     for name, words in list(entries.items()):
         if any(map(holds_token, (name, *words))) or (name == FIELD and words):
             del entries[name]
@@ -215,7 +178,7 @@ def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems)
 
 
 def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) -> None:
-    """Take what a file trusts away. A `false`, which recipes of earlier runs hold, grants nothing."""
+    """Refuse trust that a file grants; `false` grants none."""
     for name in TRUST_FIELDS:
         words = in_file.pop(name, ["false"])
         if [word.lower() for word in words] != ["false"]:
@@ -223,10 +186,7 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
 
 
 def _read_file(path: Path) -> dict[str, list[str]]:
-    """The recipe's keys, with values written the way the command line writes them.
-
-    Going through words makes each value the same in a recipe and on the command line.
-    """
+    """The recipe's keys, with values as words of a command line, so that both are converted alike."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
     except FileNotFoundError:
@@ -247,10 +207,10 @@ def _to_words(value: Any) -> list[str]:
 
 
 def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str]) -> Any:
-    """The words as the type of field `name`.
+    """The words, converted to the type of field `name`.
 
     Raises:
-        UserError: there is no such field, or the words do not fit its type, or are no finite number.
+        UserError: there is no such field, or the words are no value of its type.
     """
     known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
@@ -261,7 +221,7 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
         raise UserError("unknown-name", f"{prefix}{name}", kind=kind, hint=hint)
     if not words and prefix != "--" and known[name].nargs == "+":
         return []
-    # As one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
+    # `--name=value` is one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.
     typed = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
     given = " ".join(words)
     try:
@@ -275,6 +235,4 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
         raise UserError("wrong-type", f"{prefix}{name}", given, reason=reason) from error
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError("not-finite", f"{prefix}{name}", given)
-    if name in PATH_FIELDS and isinstance(value, str):
-        _check_path(f"{prefix}{name}", value)
     return value

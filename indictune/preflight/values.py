@@ -1,4 +1,4 @@
-"""Values that transformers or torch would fail on late, or that would train nothing."""
+"""Values that transformers or torch would refuse only after rows are read, or that would train nothing."""
 
 from __future__ import annotations
 
@@ -8,38 +8,19 @@ from typing import Any
 import torch
 from transformers.utils.import_utils import is_liger_kernel_available
 
+from indictune.config.fields import check_ranges
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.errors import Problem, problem
 from indictune.tasks.protocol import Task
 
-# Each field with its smallest value. None is allowed.
-AT_LEAST = {
-    "per_device_eval_batch_size": 1,
-    "max_tokens_per_device": 1,
-    "early_stopping_patience": 1,
-    "max_nonfinite_steps": 0,
-    "ddp_timeout": 1,
-    "dataloader_num_workers": 0,
-    "dataloader_prefetch_factor": 1,
-    "eval_accumulation_steps": 1,
-    "learning_rate": 0,
-    "weight_decay": 0,
-    "warmup_steps": 0,
-}
-
-# Settings that torch's checkpoint function takes and JSON can hold (torch 2.13).
+# Arguments of torch's checkpoint function that JSON can hold (torch 2.13).
 CHECKPOINTING = ("debug", "determinism_check", "early_stop", "preserve_rng_state", "use_reentrant")
 
 
 def check_values(plan: AnyPlan) -> list[Problem]:
     """Refuse single values out of their range."""
     training = plan.training
-    given = {name: getattr(training, name) for name in AT_LEAST}
-    found = [
-        problem("expected-at-least", f"--{name}", value, smallest=AT_LEAST[name])
-        for name, value in given.items()
-        if value is not None and not value >= AT_LEAST[name]
-    ]
+    found = check_ranges(training)
     if training.save_total_limit is not None and training.save_total_limit < 1:
         found.append(problem("save-total-limit", "--save_total_limit", training.save_total_limit))
     if not 0 <= training.seed < 2**32:
@@ -47,8 +28,6 @@ def check_values(plan: AnyPlan) -> list[Problem]:
     duration = "num_train_epochs" if training.max_steps < 0 else "max_steps"
     if not getattr(training, duration) > 0:
         found.append(problem("nothing-to-train", f"--{duration}", getattr(training, duration)))
-    if not 0 <= training.label_smoothing_factor < 1:
-        found.append(problem("share-expected", "--label_smoothing_factor", training.label_smoothing_factor))
     return found
 
 

@@ -11,16 +11,11 @@ import pytest
 import yaml
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config.chat_arguments import ChatDataArguments
-from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
-from indictune.config.recipe import DECIDED, PATH_FIELDS, TRUST_FIELDS, Recipe, read_recipe, resolved, whole_of
+from indictune.config.recipe import DECIDED, TRUST_FIELDS, Recipe, read_recipe, resolved, whole_of
 from indictune.errors import UserError
 from indictune.files import RECIPE, write_yaml
 
 RUN = (ModelArguments, DataArguments, SentimentTrainingArguments)
-
-COMMANDS = (EvaluateArguments, MergeArguments, CheckpointArguments)
-KINDS: tuple[type[Any], ...] = (*RUN, ChatDataArguments, *COMMANDS)
 
 WriteRecipe = Callable[[str], str]
 
@@ -35,10 +30,6 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRecipe:
         return "r.yaml"
 
     return write
-
-
-def fields_of(kind: type[Any]) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}
 
 
 def read(*argv: str) -> Recipe:
@@ -442,27 +433,3 @@ class TestTrust:
         for none in ("false", "False"):
             given = read("--config", recipe(f"{name}: {none}\n"), f"--{name}", "true")
             assert (given.problems, given.values) == ([], {name: True})
-
-
-@pytest.mark.parametrize(
-    ("value", "code", "shown"),
-    [
-        ("a" * 5000, "name-too-long", f"{'a' * 40}... (5,000 letters)"),
-        ("a\0b", "name-holds-nul", "a\\0b"),
-    ],
-)
-@pytest.mark.parametrize("name", [*PATH_FIELDS, "config"])
-def test_a_name_that_no_file_can_have_is_one_problem_of_its_flag(name: str, value: str, code: str, shown: str) -> None:
-    kind = next(kind for kind in KINDS if name in (*fields_of(kind), "config"))
-    recipe = read_recipe([f"--{name}={value}"], [kind])
-    assert [(each.code, each.flag, each.value) for each in recipe.problems] == [(code, f"--{name}", shown)]
-    assert recipe.values == {}
-
-
-def test_every_flag_that_says_that_it_names_a_file_or_folder_is_checked() -> None:
-    """Flags of transformers that are not ours to document are left to it."""
-    ours = set(KINDS) - {SentimentTrainingArguments}
-    ends = ("_file", "_dir", "_template", "folder", "model")
-    named = {name for kind in ours for name in fields_of(kind) if name.endswith(ends)}
-    assert len(named) > 7
-    assert named <= {*PATH_FIELDS}

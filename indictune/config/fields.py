@@ -1,0 +1,67 @@
+"""Fields of the argument dataclasses, and the checks that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import field, fields
+from typing import Any
+
+from indictune.errors import Problem, Problems, problem
+
+# The smallest value of a field, in whichever dataclass it is. None is allowed.
+AT_LEAST = {
+    "max_length": 3,  # two tokens are special
+    "lora_r": 1,
+    "lora_alpha": 1,
+    "num_sample_generations": 0,
+    "max_new_tokens": 1,
+    "per_device_eval_batch_size": 1,
+    "max_tokens_per_device": 1,
+    "early_stopping_patience": 1,
+    "max_nonfinite_steps": 0,
+    "ddp_timeout": 1,
+    "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": 1,
+    "eval_accumulation_steps": 1,
+    "learning_rate": 0,
+    "weight_decay": 0,
+    "warmup_steps": 0,
+}
+
+# Fields that hold a share or a probability, below 1. None is allowed.
+SHARES = ("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor")
+
+
+def flag(default: Any, help: str) -> Any:
+    """A dataclass field that is a flag. `help` is its entry in `--help` and in docs/flags.md."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+def check_ranges(arguments: Any) -> list[Problem]:
+    """Refuse single values that `AT_LEAST` and `SHARES` exclude, NaN included."""
+    given = {each.name: getattr(arguments, each.name) for each in fields(arguments) if each.init}
+    found = [
+        problem("expected-at-least", f"--{name}", given[name], smallest=smallest)
+        for name, smallest in AT_LEAST.items()
+        if given.get(name) is not None and not given[name] >= smallest
+    ]
+    wrong_shares = [name for name in SHARES if given.get(name) is not None and not 0 <= given[name] < 1]
+    return found + [problem("share-expected", f"--{name}", given[name]) for name in wrong_shares]
+
+
+class Checked:
+    """A base of argument dataclasses that reports all their problems at once."""
+
+    def check(self) -> Iterator[Problem]:
+        """The problems of the values. A subclass adds its own to those of `super().check()`."""
+        yield from check_ranges(self)
+
+    def __post_init__(self) -> None:
+        """Check all values.
+
+        Raises:
+            UserError: a value is out of its range, or contradicts another one.
+        """
+        Problems(self.check()).raise_any()
