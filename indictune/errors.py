@@ -145,17 +145,11 @@ class Problems(list[Any]):
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep the problems of a `UserError` raised in the block, and continue after it.
-
-        A later block may use what an earlier one would have made: where that was refused, the later one ends there.
-        """
+        """Keep the problems of a `UserError` raised in the block, and continue after it."""
         try:
             yield
         except UserError as error:
             self.extend(each for each in error.problems if each not in self)
-        except UnboundLocalError:
-            if not self:
-                raise
 
     def attempt(self, make: Callable[..., Made], *args: Any, **named: Any) -> Made | None:
         """What `make` returns, or None where it raised a `UserError`, whose problems are kept."""
