@@ -316,11 +316,8 @@ class TestUnderLaunchers:
 
     def test_accelerate_that_was_asked_for_two_processes_and_starts_one(self, job: Job) -> None:
         refused = job.refused(launcher=accelerate("single_gpu", 2))
-        assert refused.problems == [
-            "accelerate launch was asked for more than one process and has started one: the config file has "
-            "`distributed_type: NO`, or --cpu was given. Use accelerate_configs/ddp.yaml (it also runs on a CPU), or "
-            "--num_processes 1."
-        ]
+        (found,) = refused.problems
+        assert found.endswith("[one-process-started]")
 
     def test_accelerate_that_would_compile_without_the_recipes_knowledge(self, job: Job) -> None:
         launcher = accelerate("single_gpu", 1)
@@ -354,7 +351,5 @@ class TestUnderLaunchers:
         assert "Traceback" not in result.stderr
 
     def test_plain_python_with_a_deepspeed_file(self, job: Job) -> None:
-        assert job.refused("--deepspeed", "ds_configs/zero2.json").problems == [
-            "--deepspeed ds_configs/zero2.json: plain python cannot start DeepSpeed. Start the script with "
-            "`deepspeed --num_gpus 1`, `torchrun --nproc_per_node 1` or `accelerate launch`."
-        ]
+        (found,) = job.refused("--deepspeed", "ds_configs/zero2.json").problems
+        assert found.endswith("[launcher-missing]")

@@ -15,6 +15,8 @@ AT_LEAST = {
     "lora_alpha": 1,
     "num_sample_generations": 0,
     "max_new_tokens": 1,
+    "global_batch_size": 1,
+    "per_device_train_batch_size": 1,
     "per_device_eval_batch_size": 1,
     "max_tokens_per_device": 1,
     "early_stopping_patience": 1,

@@ -1,4 +1,4 @@
-"""The CPU stand-in: on a machine without an accelerator the same command runs the same collectives over gloo."""
+"""The CPU fallback: without an accelerator, the same command runs the same collectives over gloo."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ def is_needed() -> bool:
 
 
 def start(launch: Launch, timeout_s: int) -> dict[str, Any]:
-    """Bring the process group up on gloo, before `TrainingArguments` exists.
+    """Start the process group on gloo, before `TrainingArguments` exists, and return fields for it.
 
-    Left alone, `TrainingArguments` on such a machine starts every process as a stranger to the others (FSDP, DDP), or
-    works out the batch for one rank and dies (DeepSpeed). It takes over a state that is already there when told so.
+    On such a machine, `TrainingArguments` itself starts processes that do not know each other (FSDP, DDP), or derives
+    the batch for one rank and fails (DeepSpeed). With `use_configured_state` it uses the state that is there.
 
     Args:
         launch: what the launcher asked for.
-        timeout_s: seconds after which a collective that nobody joins fails (`--ddp_timeout`).
-
-    Returns:
-        Fields for `TrainingArguments`.
+        timeout_s: `--ddp_timeout`, in seconds.
     """
     # With more threads than cores a small model ran up to 40 times slower (2 cores).
     if "OMP_NUM_THREADS" not in os.environ:
@@ -43,16 +40,16 @@ def start(launch: Launch, timeout_s: int) -> dict[str, Any]:
     else:
         PartialState(cpu=True, backend="gloo", timeout=timeout)
     if launch.family == "fsdp2":
-        # accelerate turns on FSDP for types that name an accelerator, MULTI_GPU among them, and not for MULTI_CPU;
-        # `fully_shard` itself works on gloo. The stand-in borrows the type until accelerate has read it.
+        # accelerate enables FSDP for MULTI_GPU but not for MULTI_CPU, although `fully_shard` works on gloo. So the
+        # state says MULTI_GPU until accelerate has read it.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        # FSDP's CPU offload policy refuses to run without an accelerator, and has nothing to offload from here.
+        # FSDP's CPU offload refuses to run without an accelerator.
         os.environ["FSDP_OFFLOAD_PARAMS"] = "false"
     return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}
 
 
 def limits(launch: Launch) -> list[str]:
-    """What the stand-in leaves out of the strategy, as sentences for the user."""
+    """What the fallback leaves out of the strategy, in sentences for the user."""
     if launch.strategy == "fsdp2_offload":
-        return ["No accelerator: FSDP2 runs on the CPU without its CPU offload, which refuses to run here."]
+        return ["No accelerator: FSDP2 runs on the CPU, without its CPU offload."]
     return []

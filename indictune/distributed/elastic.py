@@ -1,4 +1,4 @@
-"""The process group of a run that torchrun has started again."""
+"""The process group of a run that torchrun has restarted."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from indictune.errors import UserError
 from indictune.progress import HERE
 
 JOINING = "joining the other ranks"
 
 
 def count(environ: Mapping[str, str]) -> int:
-    """How often torchrun has started this run again (`--max-restarts`)."""
+    """How often torchrun has restarted this run."""
     return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def limit(environ: Mapping[str, str]) -> int:
-    """How often torchrun may start this run again (`--max-restarts`)."""
+    """How often torchrun may restart this run (`--max-restarts`)."""
     return int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
@@ -30,45 +29,27 @@ def _is_one_node(environ: Mapping[str, str]) -> bool:
     return environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE")
 
 
-def check_one_node(environ: Mapping[str, str]) -> None:
-    """Refuse restarts on several nodes, which do not go on.
-
-    With `--rdzv_backend c10d` torchrun (torch 2.13, `dynamic_rendezvous.py`) keeps one store, as on one node (`join`),
-    and counts a restart on the node alone where a rank has failed: ranks share no name of their start, which could
-    tell it from what dead ones have left. Without it, the other nodes are not started again at all.
-
-    Raises:
-        UserError: it tells what does go on.
-    """
-    if limit(environ) and not _is_one_node(environ):
-        raise UserError(
-            f"--max-restarts {limit(environ)}: on several nodes torchrun does not start all ranks anew, and the run "
-            "would not go on. Leave it out, give --resume_from_checkpoint auto, and let what starts the nodes start "
-            "all of them again, as scripts/slurm/train.sbatch does."
-        )
-
-
 def launch_name(environ: Mapping[str, str]) -> str:
-    """A name that all ranks of a launch share through all restarts, and that another launch at the same time has not.
+    """A name that all ranks of a launch share through all restarts, and that no other launch on the machine has.
 
-    Each needs a port of its own on its first machine. Which that is, the ranks of several may call otherwise
-    (`torchrun --master_addr`), and two such launches with one port on other machines have one name.
+    Two launches on one machine need different ports. Ranks on several nodes may name the first machine differently,
+    so the name then has no host: launches with one port on separate nodes share it.
     """
     host = socket.gethostname() if _is_one_node(environ) else ""
     return f"{environ.get('TORCHELASTIC_RUN_ID')}-{environ.get('MASTER_PORT')}-{host}"
 
 
 def attempt(environ: Mapping[str, str]) -> str:
-    """A name that all ranks of a start share. A later launch may have the same: see `supervise.heartbeat`."""
+    """A name that all ranks of one start share. A later launch may have the same name."""
     return f"{launch_name(environ)}-{count(environ)}"
 
 
 def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> None:
-    """Bring the process group up after a restart on one node; else leave that to whoever does it first.
+    """Start the process group after a restart on one node. Otherwise do nothing: the first user of a group starts it.
 
-    torchrun (torch 2.13) keeps one store through all restarts, in which ranks find the addresses of processes that are
-    dead ("Gloo connectFullMesh failed ... Connection refused"; pytorch issue 135712). Keys of each start get a prefix
-    of their own. On several nodes there is nothing to agree by (`check_one_node`).
+    torchrun (torch 2.13) keeps one store through all restarts, in which ranks find the addresses of dead processes
+    ("Gloo connectFullMesh failed ... Connection refused"; pytorch issue 135712). So each restart gets its own key
+    prefix. On several nodes ranks cannot agree on one: `check_processes` refuses restarts there.
 
     Args:
         environ: of the process.

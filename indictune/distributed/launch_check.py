@@ -12,7 +12,7 @@ from indictune.errors import UserError
 
 
 def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
-    """Compare what the launcher asked for with what is there, before the model loads.
+    """Compare what the launcher asked for with what came up, before the model loads.
 
     Raises:
         UserError: another strategy, or another number of processes, came up.
@@ -25,16 +25,10 @@ def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
 
 
 def use_one_gpu(training_args: TrainingArguments, device_map: str | None) -> list[str]:
-    """Keep the batches of one process on one GPU, where the Trainer would deal them to all by `nn.DataParallel`.
+    """Keep one process on one GPU; the Trainer would use `nn.DataParallel`. Return a sentence if GPUs stay unused.
 
-    DataParallel averages losses over parts of a batch, and is slower than one process a GPU.
-
-    Args:
-        training_args: of the run.
-        device_map: `--device_map`, which spreads the layers over all GPUs.
-
-    Returns:
-        A sentence for the user where GPUs stay unused.
+    DataParallel averages losses over parts of a batch, and is slower than one process a GPU. `device_map` may spread
+    the layers over all GPUs.
     """
     if training_args.n_gpu <= 1:
         return []
@@ -46,10 +40,10 @@ def use_one_gpu(training_args: TrainingArguments, device_map: str | None) -> lis
 
 
 def came_up(training_args: TrainingArguments) -> str:
-    """The family of the strategy that is really there: `single`, `ddp`, `fsdp2` or `zero<stage>`."""
+    """The family of the strategy that came up: `single`, `ddp`, `fsdp2` or `zero<stage>`."""
     kind = training_args.distributed_state.distributed_type
     if training_args.deepspeed_plugin is not None:
-        # A stage without the process group behind it is a stranger, not a rank.
+        # A stage without a process group is one process that does not know the others.
         grouped = kind == DistributedType.DEEPSPEED and torch.distributed.is_initialized()
         return f"zero{training_args.deepspeed_plugin.zero_stage}" if grouped else "single"
     if kind == DistributedType.NO:

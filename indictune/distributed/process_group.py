@@ -1,4 +1,4 @@
-"""The process group of a run, and how long ranks wait in it and in those that a library makes beside it."""
+"""The process group of a run and its timeout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from indictune.distributed import cpu_fallback, elastic, operator_locks
 
 
 def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> tuple[dict[str, Any], list[str]]:
-    """Begin what the ranks of a run talk by, with the CPU stand-in where one is needed.
+    """Start the process group where the Trainer would not: after a restart, and on a machine without a GPU.
 
     Args:
         launch: of the run.
@@ -21,25 +21,20 @@ def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> tupl
         timeout_s: of a collective, in seconds.
 
     Returns:
-        The training arguments that the stand-in asks for, and what the user should know of it, in sentences.
+        Training arguments that the CPU fallback needs, and its limits, in sentences for the user.
     """
     limit_waiting(timeout_s)
     operator_locks.wait_for_builds(launch, int(environ.get("LOCAL_RANK", "0")))
-    elastic.join(environ, "gloo" if cpu_fallback.is_needed() else None, timeout_s)
-    if not cpu_fallback.is_needed():
-        return {}, []
-    return cpu_fallback.start(launch, timeout_s), cpu_fallback.limits(launch)
+    is_on_cpu = cpu_fallback.is_needed()
+    elastic.join(environ, "gloo" if is_on_cpu else None, timeout_s)
+    return (cpu_fallback.start(launch, timeout_s), cpu_fallback.limits(launch)) if is_on_cpu else ({}, [])
 
 
 def limit_waiting(timeout_s: int) -> None:
-    """Give groups that are made without a timeout that of the run. To be called before there is one.
+    """Make `timeout_s` seconds the default of all groups. Call it before the first one.
 
-    DeepSpeed (0.19.8, `TorchBackend.new_group`) gives none to the group in which it sums ZeRO's gradients, and takes
-    none for it: whatever `--ddp_timeout` is, torch (2.13) would wait there for 30 minutes on gloo, and NCCL would end
-    the run after 10.
-
-    Args:
-        timeout_s: of a collective, in seconds.
+    DeepSpeed (0.19.8, `TorchBackend.new_group`) makes ZeRO's group without a timeout and takes none from the caller:
+    torch (2.13) would wait there for 30 minutes on gloo and 10 on NCCL, with any `--ddp_timeout`.
     """
     for default in ("default_pg_timeout", "default_pg_nccl_timeout"):
         setattr(distributed_c10d, default, timedelta(seconds=timeout_s))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from indictune.distributed.batch_size import accumulation_for_tokens, accumulation_steps, steps_of_run
 from indictune.errors import UserError
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -21,31 +22,16 @@ def test_accumulation_fills_the_global_batch(global_batch: int, per_device: int,
     assert accumulation_steps(global_batch, per_device, world) == expected
 
 
-def message(global_batch: int, per_device: int, world: int) -> str:
-    with pytest.raises(UserError) as raised:
-        accumulation_steps(global_batch, per_device, world)
-    return raised.value.message
-
-
-def test_the_message_says_which_sizes_fit() -> None:
-    assert message(48, 16, 2) == (
-        "--global_batch_size 48 is no multiple of world size 2 x --per_device_train_batch_size 16 = 32. "
-        "What fits: --global_batch_size 32 or 64; or --per_device_train_batch_size 1, 2, 3, 4, 6, 8, 12, 24."
-    )
-
-
-def test_a_global_batch_below_the_world_size_has_no_per_device_batch_that_fits() -> None:
-    assert message(3, 2, 4) == (
-        "--global_batch_size 3 is no multiple of world size 4 x --per_device_train_batch_size 2 = 8. "
-        "What fits: --global_batch_size 8."
-    )
-
-
-def test_sizes_below_one_are_refused_together() -> None:
-    assert message(0, -1, 2) == (
-        "2 problems:\n  1. --global_batch_size 0: expected at least 1 row.\n"
-        "  2. --per_device_train_batch_size -1: expected at least 1 row."
-    )
+@pytest.mark.parametrize(
+    ("sizes", "fitting"),
+    [
+        ((48, 16, 2), "--global_batch_size 32 or 64; or --per_device_train_batch_size 1, 2, 3, 4, 6, 8, 12, 24"),
+        ((3, 2, 4), "--global_batch_size 8"),
+    ],
+)
+def test_the_message_says_which_sizes_fit(sizes: tuple[int, int, int], fitting: str) -> None:
+    with refused("batch-does-not-divide", f"What fits: {fitting}.", flag="--global_batch_size"):
+        accumulation_steps(*sizes)
 
 
 @given(st.integers(1, 300), st.integers(1, 80), st.integers(1, 16))
@@ -55,7 +41,7 @@ def test_every_split_is_exact_or_refused_with_sizes_that_are_accepted(
     try:
         steps = accumulation_steps(global_batch, per_device, world)
     except UserError as error:
-        ways_out = error.message.partition("What fits: ")[2]
+        ways_out = error.problems[0].details["fitting"]
         globals_text, _, per_device_text = ways_out.partition("; or ")
         globals_that_fit = [int(size) for size in re.findall(r"\d+", globals_text)]
         per_device_that_fit = [int(size) for size in re.findall(r"\d+", per_device_text)]
@@ -105,15 +91,8 @@ class TestALimitOfTokens:
         assert [self.steps([1, 9, 9, 1, 1, 9, 1, 1], 10, run) for run in (1, 2)] == [1, 2]
 
     def test_rows_that_are_longer_by_themselves_are_named(self) -> None:
-        with pytest.raises(UserError) as raised:
+        limit = "--max_tokens_per_device"
+        with refused("rows-longer-than-limit", "2 training rows", "40 tokens", "t.csv:3, t.csv:5.", flag=limit):
             self.steps([9, 31, 4, 40], 30)
-        assert raised.value.message == (
-            "--max_tokens_per_device 30: 2 training rows are longer by themselves, up to 40 tokens: t.csv:3, t.csv:5. "
-            "Give --max_tokens_per_device 40 or more, or a smaller --max_length."
-        )
-        with pytest.raises(UserError, match=r"7 training rows .*: t.csv:2, .*, t.csv:6 and 2 more\. Give"):
+        with refused("rows-longer-than-limit", "7 training rows", "t.csv:2, t.csv:3", "t.csv:6, ...", flag=limit):
             self.steps([50] * 7, 30)
-
-    def test_a_global_batch_without_rows_is_refused(self) -> None:
-        with pytest.raises(UserError, match="--global_batch_size 0: expected at least 1 row"):
-            self.steps([1], 30, batch=0)

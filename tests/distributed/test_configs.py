@@ -19,7 +19,7 @@ from accelerate.utils.launch import (
 )
 
 from indictune.distributed.deepspeed_config import OVERLAP
-from indictune.distributed.launch import deepspeed_file, read_launch
+from indictune.distributed.launch import read_launch
 
 ROOT = Path(__file__).parents[2]
 DS_NAMES = ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
@@ -67,7 +67,7 @@ def test_accelerate_makes_of_a_file_the_strategy_that_its_name_says(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = launched(name, monkeypatch)
-    launch = read_launch(environ, deepspeed_file(environ, None))
+    launch = read_launch(environ)
     expected = {"single_gpu": ("single", 1), "fsdp2_qlora": ("fsdp2", 2)}.get(name, (name, 2))
     assert (launch.strategy, launch.world_size) == expected
 

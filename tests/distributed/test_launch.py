@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from indictune.config.plan import Launch
-from indictune.distributed.launch import deepspeed_file, for_evaluation, rank_of, read_deepspeed, read_launch
-from indictune.errors import UserError
+from indictune.distributed.launch import for_evaluation, rank_of, read_deepspeed, read_launch
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ ALONE = {"LOCAL_RANK": "0", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": 
 
 def launch_of(environ: dict[str, str], deepspeed_flag: str | None = None) -> tuple[str, int, int, int]:
     """The strategy, world size, local world size and rank."""
-    launch = read_launch(environ, deepspeed_file(environ, deepspeed_flag))
+    launch = read_launch(environ, deepspeed_flag)
     return launch.strategy, launch.world_size, launch.local_world_size, launch.rank
 
 
@@ -78,16 +78,15 @@ def test_every_launcher_reads_the_shipped_deepspeed_files_by_their_names(name: s
     assert launch_of(in_config) == (name, 2, 2, 1)
 
 
-def test_a_flag_beside_another_file_of_the_accelerate_config_is_refused() -> None:
-    """The launcher's own choice is never replaced in silence; the same file twice is no contradiction."""
+def test_a_flag_that_contradicts_the_accelerate_config_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     file = "ds_configs/zero3.json"
     in_config = ACCELERATE_DEEPSPEED | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": file}
-    assert deepspeed_file(in_config, None) == file
-    assert deepspeed_file(in_config, file) == file
-    with pytest.raises(UserError, match=f"--deepspeed mine\\.json: the accelerate config names {file}"):
-        deepspeed_file(in_config, "mine.json")
-    with pytest.raises(UserError, match=r"--deepspeed mine\.json: the accelerate config asks for FSDP"):
-        deepspeed_file({"ACCELERATE_USE_FSDP": "true"}, "mine.json")
+    monkeypatch.chdir(ROOT)
+    assert read_launch(in_config) == read_launch(in_config, file)
+    with refused("launcher-contradicts-flag", file, flag="--deepspeed"):
+        read_launch(in_config, "mine.json")
+    with refused("launcher-contradicts-flag", "FSDP", flag="--deepspeed"):
+        read_launch(ACCELERATE_FSDP, "mine.json")
 
 
 def test_evaluation_runs_side_by_side_where_a_stage_splits_only_training() -> None:
@@ -101,8 +100,8 @@ def test_evaluation_runs_side_by_side_where_a_stage_splits_only_training() -> No
 
 def test_a_deepspeed_file_that_no_launcher_asked_for_is_not_read() -> None:
     left_over = {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds_configs/zero3.json"}
-    assert deepspeed_file(left_over, None) is None
-    assert deepspeed_file(left_over | {"ACCELERATE_USE_DEEPSPEED": "false"}, None) is None
+    assert read_launch(left_over).deepspeed is None
+    assert read_launch(left_over | {"ACCELERATE_USE_DEEPSPEED": "false"}).deepspeed is None
 
 
 def test_an_accelerate_config_may_hold_the_stage_itself() -> None:
@@ -118,7 +117,7 @@ def test_two_nodes_of_eight_have_eight_processes_each(launcher: str) -> None:
 
 
 def test_processes_that_do_not_know_how_many_are_on_their_node_are_refused() -> None:
-    with pytest.raises(UserError, match=r"WORLD_SIZE is 16, and LOCAL_WORLD_SIZE, .* is not set"):
+    with refused("local-world-size-missing", "16"):
         launch_of({"RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.1"})
     assert launch_of({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}) == ("ddp", 1, 1, 0)
 
@@ -126,46 +125,25 @@ def test_processes_that_do_not_know_how_many_are_on_their_node_are_refused() -> 
 @pytest.mark.parametrize("flag", ["False", "True"])  # distributed_type: NO, and --cpu
 def test_several_processes_asked_for_and_one_started_is_refused(flag: str) -> None:
     environ = ACCELERATE_PLAIN | {"ACCELERATE_USE_CPU": flag, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    with pytest.raises(UserError) as raised:
+    with refused("one-process-started", flag="--num_processes"):
         launch_of(environ)
-    assert raised.value.problems == [
-        "accelerate launch was asked for more than one process and has started one: the config file has "
-        "`distributed_type: NO`, or --cpu was given. Use accelerate_configs/ddp.yaml (it also runs on a CPU), or "
-        "--num_processes 1."
-    ]
 
 
 def test_an_address_that_a_cluster_sets_is_no_reason_to_refuse_plain_python() -> None:
     assert launch_of({"MASTER_ADDR": "10.0.0.1"}) == ("single", 1, 1, 0)
 
 
-def test_plain_python_with_deepspeed_is_refused_with_the_ways_to_start_it() -> None:
-    with pytest.raises(UserError) as raised:
-        launch_of({}, shipped("zero2"))
-    assert raised.value.problems == [
-        f"--deepspeed {shipped('zero2')}: plain python cannot start DeepSpeed. Start the script with "
-        "`deepspeed --num_gpus 1`, `torchrun --nproc_per_node 1` or `accelerate launch`."
-    ]
-
-
 def test_fsdp_1_is_refused_with_what_its_file_lacks() -> None:
-    with pytest.raises(UserError, match=r"accelerate was asked for FSDP 1, .* Write `fsdp_version: 2` below"):
+    with refused("fsdp-version-1", "fsdp_version: 2"):
         read_launch({**ACCELERATE, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1", "LOCAL_RANK": "0"})
 
 
-@pytest.mark.parametrize(
-    ("environ", "flag", "asked"),
-    [({}, "full_shard", "--fsdp full_shard"), ({"ACCELERATE_USE_FSDP": "true"}, None, "ACCELERATE_USE_FSDP")],
-)
-def test_plain_python_with_fsdp_is_refused_with_the_ways_to_start_it(
-    environ: dict[str, str], flag: str | None, asked: str
-) -> None:
-    with pytest.raises(UserError) as raised:
-        read_launch(environ, fsdp=flag)
-    assert raised.value.problems == [
-        f"{asked}: plain python cannot start FSDP. Start the script with `torchrun --nproc_per_node 1` or `accelerate "
-        "launch --config_file accelerate_configs/fsdp2.yaml`, or leave it out."
-    ]
+def test_plain_python_starts_no_sharding_strategy() -> None:
+    with refused("launcher-missing", "zero2"):
+        launch_of({}, shipped("zero2"))
+    for environ, flag in (({}, "full_shard"), ({"ACCELERATE_USE_FSDP": "true"}, None)):
+        with refused("launcher-missing", "fsdp2"):
+            read_launch(environ, fsdp=flag)
 
 
 class TestDeepSpeedFile:
@@ -182,24 +160,17 @@ class TestDeepSpeedFile:
         assert read_launch(ACCELERATE_DEEPSPEED).deepspeed == {}
         assert read_launch(TORCHRUN).deepspeed is None
 
-    def test_a_missing_file_is_told(self) -> None:
-        with pytest.raises(UserError) as raised:
+    def test_a_missing_file_is_refused(self) -> None:
+        with refused("unreadable", "no/such.json", "No such file", flag="--deepspeed"):
             read_launch(TORCHRUN, "no/such.json")
-        assert raised.value.problems == [
-            "--deepspeed no/such.json: cannot be read (No such file or directory). The path counts from the folder in "
-            "which the command is typed."
-        ]
 
-    def test_broken_json_is_told_with_its_place(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("text", "reason"), [('{"zero_optimization": {"stage": 2},\n}', "line 2"), ("[2]", "found list")]
+    )
+    def test_broken_json_is_refused(self, tmp_path: Path, text: str, reason: str) -> None:
         path = tmp_path / "ds.json"
-        path.write_text('{"zero_optimization": {"stage": 2},\n}')
-        with pytest.raises(UserError, match=r"ds\.json: is not valid JSON: .*line 2"):
-            read_launch(TORCHRUN, str(path))
-
-    def test_what_is_no_object_is_told(self, tmp_path: Path) -> None:
-        path = tmp_path / "ds.json"
-        path.write_text("[2]")
-        with pytest.raises(UserError, match=r"ds\.json: expected a JSON object, found list\."):
+        path.write_text(text)
+        with refused("invalid-json", "ds.json", reason, flag="--deepspeed"):
             read_launch(TORCHRUN, str(path))
 
     @pytest.mark.parametrize(

@@ -78,12 +78,7 @@ def test_the_stand_in_leaves_threads_that_the_user_chose(monkeypatch: pytest.Mon
 def test_the_stand_in_says_what_it_leaves_out() -> None:
     (limit,) = cpu_fallback.limits(Launch("fsdp2_offload", 2))
     assert "without its CPU offload" in limit
-    assert [cpu_fallback.limits(Launch(name, 2)) for name in ("single", "ddp", "fsdp2", "zero2_offload")] == [
-        [],
-        [],
-        [],
-        [],
-    ]
+    assert not any(cpu_fallback.limits(Launch(name, 2)) for name in ("single", "ddp", "fsdp2", "zero2_offload"))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ def test_the_defaults_pass(arguments: type[IndicTrainingArguments]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "code"),
     [
+        ("global_batch_size", 0, "expected-at-least"),
+        ("per_device_train_batch_size", -1, "expected-at-least"),
         ("per_device_eval_batch_size", 0, "expected-at-least"),
         ("max_tokens_per_device", 0, "expected-at-least"),
         ("eval_accumulation_steps", 0, "expected-at-least"),
