@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import f1_score, precision_recall_fscore_support
 
-from indictune.evaluation.metrics import rows_of_languages
+from indictune.evaluation.metrics import label_scores, scores_by_language
 
 THRESHOLDS = [percent / 100 for percent in range(5, 96)]
 
@@ -39,7 +38,7 @@ def multi_label_metrics(
     label_names: Sequence[str],
     threshold: float,
 ) -> dict[str, Any]:
-    """Score several labels a row, overall, per language and per label.
+    """Score several labels a row.
 
     Args:
         probabilities: float [rows, labels].
@@ -47,32 +46,19 @@ def multi_label_metrics(
         losses: of each row, float [rows].
         languages: of each row, [rows].
         label_names: [labels].
-        threshold: at or above which a label is predicted.
+        threshold: a label is predicted if its probability reaches it.
 
     Returns:
-        `num_examples`, `loss`, `threshold`, `micro_f1`, `macro_f1`, `per_language.<language>` with both scores, and
-        `per_label.<label>.{precision,recall,f1,support}`.
+        `scores_by_language` with `micro_f1` and `macro_f1`, `threshold`, and `per_label`.
     """
     predicted = probabilities >= threshold
+
+    def score(rows: np.ndarray) -> dict[str, float]:
+        return {
+            "micro_f1": _micro_f1(predicted[rows], references[rows]),
+            "macro_f1": float(f1_score(references[rows], predicted[rows], average="macro", zero_division=0)),
+        }
+
     columns = precision_recall_fscore_support(references, predicted, zero_division=0)
-    return {
-        "num_examples": len(references),
-        "loss": math.fsum(np.asarray(losses, np.float64).tolist()) / len(references),
-        "threshold": threshold,
-        **_scores(predicted, references),
-        "per_language": {
-            language: {"num_examples": int(rows.sum()), **_scores(predicted[rows], references[rows])}
-            for language, rows in rows_of_languages(languages).items()
-        },
-        "per_label": {
-            name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
-            for name, precision, recall, f1, support in zip(label_names, *columns, strict=True)
-        },
-    }
-
-
-def _scores(predicted: np.ndarray, references: np.ndarray) -> dict[str, float]:
-    return {
-        "micro_f1": _micro_f1(predicted, references),
-        "macro_f1": float(f1_score(references, predicted, average="macro", zero_division=0)),
-    }
+    scores = scores_by_language(score, losses, languages)
+    return scores | {"threshold": threshold, "per_label": label_scores(columns, label_names)}

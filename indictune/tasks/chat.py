@@ -22,7 +22,7 @@ from indictune.data.conversations import Conversations, ConversationSplits, load
 from indictune.data.prepare_chats import Chats, check_template, set_template, tokenise_splits
 from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
-from indictune.evaluation.console_tables import answers_table
+from indictune.evaluation.console_tables import scores_table
 from indictune.models.adapters import check_precision
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config, load_trained_causal
 from indictune.models.load import Model, load_tokenizer
@@ -153,7 +153,7 @@ class Answers(Objective):
         return flatten_answers(block)
 
     def tables(self, block: dict[str, Any]) -> str:
-        return answers_table(block)
+        return scores_table(block, ("num_tokens", "loss", "perplexity", "answer_token_accuracy"))
 
     def reload(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool) -> nn.Module:
         return load_trained_causal(folder, self.dtype, trusts_code, trusts_checkpoint, device_map="cpu")

@@ -14,8 +14,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig, P
 
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.targets import MULTI_LABEL, REGRESSION
-from indictune.evaluation.console_tables import per_label_table, per_language_table, scores_table
-from indictune.evaluation.metrics import ClassificationMetrics, flatten_for_trainer
+from indictune.evaluation.console_tables import per_label_table, scores_table
+from indictune.evaluation.metrics import classification_metrics, flatten_for_trainer
 from indictune.evaluation.multi_label import best_threshold, multi_label_metrics
 from indictune.evaluation.regression import regression_metrics
 from indictune.models.classifier import class_names, load_trained
@@ -89,19 +89,19 @@ class SingleLabel(TextObjective):
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
         predicted, losses = results
-        scores: dict[str, Any] = ClassificationMetrics(self._class_names).compute(
+        return classification_metrics(
             predictions=predicted,
             references=dataset["labels"][:],
             losses=losses,
             languages=dataset["language"][:],
+            label_names=self._class_names,
         )
-        return scores
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         return flatten_for_trainer(block)
 
     def tables(self, block: dict[str, Any]) -> str:
-        return f"{per_language_table(block)}\n\n{per_label_table(block)}"
+        return f"{scores_table(block, ('accuracy', 'macro_f1'))}\n\n{per_label_table(block)}"
 
 
 class Regression(TextObjective):

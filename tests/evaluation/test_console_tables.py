@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from indictune.console_text import display_width
-from indictune.evaluation.console_tables import answers_table, per_label_table, per_language_table
+from indictune.evaluation.console_tables import per_label_table, scores_table
 
 METRICS: dict[str, Any] = {
     "num_examples": 1_234_567,
@@ -25,7 +25,7 @@ METRICS: dict[str, Any] = {
 }
 
 PER_LANGUAGE = """\
-language   examples  accuracy  macro-F1
+language   examples  accuracy  macro_f1
 ---------------------------------------
 hi        1,234,560    1.0000    1.0000
 te-latin          7    0.5000    0.3333
@@ -34,7 +34,7 @@ all       1,234,567    0.8123    0.8000"""
 
 # The Hindi word has 9 characters in 8 columns (the virama joins two letters), the emoji 1 character in 2 columns.
 PER_LABEL = """\
-label     precision  recall      F1    support
+label     precision  recall      f1    support
 ----------------------------------------------
 नकारात्मक     0.5000  1.0000  0.6667  1,234,000
 😊           0.0000  0.0000  0.0000          0
@@ -65,20 +65,20 @@ ANSWERS: dict[str, Any] = {
 }
 
 ANSWERS_BY_LANGUAGE = """\
-language  examples  tokens    loss  perplexity  token accuracy
---------------------------------------------------------------
-hi           1,233  98,765  1.5000      4.4817          0.2500
-ta               1       0     nan         nan             nan
---------------------------------------------------------------
-all          1,234  98,765  1.5000      4.4817          0.2500"""
+language  examples  num_tokens    loss  perplexity
+--------------------------------------------------
+hi           1,233      98,765  1.5000      4.4817
+ta               1           0     nan         nan
+--------------------------------------------------
+all          1,234      98,765  1.5000      4.4817"""
 
 
 def test_languages_with_all_rows_together_at_the_end() -> None:
-    assert per_language_table(METRICS) == PER_LANGUAGE
+    assert scores_table(METRICS, ("accuracy", "macro_f1")) == PER_LANGUAGE
 
 
 def test_answers_by_language_with_all_rows_together_at_the_end() -> None:
-    assert answers_table(ANSWERS) == ANSWERS_BY_LANGUAGE
+    assert scores_table(ANSWERS, ("num_tokens", "loss", "perplexity")) == ANSWERS_BY_LANGUAGE
 
 
 def test_labels_in_wide_and_combining_scripts_are_aligned() -> None:
@@ -89,4 +89,4 @@ def test_labels_in_wide_and_combining_scripts_are_aligned() -> None:
 
 def test_a_name_wider_than_its_header_widens_the_column() -> None:
     metrics = METRICS | {"per_language": {"a-long-language-name": METRICS["per_language"]["hi"]}}
-    assert {display_width(line) for line in per_language_table(metrics).splitlines()} == {51}
+    assert {display_width(line) for line in scores_table(metrics, ("accuracy", "macro_f1")).splitlines()} == {51}

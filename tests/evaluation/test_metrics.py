@@ -1,21 +1,15 @@
-"""Metrics against values worked out by hand, against scikit-learn's report, and through `evaluate` offline."""
+"""Metrics against values worked out by hand, against scikit-learn's report."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-import evaluate
 import numpy as np
 import pytest
-from datasets import Features, Value
 from sklearn.metrics import classification_report
 
-from indictune.evaluation.metrics import ClassificationMetrics, classification_metrics, flatten_for_trainer
+from indictune.evaluation.metrics import classification_metrics, flatten_for_trainer
 
 LABELS = ["negative", "neutral", "positive"]
 
@@ -78,19 +72,6 @@ def random_rows(num_rows: int, num_labels: int, languages: list[str]) -> dict[st
 def test_metrics_worked_out_by_hand() -> None:
     metrics = classification_metrics(**ROWS, label_names=LABELS)
     assert leaves(metrics) == pytest.approx(leaves(EXPECTED), rel=1e-15)
-    assert list(metrics) == list(EXPECTED)
-
-
-def test_the_evaluate_metric_gives_the_same_and_can_be_used_again() -> None:
-    metric = ClassificationMetrics(LABELS)
-    once = metric.compute(**ROWS)
-    assert once == classification_metrics(**ROWS, label_names=LABELS)
-    with pytest.raises(ValueError, match=r"is 3\.0"):
-        metric.compute(**ROWS | {"predictions": [3] * 7})
-    assert metric.compute(**ROWS) == once
-    for batch in (slice(0, 3), slice(3, 7)):
-        metric.add_batch(**{name: column[batch] for name, column in ROWS.items()})
-    assert metric.compute() == once
 
 
 def test_everything_is_plain_and_sorted_for_json() -> None:
@@ -173,10 +154,9 @@ def test_200k_rows_keep_float64_losses() -> None:
     # 1 + 2**-30 needs 31 bits and 200,000 times as much 48: exact in the 53 bits of float64, not in float32's 24.
     rows = random_rows(200_000, 3, ["hi", "ta", "te"])
     rows["losses"] = np.full(200_000, 1 + 2**-30)
-    metrics = ClassificationMetrics(LABELS).compute(**rows)
+    metrics = classification_metrics(**rows, label_names=LABELS)
     assert metrics["num_examples"] == 200_000
     assert metrics["loss"] == 1 + 2**-30
-    assert metrics == classification_metrics(**rows, label_names=LABELS)
 
 
 def test_float32_losses_are_summed_in_float64() -> None:
@@ -190,40 +170,6 @@ def test_a_nan_loss_is_not_hidden() -> None:
     assert np.isnan(classification_metrics(**rows, label_names=LABELS)["loss"])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"predictions": [0, 1]}, "predictions 2, references 7, losses 7, languages 7"),
-        ({"losses": [0.5] * 8}, "losses 8, languages 7"),
-        ({"languages": ["hi"]}, "losses 7, languages 1"),
-        ({name: [] for name in ROWS}, "no rows"),
-        ({"predictions": [0, 0, 3, 1, 2, 4, 0]}, r"predictions\[2\] is 3; .* from 0 to 2, .* 2 of 7"),
-        ({"references": [2, 0, -100, 1, 2, 2, 0]}, r"references\[2\] is -100; .* from 0 to 2"),
-        ({"predictions": [0, 0.9, 1, 1, 2, 2, 0]}, r"predictions\[1\] is 0.9"),
-        ({"predictions": [[0.1, 0.2, 0.7]] * 7}, r"predictions has the shape \[7, 3\]"),
-        ({"references": ["pos"] * 7}, "references are of type <U3"),
-        ({"languages": ["te", None, "hi", "hi", "te", "hi", "te"]}, r"languages\[1\] is None"),
-        ({"label_names": ["negative", "neutral", "neutral"]}, "repeat a name"),
-    ],
-)
-def test_wrong_input_is_named(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        classification_metrics(**{**ROWS, "label_names": LABELS, **change})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"predictions": [0, 1]}, r"Mismatch in the number of predictions \(2\) and references \(7\)"),
-        ({"predictions": [0, 0.9, 1, 1, 2, 2, 0]}, r"predictions\[1\] is 0.9"),
-        ({name: [] for name in ROWS}, "no rows"),
-    ],
-)
-def test_the_evaluate_metric_refuses_wrong_input_too(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ClassificationMetrics(LABELS).compute(**ROWS | change)
-
-
 def test_flat_view_for_the_trainer() -> None:
     assert flatten_for_trainer(EXPECTED) == {
         "loss": 4.5 / 7,
@@ -233,68 +179,3 @@ def test_flat_view_for_the_trainer() -> None:
         "macro_f1_hi": 7 / 9,
         "macro_f1_te": 2 / 3,
     }
-
-
-OFFLINE_PROCESS = """
-import json, socket, sys, time
-from pathlib import Path
-
-def refuse(*args, **kwargs):
-    raise AssertionError("the metric went to the network")
-
-socket.socket.connect = socket.getaddrinfo = refuse
-
-from indictune.evaluation.metrics import ClassificationMetrics
-
-rows, labels, meeting_place, name = json.loads(sys.argv[1])
-meeting_place = Path(meeting_place)
-(meeting_place / name).touch()
-deadline = time.monotonic() + 120
-while len(list(meeting_place.iterdir())) < 2:
-    assert time.monotonic() < deadline, "the other process never came"
-    time.sleep(0.01)
-metrics = [ClassificationMetrics(labels) for _ in range(20)]
-results = [metric.compute(**rows) for metric in metrics]
-assert all(result == results[0] for result in results)
-print(json.dumps(results[0]))
-"""
-
-
-@pytest.mark.slow
-class InMemory(evaluate.Metric):  # type: ignore[misc]
-    """A metric of anybody's."""
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(description="", citation="", features=Features({"references": Value("int64")}))
-
-
-def test_upstream_makes_a_folder_for_rows_that_it_keeps_in_memory(tmp_path: Path) -> None:
-    """evaluate 0.4.6; see `ClassificationMetrics`. When this fails, its temporary folder can go."""
-    InMemory(keep_in_memory=True, cache_dir=str(tmp_path))
-    assert list(tmp_path.rglob("*")) != []
-
-
-def test_two_processes_at_once_without_network_or_files(tmp_path: Path) -> None:
-    home, meeting_place = tmp_path / "home", tmp_path / "meeting"
-    home.mkdir()
-    meeting_place.mkdir()
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
-    offline = {"HF_HUB_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    environment = own | offline | {"HOME": str(home), "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", OFFLINE_PROCESS, json.dumps([ROWS, LABELS, str(meeting_place), name])],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in ("first", "second")
-    ]
-    for process in processes:
-        output, errors = process.communicate(timeout=180)
-        assert process.returncode == 0, errors
-        assert leaves(json.loads(output)) == pytest.approx(leaves(EXPECTED))
-    assert [path for path in home.rglob("*") if "metrics" in path.name] == []
-    assert [path for path in home.rglob("*") if path.is_file()] == []
