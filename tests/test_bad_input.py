@@ -326,19 +326,6 @@ class TestUnderLaunchers:
         assert of_the_flag.endswith("[expected-at-least]")
         assert of_the_launcher.endswith("[launcher-sets-compiler]")
 
-    @pytest.mark.slow
-    def test_fsdp_whose_checkpoints_are_no_shards(self, job: Job) -> None:
-        by_config = accelerate("fsdp2", 2)
-        by_config[2:2] = ["--fsdp_state_dict_type", "FULL_STATE_DICT"]
-        for launcher, flags, name in (
-            (by_config, ["--sed", "1"], "fsdp_state_dict_type"),
-            (torchrun(2), ["--fsdp", "full_shard"], "--fsdp"),  # whose default it is (transformers 5.23)
-        ):
-            told = job.refused(*flags, launcher=launcher).problems[-1]
-            assert told.startswith(
-                f"{name}: FSDP would save a FULL_STATE_DICT, from which no other launch could go on."
-            )
-
     def test_the_deepspeed_launcher_passes_the_exit_code_on(self, job: Job) -> None:
         job.flags["train_file"] = job.path("missing.jsonl")
         result = job.start("--deepspeed", "ds_configs/zero9.json", launcher=deepspeed(2))

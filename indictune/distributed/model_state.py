@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -110,15 +111,17 @@ def engine_keeps(scheduler: object) -> bool:
     return isinstance(scheduler, DeepSpeedSchedulerWrapper)
 
 
-def writes_no_whole_weights(accelerator: Accelerator) -> bool:
-    """Whether the library's own saving of a model is left out: FSDP2 keeps checkpoints in shards."""
-    if accelerator.distributed_type != DistributedType.FSDP:
-        return False
-    return "FULL_STATE_DICT" not in str(accelerator.state.fsdp_plugin.state_dict_type)
+def write_weights(trainer: Trainer, folder: Path, in_shards: bool, save: Callable[[], None]) -> None:
+    """Write the whole weights to `folder`. All ranks must call it.
 
-
-def gathered_weights(trainer: Trainer) -> dict[str, Any] | None:
-    """All weights, tied ones once, on rank 0 where FSDP2 has split them; None where the library gathers them."""
+    Args:
+        trainer: of the run.
+        folder: gets the files.
+        in_shards: leave FSDP2's weights out, because a checkpoint has them in shards.
+        save: the library's saving, which gathers the weights of every other strategy.
+    """
     if trainer.accelerator.distributed_type != DistributedType.FSDP:
-        return None
-    return sharding.tied_once(trainer.model, trainer.accelerator.get_state_dict(trainer.model))
+        save()
+    elif not in_shards:
+        weights = trainer.accelerator.get_state_dict(trainer.model)
+        trainer._save(str(folder), state_dict=sharding.tied_once(trainer.model, weights))

@@ -97,12 +97,6 @@ def save_code(model: nn.Module, folder: str | Path) -> None:
     plain.config.auto_map = {**plain.config.auto_map, own._auto_class: f"{module}.{own.__name__}"}
 
 
-def gather_full_model(accelerator: Accelerator) -> None:
-    """Make the next `save_model` write the complete model, also where checkpoints are kept in shards."""
-    if accelerator.distributed_type == DistributedType.FSDP:
-        accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-
-
 def tied_once(model: nn.Module | None, state: dict[str, Any] | None) -> dict[str, Any] | None:
     """Whole weights to save, without copies of tied ones.
 

@@ -24,7 +24,7 @@ from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import sharding, tf32
 from indictune.distributed.communication import set_up_communication
-from indictune.distributed.model_state import ModelState, gathered_weights, writes_no_whole_weights
+from indictune.distributed.model_state import ModelState
 from indictune.hub.repository import make_repository
 from indictune.models.load import Model
 from indictune.progress import HERE
@@ -160,7 +160,7 @@ class ExactTrainer(TaskTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model with what `write_model` mends: a callback comes when the checkpoint is committed."""
         folder = Path(output_dir or str(self.args.output_dir))
-        write_model(self, folder, partial(self._write_weights, folder))
+        write_model(self, folder, partial(super().save_model, str(folder), _internal_call=True))
 
     def init_hf_repo(self, *args: Any, **settings: Any) -> None:
         """Make the repository: the Trainer does so when it is made, before a callback exists."""
@@ -237,16 +237,6 @@ class ExactTrainer(TaskTrainer):
     def _exportable(self) -> list[ExportableState]:
         candidates: list[Any] = [*self.callback_handler.callbacks, self.control]
         return [each for each in candidates if isinstance(each, ExportableState)]
-
-    def _write_weights(self, folder: Path) -> None:
-        """Write weights, configuration and tokenizer, tied weights once."""
-        if writes_no_whole_weights(self.accelerator):
-            return
-        gathered = gathered_weights(self)
-        if gathered is None:
-            super().save_model(str(folder), _internal_call=True)
-        else:
-            self._save(str(folder), state_dict=gathered)
 
     def forget_uncompared_best(self) -> None:
         """Undo that the Trainer (5.23) took a step for the best whose weights are not kept."""

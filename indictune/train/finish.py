@@ -49,7 +49,6 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     """
     trainer.check_weights()
     trainer.look_for_stop("the trained model was to be saved; going on saves it", at_once=True)
-    sharding.gather_full_model(trainer.accelerator)
     unfinished = run.output_dir / UNFINISHED_MODEL
     with disk_errors.telling_of_model(run.output_dir, _bytes_of_weights(trainer)):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written

@@ -16,7 +16,6 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.config.recipe import resolved
 from indictune.distributed import batch_size, collectives, launch_check, node_disks, process_group
-from indictune.distributed.async_shards import check_kept_in_shards
 from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import UserError
@@ -78,7 +77,6 @@ def start(
         plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
     plan, args = bring_up(plan, run)
-    check_kept_in_shards(plan.launch, os.environ, args)
     point = _resume_point(plan, args, run)
     trusts = plan.model.trust_checkpoint
     run.warn(resume.doubts_to_come(plan.output_dir, trusts))
