@@ -2,8 +2,7 @@
 
 # No `from __future__ import annotations`: torch compares the annotations of a communication hook with classes.
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,32 +46,34 @@ def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments,
         accelerator.ddp_handler = gradient_buckets(args)
 
 
-def passes_until_laid_out(model: nn.Module) -> int:
-    """How many backward passes come before the gradients of all ranks are sent as they are from then on.
+def settle_buckets(model: nn.Module, step: Callable[[], object]) -> None:
+    """Run backward passes until DDP sends gradients in the buckets that it keeps from then on.
 
-    DDP (torch 2.13) sends them in one bucket until it has seen the order in which they come, and then in several, but
-    where it looks for unused parameters each time. Where a gradient stands decides in which order those of three ranks
-    or more are added; two numbers have one sum.
+    DDP (torch 2.13) sends them in one bucket until it has seen in which order they come, and then in several. The
+    bucket decides in which order the gradients of three ranks or more are added, so a resumed run would differ in the
+    last bit from one that was not stopped. Two numbers have one sum.
 
     Args:
-        model: as it is distributed; the process group is up.
+        model: as it is distributed.
+        step: the forward and backward pass of a micro-batch. Its gradients are dropped.
     """
+    passes = passes_until_settled(model)
+    if passes:
+        assert isinstance(model, DistributedDataParallel)
+        before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+        for _ in range(passes):
+            step()
+        model.require_backward_grad_sync = before
+        model.zero_grad()
+
+
+def passes_until_settled(model: nn.Module) -> int:
+    """How many backward passes come before the buckets stay as they are; 0 where they do not matter."""
     if not isinstance(model, DistributedDataParallel) or torch.distributed.get_world_size() < 3:
         return 0
     if model.static_graph:
-        return 2  # the first finds out which parameters have a gradient
+        return 2  # the first pass finds out which parameters have a gradient
     return 0 if model.find_unused_parameters else 1
-
-
-@contextmanager
-def sending(model: nn.Module) -> Iterator[None]:
-    """A block in which each backward pass sends its gradients, that of a step's first micro-batches too."""
-    assert isinstance(model, DistributedDataParallel)
-    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
-    try:
-        yield
-    finally:
-        model.require_backward_grad_sync = before
 
 
 def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -16,14 +17,15 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy
 
-from indictune.checkpoint import resume, rng_state
+from indictune.checkpoint import resume
+from indictune.checkpoint.rng_state import RandomStates
 from indictune.checkpoint.save import Checkpoints, RunFacts, weights_are_finite
 from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import sharding, tf32
-from indictune.distributed.communication import set_up_communication
+from indictune.distributed.communication import set_up_communication, settle_buckets
 from indictune.distributed.model_state import ModelState
 from indictune.hub.repository import make_repository
 from indictune.models.load import Model
@@ -34,11 +36,9 @@ from indictune.train.callbacks.epoch_shuffle import EpochShuffle
 from indictune.train.callbacks.keep_records import KeepRecords
 from indictune.train.callbacks.throughput import throughput_of
 from indictune.train.device_transfer import sent_to_device
-from indictune.train.drop_bad_steps import drop_if_bad, scaled
+from indictune.train.drop_bad_steps import drop_if_bad, step_with_loss_scale
 from indictune.train.evaluation import evaluate_rows
 from indictune.train.nonfinite import NonFinite
-from indictune.train.rehearsal import rehearse
-from indictune.train.stopping import stopped_after
 from indictune.train.task_trainer import TaskTrainer
 from indictune.train.write_model import write_model
 
@@ -111,8 +111,13 @@ class ExactTrainer(TaskTrainer):
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """A micro-batch's step: no callback sees its loss on the device, before the Trainer waits for it."""
         step = partial(super().training_step, *args, **settings)
-        rehearse(self, args[0], step)
-        loss = scaled(self, step)
+        if not self.has_begun:
+            self.has_begun = True
+            states, unlogged = RandomStates(), copy.deepcopy(self.unlogged())
+            settle_buckets(args[0], step)
+            states.restore()
+            self.log_on(unlogged)
+        loss = step_with_loss_scale(self, step)
         self.nonfinite.note_loss(loss)
         return loss
 
@@ -141,7 +146,7 @@ class ExactTrainer(TaskTrainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ValueError("There are no rows to evaluate on.")
-        before = rng_state.RandomStates()  # an evaluation draws one number when it begins
+        before = RandomStates()  # an evaluation draws one number when it begins
         try:
             if self.is_in_train and self.stop_request.agreed and self.args.save_strategy == SaveStrategy.BEST:
                 raise Stopped("stopped before an evaluation.")  # else a step that is not the best is not saved
@@ -152,7 +157,7 @@ class ExactTrainer(TaskTrainer):
             before.restore()
             self.stop_request.evaluation_due = True
             self._save_checkpoint(self.model_wrapped, None)
-            raise stopped_after(self.state.global_step) from None
+            raise self._stopped() from None
         if self.is_in_train and not self.checkpoints.is_compared():
             self._best_before = self.state.best_metric, self.state.best_global_step
         return metrics
@@ -168,7 +173,7 @@ class ExactTrainer(TaskTrainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The norm of a step's gradients, noted: callbacks do not see it before the step that it spoils."""
-        norm = self.grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
         if not self.args.fp16:  # whose loss scaling finds its scale by infinite gradients, and skips those steps
             self.nonfinite.note(norm)
         if self.args.on_nonfinite != "stop":
@@ -185,7 +190,6 @@ class ExactTrainer(TaskTrainer):
         """
         self.forget_uncompared_best()
         self.checkpoints.finish()
-        step = self.state.global_step
         self.check_weights()
         self.store_flos()
         throughput = throughput_of(self)
@@ -200,7 +204,10 @@ class ExactTrainer(TaskTrainer):
         )
         # At the end of an epoch an evaluation or a save may still be due, and the run stops after it.
         if self.stop_request.agreed and not self.stop_request.epoch_ends:
-            raise stopped_after(step)
+            raise self._stopped()
+
+    def _stopped(self) -> Stopped:
+        return Stopped(f"stopped after step {self.state.global_step}, which is saved.")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load nothing: the Trainer refuses another strategy's weights, and `_prepare_for_training` restores them."""
@@ -252,7 +259,7 @@ class ExactTrainer(TaskTrainer):
         """
         assert self.model is not None
         if not weights_are_finite(self.model, self.args.device):
-            raise self.bad_steps.stop_by_weights(self.state.global_step)
+            raise self.bad_steps.stop("nonfinite-weights", self.state.global_step, None)
 
     def load_best(self) -> None:
         """Load the best weights at the end of the training. Where they are damaged, the last ones stay."""

@@ -1,4 +1,4 @@
-"""NaN and infinite losses and gradients, noted on the device so that nobody waits for it."""
+"""NaN and infinite losses and gradients, noted on the device so that nothing waits for it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import math
 import torch
 from torch.distributed.tensor import DTensor
 
-LOWER_RATE = (
-    "begin again in another --output_dir with a lower --learning_rate (a run that goes on keeps the one it has)"
-)
-
 
 class NonFiniteLossError(RuntimeError):
-    """A loss, gradient or weight was NaN or infinite. The last checkpoint is from before that."""
+    """A loss, gradient or weight is NaN or infinite. The last checkpoint is from before that."""
 
 
 def is_below_one(scaler: torch.amp.GradScaler | None) -> bool | torch.Tensor:
     """Whether fp16's loss scaling has found no scale: a bool scalar, on the device where there is one.
 
-    It begins at 2**16, halves the scale at each step whose gradient is NaN or infinite, and leaves the step out. Where
-    that is so at a scale of 1 too, no smaller one helps: all steps would be left out.
-
-    Args:
-        scaler: of the run; None where it scales nothing.
+    The scaler halves the scale at each step whose gradient is NaN or infinite, and skips the step. If a scale of 1 is
+    too large, a smaller one does not help: every step would be skipped.
     """
     if scaler is None or not scaler.is_enabled():
         return False
@@ -35,8 +28,8 @@ class NonFinite:
     """Whether a loss or a gradient's norm was NaN or infinite since the last `take`.
 
     Attributes:
-        loss: of the micro-batches since the last `take`, summed: a scalar on the device; None before the first.
-        last: of the micro-batch that is computed, before it is noted; likewise.
+        loss: summed over the micro-batches since the last `take`: a scalar on the device; None before the first.
+        last: of the current micro-batch, before it is noted; likewise.
     """
 
     def __init__(self) -> None:
@@ -45,12 +38,12 @@ class NonFinite:
         self.last: torch.Tensor | None = None
 
     def note_loss(self, loss: torch.Tensor) -> None:
-        """Note the loss of a micro-batch, as its share of the step's."""
+        """Note a micro-batch's share of the step's loss."""
         self.note(loss)
         self.loss = loss if self.loss is None else self.loss + loss
 
     def note(self, number: torch.Tensor | float) -> None:
-        """Note a scalar; of one that is spread over ranks, this rank's part."""
+        """Note a scalar. Of a scalar that is spread over ranks, this rank's part counts."""
         if isinstance(number, DTensor):
             number = number.to_local()
         if isinstance(number, torch.Tensor):
@@ -62,6 +55,6 @@ class NonFinite:
         self._flag = flag if self._flag is None else self._flag | flag.to(self._flag.device)
 
     def take(self) -> torch.Tensor | None:
-        """The flag: a bool scalar on the device, read by nobody yet; None where nothing was noted."""
+        """The flag, not yet read: a bool scalar on the device; None where nothing was noted. Begins a new step."""
         flag, self._flag, self.loss = self._flag, None, None
         return flag

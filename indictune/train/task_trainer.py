@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
@@ -22,7 +21,7 @@ from indictune.distributed import node_disks
 from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
 from indictune.train.bad_steps import BadSteps
-from indictune.train.collective_flags import FlagsOnTheirWay
+from indictune.train.collective_flags import CollectiveFlags
 from indictune.train.nonfinite import NonFinite
 
 
@@ -40,8 +39,7 @@ class TaskTrainer(Trainer):
     detailed_metrics: dict[str, dict[str, Any]]  # nested, of each evaluation by its prefix
     strategy: str = "single"  # of the launch, in the names of `accelerate_configs/`
     checkpoints: Checkpoints  # made when the training is prepared
-    asked_before: FlagsOnTheirWay | None = None  # to stop, at the batch or token before
-    grad_norm: torch.Tensor | float = 0.0  # of the last step
+    asked_before: CollectiveFlags | None = None  # to stop, at the batch or token before
     trusts_checkpoint = False  # the user vouches for the pickles of checkpoints
     has_begun = False  # to train
     _best_before: tuple[Any, Any] | None = None  # best metric and step, before a step that is not compared
@@ -81,7 +79,7 @@ class TaskTrainer(Trainer):
         """
         last = store.path_of(Path(str(self.args.output_dir)), self.state.global_step)
         is_lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
-        now = FlagsOnTheirWay(self.stop_request.asked, is_lost, device=self.args.device)
+        now = CollectiveFlags(self.stop_request.asked, is_lost, device=self.args.device)
         before, self.asked_before = now if at_once else self.asked_before, now
         if before is not None and before.read() == [True, False]:
             raise Stopped(f"stopped while {what}.")

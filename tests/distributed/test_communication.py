@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from indictune.config.arguments import SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
-from indictune.distributed.communication import gradient_buckets, passes_until_laid_out
+from indictune.distributed.communication import gradient_buckets, passes_until_settled
 
 
 def test_a_type_that_is_not_there_is_refused_by_name() -> None:
@@ -111,10 +111,10 @@ def test_a_parameter_without_a_gradient_is_found(accumulation: int) -> None:
     ],
     ids=["static", "activations computed again", "looked for each time"],
 )
-def test_torch_lays_out_anew_what_it_sends_after_the_first_passes(
+def test_torch_makes_other_buckets_after_the_first_passes(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], passes: int
 ) -> None:
-    """torch 2.13. When this fails, `passes_until_laid_out` and `rehearsal` can go."""
+    """torch 2.13. When this fails, `settle_buckets` can go."""
     layers = nn.Sequential(*(nn.Linear(600, 600) for _ in range(3)))
     model = DistributedDataParallel(layers, **gradient_buckets(arguments(**settings)).to_kwargs())
     sent: list[list[int]] = []
@@ -131,9 +131,9 @@ def test_torch_lays_out_anew_what_it_sends_after_the_first_passes(
         model.zero_grad()
         model(torch.linspace(0, 1, 600)[None]).sum().backward()
     assert [sizes == sent[-1] for sizes in sent] == [False] * passes + [True] * (5 - passes)
-    assert passes_until_laid_out(model) == 0  # one rank adds nothing
+    assert passes_until_settled(model) == 0  # one rank adds nothing
     monkeypatch.setattr(distributed, "get_world_size", lambda: 3)
-    assert passes_until_laid_out(model) == passes
+    assert passes_until_settled(model) == passes
 
 
 @pytest.mark.usefixtures("group")

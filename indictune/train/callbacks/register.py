@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from transformers import EarlyStoppingCallback
 from transformers.integrations.integration_utils import TensorBoardCallback
@@ -22,7 +21,6 @@ from indictune.train.callbacks.throughput import Throughput
 from indictune.train.callbacks.train_log import TrainLog
 from indictune.train.callbacks.warm_up import WarnOfWarmUp
 from indictune.train.exact_trainer import ExactTrainer
-from indictune.train.nonfinite import is_below_one
 
 
 def watch(
@@ -51,20 +49,10 @@ def watch(
     trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", throughput))
     path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, trainer.strategy)
-    has_no_scale = partial(is_below_one, trainer.accelerator.scaler)
-    trainer.add_callback(
-        StepFlags(
-            trainer.nonfinite,
-            trainer.stop_request,
-            trainer.bad_steps,
-            lambda: trainer.checkpoints.is_writing(),
-            lambda: trainer.checkpoints.finish(),
-            has_no_scale,
-        )
-    )
+    trainer.add_callback(StepFlags(trainer))
     if trainer.pop_callback(TensorBoardCallback) is not None:
         trainer.add_callback(ContinuedTensorBoard())  # type: ignore[no-untyped-call]
-    trainer.add_callback(WarnOfSpikes(lambda: trainer.grad_norm))
+    trainer.add_callback(WarnOfSpikes())
     trainer.add_callback(WarnOfWarmUp())
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
