@@ -131,7 +131,7 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_told_together(job: Jo
     [
         (["--global_batch_size", "0"], "--global_batch_size 0"),
         (["--max_length", "513"], "--max_length 513"),
-        (["--save_strategy", "steps"], "--save_strategy steps and --eval_strategy epoch"),
+        (["--save_strategy", "steps"], "--load_best_model_at_end requires the save and eval strategy to match"),
         (["--class_weights", "none.json"], "--class_weights none.json"),
         (["--model_name_or_path", "{no_tokenizer}"], "--model_name_or_path {no_tokenizer}"),
         (["--attn_implementation", "spda"], "--attn_implementation spda"),
@@ -241,7 +241,7 @@ def test_when_a_run_saves_is_told_with_the_other_problems_and_before_any_token(j
     assert set(found) >= {"--save_strategy", "--ddp_timeout", "--logging_steps"}
     assert len(found) == 5  # the column is missing in two files
     (problem,) = job.refused("--save_strategy", "steps").problems
-    assert problem.endswith("[best-needs-evaluation]")
+    assert problem.startswith("--load_best_model_at_end requires")
     del job.flags["validation_file"]
     for name, value in (("--early_stopping_patience", "3"), ("--lr_scheduler_type", "greedy")):
         (problem,) = job.refused(name, value).problems

@@ -25,6 +25,8 @@ AT_LEAST = {
     "dataloader_num_workers": 0,
     "dataloader_prefetch_factor": 1,
     "eval_accumulation_steps": 1,
+    "save_total_limit": 1,
+    "seed": 0,
     "learning_rate": 0,
     "weight_decay": 0,
     "warmup_steps": 0,

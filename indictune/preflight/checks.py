@@ -24,7 +24,7 @@ from indictune.preflight.optimizer import check_optimizer
 from indictune.preflight.processes import check_compiler, check_number_type, check_processes
 from indictune.preflight.resume import check_resume
 from indictune.preflight.schedule import check_evaluations, check_schedule
-from indictune.preflight.values import check_combinations, check_metric, check_values
+from indictune.preflight.values import check_metric, check_values
 from indictune.tasks.protocol import Data, Rows, Task, Training
 
 Check = Callable[[AnyPlan], list[Problem]]
@@ -32,7 +32,6 @@ Check = Callable[[AnyPlan], list[Problem]]
 CHECKS: tuple[Check, ...] = (
     check_fixed_values,
     check_values,
-    check_combinations,
     check_schedule,
     check_optimizer,
     check_compiler,

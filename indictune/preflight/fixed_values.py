@@ -1,4 +1,4 @@
-"""Settings of transformers' Trainer that must keep their value: exact batches, loss and evaluation rest on them."""
+"""Settings of transformers' Trainer that must keep their value: exact batches, loss and evaluation need it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from indictune.errors import Problem, problem
 FIXED = {
     "average_tokens_across_devices": (True, "the loss is exact over all processes"),
     "dataloader_drop_last": (False, "every row is used once an epoch"),
-    "dataloader_persistent_workers": (False, "else the order of an epoch depends on where a run was stopped"),
+    "dataloader_persistent_workers": (False, "the order of an epoch must not depend on where a run stopped"),
     "auto_find_batch_size": (False, "--global_batch_size fixes the batch"),
     "train_sampling_strategy": ("random", "the rows of a global batch are the same under every strategy"),
     "logging_nan_inf_filter": (False, "a NaN loss stops the run"),
@@ -24,6 +24,7 @@ FIXED = {
     "hub_strategy": ("end", "the finished model is pushed once"),
     "eval_on_start": (False, "a resumed run would evaluate once more"),
     "enable_jit_checkpoint": (False, "a signal saves a checkpoint anyway"),
+    "accelerator_config": (None, "accelerate does not deal the rows here"),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,35 +27,19 @@ def check_optimizer(plan: AnyPlan) -> list[Problem]:
 
 
 def _try_optimizer(plan: AnyPlan) -> list[Problem]:
-    values: dict[str, Any] = {each.name: getattr(plan.training, each.name) for each in fields(plan.training)}
-    named = values["optim_target_modules"]
-    if named is not None:
-        values["optim_target_modules"] = "all-linear"  # the named modules are not in this layer
-    optim, settings_given = str(values["optim"]), values["optim_args"]
-    layer = nn.Linear(1, 1)
+    optim, settings_given = plan.training.optim, plan.training.optim_args
+    args: Any = SimpleNamespace(**vars(plan.training), parallel_mode=ParallelMode.NOT_PARALLEL)
+    if args.optim_target_modules is not None:
+        args.optim_target_modules = "all-linear"  # the named modules are not in this model
+    model: Any = nn.Sequential(nn.Linear(1, 1))
     try:
-        kind, settings = _optimizer_of(values, layer)
-        chooses_weights = {"params", "model", "optimizer_dict"} & settings.keys()
-        if not chooses_weights:
-            kind(layer.parameters(), **settings)
-        has_effect = _optimizer_of({**values, "optim_args": None}, layer)[1] != settings
+        kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        if not {"params", "model", "optimizer_dict"} & settings.keys():  # such an optimizer chooses its weights
+            kind(model.parameters(), **settings)
     except Exception as error:
         given = f" --optim_args {settings_given}" if settings_given else ""
         return [problem("optimizer-cannot-be-made", "--optim", f"{optim}{given}", reason=_reason(error))]
-    is_ignored = optim.startswith(("adamw_torch", "adafactor")) and not has_effect  # others read arguments
-    if settings_given and is_ignored:
-        return [problem("no-effect", "--optim_args", settings_given, other=f"--optim {optim}")]
-    if named is not None and not chooses_weights:
-        shown = named if isinstance(named, str) else " ".join(named)
-        return [problem("no-effect", "--optim_target_modules", shown, other=f"--optim {optim}")]
     return []
-
-
-def _optimizer_of(values: dict[str, Any], layer: nn.Module) -> tuple[Any, dict[str, Any]]:
-    args: Any = SimpleNamespace(**values, parallel_mode=ParallelMode.NOT_PARALLEL)
-    model: Any = nn.Sequential(layer)
-    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
-    return kind, settings
 
 
 def _try_schedule(plan: AnyPlan) -> list[Problem]:

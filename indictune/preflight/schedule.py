@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import AnyPlan
 from indictune.errors import Problem, problem
@@ -14,7 +16,7 @@ STRATEGIES = {
 
 
 def check_schedule(plan: AnyPlan) -> list[Problem]:
-    """Refuse moments that do not exist, and settings that need evaluations in a run without them."""
+    """Refuse unknown moments, and settings that need evaluations in a run without them."""
     training, found = plan.training, []
     if str(training.eval_strategy) == "no":
         found += _need_evaluations(plan, "needs-evaluations")
@@ -31,7 +33,7 @@ def check_schedule(plan: AnyPlan) -> list[Problem]:
 
 
 def check_evaluations(plan: AnyPlan, has_validation: bool) -> list[Problem]:
-    """Check what a run compares, once it is known whether there are validation rows."""
+    """Check what compares evaluations, once it is known whether there are validation rows."""
     return check_best(plan) if has_validation else _need_evaluations(plan, "needs-validation-rows")
 
 
@@ -45,21 +47,16 @@ def _need_evaluations(plan: AnyPlan, code: str) -> list[Problem]:
 
 
 def check_best(plan: AnyPlan) -> list[Problem]:
-    """Refuse to look for the best checkpoint where saved steps are not evaluated."""
-    training = plan.training
-    saves, evaluates = training.save_strategy, training.eval_strategy
-    are_known = saves in STRATEGIES["save"] and evaluates in STRATEGIES["eval"]  # else `check_schedule` refuses
-    if not training.load_best_model_at_end or saves == "best" or not are_known:
+    """Let transformers refuse now to look for the best checkpoint where not every saved step is evaluated.
+
+    Its own call of `_validate_args` (5.23) comes only after the rows are prepared.
+    """
+    if check_schedule(plan):  # steps of 0, among others
         return []
-    if saves != evaluates:
-        return [problem("best-needs-evaluation", "--save_strategy", saves, other=f"--eval_strategy {evaluates}")]
-    save_steps, eval_steps = training.save_steps, training.eval_steps or training.logging_steps
-    if saves == "steps" and min(save_steps, eval_steps) > 0 and not _is_multiple(save_steps, eval_steps):
-        return [problem("best-needs-multiple", "--save_steps", f"{save_steps:g}", eval_steps=eval_steps)]
+    training = copy.copy(plan.training)
+    training.eval_steps = training.eval_steps or training.logging_steps
+    try:
+        training._validate_args()  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        return [problem("value-refused", reason=" ".join(str(error).split()))]
     return []
-
-
-def _is_multiple(number: float, of: float) -> bool:
-    """Of steps, or of shares of all steps."""
-    in_millionths = 1_000_000 if number < 1 and of < 1 else 1  # as transformers (5.23) counts shares
-    return (number < 1) == (of < 1) and (number * in_millionths) % (of * in_millionths) == 0

@@ -17,7 +17,8 @@ OTHER: dict[str, Any] = {name: not value if isinstance(value, bool) else "other"
 def test_the_defaults_keep_them(tmp_path: Path) -> None:
     assert check_fixed_values(plan_of()) == []
     completed = SentimentTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    assert {name: getattr(completed, name) for name in FIXED} == {name: value for name, (value, _) in FIXED.items()}
+    kept = {name for name, (value, _) in FIXED.items() if getattr(completed, name) == value}
+    assert FIXED.keys() - kept == {"accelerator_config"}  # transformers completes it
 
 
 @pytest.mark.parametrize("name", list(FIXED))
@@ -27,4 +28,4 @@ def test_another_value_is_refused(name: str) -> None:
 
 
 def test_all_are_reported_at_once() -> None:
-    assert len(codes_of(check_fixed_values, plan_of(OTHER))) == len(FIXED) == 18
+    assert len(codes_of(check_fixed_values, plan_of(OTHER))) == len(FIXED) == 19

@@ -48,8 +48,6 @@ def test_a_missing_package_is_named(optim: str, module: str, named: str) -> None
         ({"adam_beta1": 2.0}, "optimizer-cannot-be-made", "--optim"),
         ({"optim": "sgd", "optim_args": "lr"}, "optimizer-cannot-be-made", "--optim"),
         ({"optim": "sgd", "optim_args": "nesterov=true"}, "optimizer-cannot-be-made", "--optim"),
-        ({"optim_args": "a=1"}, "no-effect", "--optim_args"),
-        ({"optim_target_modules": ["q", "k"]}, "no-effect", "--optim_target_modules"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused(given: dict[str, Any], code: str, flag: str) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from indictune.config.arguments import IndicTrainingArguments, SentimentTrainingArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.preflight.values import check_combinations, check_metric, check_values
+from indictune.preflight.values import check_metric, check_values
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
 from indictune.tasks.protocol import Task
@@ -22,7 +22,7 @@ BOTH = [SentimentTrainingArguments, LlamaTrainingArguments]
 @pytest.mark.parametrize("arguments", BOTH)
 def test_the_defaults_pass(arguments: type[IndicTrainingArguments]) -> None:
     plan = plan_of(arguments=arguments)
-    assert check_values(plan) == check_combinations(plan) == []
+    assert check_values(plan) == []
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,8 @@ def test_the_defaults_pass(arguments: type[IndicTrainingArguments]) -> None:
         ("ddp_timeout", 0, "expected-at-least"),
         ("dataloader_num_workers", -1, "expected-at-least"),
         ("dataloader_prefetch_factor", 0, "expected-at-least"),
-        ("seed", -1, "seed-out-of-range"),
-        ("seed", 2**32, "seed-out-of-range"),
-        ("save_total_limit", 0, "save-total-limit"),
+        ("seed", -1, "expected-at-least"),
+        ("save_total_limit", 0, "expected-at-least"),
         ("num_train_epochs", 0.0, "nothing-to-train"),
         ("max_steps", 0, "nothing-to-train"),
         ("label_smoothing_factor", 1.0, "share-expected"),
@@ -53,33 +52,15 @@ def test_a_value_out_of_its_range_is_refused(name: str, value: object, code: str
     assert codes_of(check_values, plan_of({name: value})) == [(code, f"--{name}")]
 
 
-@pytest.mark.parametrize(
-    ("given", "code", "flag"),
-    [
-        ({"bf16": True, "fp16": True}, "bf16-and-fp16", "--bf16 true and --fp16 true"),
-        ({"accelerator_config": {"split_batches": True}}, "accelerator-config", "--accelerator_config"),
-        ({"dataloader_prefetch_factor": 2}, "no-effect", "--dataloader_prefetch_factor"),
-        ({"gradient_checkpointing_kwargs": "foo"}, "checkpointing-setting", "--gradient_checkpointing_kwargs"),
-        (
-            {"gradient_checkpointing_kwargs": '{"foo": 1, "debug": true}'},
-            "checkpointing-setting",
-            "--gradient_checkpointing_kwargs",
-        ),
-    ],
-)
-def test_a_combination_that_cannot_work_is_refused(given: dict[str, Any], code: str, flag: str) -> None:
-    assert codes_of(check_combinations, plan_of(given)) == [(code, flag)]
-
-
-def test_settings_that_have_an_effect_pass() -> None:
-    given = {"gradient_checkpointing_kwargs": {"use_reentrant": False}, "dataloader_num_workers": 1, "bf16": True}
-    assert check_combinations(plan_of({**given, "dataloader_prefetch_factor": 2})) == []
+def test_a_run_computes_in_one_type() -> None:
+    assert check_values(plan_of({"bf16": True})) == []
+    assert [code for code, _ in codes_of(check_values, plan_of({"bf16": True, "fp16": True}))] == ["bf16-and-fp16"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_what_needs_a_gpu_is_refused_without_one() -> None:
     given = {"use_liger_kernel": True, "activation_offloading": True}
-    assert codes_of(check_combinations, plan_of(given, arguments=LlamaTrainingArguments)) == [
+    assert codes_of(check_values, plan_of(given, arguments=LlamaTrainingArguments)) == [
         ("liger-kernel-missing", "--use_liger_kernel"),
         ("activation-offloading-without-gpu", "--activation_offloading"),
     ]
