@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
-from indictune.distributed.sharding import repeated_blocks, whole_shapes
+from indictune.distributed.sharding import full_shapes, repeated_blocks
 from indictune.supervise.execute import execute
 from indictune.train import exact_trainer
 from scripts import train_sentiment
@@ -51,7 +51,7 @@ def parameters(model: nn.Module) -> list[dict[str, Any]]:
     units = [module for module in model.modules() if type(module).__name__ in blocks]
     units.append(model.get_input_embeddings())  # type: ignore[operator]
     inside = {id(parameter) for unit in units for parameter in unit.parameters()}
-    sizes = whole_shapes(model)
+    sizes = full_shapes(model)
     return [
         {"shape": sizes[name], "in_a_unit": id(parameter) in inside}
         for name, parameter in model.named_parameters()

@@ -289,7 +289,7 @@ def copy_recipe(output_dir: Path, folder: Path) -> None:
 def weights_are_finite(model: nn.Module, device: torch.device) -> bool:
     """Whether no trained weight is NaN or infinite, whichever rank holds it. All ranks must call it."""
     bad = torch.zeros((), dtype=torch.int32, device=device)
-    for held in map(sharding.held_part, _trained(model)):
+    for held in map(sharding.local_part, _trained(model)):
         if held.numel():
             # A 27th of the time of `isfinite(held).all()`, on one core.
             extremes = torch.stack(torch.aminmax(held.detach()))
@@ -305,5 +305,5 @@ def _trained(model: nn.Module) -> Iterator[nn.Parameter]:
 
 def _bytes_in_memory(model: nn.Module) -> int:
     """Of this rank's weights and the two states of each."""
-    trained = [sharding.held_part(each) for each in _trained(model)]
+    trained = [sharding.local_part(each) for each in _trained(model)]
     return sum(each.nbytes + 8 * each.numel() for each in trained)

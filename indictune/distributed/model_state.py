@@ -44,7 +44,7 @@ class ModelState:
     def of(cls, trainer: Trainer) -> ModelState:
         """That of a trainer that is prepared to train."""
         optimizer = cast(AcceleratedOptimizer, trainer.optimizer)
-        return cls(trainer.accelerator, trainer.args, sharding.bare(trainer), trainer.model_wrapped, optimizer)
+        return cls(trainer.accelerator, trainer.args, sharding.unwrapped(trainer), trainer.model_wrapped, optimizer)
 
     @property
     def is_deepspeed(self) -> bool:
@@ -124,4 +124,4 @@ def write_weights(trainer: Trainer, folder: Path, in_shards: bool, save: Callabl
         save()
     elif not in_shards:
         weights = trainer.accelerator.get_state_dict(trainer.model)
-        trainer._save(str(folder), state_dict=sharding.tied_once(trainer.model, weights))
+        trainer._save(str(folder), state_dict=sharding.without_tied_copies(trainer.model, weights))

@@ -1,4 +1,4 @@
-"""What a sharded model needs to know of its architecture, and how it becomes one file again."""
+"""Shard a model of any architecture, and read its parameters as if they were not sharded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
-    """Class names of the layers that a model repeats: the units that FSDP gathers one at a time.
+    """Class names of the layers that a model repeats, the members of its outermost module lists. FSDP wraps them.
 
-    transformers' own `_no_split_modules` would also name BERT's embeddings, which accelerate then shards a second
-    time ("Expects tensor to be unsharded" or a None invariant at the first step). The repeated blocks are the members
-    of a model's outermost module lists.
+    transformers' `_no_split_modules` also names BERT's embeddings, which accelerate would shard twice ("Expects tensor
+    to be unsharded", or a None invariant at the first step).
 
     Raises:
         ValueError: the model has no list of layers.
@@ -45,11 +44,10 @@ def _contains(outer: nn.ModuleList, inner: nn.ModuleList) -> bool:
 
 
 def fit_to_model(model: nn.Module, args: TrainingArguments) -> None:
-    """Make one config file serve every architecture. To be called before the Trainer exists.
+    """Set the environment variables by which accelerate shards this architecture. Call it before the Trainer exists.
 
-    Tells accelerate which classes FSDP wraps (nothing else reads it), and mends the names of saved weights. A model
-    that FSDP2 splits is compiled block by block: around a model that is compiled as a whole the hooks that gather and
-    free its layers never run (accelerate 1.15, `compile_regions_fsdp2`), and nothing was compiled (torch 2.13).
+    FSDP2 needs a model that is compiled block by block. If it is compiled as a whole, the hooks that gather and free
+    its layers never run (accelerate 1.15, `compile_regions_fsdp2`), and nothing is compiled (torch 2.13).
     """
     os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(repeated_blocks(model))
     if came_up(args) == "fsdp2":
@@ -62,30 +60,26 @@ def fit_to_model(model: nn.Module, args: TrainingArguments) -> None:
 def _forget_unused_renamings(model: PreTrainedModel) -> None:
     """Save LayerNorms as `weight` and `bias`, as every other strategy does.
 
-    transformers renames TensorFlow's `LayerNorm.gamma` and `LayerNorm.beta` on loading, and back on saving where the
-    checkpoint had them. Its ZeRO-3 loader (5.23, `integrations/deepspeed.py`) notes the renaming as used for every
-    checkpoint, and saved models get names that other programs do not know.
+    transformers renames TensorFlow's `LayerNorm.gamma` and `LayerNorm.beta` when it loads a checkpoint that has them,
+    and back when it saves. Its ZeRO-3 loader (5.23, `integrations/deepspeed.py`) records the renaming for every
+    checkpoint, and saved models would get names that other programs do not know.
     """
-    noted = vars(model).get("_weight_conversions")
-    if noted:
-        legacy = {"LayerNorm.gamma", "LayerNorm.beta"}
-        vars(model)["_weight_conversions"] = [each for each in noted if not legacy & set(each.source_patterns)]
+    recorded = vars(model).get("_weight_conversions")
+    if recorded:
+        tensorflow = {"LayerNorm.gamma", "LayerNorm.beta"}
+        vars(model)["_weight_conversions"] = [each for each in recorded if not tensorflow & set(each.source_patterns)]
 
 
 def architecture_of(model: nn.Module) -> str:
-    """The name of a model's class as `config.json` has it; a split model is of a class that torch makes of it."""
+    """The name of a model's class in `config.json`. FSDP2 makes a subclass with a prefix."""
     return type(model).__name__.removeprefix("FSDP")
 
 
 def save_code(model: nn.Module, folder: str | Path) -> None:
-    """Write the modules of a split model that has code of its own, and name its class in its configuration.
+    """Write the custom code of a model sharded by FSDP2 into an existing folder, and name its class in its config.
 
-    Of a split model transformers 5.23 would write torch's files, where the class is from that FSDP2 has put in place
-    of the model's own; so that class is told to have no code. Of any other model the Trainer writes what it needs.
-
-    Args:
-        model: in training, without wrappers.
-        folder: of a checkpoint or a model; it is there.
+    transformers 5.23 would write torch's files, which define FSDP2's subclass of the model's class. The Trainer writes
+    the code of any other model.
     """
     own: Any = next((each for each in type(model).__mro__ if vars(each).get("_auto_class")), None)
     if own is None or own is type(model):
@@ -97,15 +91,17 @@ def save_code(model: nn.Module, folder: str | Path) -> None:
     plain.config.auto_map = {**plain.config.auto_map, own._auto_class: f"{module}.{own.__name__}"}
 
 
-def tied_once(model: nn.Module | None, state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Whole weights to save, without copies of tied ones.
+def gather_full_model(accelerator: Accelerator) -> None:
+    """Make the next `save_model` write the complete model, even if checkpoints are shards."""
+    if accelerator.distributed_type == DistributedType.FSDP:
+        accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
 
-    Where FSDP2 gathers them, one that has two names becomes two tensors, and transformers (5.23,
-    `remove_tied_weights_from_state_dict`) leaves out a second name of the same memory alone.
 
-    Args:
-        model: whose weights they are, bare or as a strategy wraps it.
-        state: weights by name; None where the model has them whole.
+def without_tied_copies(model: nn.Module | None, state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Complete weights by name, without copies of tied ones.
+
+    FSDP2 gathers a weight of two names into two tensors. transformers (5.23, `remove_tied_weights_from_state_dict`)
+    drops a second name only if both share memory.
     """
     if not state or not isinstance(model, PreTrainedModel):
         return state
@@ -117,52 +113,52 @@ def tied_once(model: nn.Module | None, state: dict[str, Any] | None) -> dict[str
     return {name: weight for name, weight in state.items() if name not in copies}
 
 
-def bare(trainer: Trainer) -> nn.Module:
-    """The model in training without what a strategy or the compiler has put around it: parameters have their names."""
+def unwrapped(trainer: Trainer) -> nn.Module:
+    """The model in training, without the wrappers of a strategy or the compiler."""
     model: nn.Module = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     return model
 
 
-def whole_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shape that each parameter has when it is whole, also where this rank holds a part of it."""
-    # A DTensor's shape is that of the whole; ZeRO-3 leaves an empty tensor, and notes the shape beside it.
+def full_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter before sharding."""
+    # A DTensor has the full shape. ZeRO-3 leaves an empty tensor with the shape in an attribute.
     return {name: tuple(vars(each).get("ds_shape", each.shape)) for name, each in model.named_parameters()}
 
 
-def held_part(parameter: nn.Parameter) -> torch.Tensor:
-    """The part of a parameter that this rank holds."""
+def local_part(parameter: nn.Parameter) -> torch.Tensor:
+    """The part of a parameter on this rank."""
     if isinstance(parameter, DTensor):
         return parameter.to_local()
     known = vars(parameter)
     if "ds_tensor" not in known:
         return parameter
-    # ZeRO-3 leaves an empty tensor, and keeps the rank's part beside it. Parts are of one size: the last ranks' end in
-    # whatever was in the memory (DeepSpeed 0.19, `_partition_param`), and that may be NaN.
+    # ZeRO-3's parts have equal sizes. The last ones end in uninitialised memory, which may be NaN (DeepSpeed 0.19,
+    # `_partition_param`).
     part: torch.Tensor = known["ds_tensor"]
     own = known["ds_numel"] - known["ds_zero_partition_rank"] * part.numel()
     return part[: max(0, own)]
 
 
-def whole_norms(trainer: Trainer) -> dict[str, float]:
-    """The Euclidean length of each trained parameter when it is whole. All ranks must call it."""
+def full_norms(trainer: Trainer) -> dict[str, float]:
+    """The Euclidean norm of each trained parameter before sharding. All ranks must call it."""
     if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        # ZeRO-3 has begun to gather parameters for a step that never comes, which then cannot be gathered ("Cannot
-        # partition a param in flight", DeepSpeed 0.19.8, after a run that went on from a checkpoint).
+        # ZeRO-3 prefetches parameters for the next step, and then cannot gather them ("Cannot partition a param in
+        # flight", DeepSpeed 0.19.8, after a resumed run).
         engine: Any = trainer.model_wrapped
         engine.empty_partition_cache()
     norms = {}
-    for name, each in bare(trainer).named_parameters():
+    for name, each in unwrapped(trainer).named_parameters():
         if not each.requires_grad:
             continue
         with gathered(each):
-            whole = each.full_tensor() if isinstance(each, DTensor) else each
-            norms[name] = float(whole.detach().double().norm())
+            full = each.full_tensor() if isinstance(each, DTensor) else each
+            norms[name] = float(full.detach().double().norm())
     return norms
 
 
 @contextmanager
 def gathered(parameter: torch.Tensor) -> Iterator[None]:
-    """A block in which a parameter that ZeRO-3 has split is whole, to be read. All ranks must enter it."""
+    """A block in which a parameter that ZeRO-3 sharded can be read in full. All ranks must enter it."""
     if "ds_shape" in vars(parameter):
         import deepspeed  # slow
 
@@ -174,23 +170,22 @@ def gathered(parameter: torch.Tensor) -> Iterator[None]:
 
 @contextmanager
 def reading_weights(args: TrainingArguments) -> Iterator[bool]:
-    """A block in which a model's weights are read; it yields whether this process has to.
+    """A block that reads a model's weights. It yields whether this rank must read them. All ranks must enter it.
 
-    With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank 0's weights to all when the model is split. All ranks
-    must enter it.
+    With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank 0's weights to all ranks when it shards the model.
     """
     HERE.passed("reading the weights")
-    with _unseen_by_transformers() as is_efficient:
+    with _hidden_from_transformers() as is_efficient:
         yield not is_efficient or args.process_index == 0
     HERE.passed("making the trainer")
 
 
 @contextmanager
-def _unseen_by_transformers() -> Iterator[bool]:
-    """A block in which transformers is not told of `fsdp_cpu_ram_efficient_loading`; it yields whether that is on.
+def _hidden_from_transformers() -> Iterator[bool]:
+    """Hide `fsdp_cpu_ram_efficient_loading` from transformers in the block, and yield whether it is on.
 
-    Of transformers' own way (5.23) only the faults are left, since every rank reads all weights, and those that the
-    checkpoint lacks are without data on all ranks but one ("KeyError" when such an optimizer is saved).
+    With it, transformers (5.23) still reads all weights on every rank, and leaves weights that the checkpoint lacks
+    without data on all ranks but one ("KeyError" when such an optimizer is saved).
     """
     before = os.environ.pop(EFFICIENT, None)
     try:
@@ -202,13 +197,13 @@ def _unseen_by_transformers() -> Iterator[bool]:
 
 @contextmanager
 def loading_alone(args: TrainingArguments) -> Iterator[None]:
-    """A block in which one rank reads a model for itself: no weights are split, and no other rank is waited for."""
+    """A block in which one rank loads a model without sharding it and without the other ranks."""
     unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
     try:
-        with _unseen_by_transformers():
+        with _hidden_from_transformers():
             yield
     finally:
-        config = vars(args).get("hf_deepspeed_config")  # only there where DeepSpeed is used
+        config = vars(args).get("hf_deepspeed_config")  # missing without DeepSpeed
         if config is not None:
             set_hf_deepspeed_config(config)  # type: ignore[no-untyped-call]
 
@@ -216,8 +211,8 @@ def loading_alone(args: TrainingArguments) -> Iterator[None]:
 def prepare_for_evaluation(trainer: Trainer) -> None:
     """Shard a model that is only evaluated.
 
-    accelerate 1.15 shards a model for FSDP2 only together with an optimizer, and `Trainer.evaluate` has none:
-    "a model and optimizer must be passed together". An optimizer without states, which never steps, will do.
+    accelerate 1.15 shards a model for FSDP2 only with an optimizer, and `Trainer.evaluate` has none ("a model and
+    optimizer must be passed together"). So it gets an optimizer without states, which never steps.
     """
     accelerator, model = trainer.accelerator, trainer.model
     if accelerator.distributed_type == DistributedType.FSDP and model is not None:
@@ -225,12 +220,10 @@ def prepare_for_evaluation(trainer: Trainer) -> None:
         trainer.model = trainer.model_wrapped = accelerator.prepare(model, optimizer)[0]
 
 
-def name_of(accelerator: Accelerator, asked: str) -> str:
-    """The strategy that a run has really used, in the names of `accelerate_configs/`.
+def strategy_name(accelerator: Accelerator, asked: str) -> str:
+    """The strategy that a run used, named as in `accelerate_configs/`.
 
-    Args:
-        accelerator: of the Trainer that ran.
-        asked: the strategy of the launch, which tells what the accelerator does not: where states are offloaded.
+    The accelerator does not know where states are offloaded; the strategy `asked` by the launch does.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         family = f"zero{accelerator.state.deepspeed_plugin.zero_stage}"

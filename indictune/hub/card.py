@@ -31,7 +31,7 @@ def write_card(trainer: Trainer, model_name: str) -> None:
         trainer: of the run, after its last evaluation.
         model_name: for the title.
     """
-    args, model = cast(IndicTrainingArguments, trainer.args), cast(Model, sharding.bare(trainer))
+    args, model = cast(IndicTrainingArguments, trainer.args), cast(Model, sharding.unwrapped(trainer))
     folder = Path(str(args.output_dir))
     tags = list(getattr(model, "model_tags", None) or [])
     # Without `dataset_tags` it writes "on the None dataset" of prepared rows, which no builder has made (5.23).

@@ -82,7 +82,7 @@ def put_in_place(folder: Path, target: Path) -> None:
 
 def _bytes_of_weights(trainer: ExactTrainer) -> int:
     """Of those that are saved, whichever rank holds them."""
-    model = sharding.bare(trainer)
+    model = sharding.unwrapped(trainer)
     shapes, is_adapter = shapes_when_saved(model), isinstance(model, PeftModel)
     saved = [(name, each) for name, each in model.named_parameters() if each.requires_grad or not is_adapter]
     return sum(math.prod(shapes[name]) * each.element_size() for name, each in saved)
@@ -122,7 +122,7 @@ def finish(
         add_to_config(run.output_dir / "config.json", fitted)
     names = push.begin_push(trainer, saved_files) if trainer.args.push_to_hub else []
     write_metrics(trainer, run, metrics)
-    if isinstance(sharding.bare(trainer), PeftModel):
+    if isinstance(sharding.unwrapped(trainer), PeftModel):
         out = str(run.output_dir)
         command = shlex.join(["indictune", "merge", out, "--output_dir", f"{out}_merged"])
         run.show(f"`{command}` makes one model of the adapter and its base, for `pipeline`.")
@@ -182,7 +182,7 @@ def written(output_dir: Path) -> list[str]:
 def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
     """The first block of `metrics.json`: how the run was distributed."""
     return {
-        "strategy": sharding.name_of(trainer.accelerator, trainer.strategy),
+        "strategy": sharding.strategy_name(trainer.accelerator, trainer.strategy),
         "world_size": trainer.args.world_size,
     }
 

@@ -77,7 +77,7 @@ def check_alike(
 
 def _digests(trainer: ExactTrainer) -> dict[str, str | None]:
     """What the files and packages of this rank have led to."""
-    model: Any = sharding.bare(trainer)
+    model: Any = sharding.unwrapped(trainer)
     active = active_embedding(model)
     used = None if active is None else hashlib.sha256(active[1].row_ids.numpy().tobytes()).hexdigest()
     return {

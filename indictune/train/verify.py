@@ -76,8 +76,8 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     """
     probe = _probe(trainer)
     trained = _logits(trainer, probe)
-    model = sharding.bare(trainer)
-    facts = Facts(shapes_when_saved(model), sharding.whole_norms(trainer), active_embedding(model), probe, trained)
+    model = sharding.unwrapped(trainer)
+    facts = Facts(shapes_when_saved(model), sharding.full_norms(trainer), active_embedding(model), probe, trained)
     trainer.look_for_stop("the saved model was read back; going on saves it again", at_once=True)
     found: list[str] = []
     long_wait = collectives.long_wait_group(trainer.args)
@@ -98,7 +98,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
 
 def shapes_when_saved(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Of each parameter, whole and with all rows of the embedding."""
-    shapes, active = sharding.whole_shapes(model), active_embedding(model)
+    shapes, active = sharding.full_shapes(model), active_embedding(model)
     if active is not None:
         name, embedding = active
         shapes[name] = (len(embedding.position_of), embedding.embedding_dim)
@@ -133,7 +133,9 @@ def _problems(trainer: ExactTrainer, folder: Path, facts: Facts) -> list[str]:
         torch.set_num_threads(os.cpu_count() or threads)  # launchers leave a process one; the other ranks wait
     try:
         with sharding.loading_alone(trainer.args):
-            saved = trainer.objective.reload(folder, runs_own_code(sharding.bare(trainer)), trainer.trusts_checkpoint)
+            saved = trainer.objective.reload(
+                folder, runs_own_code(sharding.unwrapped(trainer)), trainer.trusts_checkpoint
+            )
         allowed = _allowed(trainer, saved)
         problems = _problems_of_model(saved, facts, folder, allowed)
         return problems or _problems_of_logits(saved, facts, _allowed_of_logits(allowed))

@@ -31,7 +31,7 @@ def write_model(trainer: Trainer, folder: Path, save: Callable[[], None]) -> Non
     if args.should_save:
         folder.mkdir(parents=True, exist_ok=True)
     with node_disks.rank_0_alone_saves(args):
-        model = sharding.bare(trainer)
+        model = sharding.unwrapped(trainer)
         if args.should_save:
             sharding.save_code(model, folder)
         write_weights(trainer, folder, is_checkpoint, save)

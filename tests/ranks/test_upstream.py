@@ -46,15 +46,15 @@ def test_safetensors_lets_nobody_else_read_what_it_writes(tmp_path: Path) -> Non
 
 
 def test_a_copy_of_a_tied_weight_is_saved_beside_it() -> None:
-    """transformers 5.23; see `sharding.tied_once`."""
+    """transformers 5.23; see `sharding.without_tied_copies`."""
     model = LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True))
     gathered = {name: weight.clone() for name, weight in model.state_dict().items()}
     names = gathered.keys() - {"lm_head.weight"}
     assert remove_tied_weights_from_state_dict(model.state_dict(), model).keys() == names
     assert remove_tied_weights_from_state_dict(gathered, model).keys() == gathered.keys()
-    assert set(sharding.tied_once(model, gathered) or ()) == names
+    assert set(sharding.without_tied_copies(model, gathered) or ()) == names
     gathered["lm_head.weight"] += 1
-    assert set(sharding.tied_once(model, gathered) or ()) == gathered.keys()
+    assert set(sharding.without_tied_copies(model, gathered) or ()) == gathered.keys()
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_which_of_zero_scatters_its_sums(job: Path, tmp_path: Path, strategy: st
 
 @pytest.mark.slow
 def test_zero3_leaves_parameters_on_their_way(finished_run: FinishedRun, tmp_path: Path) -> None:
-    """DeepSpeed 0.19.8; see `sharding.whole_norms`."""
+    """DeepSpeed 0.19.8; see `sharding.full_norms`."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero3", 2)))
     job.start(f"SIGTERM@{STEP}:3")
     assert job.status["state"] == "resumable"
@@ -120,7 +120,7 @@ def test_accelerate_shards_no_model_without_an_optimizer() -> None:
 
 
 def test_weights_that_a_checkpoint_lacks_are_without_data_on_all_ranks_but_one() -> None:
-    """transformers 5.23; see `sharding._unseen_by_transformers`."""
+    """transformers 5.23; see `sharding._hidden_from_transformers`."""
     source = inspect.getsource(PreTrainedModel._move_missing_keys_from_meta_to_device)
     assert "is_fsdp_enabled() and not is_local_dist_rank_0()" in source
 
