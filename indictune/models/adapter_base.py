@@ -8,23 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.load_errors import explained, explanation
 
 RECORD = "base_model.json"
 CONFIG = "base_config.json"
 END_BYTES = 1 << 20
-
-# Files of a base on the Hub that a merge needs. A repository often holds the same weights in more formats.
-FILES = (
-    *("model.safetensors", "model-*.safetensors", "*.json", "*.jinja", "*.py"),
-    *("tokenizer*", "vocab*", "merges.txt", "*.model"),
-)
 
 
 @dataclass(frozen=True)
@@ -122,28 +113,6 @@ def other_fingerprint(base: Base, name_or_path: str) -> str | None:
         return None
     found = fingerprint(local)
     return None if found == base.fingerprint else found
-
-
-def find_base(name: str, revision: str, flag: str, trust_remote_code: bool = False) -> Path:
-    """The folder with a base's files, which are downloaded from the Hub if needed.
-
-    Args:
-        name: on the Hub, a folder, or a model of the package.
-        revision: branch, tag or commit on the Hub.
-        flag: in front of the name in messages.
-        trust_remote_code: whether the user allows the model's own code.
-
-    Raises:
-        UserError: as `explanation`.
-    """
-    args = ModelArguments(model_name_or_path=name, model_revision=revision, trust_remote_code=trust_remote_code)
-    folder = Path(builtin.resolve(name))
-    if not folder.is_dir():
-        with explained(args, OSError, ValueError, flag=flag):
-            folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
-    if not (folder / "config.json").is_file():
-        raise UserError(problems=[explanation(args, FileNotFoundError("config.json"), flag)])
-    return folder
 
 
 def fingerprint(folder: Path) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from peft import PeftModel, TaskType
+from peft import TaskType
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
-    BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -19,8 +15,7 @@ from transformers.initialization import no_init_weights
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models.adapter_base import config_file
-from indictune.models.adapters import add_lora, freeze_quantised, nf4_config
+from indictune.models.adapters import add_lora, nf4_config
 from indictune.models.config_shapes import check_shapes
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.load import (
@@ -28,7 +23,6 @@ from indictune.models.load import (
     check_vocabulary,
     has_own_code,
     load_config,
-    read_base_of,
     read_weights,
     set_padding,
     stored_quantisation,
@@ -118,7 +112,12 @@ def load_causal(
     quantisation = nf4_config() if args.method == "qlora" and not is_stored_so else None
     is_quantised = is_stored_so or quantisation is not None
     dtype = base_dtype(args, training_dtype, is_quantised)
-    base = _read(args, config, quantisation, dtype) if reads or is_quantised else _unread(args, config, dtype)
+    if reads or is_quantised:
+        base, new = read_weights(AutoModelForCausalLM, args, config, quantisation, dtype)
+        if new:
+            raise UserError("causal-weights-missing", MODEL_FLAG, args.model_name_or_path, weight=min(new))
+    else:
+        base = _unread(args, config, dtype)
     check_vocabulary(args, base, tokenizer)
     set_padding(base, tokenizer)
     if base.generation_config is not None:
@@ -129,42 +128,6 @@ def load_causal(
     if args.dropout is not None:
         set_module_dropout(model, args.dropout)
     return model
-
-
-def load_trained_causal(
-    folder: str | Path,
-    dtype: torch.dtype,
-    trust_remote_code: bool = False,
-    trust_checkpoint: bool = False,
-    device_map: str | None = None,
-) -> Model:
-    """A finished run's model for inference. An adapter is loaded on its base, quantised as in training.
-
-    Args:
-        folder: of the run.
-        dtype: of the weights, unless the base is quantised.
-        trust_remote_code: run Python code that comes with the model.
-        trust_checkpoint: read pickled weights. An adapter's own weights are never a pickle.
-        device_map: "cpu" loads it there even if there is a GPU.
-
-    Raises:
-        UserError: the folder holds no finished model, or the adapter's base is unreadable.
-    """
-    args = ModelArguments(
-        model_name_or_path=str(folder),
-        trust_remote_code=trust_remote_code,
-        trust_checkpoint=trust_checkpoint,
-        device_map=device_map,
-        method="lora",
-    )
-    with explained(args, Exception, flag="--model"):
-        config = AutoConfig.from_pretrained(config_file(folder), trust_remote_code=trust_remote_code)
-    if not (Path(folder) / "adapter_config.json").exists():
-        return _read(args, config, None, dtype, flag="--model")
-    dtype = base_dtype(args, dtype, quantised=bool(stored_quantisation(config)))
-    flag, quantisation = read_base_of(folder, args, config)
-    base = _read(args, config, quantisation, dtype, flag)
-    return PeftModel.from_pretrained(base, str(folder))
 
 
 def _own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -178,26 +141,6 @@ def _own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set
     stored = (model.generation_config.eos_token_id, of_text)
     ids: set[int | None] = {token for each in stored for token in (each if isinstance(each, list) else [each])}
     return {token for token in ids if token in tokenizer.added_tokens_decoder}
-
-
-def _read(
-    args: ModelArguments,
-    config: PreTrainedConfig,
-    quantisation: BitsAndBytesConfig | None,
-    dtype: torch.dtype,
-    flag: str = MODEL_FLAG,
-) -> PreTrainedModel:
-    """`read_weights` of a causal model. No weight may be missing; a quantised model is frozen.
-
-    Raises:
-        UserError: as `read_weights`, or `causal-weights-missing`.
-    """
-    model, new = read_weights(AutoModelForCausalLM, args, config, quantisation, dtype, flag)
-    if new:
-        raise UserError("causal-weights-missing", flag, args.model_name_or_path, weight=min(new))
-    if stored_quantisation(model.config):
-        freeze_quantised(model, dtype)
-    return model
 
 
 def _unread(args: ModelArguments, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

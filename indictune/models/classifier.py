@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from peft import PeftModel, TaskType
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoConfig,
     AutoModelForSequenceClassification,
-    BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -21,19 +18,18 @@ from transformers import (
 
 from indictune.config.arguments import ModelArguments, ProblemType
 from indictune.errors import UserError
-from indictune.models.adapters import HEAD_NAMES, add_lora, freeze_quantised, nf4_config
+from indictune.models.adapters import HEAD_NAMES, add_lora, nf4_config
 from indictune.models.config_shapes import check_shapes
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.load import (
     Model,
     check_vocabulary,
     load_config,
-    read_base_of,
     read_weights,
     set_padding,
     stored_quantisation,
 )
-from indictune.models.load_errors import MODEL_FLAG, explained
+from indictune.models.load_errors import MODEL_FLAG
 
 logger = logging.getLogger(__name__)
 
@@ -116,49 +112,13 @@ def load_classifier(
         set_config_dropout(config, args.dropout)
     is_stored_so = bool(stored_quantisation(config))
     quantisation = nf4_config() if args.method == "qlora" and not is_stored_so else None
-    base, new_weights = _read(args, config, quantisation)
+    base, new_weights = read_weights(AutoModelForSequenceClassification, args, config, quantisation, torch.float32)
     check_vocabulary(args, base, tokenizer)
     set_padding(base, tokenizer)
     model: Model = base if args.method == "full" else _add_lora(base, args, new_weights)
     if args.dropout is not None:
         set_module_dropout(model, args.dropout)
     return model
-
-
-def load_trained(
-    folder: str | Path,
-    trust_remote_code: bool = False,
-    trust_checkpoint: bool = False,
-    device_map: str | None = None,
-    kind: type[Any] = AutoModelForSequenceClassification,
-) -> Model:
-    """A finished run's model for inference, with its label names. An adapter is loaded on its base.
-
-    Weights are in fp32, except those of a quantised base.
-
-    Args:
-        folder: of the run.
-        trust_remote_code: run Python code that comes with the model.
-        trust_checkpoint: read pickled weights. An adapter's own weights are never a pickle.
-        device_map: "cpu" loads it there even if there is a GPU.
-        kind: transformers' Auto class of the model.
-
-    Raises:
-        UserError: the folder holds no finished model, or the adapter's base is unreadable.
-    """
-    args = ModelArguments(
-        str(folder), trust_remote_code=trust_remote_code, trust_checkpoint=trust_checkpoint, device_map=device_map
-    )
-    with explained(args, Exception, flag="--model"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    if not (Path(folder) / "adapter_config.json").exists():
-        model, new_weights = _read(args, config, None, "--model", kind)
-        if new_weights:
-            raise UserError("model-not-trained", "--model", folder, weight=min(new_weights))
-        return model
-    flag, quantisation = read_base_of(folder, args, config)
-    base, _ = _read(args, config, quantisation, flag)
-    return PeftModel.from_pretrained(base, str(folder))
 
 
 def _known_labels(config: PreTrainedConfig) -> list[str]:
@@ -189,22 +149,6 @@ def _set_labels(config: PreTrainedConfig, labels: Sequence[str], problem_type: P
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
     config.problem_type = problem_type or "single_label_classification"
-
-
-def _read(
-    args: ModelArguments,
-    config: PreTrainedConfig,
-    quantisation: BitsAndBytesConfig | None,
-    flag: str = MODEL_FLAG,
-    kind: type[Any] = AutoModelForSequenceClassification,
-) -> tuple[PreTrainedModel, set[str]]:
-    """`read_weights` of a classifier: in fp32, its quantised base frozen."""
-    is_quantised = quantisation is not None or bool(stored_quantisation(config))
-    dtype = torch.bfloat16 if is_quantised else torch.float32
-    model, new = read_weights(kind, args, config, quantisation, dtype, flag)
-    if is_quantised:
-        freeze_quantised(model, torch.float32)
-    return model, new
 
 
 def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str]) -> PeftModel:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import PeftConfig, PeftModel
+from peft import PeftModel
 from torch import nn
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
     PreTrainedConfig,
@@ -24,11 +25,11 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.adapter_base import base_of, check_base
+from indictune.models.adapters import freeze_quantised
 from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
 from indictune.models.position_limits import POSITIONS_AFTER_PADDING
 from indictune.models.trust import (
-    check_adapter,
+    ADAPTER_CONFIG,
     check_indexes,
     check_links,
     check_tokenizer_settings,
@@ -47,6 +48,22 @@ _SIZES = (
 )
 
 
+def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfig:
+    """The configuration of a model that is trusted.
+
+    Raises:
+        UserError: the configuration is unreadable or not trusted.
+    """
+    path = builtin.resolve(args.model_name_or_path)
+    check_links(Path(path), flag)
+    with explained(args, Exception, flag=flag):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
+        )
+    check_weights_setting(config, flag)
+    return config
+
+
 def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], task: str) -> PreTrainedConfig:
     """The model's configuration. It is cheap to read, so checks can come before any weights.
 
@@ -59,18 +76,10 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
         UserError: the model is unknown, unreadable, an adapter, unfit for the task, or not trusted; or `--method full`
             would train quantised weights.
     """
-    path = builtin.resolve(args.model_name_or_path)
-    if (Path(path) / "adapter_config.json").exists():
-        with explained(args, Exception):
-            base = PeftConfig.from_pretrained(path).base_model_name_or_path
-        raise UserError("adapter-as-model", MODEL_FLAG, args.model_name_or_path, reason=f"its base is {base}")
-    check_links(Path(path), MODEL_FLAG)
-    with explained(args, Exception):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
-        )
-        is_quantised = bool(stored_quantisation(config))
-    check_weights_setting(config, MODEL_FLAG)
+    path = Path(builtin.resolve(args.model_name_or_path))
+    if (path / ADAPTER_CONFIG).exists():
+        raise UserError("adapter-as-model", MODEL_FLAG, args.model_name_or_path)
+    config = read_config(args)
     brings_code = args.trust_remote_code and "auto_map" in config.to_dict()
     if type(config) not in known and not brings_code:
         details = {"task": task, "model_type": config.model_type}
@@ -79,7 +88,7 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
     wrong = [f"{name} {size}" for name, size in sizes.items() if isinstance(size, int) and size < 1]
     if wrong:
         raise UserError("model-size-below-one", MODEL_FLAG, args.model_name_or_path, found=", ".join(wrong))
-    if args.method == "full" and is_quantised:
+    if args.method == "full" and stored_quantisation(config):
         raise UserError("full-of-quantised", "--method", args.method, model=args.model_name_or_path)
     return config
 
@@ -104,16 +113,15 @@ def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTo
         flag: in front of its name in messages.
 
     Raises:
-        UserError: the tokenizer is missing, unreadable or not trusted; or `tokenizer-without-words`,
-            `tokenizer-without-padding` or `chat-template-name`.
+        UserError: as `read_tokenizer`; or `tokenizer-without-words` or `tokenizer-without-padding`.
     """
-    tokenizer = _read_tokenizer(args, flag)
+    tokenizer = read_tokenizer(args, flag)
     if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
         # Without files, transformers 5 makes a tokenizer to which every text is unknown.
         raise UserError("tokenizer-without-words", flag, args.model_name_or_path)
     lost = lost_vowel_signs(tokenizer)
     if lost:
-        keeping = _read_tokenizer(args, flag, keep_accents=True, strip_accents=False)
+        keeping = read_tokenizer(args, flag, keep_accents=True, strip_accents=False)
         still_lost = lost_vowel_signs(keeping)
         if sum(still_lost.values()) < sum(lost.values()):
             tokenizer, lost = keeping, still_lost
@@ -131,7 +139,12 @@ def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTo
     return tokenizer
 
 
-def _read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
+def read_tokenizer(args: ModelArguments, flag: str, **settings: bool) -> PreTrainedTokenizerBase:
+    """The model's tokenizer as it is, if it is trusted.
+
+    Raises:
+        UserError: the tokenizer is unreadable or not trusted; or `chat-template-name`.
+    """
     path = builtin.resolve(args.model_name_or_path)
     check_links(Path(path), flag)
     # Broken settings raise any error (AttributeError, TypeError); tokenizers raises bare exceptions.
@@ -157,6 +170,9 @@ def read_weights(
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model, and the names of its parameters that the checkpoint lacks or has in another shape.
 
+    A quantised model is frozen and computed in bf16. Its unquantised weights are bf16 in a causal language model, and
+    fp32 in a classifier.
+
     Args:
         kind: transformers' Auto class for the task.
         args: name the model.
@@ -170,6 +186,7 @@ def read_weights(
         UserError: the weights are unreadable or not trusted; or `adapter-beside-model` or `weights-do-not-fit`.
     """
     name = builtin.resolve(args.model_name_or_path)
+    is_quantised = quantisation is not None or bool(stored_quantisation(config))
     check_weights_setting(config, flag)
     if Path(name).is_dir():
         check_indexes(Path(name), flag)
@@ -181,7 +198,7 @@ def read_weights(
             config=config,
             revision=args.model_revision,
             trust_remote_code=args.trust_remote_code,
-            dtype=dtype,
+            dtype=torch.bfloat16 if is_quantised else dtype,
             device_map=args.device_map,
             attn_implementation=args.attn_implementation,
             quantization_config=quantisation,
@@ -193,6 +210,8 @@ def read_weights(
     wrong = sorted(key for key in mismatched if key.startswith(f"{model.base_model_prefix}."))
     if wrong:
         raise UserError("weights-do-not-fit", flag, args.model_name_or_path, weight=wrong[0])
+    if is_quantised:
+        freeze_quantised(model, torch.bfloat16 if kind is AutoModelForCausalLM else torch.float32)
     # Training reads a text once, so it needs no cache of keys and values.
     model.config.use_cache = False
     return model, set(info["missing_keys"]) | mismatched
@@ -209,41 +228,6 @@ def runs_own_code(model: nn.Module) -> bool:
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     # FSDP2 replaces the class of a sharded model by a subclass.
     return any(each.__module__.startswith("transformers_modules") for each in type(base).__mro__)
-
-
-def read_base_of(
-    folder: str | Path, args: ModelArguments, config: PreTrainedConfig
-) -> tuple[str, BitsAndBytesConfig | None]:
-    """Point `args` at the base that the adapter in a folder was trained on.
-
-    Args:
-        folder: of the adapter.
-        args: get the base's name and revision.
-        config: the adapter's, with the quantisation of its base. The quantisation is removed unless the base's own
-            files hold quantised weights.
-
-    Returns:
-        The flag for messages about the base, and its quantisation while it is read.
-
-    Raises:
-        UserError: as `check_adapter` and `check_base`; or the base cannot be read.
-    """
-    check_adapter(Path(folder), "--model")
-    trained_on = base_of(folder)
-    check_base(folder, trained_on.name)
-    args.model_name_or_path, args.model_revision = trained_on.name, trained_on.commit_hash or trained_on.revision
-    flag = f"--model {folder}: its base"
-    with explained(args, Exception, flag=flag):
-        base = AutoConfig.from_pretrained(
-            builtin.resolve(args.model_name_or_path),
-            revision=args.model_revision,
-            trust_remote_code=args.trust_remote_code,
-        )
-    settings = stored_quantisation(config)
-    if not settings or stored_quantisation(base):
-        return flag, None
-    del config.quantization_config
-    return flag, cast(BitsAndBytesConfig, BitsAndBytesConfig.from_dict(settings))  # type: ignore[no-untyped-call]
 
 
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -69,7 +69,7 @@ def explanation(args: ModelArguments, error: BaseException, flag: str = MODEL_FL
 
 def _folder_explanation(flag: str, folder: Path, error: BaseException) -> Problem:
     if (folder / "adapter_config.json").exists():
-        return problem("adapter-as-model", flag, folder, reason=first_line(error))
+        return problem("adapter-as-model", flag, folder)
     if not (folder / "config.json").exists():
         inside = sorted(path.name for path in folder.iterdir() if (path / "config.json").exists())
         hint = f" There is one in {folder / inside[-1]}." if inside else ""

@@ -1,26 +1,44 @@
-"""Merge an adapter and its base into one model, tensor by tensor."""
+"""Merge an adapter and its base into one model."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
-from safetensors import SafetensorError
+import torch
+from peft import PeftConfig, TaskType
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+from transformers.pytorch_utils import Conv1D
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import MergeArguments
 from indictune.config.recipe import read_recipe
 from indictune.console_text import printable
 from indictune.errors import Problems, UserError
-from indictune.models.adapter_base import base_of, check_base, find_base
-from indictune.models.adapter_deltas import Adapter, read_adapter
+from indictune.models.adapter_base import base_of, check_base, config_file
 from indictune.models.adapters import nf4_config
 from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, match_config_mode, whole_folder
+from indictune.models.load import read_config, read_tokenizer, read_weights, stored_quantisation
 from indictune.models.load_errors import explained
-from indictune.models.merge_sources import Merger, plan, skeleton
-from indictune.models.trust import check_links
-from indictune.models.weight_files import Checkpoint, weights_files, write_shards
+from indictune.models.trained import add_adapter, take_quantisation
+from indictune.models.trust import check_adapter, check_links
+
+BASE_FLAG = "--base_model"
+
+KINDS: dict[str, Any] = {
+    TaskType.CAUSAL_LM: AutoModelForCausalLM,
+    TaskType.SEQ_CLS: AutoModelForSequenceClassification,
+    TaskType.TOKEN_CLS: AutoModelForTokenClassification,
+}
 
 
 def merge_command(argv: Sequence[str]) -> int:
@@ -43,84 +61,143 @@ def merge_command(argv: Sequence[str]) -> int:
 def merge(args: MergeArguments) -> str:
     """Write the merged model to `args.output_dir`, whole or not at all. Returns a line for the user.
 
-    Tensors are read, changed in fp32 and written one by one, so memory holds about one file of the result.
-
     Raises:
-        UserError: the adapter, its base and the flags do not fit together, with every problem.
+        UserError: the adapter, its base and the flags do not fit together.
     """
-    output_dir = Path(args.output_dir)
+    output_dir, adapter = Path(args.output_dir), Path(args.adapter)
     problems = Problems()
     with problems.collecting():
         check_free(output_dir, "--output_dir")
     with problems.collecting():
-        check_links(Path(args.adapter), "--adapter")
-        adapter = read_adapter(Path(args.adapter), "--adapter")
+        check_adapter(adapter, "--adapter")
+        check_links(adapter, "--adapter")
     problems.raise_any()
-    base_folder = _find_base(args, adapter)
-    check_links(base_folder, "--base_model")
-    with explained(ModelArguments(str(base_folder)), SafetensorError, flag="--base_model"):
-        base = Checkpoint(weights_files(base_folder, "--base_model"))
-    with explained(ModelArguments(str(base_folder)), Exception, flag="--base_model"):
-        model, settings = skeleton(adapter, base_folder, args.trust_remote_code)
-    merger = plan(args, adapter, base, model, settings)
+    base = _base(args, adapter)
+    model = _merged(args, adapter, base)
+    size_bytes = sum(parameter.nbytes for parameter in model.parameters())
     way_out = "Use a folder on another disk, or --dtype bfloat16."
-    with whole_folder(output_dir, "--output_dir", merger.size_bytes(), way_out) as merged:
-        unrounded = merged.with_name("unrounded") if args.to_4bit else merged
-        _write(merger, base_folder, unrounded, args.max_shard_size)
+    with whole_folder(output_dir, "--output_dir", size_bytes, way_out) as folder:
+        unrounded = folder.with_name("unrounded") if args.to_4bit else folder
+        model.save_pretrained(unrounded, max_shard_size=args.max_shard_size)
+        _check_written(model, unrounded)
         if args.to_4bit:
-            _write_in_4bit(merger, unrounded, merged, args.max_shard_size)
-        match_config_mode(merged)
-    form = "4 bit" if args.to_4bit else str(merger.dtype).removeprefix("torch.")
-    return f"{output_dir}: {type(model).__name__} in {form}, merged from {args.adapter} and {base_folder}."
+            print("--to_4bit rounds the merged weights again. Evaluate this model before you use it.", file=sys.stderr)
+            _read_again(model, unrounded, quantization_config=nf4_config()).save_pretrained(folder)
+        _copy_description(adapter, base, folder)
+        match_config_mode(folder)
+    form = "4 bit" if args.to_4bit else str(model.dtype).removeprefix("torch.")
+    merged_from = f"{adapter} and {base.model_name_or_path}"
+    return f"{output_dir}: {type(model).__name__} in {form}, merged from {merged_from}."
 
 
-def _find_base(args: MergeArguments, adapter: Adapter) -> Path:
-    """The folder of the base, at the commit that the adapter was trained on."""
-    trained_on = base_of(adapter.folder)
-    name = args.base_model or trained_on.name
-    if not name:
-        raise UserError("base-unknown", "--adapter", adapter.folder)
-    check_base(adapter.folder, name, args.base_revision)
-    revision = args.base_revision or trained_on.revision
-    if revision == trained_on.revision and name == trained_on.name:
-        revision = trained_on.commit_hash or revision
-    return find_base(name, revision, "--base_model", args.trust_remote_code)
-
-
-def _write(merger: Merger, base_folder: Path, folder: Path, max_shard_size: str) -> None:
-    """Write the merged model, then compare the names and shapes in its files with the plan.
+def _base(args: MergeArguments, adapter: Path) -> ModelArguments:
+    """The base, at the commit that the adapter was trained on.
 
     Raises:
-        RuntimeError: they differ.
+        UserError: `base-unknown`, or as `check_base`.
     """
-    folder.mkdir()
-    written = Checkpoint(write_shards(folder, merger.expected, merger.value, max_shard_size))
-    planned = {name: tuple(tensor.shape) for name, tensor in merger.expected.items()}
-    if written.shapes != planned:
-        wrong = sorted({*written.shapes.items()} ^ {*planned.items()})
-        raise RuntimeError(f"{folder}: the written weights differ from the plan, first {wrong[0]}.")
-    merger.model.config.dtype = merger.dtype
-    merger.model.config.save_pretrained(folder)
-    _copy_description(merger, base_folder, folder)
+    trained_on = base_of(adapter)
+    name, revision = args.base_model or trained_on.name, args.base_revision or trained_on.revision
+    if not name:
+        raise UserError("base-unknown", "--adapter", adapter)
+    check_base(adapter, name, args.base_revision)
+    if (name, revision) == (trained_on.name, trained_on.revision):
+        revision = trained_on.commit_hash or revision
+    return ModelArguments(
+        name, model_revision=revision, trust_remote_code=args.trust_remote_code, device_map="cpu", method="lora"
+    )
 
 
-def _copy_description(merger: Merger, base_folder: Path, folder: Path) -> None:
-    """Copy tokenizer, chat template, generation settings and recipe from the adapter, or else from the base."""
-    adapter_folder = merger.adapter.folder
-    has_tokenizer = any((adapter_folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    copy_files(adapter_folder if has_tokenizer else base_folder, TOKENIZER_FILES, folder)
-    if merger.model.can_generate():
-        copy_files(base_folder, ["generation_config.json"], folder)
-        copy_files(adapter_folder, ["generation_config.json"], folder)
-    copy_files(adapter_folder, ["recipe.yaml"], folder)  # `indictune evaluate` reads rows by it
-    if "auto_map" in merger.model.config.to_dict():
-        copy_files(base_folder, ["*.py"], folder)
+def _merged(args: MergeArguments, adapter: Path, base: ModelArguments) -> PreTrainedModel:
+    """The base, as it was in training, with the adapter merged into it.
+
+    Raises:
+        UserError: the base or the adapter is unreadable, or they do not fit together; or `merged-weights-not-finite`.
+    """
+    with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
+        peft_config = PeftConfig.from_pretrained(str(adapter))
+    if peft_config.task_type not in KINDS:
+        raise UserError("adapter-task", "--adapter", adapter, task=peft_config.task_type, known=" or ".join(KINDS))
+    model, new = _read_base(args, adapter, base, KINDS[peft_config.task_type])
+    was_tied = not peft_config.to_dict().get("ensure_weight_tying") and _untie(model)
+    merged = cast(PreTrainedModel, add_adapter(model, new, adapter, "--adapter").merge_and_unload())
+    if was_tied:
+        _tie_equal(merged)
+    for name, tensor in merged.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise UserError("merged-weights-not-finite", "--dtype", merged.dtype, weight=name)
+    return merged
 
 
-def _write_in_4bit(merger: Merger, merged: Path, folder: Path, max_shard_size: str) -> None:
-    """Write the merged model again, in 4 bit."""
-    print("--to_4bit rounds the merged weights again. Evaluate this model before you use it.", file=sys.stderr)
-    settings = merger.rounding.settings if merger.rounding else nf4_config()
-    model = type(merger.model).from_pretrained(merged, dtype=merger.dtype, quantization_config=settings)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    _copy_description(merger, merged, folder)
+def _read_base(
+    args: MergeArguments, adapter: Path, base: ModelArguments, kind: type[Any]
+) -> tuple[PreTrainedModel, set[str]]:
+    """The base in the type of the merged weights, and the names of its weights that are new."""
+    base_config = config = read_config(base, BASE_FLAG)
+    if config_file(adapter).is_file():  # other tools save none
+        with explained(ModelArguments(str(adapter)), Exception, flag="--adapter"):
+            config = AutoConfig.from_pretrained(config_file(adapter), trust_remote_code=args.trust_remote_code)
+    if args.base_weights == "dequantised" and not stored_quantisation(config):
+        raise UserError("base-was-not-quantised", "--base_weights", args.base_weights, adapter=adapter)
+    dtype = cast(torch.dtype, getattr(torch, args.dtype) if args.dtype else base_config.dtype or torch.float32)
+    quantisation = take_quantisation(config, base_config)
+    if args.base_weights == "original":
+        quantisation = None
+    model, new = read_weights(kind, base, config, quantisation, dtype, BASE_FLAG)
+    if any(getattr(module, "source_cls", None) is Conv1D for module in model.modules()):
+        # transformers (5.23) would dequantise these layers of GPT-2 to transposed weights.
+        raise UserError("adapter-cannot-be-merged", "--adapter", adapter, found="a quantised base with Conv1D layers")
+    if getattr(model, "hf_quantizer", None) is not None:
+        model.dequantize()  # type: ignore[no-untyped-call]
+        # Saving reverses what reading did to the weights, which fails for weights stored in 4 bit (transformers 5.23).
+        model._weight_conversions = None  # type: ignore[assignment]
+        nn.Module.to(model, dtype)
+    return model, new
+
+
+def _untie(model: PreTrainedModel) -> bool:
+    """Give the output layer its own copy of the input embedding: the adapter may change one without the other.
+
+    Returns:
+        Whether they were tied.
+    """
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    is_tied = head is not None and head.weight is cast(nn.Embedding, model.get_input_embeddings()).weight
+    if is_tied:
+        head.weight = nn.Parameter(head.weight.detach().clone())
+    return is_tied
+
+
+def _tie_equal(model: PreTrainedModel) -> None:
+    """Tie the output layer to the input embedding if the adapter left them equal."""
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    weight = cast(nn.Embedding, model.get_input_embeddings()).weight
+    model.config.tie_word_embeddings = torch.equal(head.weight, weight)
+    if model.config.tie_word_embeddings:
+        head.weight = weight
+
+
+def _check_written(model: PreTrainedModel, folder: Path) -> None:
+    """Compare a saved model with the model.
+
+    Raises:
+        RuntimeError: a weight differs.
+    """
+    written = _read_again(model, folder).state_dict()
+    wrong = [name for name, tensor in model.state_dict().items() if not torch.equal(written[name], tensor)]
+    if wrong:
+        raise RuntimeError(f"{folder}: the written weights differ from the merged ones, first {wrong[0]}.")
+
+
+def _read_again(model: PreTrainedModel, folder: Path, **settings: Any) -> PreTrainedModel:
+    read: PreTrainedModel = type(model).from_pretrained(folder, dtype=model.dtype, device_map="cpu", **settings)
+    return read
+
+
+def _copy_description(adapter: Path, base: ModelArguments, folder: Path) -> None:
+    """Save tokenizer, chat template, generation settings and recipe of the adapter, or else of the base."""
+    if any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        copy_files(adapter, TOKENIZER_FILES, folder)
+    else:
+        read_tokenizer(base, BASE_FLAG).save_pretrained(folder)
+    copy_files(adapter, ["generation_config.json", "recipe.yaml"], folder)  # `indictune evaluate` reads the recipe

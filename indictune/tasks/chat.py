@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
@@ -24,8 +24,9 @@ from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
 from indictune.evaluation.console_tables import scores_table
 from indictune.models.adapters import check_precision
-from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config, load_trained_causal
+from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.load import Model, load_tokenizer
+from indictune.models.trained import load_trained
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.objective import Batch, Collator, Objective
 from indictune.tasks.protocol import Inputs, Task, Tokens
@@ -156,7 +157,7 @@ class Answers(Objective):
         return scores_table(block, ("num_tokens", "loss", "perplexity", "answer_token_accuracy"))
 
     def reload(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool) -> nn.Module:
-        return load_trained_causal(folder, self.dtype, trusts_code, trusts_checkpoint, device_map="cpu")
+        return load_trained(folder, trusts_code, trusts_checkpoint, "cpu", AutoModelForCausalLM, self.dtype)
 
 
 def compute_dtype(args: LlamaTrainingArguments) -> torch.dtype:

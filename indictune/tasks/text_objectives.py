@@ -18,7 +18,8 @@ from indictune.evaluation.console_tables import per_label_table, scores_table
 from indictune.evaluation.metrics import classification_metrics, flatten_for_trainer
 from indictune.evaluation.multi_label import best_threshold, multi_label_metrics
 from indictune.evaluation.regression import regression_metrics
-from indictune.models.classifier import class_names, load_trained
+from indictune.models.classifier import class_names
+from indictune.models.trained import load_trained
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, row_losses
 from indictune.tasks.objective import Batch, Collator, Objective

@@ -23,10 +23,11 @@ from indictune.data.tokenisation import tokenise
 from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.models.adapter_base import config_file, continues_texts
-from indictune.models.classifier import class_names, load_trained
+from indictune.models.classifier import class_names
 from indictune.models.load import check_vocabulary, load_tokenizer
 from indictune.models.load_errors import explained
 from indictune.models.position_limits import check_max_length, positions_of
+from indictune.models.trained import load_trained
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
@@ -18,10 +18,10 @@ from indictune.data.unusable_chats import bad_chats
 from indictune.distributed import sharding
 from indictune.errors import Problems, problems_of
 from indictune.models.adapter_base import config_file
-from indictune.models.causal import load_trained_causal
 from indictune.models.load import check_vocabulary, load_tokenizer
 from indictune.models.load_errors import explained
 from indictune.models.position_limits import check_max_length
+from indictune.models.trained import load_trained
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.run import Run
@@ -65,7 +65,8 @@ def evaluate_answers(run: Run) -> None:
         tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts, bad)
         run.warn([*notes, *tokens.notes, *truncation_notes(rows, tokens, asked.max_length)])
         keep_rejected(rejected, run.output_dir, run.rank)
-    model = load_trained_causal(asked.model, compute_dtype(args), asked.trust_remote_code, asked.trust_checkpoint)
+    trusts = asked.trust_remote_code, asked.trust_checkpoint
+    model = load_trained(asked.model, *trusts, kind=AutoModelForCausalLM, dtype=compute_dtype(args))
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
     trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
     trainer.strategy = plan.launch.strategy

@@ -24,11 +24,10 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.command_arguments import MergeArguments
 from indictune.data.load_rows import load_splits
 from indictune.errors import UserError
-from indictune.models.adapter_deltas import read_adapter
-from indictune.models.causal import load_trained_causal
-from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
+from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.load import load_tokenizer
 from indictune.models.merge import merge
+from indictune.models.trained import load_trained
 from tests.conftest import FinishedRun
 from tests.faults.canaries import PICKLES, Canary, model_in
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
@@ -299,13 +298,12 @@ class TestAFinishedModel:
         assert "Traceback" not in result.stderr
         assert not canary.ran.exists()
 
-    @pytest.mark.parametrize("load", [load_trained, lambda folder: load_trained_causal(folder, torch.float32)])
     def test_that_is_an_adapter_in_a_bin_is_refused(
-        self, finished_run: FinishedRun, tmp_path: Path, canary: Canary, load: Callable[[Path], object]
+        self, finished_run: FinishedRun, tmp_path: Path, canary: Canary
     ) -> None:
         adapter = adapter_in(tmp_path / "adapter", finished_run.folder, canary)
         with refused("adapter-pickled"):
-            load(adapter)
+            load_trained(adapter)
         assert not canary.ran.exists()
 
     def test_that_is_an_adapter_in_a_bin_is_not_merged(
@@ -320,8 +318,7 @@ class TestAFinishedModel:
         "read",
         [
             load_trained,
-            lambda folder: load_trained_causal(folder, torch.float32),
-            lambda folder: read_adapter(folder, "--adapter"),
+            lambda folder: merge(MergeArguments(adapter=str(folder), output_dir=str(folder / "merged"))),
         ],
     )
     @pytest.mark.parametrize(

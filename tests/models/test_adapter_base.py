@@ -20,7 +20,6 @@ from indictune.models.adapter_base import (
     base_of,
     check_base,
     continues_texts,
-    find_base,
     fingerprint,
     record_base,
 )
@@ -68,7 +67,6 @@ def test_a_builtin_model_is_recorded_by_its_name_and_files(tmp_path: Path) -> No
     assert recorded.name == "builtin:tiny-indic-bert"
     assert recorded.fingerprint == fingerprint(Path(builtin.resolve(recorded.name)))
     check_base(tmp_path, recorded.name)
-    assert (find_base(recorded.name, "main", "--base_model") / "model.safetensors").is_file()
 
 
 def test_the_ends_the_size_and_the_names_of_weights_count() -> None:
@@ -129,29 +127,6 @@ def test_another_revision_is_refused(tmp_path: Path, recorded: bool, trained_on:
 def test_an_adapter_of_another_tool_goes_with_any_folder(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "adapter", "org/model")
     check_base(folder, str(base(tmp_path / "base")))
-
-
-def test_a_missing_base_is_reported_with_the_flag(tmp_path: Path) -> None:
-    with refused("model-not-found-offline", "some-org/some-model", flag="--base_model"):
-        find_base("some-org/some-model", "main", "--base_model")
-    with refused("no-such-model-folder", f"{tmp_path}/gone", flag="--base_model"):
-        find_base(f"{tmp_path}/gone", "main", "--base_model")
-    with refused("folder-without-model", f"{tmp_path}", flag="--base_model"):
-        find_base(str(tmp_path), "main", "--base_model")
-
-
-def test_a_model_in_the_hub_cache_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    repository = tmp_path / "models--org--model"
-    (repository / "snapshots").mkdir(parents=True)
-    snapshot = base(repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "v2").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert find_base("org/model", "v2", "--base_model") == snapshot
-    assert find_base("org/model", commit, "--base_model") == snapshot
-    with refused("model-not-found-offline", "org/model"):
-        find_base("org/model", "v3", "--base_model")
 
 
 @pytest.mark.parametrize(

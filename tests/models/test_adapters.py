@@ -26,8 +26,9 @@ from transformers import (
 
 from indictune.config.arguments import Method, ModelArguments
 from indictune.models.adapters import check_names, save_adapter_extras, without_effect
-from indictune.models.classifier import load_classifier, load_classifier_config, load_trained
+from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.load import load_tokenizer
+from indictune.models.trained import load_trained
 from tests.models.tiny import CONFIGS, words_tokenizer
 from tests.refusals import refused
 
@@ -271,7 +272,7 @@ def test_the_trained_head_itself_is_saved(saved: Saved, tmp_path: Path, architec
 def test_an_adapter_is_no_model_to_start_from(saved: Saved, tmp_path: Path) -> None:
     args = ModelArguments(saved("bert"), method="lora")
     folder = save(load(args), args, tmp_path / "out")
-    with refused("adapter-as-model", args.model_name_or_path):
+    with refused("adapter-as-model", str(folder)):
         load_classifier_config(ModelArguments(str(folder)))
 
 

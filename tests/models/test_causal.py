@@ -24,10 +24,10 @@ from indictune.models.causal import (
     check_packing,
     load_causal,
     load_causal_config,
-    load_trained_causal,
 )
 from indictune.models.load import load_tokenizer
 from indictune.models.position_limits import check_max_length
+from indictune.models.trained import load_trained
 from tests.models.tiny import CONFIGS, SMALL, words_tokenizer
 from tests.refusals import refused
 
@@ -144,7 +144,7 @@ class TestWhatIsTrained:
         assert not torch.equal(trained.float(), base.lm_head.weight.float())
         model.save_pretrained(str(tmp_path / "out"))
         save_adapter_extras(model, tmp_path / "out")
-        again = load_trained_causal(tmp_path / "out", torch.float32)
+        again = load_trained(tmp_path / "out", kind=AutoModelForCausalLM, dtype=torch.float32)
         torch.testing.assert_close(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
 
     def test_transformers_opens_an_adapters_folder_with_its_base(self, llama: str, tmp_path: Path) -> None:
@@ -230,8 +230,8 @@ class TestRefusals:
         folder = saved("llama")
         with refused("causal-weights-missing", "lm_head.weight", folder, flag="--model_name_or_path"):
             load(ModelArguments(folder, method=method))
-        with refused("causal-weights-missing", "lm_head.weight", folder, flag="--model"):
-            load_trained_causal(folder, torch.float32)
+        with refused("model-not-trained", "lm_head.weight", folder, flag="--model"):
+            load_trained(folder, kind=AutoModelForCausalLM, dtype=torch.float32)
 
     def test_an_output_layer_that_is_the_embedding_is_not_missing(self, tmp_path: Path) -> None:
         config = CONFIGS["llama"]()
@@ -333,7 +333,7 @@ class TestWhatIsReadAgain:
         model.save_pretrained(str(tmp_path / "out"))
         save_adapter_extras(model, tmp_path / "out")
         torch.manual_seed(99)
-        again = load_trained_causal(tmp_path / "out", torch.float32)
+        again = load_trained(tmp_path / "out", kind=AutoModelForCausalLM, dtype=torch.float32)
         assert torch.equal(again.eval()(input_ids=IDS).logits, logits)
 
     @pytest.mark.parametrize("method", ["lora", "qlora"])
@@ -347,13 +347,17 @@ class TestWhatIsReadAgain:
         train(model)
         model.save_pretrained(str(tmp_path / "out"))
         save_adapter_extras(model, tmp_path / "out")
-        again = load_trained_causal(tmp_path / "out", torch.bfloat16)
+        again = load_trained(tmp_path / "out", kind=AutoModelForCausalLM, dtype=torch.bfloat16)
         assert torch.equal(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
 
     def test_its_weights_have_the_type_that_is_asked_for(self, llama: str) -> None:
-        assert dtypes(load_trained_causal(llama, torch.bfloat16), trained=True) == {torch.bfloat16}
-        assert dtypes(load_trained_causal(llama, torch.float32), trained=True) == {torch.float32}
+        assert dtypes(load_trained(llama, kind=AutoModelForCausalLM, dtype=torch.bfloat16), trained=True) == {
+            torch.bfloat16
+        }
+        assert dtypes(load_trained(llama, kind=AutoModelForCausalLM, dtype=torch.float32), trained=True) == {
+            torch.float32
+        }
 
     def test_a_folder_without_a_model_is_refused(self, tmp_path: Path) -> None:
         with refused("folder-without-model", f"{tmp_path}", flag="--model"):
-            load_trained_causal(tmp_path, torch.float32)
+            load_trained(tmp_path, kind=AutoModelForCausalLM, dtype=torch.float32)

@@ -12,9 +12,10 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import Problem, UserError
-from indictune.models.classifier import check_classifier, load_classifier, load_classifier_config, load_trained
+from indictune.models.classifier import check_classifier, load_classifier, load_classifier_config
 from indictune.models.load import load_tokenizer
 from indictune.models.load_errors import explanation
+from indictune.models.trained import load_trained
 from tests.models.tiny import words_tokenizer
 from tests.refusals import refused
 

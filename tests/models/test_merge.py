@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from transformers import (
     BitsAndBytesConfig,
     GPT2Config,
     LlamaConfig,
+    PreTrainedModel,
     pipeline,
 )
 
@@ -39,7 +38,6 @@ from indictune.models.causal import load_causal
 from indictune.models.classifier import load_classifier
 from indictune.models.load import load_tokenizer
 from indictune.models.merge import merge
-from indictune.models.weight_files import Checkpoint
 from tests.models.tiny import SMALL, words_tokenizer
 from tests.ranks.launching import python, start
 from tests.refusals import refused
@@ -195,27 +193,19 @@ def test_the_older_names_of_a_checkpoint_are_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("rounded", [False, True])
-def test_layers_that_hold_their_weights_transposed(tmp_path: Path, kind: str, rounded: bool) -> None:
+def test_layers_that_hold_their_weights_transposed(tmp_path: Path, kind: str) -> None:
     torch.manual_seed(1)
     config = GPT2Config(vocab_size=128, n_embd=64, n_layer=1, n_head=2, n_positions=64, initializer_range=0.2)
     model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(tmp_path / "base")
-    base = quantised(tmp_path / "base", causal, nf4()) if rounded else causal(tmp_path / "base")
-    settings = KINDS[kind] | {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": not rounded}
-    adapted = adapt(base, tmp_path / "adapter", **settings)
+    settings = KINDS[kind] | {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}
+    adapted = adapt(causal(tmp_path / "base"), tmp_path / "adapter", **settings)
     run(tmp_path / "adapter", tmp_path / "out", dtype="float32")
-    assert largest_difference(logits(causal(tmp_path / "out")), logits(in_fp32(adapted))) < 1e-5
-
-
-def test_a_vocabulary_that_grew_in_training(tmp_path: Path) -> None:
-    loaded = causal(llama(tmp_path / "base"))
-    loaded.resize_token_embeddings(130)
-    adapted = adapt(loaded, tmp_path / "adapter")
-    run(tmp_path / "adapter", tmp_path / "out")
-    merged = causal(tmp_path / "out")
-    assert merged.config.vocab_size == 130
-    assert largest_difference(logits(merged), logits(adapted)) < 1e-5
+    assert largest_difference(logits(causal(tmp_path / "out")), logits(adapted)) < 1e-5
+    quantised_base = quantised(tmp_path / "base", causal, nf4())
+    adapt(quantised_base, tmp_path / "of qlora", target_modules=["c_attn"])
+    with refused("adapter-cannot-be-merged", "Conv1D"):
+        run(tmp_path / "of qlora", tmp_path / "out 2")
 
 
 def nf4(**settings: Any) -> BitsAndBytesConfig:
@@ -312,18 +302,23 @@ def test_what_a_run_saves_is_merged(tmp_path: Path, method: Method) -> None:
         assert largest_difference(logits(load(tmp_path / f"{name} merged")), trained) < 1e-5
 
 
+def in_4bit(folder: Path) -> int:
+    """The number of weights that a model's file holds in 4 bit."""
+    return sum(name.endswith(".absmax") for name in load_file(folder / "model.safetensors"))
+
+
 def test_a_base_that_is_stored_in_4_bit_is_dequantised(tmp_path: Path) -> None:
     stored = causal(llama(tmp_path / "whole"), dtype=torch.bfloat16, quantization_config=nf4())
     stored.save_pretrained(tmp_path / "base")
-    assert len(Checkpoint([tmp_path / "base/model.safetensors"]).in_4bit) == 14
+    words_tokenizer().save_pretrained(tmp_path / "base")
+    assert in_4bit(tmp_path / "base") == 14
     adapted = adapt(quantised(tmp_path / "base", causal, None), tmp_path / "adapter")
     run(tmp_path / "adapter", tmp_path / "out", dtype="float32")
     run(tmp_path / "adapter", tmp_path / "original", base_weights="original")
     trained = logits(in_fp32(adapted))
     assert largest_difference(logits(causal(tmp_path / "out")), trained) < 1e-5
     assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
-    shapes = Checkpoint([tmp_path / "original/model.safetensors"]).shapes
-    assert shapes == Checkpoint([tmp_path / "whole/model.safetensors"]).shapes
+    assert in_4bit(tmp_path / "original") == 0
 
 
 def test_4_bit_is_written_only_when_asked_and_with_a_warning(
@@ -333,7 +328,7 @@ def test_4_bit_is_written_only_when_asked_and_with_a_warning(
     adapt(quantised(base, causal, nf4()), tmp_path / "adapter")
     run(tmp_path / "adapter", tmp_path / "out", to_4bit=True, dtype="bfloat16")
     assert "--to_4bit rounds the merged weights again" in capsys.readouterr().err
-    assert len(Checkpoint([tmp_path / "out/model.safetensors"]).in_4bit) == 14
+    assert in_4bit(tmp_path / "out") == 14
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["quantization_config"]["bnb_4bit_quant_type"] == "nf4"
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == CHAT_TEMPLATE
@@ -404,53 +399,6 @@ def test_tokenizer_template_and_generation_settings_come_along(tmp_path: Path) -
     assert causal(tmp_path / "of the adapter").generation_config.temperature == 0.5
 
 
-MEMORY = """
-import sys
-import tempfile
-from pathlib import Path
-from indictune.config.command_arguments import MergeArguments
-from indictune.models.merge import merge
-
-def kilobytes(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field))
-
-adapter, tiny, out = sys.argv[1:]
-merge(MergeArguments(adapter=tiny, output_dir=out + "-tiny"))  # imports what is needed
-Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
-before = kilobytes("VmRSS")
-merge(MergeArguments(adapter=adapter, output_dir=out, max_shard_size="16MB"))
-print(kilobytes("VmHWM") - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process's memory is read from /proc")
-def test_no_more_than_a_part_of_the_model_is_in_memory(tmp_path: Path) -> None:
-    llama(tmp_path / "tiny-base")
-    adapt(causal(tmp_path / "tiny-base"), tmp_path / "tiny")
-    config = LlamaConfig(
-        vocab_size=2048,
-        hidden_size=1024,
-        intermediate_size=2048,
-        num_hidden_layers=5,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-    )
-    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    size_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    assert size_bytes > 200e6
-    model.save_pretrained(tmp_path / "base")
-    model.name_or_path = str(tmp_path / "base")
-    adapt(model, tmp_path / "adapter")
-    flags = [str(tmp_path / name) for name in ("adapter", "tiny", "out")]
-    result = subprocess.run([sys.executable, "-c", MEMORY, *flags], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    grown_bytes = int(result.stdout.split()[-1]) * 1024
-    assert grown_bytes < size_bytes / 2
-    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 10
-
-
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
     """An adapter as other tools make it, without a record of its base."""
@@ -476,50 +424,25 @@ def change(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> N
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
-def empty(tensors: dict[str, torch.Tensor]) -> None:
-    tensors[f"{Q_PROJ}.lora_B.weight"] = torch.empty(0)
-
-
-def zero(tensors: dict[str, torch.Tensor]) -> None:
-    for name in tensors:
-        if "lora_B" in name:
-            tensors[name] = torch.zeros_like(tensors[name])
-
-
 def half(tensors: dict[str, torch.Tensor]) -> None:
     del tensors[f"{Q_PROJ}.lora_A.weight"]
 
 
-def misfit(tensors: dict[str, torch.Tensor]) -> None:
-    tensors[f"{Q_PROJ}.lora_A.weight"] = torch.ones(4, 32)
-
-
-def disagree(tensors: dict[str, torch.Tensor]) -> None:
-    tensors[f"{Q_PROJ}.lora_A.weight"] = torch.ones(3, 64)
+def empty(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[f"{Q_PROJ}.lora_B.weight"] = torch.empty(0)
 
 
 def stray(tensors: dict[str, torch.Tensor]) -> None:
-    for layer in range(20):
-        tensors[f"base_model.model.model.layers.{9 + layer}.mlp.up_proj.lora_A.weight"] = torch.ones(4, 64)
-        tensors[f"base_model.model.model.layers.{9 + layer}.mlp.up_proj.lora_B.weight"] = torch.ones(128, 4)
-    tensors["base_model.model.v_head.weight"] = torch.ones(1, 64)
-
-
-def wide(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["base_model.model.lm_head.weight"] = torch.ones(130, 64)
+    tensors["base_model.model.model.layers.9.mlp.up_proj.lora_A.weight"] = torch.ones(4, 64)
 
 
 @pytest.mark.parametrize(
     ("spoil", "code", "named"),
     [
-        (lambda folder: change(folder, empty), "adapter-tensors-empty", "q_proj.lora_B.weight"),
-        (lambda folder: change(folder, zero), "adapter-not-trained", ""),
-        (lambda folder: change(folder, half), "adapter-matrices-incomplete", "layers.0.self_attn.q_proj"),
-        (lambda folder: change(folder, misfit), "adapter-tensor-shape", "(64, 32)"),
-        (lambda folder: change(folder, disagree), "adapter-matrices-disagree", "A [3, 64], B [64, 4]"),
-        (lambda folder: change(folder, stray), "adapter-tensor-unknown", "10 problems"),
-        (lambda folder: change(folder, wide), "adapter-tensor-shape", "(130, 64)"),
-        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"no"), "unreadable", "adapter_model"),
+        (lambda folder: change(folder, half), "adapter-does-not-fit", "layers.0.self_attn.q_proj"),
+        (lambda folder: change(folder, empty), "adapter-does-not-fit", "size mismatch"),
+        (lambda folder: change(folder, stray), "adapter-does-not-fit", "layers.9.mlp.up_proj"),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"no"), "adapter-does-not-fit", "header"),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter-without-weights", ""),
         (
             lambda folder: (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin"),
@@ -527,22 +450,15 @@ def wide(tensors: dict[str, torch.Tensor]) -> None:
             "",
         ),
         (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter-config-unreadable", ""),
+        (lambda folder: (folder / "adapter_config.json").unlink(), "adapter-config-unreadable", "No such file"),
         (lambda folder: edit(folder, peft_type="IA3"), "adapter-kind", "peft_type 'IA3'"),
-        (lambda folder: edit(folder, task_type="TOKEN_CLS"), "adapter-task", "TOKEN_CLS"),
-        (lambda folder: edit(folder, use_dora=True), "adapter-matrices-incomplete", "vector"),
-        (lambda folder: edit(folder, init_lora_weights="pissa_niter_4"), "adapter-cannot-be-merged", "pissa_niter_4"),
-        (lambda folder: edit(folder, alora_invocation_tokens=[1]), "adapter-cannot-be-merged", "alora_invocation"),
-        (lambda folder: edit(folder, bias="all"), "adapter-cannot-be-merged", "bias all"),
+        (lambda folder: edit(folder, task_type="SEQ_2_SEQ_LM"), "adapter-task", "SEQ_2_SEQ_LM"),
+        (lambda folder: edit(folder, use_dora=True), "adapter-does-not-fit", "lora_magnitude_vector"),
         (lambda folder: edit(folder, base_model_name_or_path=None), "base-unknown", ""),
         (
             lambda folder: edit(folder, base_model_name_or_path="some-org/some-model"),
             "model-not-found-offline",
             "some-org/some-model",
-        ),
-        (
-            lambda folder: (folder / "adapter_config.json").rename(folder / "config.json"),
-            "model-instead-of-adapter",
-            "",
         ),
         (
             lambda folder: (folder / "chat_template.jinja").symlink_to("../base/config.json"),
@@ -560,7 +476,8 @@ def test_an_adapter_that_cannot_be_merged_is_refused(
     shown = capsys.readouterr()
     with refused(code, named) as caught:
         run(adapter, out)
-    assert (shown.out, shown.err) == ("", f"indictune: {caught.value.message}\n")
+    assert shown.out == ""
+    assert shown.err.endswith(f"indictune: {caught.value.message}\n")
     assert {path.name for path in adapter.parent.iterdir()} == {"base", "adapter"}
 
 
@@ -579,46 +496,24 @@ def linked(base: Path) -> None:
     (base / "config.json").symlink_to("../adapter/of_the_base.json")
 
 
-def in_8_bit(base: Path) -> None:
-    tensors = load_file(base / "model.safetensors")
-    tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(128, 64, dtype=torch.int8)
-    save_file(tensors, base / "model.safetensors")
-
-
 @pytest.mark.parametrize(
     ("spoil", "code", "named"),
     [
-        (without_weights, "weights-pickled", ""),
-        (without_a_tensor, "base-weight-missing", "model.norm.weight"),
-        (in_8_bit, "base-weight-type", "torch.int8"),
+        (without_weights, "pickle-not-trusted", ""),
+        (without_a_tensor, "adapter-does-not-fit", "model.norm.weight"),
         (lambda base: (base / "config.json").unlink(), "folder-without-model", ""),
         (linked, "link-outside-model", "of_the_base.json"),
         (lambda base: (base / "model.safetensors").write_bytes(b"no"), "model-unreadable", ""),
-        (
-            lambda base: (base / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.st"}}'),
-            "weights-missing",
-            "model-1.st",
-        ),
+        (lambda base: (base / "model.safetensors").unlink(), "model-unreadable", "model.safetensors"),
     ],
 )
 def test_a_base_that_cannot_be_merged_is_refused(
     adapter: Path, spoil: Callable[[Path], Any], code: str, named: str
 ) -> None:
     spoil(adapter.parent / "base")
-    with refused(code, named, flag="--base_model"):
+    with refused(code, named):
         run(adapter, adapter.parent / "out")
     assert {path.name for path in adapter.parent.iterdir()} == {"base", "adapter"}
-
-
-def test_a_base_quantised_otherwise_is_refused_unless_its_own_weights_are_asked_for(adapter: Path) -> None:
-    path = adapter / "base_config.json"
-    config = json.loads(path.read_text()) | {
-        "quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
-    }
-    path.write_text(json.dumps(config))
-    with refused("base-quantised-otherwise", "bitsandbytes"):
-        run(adapter, adapter.parent / "out")
-    run(adapter, adapter.parent / "out", base_weights="original")
 
 
 def test_dequantised_weights_are_for_an_adapter_that_says_how(adapter: Path) -> None:
@@ -647,7 +542,7 @@ def test_a_used_folder_and_a_missing_adapter_are_reported_together(adapter: Path
     with pytest.raises(UserError) as caught:
         run(adapter.parent / "gone", out)
     found = [(each.code, each.flag) for each in caught.value.problems]
-    assert found == [("folder-not-empty", "--output_dir"), ("no-such-folder", "--adapter")]
+    assert found == [("folder-not-empty", "--output_dir"), ("adapter-config-unreadable", "--adapter")]
     assert (out / "mine.txt").read_text() == "mine"
     (out / "mine.txt").unlink()
     run(adapter, out)
@@ -655,18 +550,14 @@ def test_a_used_folder_and_a_missing_adapter_are_reported_together(adapter: Path
 
 
 def test_a_failure_while_writing_leaves_nothing(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[Path] = []
+    def fail(model: Any, folder: Path, **settings: Any) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"part")
+        raise OSError(28, "No space left on device")
 
-    def fail(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-        if written:
-            raise OSError(28, "No space left on device")
-        written.append(path)
-        save_file(tensors, path, metadata)
-
-    monkeypatch.setattr("indictune.models.weight_files.save_file", fail)
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", fail)
     with refused("folder-not-written", "new/out", "No space left"):
-        run(adapter, adapter.parent / "new/out", max_shard_size="50KB")
-    assert len(written) == 1
+        run(adapter, adapter.parent / "new/out")
     assert list((adapter.parent / "new").iterdir()) == []
 
 
@@ -686,12 +577,15 @@ def test_a_merge_that_is_stopped_or_killed_leaves_no_part_of_a_model(adapter: Pa
 
 
 def test_a_file_that_was_not_written_whole_is_noticed(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose_one(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-        del tensors["model.norm.weight"]
-        save_file(tensors, path, metadata)
+    save = PreTrainedModel.save_pretrained
 
-    monkeypatch.setattr("indictune.models.weight_files.save_file", lose_one)
-    with pytest.raises(RuntimeError, match=r"differ from the plan, first \('model\.norm\.weight', \(64,\)\)"):
+    def lose_one(model: Any, folder: Path, **settings: Any) -> None:
+        save(model, folder, **settings)
+        tensors = load_file(folder / "model.safetensors")
+        save_file(tensors | {"model.norm.weight": torch.zeros(64)}, folder / "model.safetensors")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", lose_one)
+    with pytest.raises(RuntimeError, match=r"differ from the merged ones, first model\.norm\.weight"):
         run(adapter, adapter.parent / "out")
     assert {path.name for path in adapter.parent.iterdir()} == {"base", "adapter"}
 

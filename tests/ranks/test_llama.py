@@ -18,8 +18,8 @@ from indictune.data.chat_tokens import tokenise_chats
 from indictune.data.conversations import load_test_conversations
 from indictune.data.templates import choose_template
 from indictune.models import builtin
-from indictune.models.causal import load_trained_causal
 from indictune.models.load import load_tokenizer
+from indictune.models.trained import load_trained
 from tests.ranks import reading
 from tests.ranks.conftest import starter
 from tests.ranks.launching import ROOT, Run, accelerate, distance, python, start, train
@@ -207,7 +207,7 @@ def loss_read_anew(folder: Path, rows: Path) -> float:
     conversations = load_test_conversations(str(rows), BadRowArguments())[0]
     template = choose_template(tokenizer, None, as_written=False, train_on_prompts=False)
     tokens = tokenise_chats(conversations, tokenizer, template, max_length=128, train_on_prompts=False).dataset
-    model = load_trained_causal(folder, torch.float32).eval()
+    model = load_trained(folder, kind=AutoModelForCausalLM, dtype=torch.float32).eval()
     total = 0.0
     for row in tokens:
         with torch.no_grad():
