@@ -11,7 +11,6 @@ from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.strategy_limits import (
     check_bad_steps,
     check_communication,
-    check_folders,
     check_optimizer_of_strategy,
     check_saving,
 )
@@ -48,7 +47,6 @@ OF_THE_LAUNCH: tuple[Check, ...] = (
     check_deepspeed_file,
     check_communication,
     check_saving,
-    check_folders,
     check_bad_steps,
 )
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from deepspeed.comm.torch import TorchBackend
-from deepspeed.runtime.engine import DeepSpeedEngine
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
@@ -23,7 +22,6 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -153,15 +151,6 @@ def test_an_adapters_activations_under_zero3_are_computed_again_as_any(tmp_path:
     rows: Any = [{"input_ids": [1, 2], "labels": [1, 2]}]
     Trainer(model, args, train_dataset=rows).train()
     assert model.model.layers[0]._gradient_checkpointing_func.keywords == {"use_reentrant": False}
-
-
-def test_a_zero_checkpoint_is_looked_for_by_a_pattern(tmp_path: Path) -> None:
-    """transformers 5.23 and DeepSpeed 0.19.8; see `deepspeed.check_folders`."""
-    checkpoint = tmp_path / "out[1]" / "checkpoint-4"
-    (checkpoint / "global_step4").mkdir(parents=True)
-    with pytest.raises(ValueError, match="Can't find a valid checkpoint"):
-        deepspeed_load_checkpoint(None, str(checkpoint))  # type: ignore[no-untyped-call]
-    assert "glob.glob(ckpt_file_pattern)" in inspect.getsource(DeepSpeedEngine._get_all_ckpt_names)
 
 
 def test_deepspeed_gives_its_groups_no_timeout() -> None:
