@@ -34,7 +34,7 @@ from indictune.stop_signals import Stopped, StopRequest
 from indictune.tasks.objective import Batch
 from indictune.train.callbacks.epoch_shuffle import EpochShuffle
 from indictune.train.callbacks.keep_records import KeepRecords
-from indictune.train.callbacks.throughput import throughput_of
+from indictune.train.callbacks.throughput import Throughput
 from indictune.train.device_transfer import sent_to_device
 from indictune.train.drop_bad_steps import drop_if_bad, step_with_loss_scale
 from indictune.train.evaluation import evaluate_rows
@@ -93,7 +93,9 @@ class ExactTrainer(TaskTrainer):
                 seed=args.seed if args.data_seed is None else args.data_seed,
                 padded=padded,
             )
+            self.throughput = Throughput(self.batches)
             self.add_callback(EpochShuffle(self.batches))
+            self.add_callback(self.throughput)
 
     def get_train_dataloader(self) -> DataLoader[Row]:
         """The rank's own micro-batches: accelerate would deal them out again, and repeat rows at a ragged end."""
@@ -192,14 +194,13 @@ class ExactTrainer(TaskTrainer):
         self.checkpoints.finish()
         self.check_weights()
         self.store_flos()
-        throughput = throughput_of(self)
         self.checkpoints.save(
             Counters(
                 loss=self._tr_loss.item(),
                 since_step=self._globalstep_last_logged,
                 task=self.unlogged(),
                 left_out=self.bad_steps.count,
-                throughput={} if throughput is None else throughput.counted(),
+                throughput=self.throughput.counted(),
             )
         )
         # At the end of an epoch an evaluation or a save may still be due, and the run stops after it.

@@ -1,4 +1,4 @@
-"""What a finished run leaves: the whole model, and `metrics.json`."""
+"""Save the trained model, evaluate it and write `metrics.json`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     """Save the trained model in `--output_dir`, whole or not at all. All ranks must call it.
 
-    It is written next to its place, given to nodes with separate disks and read back, and then moved there.
+    It is written to a folder there, given to nodes with separate disks, read again, and then moved into place.
 
     Returns:
         Names of the saved files, on ranks that write files.
@@ -45,10 +45,10 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
         SavedModelError: it is not the trained one.
         SaveError: the disk does not take it.
         NonFiniteLossError: a weight is NaN or infinite.
-        Stopped: a rank was asked to stop, and going on need not train again.
+        Stopped: a rank was asked to stop. A resumed run need not train again.
     """
     trainer.check_weights()
-    trainer.look_for_stop("the trained model was to be saved; going on saves it", at_once=True)
+    trainer.look_for_stop("the trained model was to be saved; a resumed run saves it", at_once=True)
     unfinished = run.output_dir / UNFINISHED_MODEL
     with disk_errors.telling_of_model(run.output_dir, _bytes_of_weights(trainer)):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
@@ -68,7 +68,7 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
 
 
 def put_in_place(folder: Path, target: Path) -> None:
-    """Move all that is in a folder to another, weights last, once it is on the disk. The folder is gone then."""
+    """Sync a folder's files to the disk and move them to another, weights last. Remove the folder."""
     for path in sorted(folder.iterdir(), key=lambda path: ".safetensors" in path.name):
         there = target / path.name
         if path.is_dir():
@@ -81,7 +81,7 @@ def put_in_place(folder: Path, target: Path) -> None:
 
 
 def _bytes_of_weights(trainer: ExactTrainer) -> int:
-    """Of those that are saved, whichever rank holds them."""
+    """Of the saved weights, on all ranks together."""
     model = sharding.unwrapped(trainer)
     shapes, is_adapter = shapes_when_saved(model), isinstance(model, PeftModel)
     saved = [(name, each) for name, each in model.named_parameters() if each.requires_grad or not is_adapter]
@@ -99,18 +99,19 @@ def finish(
     """Evaluate the saved model, write `metrics.json` last, and push if asked to. All ranks must call it.
 
     Args:
-        trainer: after `train` and `save`.
+        trainer: after `train` and `save_model`.
         run: whose folder gets `metrics.json`.
-        result: what `train` returned.
-        throughput: counted during the run.
+        result: of `train`.
+        throughput: of the run.
         test_dataset: rows evaluated only here, or None.
-        saved_files: what `save_model` returned.
+        saved_files: from `save_model`.
     """
     state = trainer.state
     if state.global_step < state.max_steps:
         logger.info("Stopped early, after step %d of %d", state.global_step, state.max_steps)
     if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-        logger.info("The model is that of %s, the best by %s", *_best(trainer))
+        best = Path(state.best_model_checkpoint).name
+        logger.info("The model is that of %s, the best by %s", best, trainer.args.metric_for_best_model)
     metrics = run_metrics(trainer) | {
         "global_batch_size": trainer.args.global_batch_size,
         "train": train_metrics(trainer, result, throughput),
@@ -119,7 +120,8 @@ def finish(
         if dataset is not None:
             metrics[name] = evaluate(trainer, run, dataset, name)
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
-        add_to_config(run.output_dir / "config.json", fitted)
+        config = run.output_dir / "config.json"
+        write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
     names = push.begin_push(trainer, saved_files) if trainer.args.push_to_hub else []
     write_metrics(trainer, run, metrics)
     if isinstance(sharding.unwrapped(trainer), PeftModel):
@@ -130,34 +132,18 @@ def finish(
         push.push(trainer, names)
 
 
-def add_to_config(path: Path, entries: dict[str, Any]) -> None:
-    """Add entries to a saved model's `config.json`."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    write_json(path, config | entries)
-
-
-def _best(trainer: ExactTrainer) -> tuple[str, str]:
-    return Path(str(trainer.state.best_model_checkpoint)).name, str(trainer.args.metric_for_best_model)
-
-
 def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> dict[str, Any]:
     """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it."""
     trainer.evaluate(dataset, metric_key_prefix=name)
     block = trainer.detailed_metrics[name]
     if not math.isfinite(block["loss"]):
-        run.warn(
-            [
-                f"The loss on the {name} rows is {block['loss']}: what the model computes of some of them is no "
-                "finite number, and its scores on them mean nothing. In half precision it may overflow where it does "
-                "not in fp32."
-            ]
-        )
+        run.warn([f"The loss on the {name} rows is {block['loss']}: half precision may overflow on some of them."])
     run.show(f"\n{name} rows\n{trainer.objective.tables(block)}\n")
     return block
 
 
 def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> None:
-    """Write `metrics.json`, the mark of a finished run on every disk, and tell what there is now."""
+    """Write `metrics.json`, which marks a finished run, on every disk, and list the run's files."""
     if trainer.args.should_save:
         write_json(run.output_dir / "metrics.json", metrics)
         write_through(run.output_dir / "metrics.json")
@@ -167,16 +153,15 @@ def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> N
 
 
 def evaluate_file(trainer: ExactTrainer, run: Run, rows: Dataset, test_file: str) -> None:
-    """Evaluate a file's rows, and write `metrics.json`, which names it: those of another are not written over. All
-    ranks must call it."""
+    """Evaluate a file's rows and write `metrics.json`, which names the file. All ranks must call it."""
     tested = {"test_file": os.path.abspath(test_file), "test": evaluate(trainer, run, rows, "test")}
     write_metrics(trainer, run, run_metrics(trainer) | tested)
 
 
 def written(output_dir: Path) -> list[str]:
-    """The files and folders of a finished run, hidden ones left out."""
+    """The files and folders of a finished run, without hidden ones."""
     names = {path.name + "/" * path.is_dir() for path in output_dir.iterdir() if not path.name.startswith(".")}
-    return sorted(names | {"status.json"})  # which comes last, when the command is over
+    return sorted(names | {"status.json"})  # which is written when the command ends
 
 
 def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
@@ -188,7 +173,8 @@ def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
 
 
 def train_metrics(trainer: ExactTrainer, result: TrainOutput, throughput: Throughput) -> dict[str, Any]:
-    """The `train` block of `metrics.json`, of all starts of the run, but for the memory. All ranks must call it."""
+    """The `train` block of `metrics.json`, over all starts of the run; the memory is this start's. All ranks must
+    call it."""
     seconds = throughput.seconds_before + result.metrics["train_runtime"]
     return {
         "runtime_s": seconds,
@@ -201,7 +187,7 @@ def train_metrics(trainer: ExactTrainer, result: TrainOutput, throughput: Throug
 
 
 def peak_memory_bytes(trainer: ExactTrainer) -> int:
-    """The most memory that any rank has used: of the GPU, or of the process where there is none."""
+    """The most memory that any rank has used: GPU memory, or the process's memory without a GPU."""
     device = trainer.args.device
     if device.type == "cpu":
         mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB

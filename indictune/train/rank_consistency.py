@@ -1,4 +1,4 @@
-"""What all ranks must have alike, compared before the first step: each node reads files of its own."""
+"""Compare before the first step what all ranks must have alike: each node reads its own files."""
 
 from __future__ import annotations
 
@@ -12,23 +12,16 @@ from datasets import Dataset
 from indictune.checkpoint import compatibility, flag_files
 from indictune.checkpoint.digests import validation_digest
 from indictune.distributed import collectives, sharding
-from indictune.errors import UserError
+from indictune.errors import Problem, UserError, problem
 from indictune.models.active_vocabulary import active_embedding
 from indictune.train.exact_trainer import ExactTrainer
 
-# Flags by which steps, or what all ranks do together, would not be the same. Names of files are not among them: what
-# the files hold is compared.
+# Flags that change the steps, or what all ranks do together. Of files, the contents are compared.
+_NAMES_OF_FILES = ("model_name_or_path", "class_weights")
 FLAGS = (
-    *(
-        name for name in compatibility.OF_THE_STEPS if name not in ("model_name_or_path", "class_weights")
-    ),  # files, often
-    *(
-        *compatibility.IN_THE_STATES,
-        *compatibility.OF_THE_DEALING,
-        *compatibility.OF_THE_BEST,
-        *compatibility.OF_THE_ADAPTER,
-    ),
-    *("method", "seed", "data_seed", "global_batch_size", "active_vocabulary"),
+    *(name for name in compatibility.OF_THE_STEPS if name not in _NAMES_OF_FILES),
+    *(*compatibility.IN_THE_STATES, *compatibility.OF_THE_DEALING, *compatibility.OF_THE_BEST),
+    *(*compatibility.OF_THE_ADAPTER, "method", "seed", "data_seed", "global_batch_size", "active_vocabulary"),
     *("on_nonfinite", "max_nonfinite_steps"),
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "logging_strategy", "logging_steps"),
 )
@@ -39,50 +32,46 @@ def check_alike(
 ) -> None:
     """Refuse to train where a rank has other rows or flags than rank 0. All ranks must call it.
 
-    Each would take its micro-batches from rows of its own: some would be trained on twice and others never.
+    Each rank takes its micro-batches from its own rows: some rows would be trained on twice and others never.
 
     Args:
         trainer: of the run, before it trains.
-        test: rows that are evaluated when it is trained, or None.
+        test: rows that are evaluated after the training, or None.
         given: the flags of this rank, by field.
         in_files: what files of this rank say of the steps.
 
     Raises:
-        UserError: on all ranks, with all that differs.
+        UserError: on all ranks, with all differences.
     """
     if trainer.args.world_size == 1:
         return
-    flags = {f"--{name}": given.get(name) for name in FLAGS}
-    own = _digests(trainer) | {
+    own = _contents(trainer) | {
         "test rows": None if test is None else validation_digest(test),
         "class weights": str(in_files.get("class_weights", given.get("class_weights"))),
         "settings in --deepspeed": str(in_files.get("deepspeed")),
+        **{f"--{name}": given.get(name) for name in FLAGS},
     }
-    everyone = collectives.gather_from_all((socket.gethostname(), own, flags))
-    here, digests, flags = everyone[0]
-    problems: dict[str, None] = {}  # each once, though several ranks of a node have it
-    for rank, (host, its_digests, its_flags) in enumerate(everyone):
-        of_rank = f"rank {rank}" if host == here else f"rank {rank} on {host}"
-        if others := [name for name, digest in its_digests.items() if digest != digests[name]]:
-            problems[
-                f"{of_rank} has other {', '.join(others)} than rank 0 on {here}: each node prepares its own. Give all "
-                "nodes the same files, flags and packages."
-            ] = None
-        for name, value in its_flags.items():
-            if value != flags[name]:
-                problems[f"{name} {value} on {of_rank} and {flags[name]} on rank 0: give all nodes the same."] = None
+    everyone = collectives.gather_from_all((socket.gethostname(), own))
+    host_of_0, expected = everyone[0]
+    problems: dict[Problem, None] = {}  # each once, though several ranks of a node have it
+    for rank, (host, values) in enumerate(everyone):
+        place = f"rank {rank}" if host == host_of_0 else f"rank {rank} on {host}"
+        for name in expected:
+            if values[name] != expected[name]:
+                told = f" {values[name]}" if name.startswith("--") else ""  # others are long
+                problems[problem("ranks-differ", name, told, rank=place, host=host_of_0)] = None
     if problems:
-        raise UserError(list(problems))
+        raise UserError(problems=list(problems))
 
 
-def _digests(trainer: ExactTrainer) -> dict[str, str | None]:
-    """What the files and packages of this rank have led to."""
+def _contents(trainer: ExactTrainer) -> dict[str, Any]:
+    """Digests of what this rank has made of its files."""
     model: Any = sharding.unwrapped(trainer)
     active = active_embedding(model)
-    used = None if active is None else hashlib.sha256(active[1].row_ids.numpy().tobytes()).hexdigest()
+    trained_rows = None if active is None else hashlib.sha256(active[1].row_ids.numpy().tobytes()).hexdigest()
     return {
         "training rows": trainer.data_digest,
         "validation rows": trainer.validation_digest,
         "labels": str(model.config.to_dict().get("id2label")),
-        "tokens that are trained": used,
+        "tokens that are trained": trained_rows,
     }

@@ -70,7 +70,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     probe = _probe(trainer)
     logits = _logits(trainer, probe)
     trained = Trained(sharding.unwrapped(trainer), sharding.full_norms(trainer), probe, logits)
-    trainer.look_for_stop("the saved model was read back; going on saves it again", at_once=True)
+    trainer.look_for_stop("the saved model was read back; a resumed run saves it again", at_once=True)
     found: list[str] = []
     long_wait = collectives.long_wait_group(trainer.args)
     HERE.passed("reading the saved model back")

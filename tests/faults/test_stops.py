@@ -237,8 +237,8 @@ def test_a_stop_in_the_last_evaluation_loses_nothing(recipe: Path, unbroken: dic
 
 # Before it is written, and when it is to be read back.
 SAVED = {
-    "save_model": "the trained model was to be saved; going on saves it",
-    "verify_saved": "the saved model was read back; going on saves it again",
+    "save_model": "the trained model was to be saved; a resumed run saves it",
+    "verify_saved": "the saved model was read back; a resumed run saves it again",
 }
 
 

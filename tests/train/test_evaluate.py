@@ -185,7 +185,7 @@ def test_a_loss_that_is_no_number_is_told_and_written_as_json_can(finished_run: 
         [*python(), "indictune/__main__.py", "evaluate", "--model", str(model), "--test_file", str(test_file)]
     )
     assert result.returncode == 0, result.stderr
-    assert "The loss on the test rows is nan: what the model computes of some of them is no" in result.stderr
+    assert "The loss on the test rows is nan: " in result.stderr
     written = (model / "evaluation" / "t" / "metrics.json").read_text(encoding="utf-8")
     assert json.loads(written, parse_constant=pytest.fail)["test"]["loss"] == "nan"
 

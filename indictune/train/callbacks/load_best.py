@@ -1,4 +1,4 @@
-"""Loads the best model when the training ends."""
+"""Load the best model when the training ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from indictune.train.exact_trainer import ExactTrainer
 
 
 class LoadBest(TrainerCallback):
-    """Commits the last checkpoint, then loads the best: the Trainer (5.23) would read the best before, and delete the
-    last checkpoint before the model is saved.
+    """Commits the last checkpoint, then loads the best one.
 
-    Args:
-        trainer: of the run.
+    The Trainer (5.23) would load the best before that, and delete the last checkpoint before the model is saved.
     """
 
     def __init__(self, trainer: ExactTrainer) -> None:
@@ -22,9 +20,4 @@ class LoadBest(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.trainer.checkpoints.finish()
-        load_best(self.trainer)
-
-
-def load_best(trainer: ExactTrainer) -> None:
-    """Load the best weights, where that is asked for."""
-    trainer.load_best()
+        self.trainer.load_best()

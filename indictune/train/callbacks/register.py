@@ -36,17 +36,15 @@ def watch(
         row_location: tells where a training row comes from (`file:line`).
 
     Returns:
-        The throughput, which counts while the run goes on.
+        The throughput, which counts while the run trains.
     """
-    throughput = Throughput(trainer.batches)
     trainer.stop_request = run.stop_request
     trainer.strategy = plan.launch.strategy
     trainer.trusts_checkpoint = plan.model.trust_checkpoint
     checkpoint, best = point.checkpoint, point.best
     # Before the others read what is there.
     trainer.add_callback(LeaveBehind(plan.output_dir, checkpoint, best, run.stop_request))
-    trainer.add_callback(throughput)
-    trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", throughput))
+    trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", trainer.throughput))
     path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, trainer.strategy)
     trainer.add_callback(StepFlags(trainer))
@@ -61,4 +59,4 @@ def watch(
     if checkpoint is not None:
         here = None if best is None else plan.output_dir / best.name
         trainer.add_callback(GoOn(trainer, checkpoint, here))
-    return throughput
+    return trainer.throughput

@@ -33,7 +33,6 @@ from indictune.progress import HERE
 from indictune.run import Run
 from indictune.stop_signals import NotBegun, StopRequest
 from indictune.tasks.protocol import Tokens
-from indictune.train.callbacks.throughput import throughput_of
 from indictune.train.exact_trainer import ExactTrainer
 from indictune.train.rank_consistency import check_alike
 from indictune.train.start import flag_contents, write_recipe
@@ -260,9 +259,7 @@ class GoOn(TrainerCallback):
         trainer._total_loss_scalar -= sum(carried) / len(carried)
         trainer._globalstep_last_logged = since_step
         trainer.log_on(alike(self.checkpoint, "task"))
-        throughput = throughput_of(trainer)
-        if throughput is not None:
-            throughput.count_on(alike(self.checkpoint, "throughput"))
+        trainer.throughput.count_on(alike(self.checkpoint, "throughput"))
         trainer.bad_steps.count = max(trainer.bad_steps.count, *collectives.gather_from_all(left_out(self.checkpoint)))
         if manifest.evaluation_due and args.eval_strategy != IntervalStrategy.NO:  # there may be no rows any more
             rng_state.load(self.checkpoint, args)

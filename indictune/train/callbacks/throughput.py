@@ -1,4 +1,4 @@
-"""How many rows and tokens a second a run trains on, and how much of it is padding."""
+"""Count the rows and tokens that a run trains on per second, and the padding."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ import time
 from typing import Any
 
 import psutil
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.data.batching import TrainingBatches
 
 logger = logging.getLogger(__name__)
-
-
-def throughput_of(trainer: Trainer) -> Throughput | None:
-    """What counts in a run; None where nothing does."""
-    callbacks = trainer.callback_handler.callbacks
-    return next((each for each in callbacks if isinstance(each, Throughput)), None)
 
 
 class Throughput(TrainerCallback):
@@ -27,11 +21,11 @@ class Throughput(TrainerCallback):
         batches: deals the rows.
 
     Attributes:
-        rows: of the steps of all starts of the run, each counted once, if no bad step rolls back.
-        seconds_before: of training, in the starts of the run before this one, until the checkpoint that it goes on
-            from.
-        seconds_to_first_step: from the start of the process, imports included, to the end of the run's first optimizer
-            step; None before.
+        rows: trained on, earlier starts of the run included.
+        tokens: likewise.
+        seconds_before: of training in earlier starts, up to the checkpoint that the run resumes from.
+        seconds_to_first_step: from the start of the process, imports included, to the end of the run's first step;
+            None before.
     """
 
     seconds_to_first_step: float | None = None
@@ -49,7 +43,7 @@ class Throughput(TrainerCallback):
         self._since = (self._began, self.rows, self.tokens)
 
     def counted(self) -> dict[str, Any]:
-        """What is counted until now, as JSON holds it."""
+        """The counts until now, for a checkpoint."""
         return {
             "seconds": self.seconds_before + time.perf_counter() - self._began,
             "rows": self.rows,
@@ -59,7 +53,7 @@ class Throughput(TrainerCallback):
         }
 
     def count_on(self, counted: dict[str, Any]) -> None:
-        """Go on from what `counted` gave to a checkpoint; one of before then gives nothing."""
+        """Continue from what `counted` gave to a checkpoint; empty if it holds no counts."""
         if counted:
             self.seconds_before, self.rows, self.tokens = (counted[name] for name in ("seconds", "rows", "tokens"))
             self.tokens_with_padding = counted["tokens_with_padding"]
