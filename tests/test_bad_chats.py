@@ -142,7 +142,7 @@ def test_modules_trained_whole_beside_a_quantised_base_need_half_precision(job: 
 def test_a_target_that_matches_nothing_is_told_with_the_names_that_exist(job: Job) -> None:
     message = job.message(method="lora", lora_target_modules="query")
     assert message.startswith("--lora_target_modules query: ")
-    assert "[no-such-linear-layer]" in message
+    assert "[no-such-module]" in message
 
 
 def test_a_target_that_matches_nothing_is_told_with_what_else_does_not_fit_the_model(job: Job) -> None:
@@ -170,7 +170,6 @@ def test_an_adapter_is_no_base(job: Job) -> None:
     folder.mkdir()
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "the/base"}')
     message = job.message(model_name_or_path=str(folder))
-    assert "the/base" in message
     assert "[adapter-as-model]" in message
 
 

@@ -1,8 +1,7 @@
-"""Add LoRA adapters to a model, check the names of their modules, and save what belongs to them."""
+"""Quantise a base, add LoRA adapters to it, and save what belongs to them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -13,7 +12,7 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from indictune.config.arguments import ModelArguments
-from indictune.errors import Problems, UserError, problem
+from indictune.errors import UserError
 from indictune.models import builtin
 from indictune.models.adapter_base import CONFIG, record_base
 
@@ -27,8 +26,6 @@ HEAD_NAMES = ("classifier", "score")
 
 # Heads and poolers stay unquantised: if the checkpoint has no weights for them, they are trained whole.
 UNQUANTISED = [*HEAD_NAMES, "head", r".*\.pooler"]
-# transformers does not quantise the output layer of a language model either.
-_UNQUANTISED = re.compile(rf"(^|\.)({'|'.join(HEAD_NAMES)}|head|pooler|lm_head)(\.|$)")
 
 
 def nf4_config() -> BitsAndBytesConfig:
@@ -65,11 +62,7 @@ def freeze_quantised(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def add_lora(
-    model: PreTrainedModel,
-    args: ModelArguments,
-    task: TaskType,
-    trained_whole: Sequence[str] = (),
-    untouched: Sequence[str] = (),
+    model: PreTrainedModel, args: ModelArguments, task: TaskType, trained_whole: Sequence[str] = ()
 ) -> PeftModel:
     """Wrap the model so that LoRA matrices and some modules are trained, and the rest is frozen.
 
@@ -78,13 +71,7 @@ def add_lora(
         args: size and modules of the matrices.
         task: peft's name for the task. For a classifier, peft trains the head whole by itself.
         trained_whole: modules to train and save whole, in addition to `args.modules_to_save`.
-        untouched: modules without matrices.
-
-    Raises:
-        UserError: `no-such-linear-layer`.
     """
-    trained_whole = [*trained_whole, *args.modules_to_save]
-    _check_targets(model, args.lora_target_modules, [*trained_whole, *untouched])
     config = LoraConfig(
         task_type=task,
         r=args.lora_r,
@@ -93,7 +80,7 @@ def add_lora(
         use_dora=args.use_dora,
         use_rslora=args.use_rslora,
         target_modules=ALL_LINEAR if ALL_LINEAR in args.lora_target_modules else args.lora_target_modules,
-        modules_to_save=trained_whole,
+        modules_to_save=[*trained_whole, *args.modules_to_save],
     )
     return cast(PeftModel, get_peft_model(model, config, revision=args.model_revision))
 
@@ -105,25 +92,6 @@ def without_effect(args: ModelArguments) -> list[str]:
     plain = type(args)()
     given = [name for name in OF_MATRICES if getattr(args, name) != getattr(plain, name)]
     return [f"Ignoring --{name}: it has no effect with --method full." for name in given]
-
-
-def check_names(shapes: PreTrainedModel, args: ModelArguments, untouched: Sequence[str]) -> None:
-    """Check the names of an adapter's modules.
-
-    Args:
-        shapes: the model; its weights are not used.
-        args: name the modules.
-        untouched: modules without matrices.
-
-    Raises:
-        UserError: `no-such-linear-layer`, `no-such-module`, `nested-modules-to-save`, `quantised-module-to-save`.
-    """
-    problems = Problems()
-    with problems.collecting():
-        _check_targets(shapes, args.lora_target_modules, [*args.modules_to_save, *untouched])
-    with problems.collecting():
-        _check_modules_to_save(shapes, args)
-    problems.raise_any()
 
 
 def check_published_base(args: ModelArguments, push_to_hub: bool) -> None:
@@ -151,55 +119,12 @@ def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
         else:
             base.config.save_pretrained(folder)
         commit_hash = vars(base.config).get("_commit_hash")  # set only if the base came from the Hub
-        record_base(folder, builtin.name_of(str(base.name_or_path)), _revision(model), commit_hash)
-
-
-def _revision(model: PeftModel) -> str:
-    return model.peft_config[model.active_adapter].revision or "main"
-
-
-def _check_targets(model: PreTrainedModel, targets: Sequence[str], trained_whole: Sequence[str]) -> None:
-    """Refuse names without a match: peft ignores them if another name matches."""
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    candidates = [name for name in linear if not name.startswith(tuple(trained_whole))]
-    unmatched = [
-        target
-        for target in targets
-        if target != ALL_LINEAR and not any(name == target or name.endswith(f".{target}") for name in candidates)
-    ]
-    if unmatched:
-        names = ", ".join(sorted({name.rpartition(".")[2] for name in candidates}))
-        raise UserError("no-such-linear-layer", "--lora_target_modules", " ".join(unmatched), known=names)
-
-
-def _check_modules_to_save(model: PreTrainedModel, args: ModelArguments) -> None:
-    names, modules = args.modules_to_save, dict(model.named_modules())
-    unmatched = [name for name in names if not any(each == name or each.endswith(f".{name}") for each in modules)]
-    if unmatched:
-        known = ", ".join(sorted({each.rpartition(".")[2] for each in modules if each and not each[-1].isdigit()}))
-        raise UserError("no-such-module", "--modules_to_save", " ".join(unmatched), known=known)
-    given = "--modules_to_save", " ".join(names)
-    whole = [path for path in modules if names and path.endswith(tuple(names))]  # as peft finds them (0.21)
-    problems = []
-    inner = next(((one, other) for one in whole for other in whole if one.startswith(f"{other}.")), None)
-    if inner is not None:
-        problems.append(problem("nested-modules-to-save", *given, inner=inner[0], outer=inner[1]))
-    linear = [
-        path for path, module in modules.items() if isinstance(module, nn.Linear) and not _UNQUANTISED.search(path)
-    ]
-    quantised = [path for path in linear if f"{path}.".startswith(tuple(f"{each}." for each in whole))]
-    if args.method == "qlora" and quantised:
-        problems.append(problem("quantised-module-to-save", *given, module=quantised[0]))
-    if problems:
-        raise UserError(problems=problems)
+        revision = model.peft_config[model.active_adapter].revision or "main"
+        record_base(folder, builtin.name_of(str(base.name_or_path)), revision, commit_hash)
 
 
 def check_precision(args: ModelArguments, is_half: bool) -> None:
     """Refuse `--modules_to_save` with QLoRA in fp32: nothing casts between these modules and the base's bf16.
-
-    Args:
-        args: name the modules and the method.
-        is_half: whether activations are computed in bf16 or fp16.
 
     Raises:
         UserError: `modules-to-save-need-bf16`.

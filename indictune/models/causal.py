@@ -45,14 +45,12 @@ def load_causal_config(args: ModelArguments) -> PreTrainedConfig:
 def check_causal(args: ModelArguments, config: PreTrainedConfig) -> None:
     """Check a causal model's shapes, before any weights are read.
 
-    Args:
-        args: name the model and the method.
-        config: from `load_causal_config`.
-
     Raises:
         UserError: as `check_shapes`, or `lora-on-output-layer`.
     """
-    _check_output_layer(args)
+    if args.method != "full" and OUTPUT_LAYER in args.lora_target_modules:
+        # TRL computes the loss from the layer's own weight and ignores the matrices.
+        raise UserError("lora-on-output-layer", "--lora_target_modules", OUTPUT_LAYER)
     check_shapes(AutoModelForCausalLM, args, config, [OUTPUT_LAYER])
 
 
@@ -124,7 +122,7 @@ def load_causal(
         base.generation_config.eos_token_id = sorted({*ends, *_own_ends(base, tokenizer)})
     model: Model = base
     if args.method != "full":
-        model = add_lora(base, args, TaskType.CAUSAL_LM, untouched=[OUTPUT_LAYER])
+        model = add_lora(base, args, TaskType.CAUSAL_LM)
     if args.dropout is not None:
         set_module_dropout(model, args.dropout)
     return model
@@ -152,13 +150,3 @@ def _unread(args: ModelArguments, config: PreTrainedConfig, dtype: torch.dtype) 
     model.tie_weights()  # no_init_weights skips it
     model.config.use_cache = False
     return model
-
-
-def _check_output_layer(args: ModelArguments) -> None:
-    """Refuse LoRA on the output layer: TRL computes the loss from the layer's own weight and ignores the matrices.
-
-    Raises:
-        UserError: `lora-on-output-layer`.
-    """
-    if args.method != "full" and OUTPUT_LAYER in args.lora_target_modules:
-        raise UserError("lora-on-output-layer", "--lora_target_modules", OUTPUT_LAYER)

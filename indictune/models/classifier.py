@@ -50,10 +50,6 @@ def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
 def check_classifier(args: ModelArguments, config: PreTrainedConfig) -> None:
     """Check a classifier's shapes, before any weights are read.
 
-    Args:
-        args: name the model and the method.
-        config: from `load_classifier_config`.
-
     Raises:
         UserError: as `check_shapes`.
     """
@@ -97,13 +93,13 @@ def load_classifier(
     They are in fp32, which mixed precision casts from; the quantised base of `qlora` is computed in bf16.
 
     Args:
+        args: name the model and the method.
         labels: the names in the order of their ids, from `label_order`.
         tokenizer: from `load_tokenizer`; its padding token becomes the model's.
         problem_type: for the model's configuration; None is `single_label_classification`.
 
     Raises:
-        UserError: the model is unreadable, or does not fit the tokenizer or `args.lora_target_modules`.
-        ValueError: the checkpoint's head has the same labels in another order.
+        UserError: the model is unreadable, or does not fit the tokenizer.
     """
     config = load_classifier_config(args)
     _check_head(config, labels)
@@ -131,10 +127,8 @@ def _known_labels(config: PreTrainedConfig) -> list[str]:
 def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:
     """Warn if the checkpoint's head has other labels than the data."""
     known = _known_labels(config)
-    if not known or known == list(labels):
+    if not known or sorted(known) == sorted(labels):
         return
-    if sorted(known) == sorted(labels):
-        raise ValueError(f"labels {list(labels)} in another order than the head's {known}: use label_order().")
     fate = "training starts from its weights" if len(known) == len(labels) else "a new head replaces it"
     logger.warning(
         "The head of %s was trained for %s, but the data have %s: %s.",
@@ -159,4 +153,4 @@ def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str
     """
     new_modules = sorted({name.rpartition(".")[0] for name in new_weights})
     besides_head = [name for name in new_modules if name.partition(".")[0] not in HEAD_NAMES]
-    return add_lora(model, args, TaskType.SEQ_CLS, trained_whole=besides_head, untouched=HEAD_NAMES)
+    return add_lora(model, args, TaskType.SEQ_CLS, trained_whole=besides_head)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from indictune.config.arguments import ModelArguments
-from indictune.errors import Problems, UserError
-from indictune.models.adapters import ALL_LINEAR, check_names
+from indictune.errors import Problem, UserError, problem
+from indictune.models.adapters import ALL_LINEAR, HEAD_NAMES
 from indictune.models.load_errors import explained, first_line
 
-# Packages to install for transformers' names. Its messages (5.23) do not name them.
-_PACKAGES = {
-    "flash_attention_2": "flash-attn",
-    "flash_attention_3": "flash-attn-3",
-    "flash_attention_4": "flash-attn-4",
-}
+# QLoRA leaves these unquantised: heads and poolers, and the output layer, which transformers leaves out by itself.
+_UNQUANTISED = re.compile(rf"(^|\.)({'|'.join(HEAD_NAMES)}|head|pooler|lm_head)(\.|$)")
 
 
 def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, untouched: Sequence[str]) -> None:
@@ -32,42 +30,53 @@ def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig
         untouched: modules without LoRA matrices.
 
     Raises:
-        UserError: all problems of both, or `model-unreadable`.
+        UserError: `attention-not-available`, `no-such-module` or `quantised-module-to-save`, with all problems; or
+            `model-unreadable` if the model fails with every attention.
     """
-    problems = Problems()
-    names_modules = args.lora_target_modules != [ALL_LINEAR] or args.modules_to_save
-    if args.method != "full" and names_modules:
-        with problems.collecting():
-            with explained(args, Exception):
-                shapes = _shapes(kind, args, config, None)
-            check_names(shapes, args, untouched)
-    if args.attn_implementation is not None:
-        with problems.collecting():
-            _check_attention(kind, args, config)
-    problems.raise_any()
-
-
-def _check_attention(kind: type[Any], args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Ask transformers for the model with this attention: it depends on the model and on installed packages.
-
-    Raises:
-        UserError: `attention-not-available`, or `model-unreadable` if the model fails with every attention.
-    """
-    name = args.attn_implementation
+    names_modules = args.method != "full" and (args.lora_target_modules != [ALL_LINEAR] or args.modules_to_save)
+    if not names_modules and args.attn_implementation is None:
+        return
+    with explained(args, Exception):
+        model = _model(kind, args, config, None)
+    problems = _name_problems(model, args, untouched) if names_modules else []
     try:
-        _shapes(kind, args, config, name)
-    except Exception as error:
-        with explained(args, Exception):  # a configuration that fails with every attention
-            _shapes(kind, args, config, None)
-        package = f" The package is {_PACKAGES[name]}." if isinstance(error, ImportError) and name in _PACKAGES else ""
-        details = {"model": args.model_name_or_path, "reason": first_line(error), "package": package}
-        raise UserError("attention-not-available", "--attn_implementation", name, **details) from error
+        _model(kind, args, config, args.attn_implementation)
+    except Exception as error:  # an attention needs packages and support by the model
+        details = {"model": args.model_name_or_path, "reason": first_line(error)}
+        problems.append(
+            problem("attention-not-available", "--attn_implementation", args.attn_implementation, **details)
+        )
+    if problems:
+        raise UserError(problems=problems)
 
 
-def _shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, attention: str | None) -> PreTrainedModel:
+def _model(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, attention: str | None) -> PreTrainedModel:
     """The model on the device `meta`, from a copy of the configuration, because transformers changes it."""
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(
             deepcopy(config), trust_remote_code=args.trust_remote_code, attn_implementation=attention
         )
     return model
+
+
+def _name_problems(model: PreTrainedModel, args: ModelArguments, untouched: Sequence[str]) -> list[Problem]:
+    """Names without a match, which peft ignores if another name matches, and modules that QLoRA cannot train whole."""
+    modules = [name for name, _ in model.named_modules()]
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    targets = [name for name in linear if not name.startswith((*args.modules_to_save, *untouched))]
+    wanted = [name for name in args.lora_target_modules if name != ALL_LINEAR]
+    problems = _unmatched("--lora_target_modules", wanted, targets)
+    problems += _unmatched("--modules_to_save", args.modules_to_save, modules)
+    whole = tuple(f"{name}." for name in modules if name.endswith(tuple(args.modules_to_save)))
+    quantised = [name for name in linear if f"{name}.".startswith(whole) and not _UNQUANTISED.search(name)]
+    if args.method == "qlora" and quantised:
+        given = "--modules_to_save", " ".join(args.modules_to_save)
+        problems.append(problem("quantised-module-to-save", *given, module=quantised[0]))
+    return problems
+
+
+def _unmatched(flag: str, names: Sequence[str], modules: Sequence[str]) -> list[Problem]:
+    """A problem if a name is no module's name, nor the end of one."""
+    unmatched = [name for name in names if not any(f".{each}".endswith(f".{name}") for each in modules)]
+    known = ", ".join(sorted({each.rpartition(".")[2] for each in modules if each and not each[-1].isdigit()}))
+    return [problem("no-such-module", flag, " ".join(unmatched), known=known)] if unmatched else []

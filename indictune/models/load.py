@@ -41,12 +41,6 @@ logger = logging.getLogger(__name__)
 
 Model = PreTrainedModel | PeftModel
 
-# Fields of a configuration that must be at least 1, where it has them.
-_SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    "max_position_embeddings",
-)
-
 
 def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfig:
     """The configuration of a model that is trusted.
@@ -84,10 +78,6 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
     if type(config) not in known and not brings_code:
         details = {"task": task, "model_type": config.model_type}
         raise UserError("no-model-for-task", MODEL_FLAG, args.model_name_or_path, **details)
-    sizes = {name: config.to_dict().get(name) for name in _SIZES}
-    wrong = [f"{name} {size}" for name, size in sizes.items() if isinstance(size, int) and size < 1]
-    if wrong:
-        raise UserError("model-size-below-one", MODEL_FLAG, args.model_name_or_path, found=", ".join(wrong))
     if args.method == "full" and stored_quantisation(config):
         raise UserError("full-of-quantised", "--method", args.method, model=args.model_name_or_path)
     return config

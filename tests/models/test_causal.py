@@ -212,8 +212,8 @@ class TestRefusals:
     def test_a_target_without_a_match_is_refused_with_the_known_names(self, llama: str) -> None:
         args = ModelArguments(llama, method="lora", lora_target_modules=["q_proj", "query", "wv"])
         known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
-        with refused("no-such-linear-layer", "query wv", known, flag="--lora_target_modules"):
-            load(args)
+        with refused("no-such-module", "query wv", known, flag="--lora_target_modules"):
+            check(args)
 
     def test_matrices_on_the_output_layer_would_not_be_trained(self, llama: str) -> None:
         args = ModelArguments(llama, method="lora", lora_target_modules=["q_proj", "lm_head"])
