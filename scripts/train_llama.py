@@ -48,8 +48,8 @@ def main(run: Run) -> None:
     throughput = watch(trainer, plan, run, point, tokens.row_location)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
-    count, max_new_tokens = plan.data.num_sample_generations, plan.data.max_new_tokens
-    write_samples(trainer, run, tokens.samples, rows.template, count, max_new_tokens)
+    samples = tokens.chats.samples(plan.data.num_sample_generations)
+    write_samples(trainer, run, samples, rows.template, plan.data.max_new_tokens)
     finish(trainer, run, result, throughput, tokens.test, saved_files)
 
 

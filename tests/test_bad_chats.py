@@ -84,9 +84,9 @@ ROWS: dict[str, tuple[list[object], str]] = {
         [{"messages": [{"role": "tool", "content": "x"}, ANSWER]}],
         "unknown-role",
     ),
-    "an empty list": ([{"messages": []}], "no-messages"),
-    "two forms in one file": (
-        [{"messages": [USER, ANSWER]}, {"instruction": "a", "output": "b"}],
+    "an empty list": ([{"messages": []}], "answer-not-last"),
+    "texts and messages in one file": (
+        [{"messages": [USER, ANSWER]}, {"prompt": "a", "completion": "b"}],
         "forms-mixed",
     ),
     "an empty output": ([{"instruction": "a", "output": " "}], "no-answer"),

@@ -171,13 +171,11 @@ class Quarantine(BadRows):
         source: as messages name it.
         max_fraction: share of bad rows that is allowed, from 0 up to, not including, 1.
         folder: gets the bad rows. They go to disk at once, because a file may have millions.
-        left_out_before: number of rows that an earlier step left out. They count towards the share.
     """
 
-    def __init__(self, source: str, max_fraction: float, folder: Path, left_out_before: int = 0) -> None:
+    def __init__(self, source: str, max_fraction: float, folder: Path) -> None:
         super().__init__(source)
         self.max_fraction = max_fraction
-        self._left_out_before = left_out_before
         self._path = folder / REJECTED
         self._entries = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed with this object)
         self._lines = array("q")
@@ -198,9 +196,8 @@ class Quarantine(BadRows):
 
     def finish(self, good: int) -> None:
         self.problems.raise_any()
-        bad = self._left_out_before + self.count
-        rows = good + bad
-        if self.count and bad / rows > self.max_fraction:
+        bad, rows = self.count, good + self.count
+        if bad and bad / rows > self.max_fraction:
             self.problems += self._first
             counts: dict[str, Any] = {"bad": bad, "rows": rows, "share": bad / rows, "allowed": self.max_fraction}
             self.problems.append(problem("too-many-bad-rows", value=self.source, **counts))
@@ -214,15 +211,14 @@ class Quarantine(BadRows):
     def notes(self) -> list[str]:
         if not self.count:
             return super().notes()
-        bad = "more bad rows" if self._left_out_before else "bad rows"
-        left_out = f"{self.source}: {self.count:,} {bad} were left out; {REJECTED} has them, with reasons."
+        left_out = f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."
         return [*super().notes(), left_out]
 
 
-def bad_rows(source: str, args: BadRowArguments, folder: Path, left_out_before: int = 0) -> BadRows:
+def bad_rows(source: str, args: BadRowArguments, folder: Path) -> BadRows:
     """A collector of bad rows as `--bad_rows` asks for; `folder` gets the rows that are left out."""
     if args.bad_rows == "quarantine":
-        return Quarantine(source, args.max_bad_fraction, folder, left_out_before)
+        return Quarantine(source, args.max_bad_fraction, folder)
     return BadRows(source)
 
 

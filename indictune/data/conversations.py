@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,11 +13,11 @@ import pyarrow.compute as pc
 from indictune.config.arguments import BadRowArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.arrow_tables import map_table, write_table
-from indictune.data.bad_rows import BadRows, Quarantine, bad_rows
+from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.hub_rows import hub_records
 from indictune.data.languages import language_of
-from indictune.data.messages import PROMPT_TEXTS, RowError, form_of, messages_of
+from indictune.data.messages import RowError, is_prompt_text, messages_of
 from indictune.data.progress_bar import with_progress
 from indictune.data.read_files import Record, read_records, without_surrogates
 from indictune.data.row_sources import SPLITS, Reader, Source, file_source, refuse_early, sources_by_split
@@ -36,24 +34,23 @@ _SCHEMA = pa.schema(
         ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
         ("language", pa.string()),
         ("line", pa.int64()),
+        ("as_written", pa.bool_()),
     ]
 )
 
 
-@dataclass(frozen=True)
 class Conversations(StoredRows):
     """The conversations of one split.
 
     The table has columns `messages` (list of `role` and `content`: an optional system message, then user and assistant
-    by turns, the last of assistant; none is empty), `language` (string) and `line`. No nulls.
-
-    Attributes:
-        as_written: each row is one prompt and one completion, given as plain texts.
-        left_out: number of rows that were left out when they were read.
+    by turns, the last of assistant; none is empty), `language` (string), `line`, and `as_written` (bool, the same in
+    all rows). No nulls.
     """
 
-    as_written: bool = False
-    left_out: int = 0
+    @property
+    def as_written(self) -> bool:
+        """Whether each row is one prompt and one completion, given as plain texts."""
+        return bool(self.table["as_written"][0].as_py())
 
 
 @dataclass(frozen=True)
@@ -61,28 +58,25 @@ class ConversationSplits:
     """All conversations of a run; `as_written` is the same in all of them.
 
     Attributes:
-        train: rows to train on.
-        validation: rows for the evaluations of a run, or None.
-        test: rows to evaluate once at the end, or None.
+        rows: the conversations, by split.
         folder: holds the tables as `<split>.arrow`; its name changes with everything that the rows depend on.
         notes: sentences for the user, such as bad rows that were left out.
     """
 
-    train: Conversations
-    validation: Conversations | None
-    test: Conversations | None
+    rows: Mapping[str, Conversations]
     folder: Path
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = field(default_factory=list)
+
+    @property
+    def as_written(self) -> bool:
+        """As of the rows."""
+        return next(iter(self.rows.values())).as_written
 
 
 def load_conversations(
     args: ChatDataArguments, found: Problems | None = None, sources: Mapping[str, ChatSource] | None = None
 ) -> ConversationSplits:
     """Read and check all conversations of a run, or take them from the cache.
-
-    All rows of a file have one form, recognised by its keys: `messages` (role, content), `conversations` (from,
-    value), `prompt` and `completion` (texts or lists of messages), or `instruction` and `output` (`input`, `history`).
-    All forms but plain texts may have `system`.
 
     Args:
         args: how they are read.
@@ -93,28 +87,10 @@ def load_conversations(
         UserError: all problems of all files at once, and those of `found`.
     """
     problems = Problems(found or ())
-    given = sources_of(args, problems) if sources is None else sources
-
-    def make(folder: Path) -> None:
-        loaded, notes = _read_splits(folder, given, args, problems)
-        if "train" in loaded:
-            held_out = [loaded[split] for split in SPLITS[1:] if split in loaded]
-            problems.extend(_mixed_forms(loaded["train"], held_out))
-        problems.raise_any()
-        _write_facts(folder, loaded, notes)
-
-    parts = [
-        [[split, source.name, source.origin, source.fingerprint] for split, source in given.items()],
-        *(args.bad_rows, args.max_bad_fraction),
-    ]
-    folder = build_once("conversations", parts, "The conversations", make)
-    rows, notes = _stored(folder)
-    return ConversationSplits(rows["train"], rows.get("validation"), rows.get("test"), folder, notes)
+    return _load(sources_of(args, problems) if sources is None else sources, args, problems)
 
 
-def load_test_conversations(
-    path: str, args: BadRowArguments, found: Sequence[str] = ()
-) -> tuple[Conversations, Path, list[str]]:
+def load_test_conversations(path: str, args: BadRowArguments, found: Sequence[Problem] = ()) -> ConversationSplits:
     """Read and check a file of conversations for a finished model, or take them from the cache.
 
     Args:
@@ -122,57 +98,10 @@ def load_test_conversations(
         args: say what happens to bad rows.
         found: problems of the command so far. With any, only the first rows of a long file are read.
 
-    Returns:
-        The conversations, the folder with the rejected rows, and notes for the user.
-
     Raises:
         UserError: all problems of the file at once; or `found`.
     """
-    source = file_source(path, "--test_file", _READER)
-
-    def make(folder: Path) -> None:
-        problems = Problems(found)
-        loaded, notes = _read_splits(folder, {"test": source}, args, problems)
-        problems.raise_any()
-        _write_facts(folder, loaded, notes)
-
-    parts = [source.name, source.fingerprint, args.bad_rows, args.max_bad_fraction]
-    folder = build_once("test-conversations", parts, "The conversations", make)
-    rows, notes = _stored(folder)
-    return rows["test"], folder, notes
-
-
-def _read_splits(
-    folder: Path, sources: Mapping[str, ChatSource], args: BadRowArguments, problems: Problems
-) -> tuple[dict[str, Conversations], list[str]]:
-    """Read the rows of all splits into `<split>.arrow`; `problems` gets theirs.
-
-    Returns:
-        The rows by split, and notes for the user.
-    """
-    refuse_early(problems, sources.values(), args, folder, _CHUNK_ROWS)
-    loaded: dict[str, Conversations] = {}
-    notes: list[str] = []
-    for split, source in sources.items():
-        bad = bad_rows(source.name, args, folder)
-        with problems.collecting(), attributed_to(source.origin):
-            loaded[split] = _read_split(source, folder / f"{split}.arrow", bad)
-        notes += [f"{source.origin} {note}" for note in bad.notes()]
-    return loaded, notes
-
-
-def _write_facts(folder: Path, loaded: Mapping[str, Conversations], notes: list[str]) -> None:
-    splits = {
-        split: (rows.source, rows.origin, rows.files, rows.as_written, rows.left_out) for split, rows in loaded.items()
-    }
-    write_facts(folder, {"splits": splits, "notes": notes})
-
-
-def _stored(folder: Path) -> tuple[dict[str, Conversations], list[str]]:
-    facts = read_facts(folder)
-    splits = facts["splits"].items()
-    rows = {split: Conversations(map_table(folder / f"{split}.arrow"), *each) for split, each in splits}
-    return rows, facts["notes"]
+    return _load({"test": file_source(path, "--test_file", _READER)}, args, Problems(found))
 
 
 def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
@@ -184,9 +113,41 @@ def is_as_written(source: ChatSource) -> bool | None:
     """Whether the first row is a prompt and a completion, given as plain texts; None if it cannot be used."""
     try:
         _, record = next(source.read(BadRows(source.name)))
-        return form_of(record) == PROMPT_TEXTS
+        return is_prompt_text(record)
     except (UserError, RowError, StopIteration):
         return None
+
+
+def _load(sources: Mapping[str, ChatSource], args: BadRowArguments, problems: Problems) -> ConversationSplits:
+    """The conversations of all splits, stored as `<split>.arrow` with facts about them.
+
+    Raises:
+        UserError: all problems of all files at once.
+    """
+
+    def make(folder: Path) -> None:
+        refuse_early(problems, sources.values(), args, folder, _CHUNK_ROWS)
+        rows: dict[str, Conversations] = {}
+        notes: list[str] = []
+        for split, source in sources.items():
+            bad = bad_rows(source.name, args, folder)
+            with problems.collecting(), attributed_to(source.origin):
+                rows[split] = _read_split(source, folder / f"{split}.arrow", bad)
+            notes += [f"{source.origin} {note}" for note in bad.notes()]
+        problems.extend(_mixed_forms(rows))
+        problems.raise_any()
+        held_out = [rows[split] for split in SPLITS[1:] if split in rows and "train" in rows]
+        notes += filter(None, (leak_note(rows["train"], folder / "train.arrow", each) for each in held_out))
+        facts = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
+        write_facts(folder, {"splits": facts, "notes": notes})
+
+    parts = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
+    folder = build_once("conversations", [parts, args.bad_rows, args.max_bad_fraction], "The conversations", make)
+    facts = read_facts(folder)
+    stored = {
+        split: Conversations(map_table(folder / f"{split}.arrow"), *each) for split, each in facts["splits"].items()
+    }
+    return ConversationSplits(stored, folder, facts["notes"])
 
 
 def _read_split(source: ChatSource, path: Path, bad: BadRows) -> Conversations:
@@ -195,56 +156,25 @@ def _read_split(source: ChatSource, path: Path, bad: BadRows) -> Conversations:
     Raises:
         UserError: all problems of the rows at once.
     """
-    forms = _Forms()
     with bad.problems.collecting():
-        batches = _batches(source.read(bad), forms, bad)
-        write_table(path, _SCHEMA, with_progress(batches, f"reading {source.name}"))
-    bad.problems += forms.problems(bad)
+        rows = _rows(source.read(bad), bad)
+        batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
+        tables = (pa.RecordBatch.from_pylist(chunk, _SCHEMA) for chunk in batches)
+        write_table(path, _SCHEMA, with_progress(tables, f"reading {source.name}"))
     bad.finish(map_table(path).num_rows if not bad.problems else 0)
-    as_written = PROMPT_TEXTS in forms.first
-    return Conversations(map_table(path), source.name, source.origin, bad.files, as_written, bad.count)
+    return Conversations(map_table(path), source.name, source.origin, bad.files)
 
 
-class _Forms:
-    """The forms of a file's rows: line of the first row, number of rows."""
-
-    def __init__(self) -> None:
-        self.first: dict[str, int] = {}
-        self.count: Counter[str] = Counter()
-
-    def add(self, form: str, line: int) -> None:
-        self.first.setdefault(form, line)
-        self.count[form] += 1
-
-    def problems(self, bad: BadRows) -> Iterator[Problem]:
-        if len(self.first) > 1:
-            forms = [
-                f"{form} ({self.count[form]}, the first at {bad.location(line)})" for form, line in self.first.items()
-            ]
-            yield problem("forms-mixed", value=bad.source, count=len(forms), forms=", ".join(forms))
-
-
-def _batches(records: Iterator[Record], forms: _Forms, bad: BadRows) -> Iterator[pa.RecordBatch]:
-    rows = _rows(records, forms, bad)
-    while chunk := list(islice(rows, _CHUNK_ROWS)):
-        yield pa.RecordBatch.from_pylist(chunk, _SCHEMA)
-
-
-def _rows(records: Iterator[Record], forms: _Forms, bad: BadRows) -> Iterator[dict[str, object]]:
-    """Rows of the table. The form of a bad row counts if the row stops the run, not if it is left out."""
+def _rows(records: Iterator[Record], bad: BadRows) -> Iterator[dict[str, object]]:
+    """The usable rows of the table."""
     for line, record in records:
-        form = None
         try:
-            form = form_of(record)
-            messages = messages_of(record, form)
+            messages, as_written = messages_of(record), is_prompt_text(record)
         except RowError as error:
             bad.add(line, error.code, record, **error.details)
-            if isinstance(bad, Quarantine):
-                continue
         else:
-            yield {"messages": messages, "language": _language(record, messages), "line": line}
-        if form is not None:
-            forms.add(form, line)
+            language = _language(record, messages)
+            yield {"messages": messages, "language": language, "line": line, "as_written": as_written}
 
 
 def _language(record: dict[str, object], messages: list[dict[str, str]]) -> str:
@@ -254,17 +184,13 @@ def _language(record: dict[str, object], messages: list[dict[str, str]]) -> str:
     return language_of("\n".join(message["content"] for message in messages if message["role"] != "system"))
 
 
-def _mixed_forms(train: Conversations, held_out: list[Conversations]) -> Iterator[Problem]:
-    """A problem for each held-out split whose form differs from the training rows'."""
-    how = {True: "prompt and completion as plain texts", False: "messages between roles"}
-    for rows in held_out:
-        if rows.as_written != train.as_written:
-            details: dict[str, Any] = {
-                "form": how[rows.as_written],
-                "train": train.source,
-                "train_form": how[train.as_written],
-            }
-            yield problem("splits-differ", rows.origin, rows.source, **details)
+def _mixed_forms(splits: Mapping[str, Conversations]) -> Iterator[Problem]:
+    """A problem for each split that mixes plain texts and messages, or differs in this from the first split."""
+    for rows in splits.values():
+        expected = next(iter(splits.values())).as_written
+        row = pc.index(rows.table["as_written"], not expected).as_py()
+        if row >= 0:
+            yield problem("forms-mixed", rows.origin, rows.location(row))
 
 
 def leak_note(train: Conversations, path: Path, held_out: Conversations) -> str | None:

@@ -41,21 +41,21 @@ def packed(groups: Iterable[pa.Table], max_length: int) -> Iterator[pa.RecordBat
     """Pack rows by best fit decreasing: the longest first, each where it leaves the least space.
 
     Args:
-        groups: columns `input_ids` and `labels`, rows of 1 to `max_length` tokens; a pack holds rows of one group.
+        groups: columns `input_ids`, `labels` and `rows`, rows of 1 to `max_length` tokens; a pack holds rows of one
+            group.
         max_length: tokens of a pack at most.
 
     Yields:
-        Columns `input_ids`, `labels`, `seq_lengths` (tokens of each row of the pack), `rows` (their indices, counted
-        through all groups, in the same order) and `length` (tokens of the pack). Every row is in one pack, once.
+        Columns `input_ids`, `labels`, `seq_lengths` (tokens of each row of the pack), `rows` (theirs, in the same
+        order) and `length` (tokens of the pack). Every row is in one pack, once.
     """
-    first_row = 0
     for group in groups:
         columns = [ListColumn(group[name]) for name in ("input_ids", "labels")]
         lengths = pc.list_value_length(group["input_ids"]).to_numpy()
+        numbers = pc.list_flatten(group["rows"]).to_numpy()
         packs = _packs(lengths, max_length)
         for start in range(0, len(packs), _BATCH_PACKS):
-            yield _batch(packs[start : start + _BATCH_PACKS], columns, lengths, first_row)
-        first_row += group.num_rows
+            yield _batch(packs[start : start + _BATCH_PACKS], columns, lengths, numbers)
 
 
 def _packs(lengths: np.ndarray, max_length: int) -> list[np.ndarray]:
@@ -79,9 +79,16 @@ def packing_facts(packed: Dataset, max_length: int) -> str:
 
 
 def _batch(
-    packs: Sequence[np.ndarray], columns: Sequence[ListColumn], lengths: np.ndarray, first_row: int
+    packs: Sequence[np.ndarray], columns: Sequence[ListColumn], lengths: np.ndarray, numbers: np.ndarray
 ) -> pa.RecordBatch:
-    """The columns of some packs; rows are counted from the group's first, which has the index `first_row`."""
+    """The columns of some packs.
+
+    Args:
+        packs: indices in the group of the rows of each pack.
+        columns: of the group, `input_ids` and `labels`.
+        lengths: tokens of each row of the group.
+        numbers: of each row of the group, its index among all rows.
+    """
     rows = np.concatenate(packs)
     pack_rows = [len(pack) for pack in packs]
     pack_lengths = np.array([lengths[pack].sum() for pack in packs], dtype=np.int32)
@@ -89,7 +96,7 @@ def _batch(
     arrays = [
         *(_lists(pack_lengths, values) for values in tokens),
         _lists(pack_rows, lengths[rows]),
-        _lists(pack_rows, rows + np.int32(first_row)),
+        _lists(pack_rows, numbers[rows]),
         pa.array(pack_lengths),
     ]
     return pa.record_batch(arrays, schema=SCHEMA)

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data import packing
+from indictune.config.command_arguments import EvaluateArguments
+from indictune.data import chat_tokens, packing
 from indictune.data.arrow_tables import map_table, stored_batches, write_table
-from indictune.data.bad_rows import copy_rejected
+from indictune.data.bad_rows import bad_rows, copy_rejected
 from indictune.data.cache import build_once
-from indictune.data.chat_tokens import SCHEMA, ChatTokeniser, ChatTokens, truncation_notes
-from indictune.data.conversations import ChatSource, Conversations, ConversationSplits, is_as_written, leak_note
+from indictune.data.chat_tokens import tokenised
+from indictune.data.conversations import ChatSource, Conversations, ConversationSplits, is_as_written
+from indictune.data.messages import Message
 from indictune.data.packing import packed, packing_facts, stored_groups
 from indictune.data.progress_bar import with_progress
 from indictune.data.row_sources import SPLITS
 from indictune.data.rows import read_facts, write_facts
 from indictune.data.templates import choose_template
 from indictune.data.tokenisation import mapped_dataset, tokenizer_parts
-from indictune.data.tokenizer_health import health_table, tokenizer_health
-from indictune.data.unusable_chats import bad_chats
-from indictune.errors import Problems
+from indictune.data.tokenizer_health import tokenizer_health
+from indictune.errors import Problems, attributed_to
 
 
 def check_template(
@@ -34,7 +36,7 @@ def check_template(
     """Check the chat template with the form of the first row, before the others are read.
 
     Raises:
-        UserError: there is no such template, it does not fit the tokenizer, or it does not mark the answers.
+        UserError: as of `choose_template`.
     """
     as_written = is_as_written(sources["train"]) if "train" in sources else None
     if args.chat_template is not None or as_written is not None:
@@ -45,11 +47,10 @@ def set_template(tokenizer: PreTrainedTokenizerBase, splits: ConversationSplits,
     """Choose the chat template of a run, and set it on the tokenizer, which is saved with it.
 
     Raises:
-        UserError: there is no such template, it does not fit the tokenizer, or it does not mark the answers.
+        UserError: as of `choose_template`.
     """
-    as_written = splits.train.as_written
-    template = choose_template(tokenizer, args.chat_template, as_written, args.train_on_prompts)
-    if args.chat_template is not None or as_written:
+    template = choose_template(tokenizer, args.chat_template, splits.as_written, args.train_on_prompts)
+    if args.chat_template is not None or splits.as_written:
         tokenizer.chat_template = template
     return template
 
@@ -59,143 +60,108 @@ class Chats:
     """The rows of a run as a language model reads them.
 
     Attributes:
-        train: columns `input_ids`, `labels`, `length`; packed, `seq_lengths` and `rows` too.
-        validation: never packed, with `language`; or None.
-        test: never packed, with `language`; or None.
-        rows: the usable conversations, by split.
+        datasets: by split, columns `input_ids`, `labels`, `length` and `rows` (indices of the conversations). Packed
+            training rows have `seq_lengths` too; the others `language`.
+        rows: the conversations, by split.
         folder: holds the rejected rows, if there are any.
         summary: a table of what the tokenizer costs each language, and how rows were packed.
         notes: sentences for the user about rows that were left out or cut.
     """
 
-    train: Dataset
-    validation: Dataset | None
-    test: Dataset | None
+    datasets: Mapping[str, Dataset]
     rows: Mapping[str, Conversations]
     folder: Path
     summary: str
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str]
 
-    @property
-    def samples(self) -> Conversations:
-        """Rows for sample answers of the model: held-out rows if there are any."""
-        return next(self.rows[split] for split in (*SPLITS[1:], "train") if split in self.rows)
+    def samples(self, count: int) -> list[list[Message]]:
+        """The first conversations, of held-out rows if there are any."""
+        split = next(split for split in (*SPLITS[1:], "train") if split in self.datasets)
+        indices = np.sort(pc.list_flatten(self.datasets[split].data["rows"]).to_numpy())[:count]
+        return [self.rows[split].table["messages"][index].as_py() for index in indices.tolist()]
 
     def location(self, index: int) -> str:
         """Where training row `index` (from 0), or each row of pack `index`, stands: `file:line`."""
-        if "rows" not in self.train.column_names:
-            return self.rows["train"].location(index)
-        return ", ".join(self.rows["train"].location(row) for row in self.train[index]["rows"])
+        return ", ".join(map(self.rows["train"].location, self.datasets["train"][index]["rows"]))
 
 
 def tokenise_splits(
-    splits: ConversationSplits, tokenizer: PreTrainedTokenizerBase, template: str, args: ChatDataArguments
+    splits: ConversationSplits,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    args: ChatDataArguments | EvaluateArguments,
 ) -> Chats:
-    """Tokenise all rows, and with `args.packing` pack the training rows, or take them from the cache.
+    """Tokenise all rows, and with `--packing` pack the training rows, or take them from the cache.
 
     Args:
         splits: the rows.
         tokenizer: of the model.
-        template: from `set_template`.
+        template: from `choose_template`.
         args: say how rows are cut, which tokens the loss counts, and what happens to unusable rows.
 
     Raises:
         UserError: unusable rows, of all splits at once.
     """
-    given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    loaded = {name: rows for name, rows in given.items() if rows is not None}
-    parts = [
-        *(tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, args.packing),
-        splits.folder.name,
-    ]
-    make = partial(_prepare, splits.folder, loaded, tokenizer, template, args)
-    folder = build_once("chats", parts, "The token ids", make)
+    packing = isinstance(args, ChatDataArguments) and args.packing
+
+    def make(folder: Path) -> None:
+        copy_rejected(splits.folder, folder)
+        problems, notes, summary = Problems(), [], ""
+        for split, rows in splits.rows.items():
+            with problems.collecting(), attributed_to(rows.origin):
+                notes += _tokenise(splits.folder / f"{split}.arrow", folder, rows, tokenizer, template, args)
+        problems.raise_any()
+        if "train" in splits.rows:
+            train = mapped_dataset(folder, "train")
+            summary = tokenizer_health(splits.rows["train"], train, tokenizer, args.max_length)
+        if packing:
+            _pack(folder / "train.arrow", args.max_length)
+            summary += f"\n{packing_facts(mapped_dataset(folder, 'train'), args.max_length)}"
+        write_facts(folder, {"summary": summary, "notes": notes})
+
+    parts = [tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, packing]
+    folder = build_once("chats", [*parts, splits.folder.name], "The token ids", make)
     facts = read_facts(folder)
-    datasets = {name: mapped_dataset(folder, name) for name in loaded}
-    usable = {name: _usable(splits.folder, folder, name, rows) for name, rows in loaded.items()}
-    return Chats(
-        *(datasets["train"], datasets.get("validation"), datasets.get("test"), usable, folder),
-        *(facts["summary"], facts["notes"]),
-    )
-
-
-def _prepare(
-    stored: Path,
-    loaded: Mapping[str, Conversations],
-    tokenizer: PreTrainedTokenizerBase,
-    template: str,
-    args: ChatDataArguments,
-    folder: Path,
-) -> None:
-    """Write the tokens of all splits, and facts about them.
-
-    Args:
-        stored: holds the rows as `<split>.arrow`.
-        loaded: the same rows, by split.
-        tokenizer: as of `tokenise_splits`, like the next two.
-        folder: gets `<split>.arrow`, facts, and the rejected rows with those of `stored`. If a split loses rows, it
-            gets the others as `<split>-rows.arrow`.
-
-    Raises:
-        UserError: unusable rows, of all splits at once.
-    """
-    copy_rejected(stored, folder)
-    problems = Problems()
-    notes: list[str] = []
-    summary = ""
-    for name, rows in loaded.items():
-        with problems.collecting():
-            tokens = _tokenise(stored / f"{name}.arrow", rows, tokenizer, template, args, folder)
-            notes += [*tokens.notes, *truncation_notes(rows, tokens, args.max_length)]
-            if name == "train":
-                usable = _usable(stored, folder, name, rows)
-                summary = health_table(tokenizer_health(usable, tokens.full_lengths, tokenizer, args.max_length))
-    problems.raise_any()
-    notes += _leak_notes(stored, folder, loaded)
-    if args.packing:
-        _pack(folder / "train.arrow", args.max_length)
-        summary += f"\n{packing_facts(mapped_dataset(folder, 'train'), args.max_length)}"
-    write_facts(folder, {"summary": summary, "notes": notes})
+    datasets = {split: mapped_dataset(folder, split) for split in splits.rows}
+    return Chats(datasets, splits.rows, folder, facts["summary"], facts["notes"])
 
 
 def _tokenise(
     stored: Path,
+    folder: Path,
     rows: Conversations,
     tokenizer: PreTrainedTokenizerBase,
     template: str,
-    args: ChatDataArguments,
-    folder: Path,
-) -> ChatTokens:
-    """Write the tokens of the split in one file; arguments as of `_prepare`."""
-    name = stored.stem
-    bad = bad_chats(rows, args, folder)
-    tokeniser = ChatTokeniser(rows, tokenizer, template, args.max_length, args.train_on_prompts, bad)
-    batches = tokeniser.tokenised(stored_batches(stored))
-    write_table(folder / stored.name, SCHEMA, with_progress(batches, f"tokenising the {name} rows", len(rows)))
-    if tokeniser.unusable.left_out:
-        usable = tokeniser.unusable.usable(stored_batches(stored))
-        write_table(folder / f"{name}-rows.arrow", rows.table.schema, usable)
-    return ChatTokens(mapped_dataset(folder, name), tokeniser.full_lengths(), tokeniser.unusable.notes())
+    args: ChatDataArguments | EvaluateArguments,
+) -> list[str]:
+    """Write the tokens of a split.
 
+    Args:
+        stored: file of the rows.
+        folder: gets a file of the same name with their tokens, and the rejected rows.
+        rows: of the split.
 
-def _usable(stored: Path, folder: Path, name: str, rows: Conversations) -> Conversations:
-    """The conversations of a split that became tokens."""
-    return replace(rows, table=map_table(_usable_path(stored, folder, name)))
+    The others as of `tokenise_splits`.
 
+    Returns:
+        Sentences for the user.
 
-def _usable_path(stored: Path, folder: Path, name: str) -> Path:
-    usable = folder / f"{name}-rows.arrow"
-    return usable if usable.exists() else stored / f"{name}.arrow"
-
-
-def _leak_notes(stored: Path, folder: Path, loaded: Mapping[str, Conversations]) -> Iterator[str]:
-    """Notes about usable training rows that also stand in usable held-out rows."""
-    usable = {name: _usable(stored, folder, name, rows) for name, rows in loaded.items()}
-    for name in SPLITS[1:]:
-        if name in usable and (
-            note := leak_note(usable["train"], _usable_path(stored, folder, "train"), usable[name])
-        ):
-            yield note
+    Raises:
+        UserError: unusable rows.
+    """
+    bad = bad_rows(rows.source, args, folder)
+    bad.files = rows.files
+    tokens = tokenised(stored_batches(stored), tokenizer, template, args.max_length, args.train_on_prompts, bad)
+    shown = with_progress(tokens, f"tokenising the {stored.stem} rows", len(rows))
+    write_table(folder / stored.name, chat_tokens.SCHEMA, shown)
+    notes, lengths = bad.notes(), map_table(folder / stored.name)["full_length"]
+    cut = pc.sum(pc.greater(lengths, args.max_length)).as_py()
+    if cut:
+        notes.append(
+            f"{rows.source}: {cut:,} of {len(lengths):,} rows ({cut / len(lengths):.1%}) are longer than --max_length "
+            f"{args.max_length} and lose their ends; the longest has {pc.max(lengths).as_py():,} tokens."
+        )
+    return [f"{rows.origin} {note}" for note in notes]
 
 
 def _pack(path: Path, max_length: int) -> None:

@@ -17,9 +17,7 @@ from indictune.errors import Problems, UserError, problem
 _TEMPLATES = resources.files("indictune.data") / "chat_templates"
 _ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
-_MARKS_IN_LETTERS = ("[INST]", "[/INST]")  # of LLaMA 2, whose tokenizer has no tokens for them
 EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-JINJA_ERRORS = (Exception,)  # a template is a program: it can raise anything
 
 # Templates that write today's date get this day, so that a run resumed after midnight has the same rows. LLaMA 3's own
 # templates fall back on it. It is a macro because transformers turns a function given to a template into text.
@@ -58,55 +56,30 @@ def choose_template(
     return template
 
 
-def marks_answers(template: str) -> bool:
-    """Whether a template marks the answers that it writes."""
-    return _ANSWER_MARK.search(template) is not None
-
-
-def template_marks(template: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The special tokens that a template writes around texts; none for `plain`, which repeats none."""
-    if template == _named_template("plain"):
-        return ()
-    text, _ = apply_template(EXAMPLE, tokenizer, template, marked=False)
-    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return tuple(mark for mark in (*special, *_MARKS_IN_LETTERS) if mark in text)
-
-
 def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> str:
+    """The tokenizer's template, or TRL's version of it that marks answers."""
     try:
         own = tokenizer.get_chat_template()
     except ValueError as error:
-        raise UserError(
-            "chat-template-missing", "--chat_template", name=tokenizer.name_or_path, known=_names()
-        ) from error
-    if train_on_prompts or marks_answers(own):
+        raise UserError("chat-template-missing", "--chat_template", name=tokenizer.name_or_path) from error
+    if train_on_prompts or _ANSWER_MARK.search(own):
         return own
     from trl.chat_template_utils import get_training_chat_template
 
     try:
         return get_training_chat_template(tokenizer) or own
-    except (ValueError, *JINJA_ERRORS):
-        return own  # unknown to TRL; `_check_template` reports what is wrong
+    except Exception:  # unknown to TRL, or broken jinja; `_check_template` reports what is wrong
+        return own
 
 
 def _named_template(name: str) -> str:
-    path = _TEMPLATES / f"{name}.jinja" if name in _own_names() else Path(name)
-    if not path.name.endswith(".jinja") or not path.is_file():
-        raise UserError("chat-template-unknown", "--chat_template", name, known=_names())
+    path = Path(name) if name.endswith(".jinja") else _TEMPLATES / f"{name}.jinja"
+    if not path.is_file():
+        raise UserError("chat-template-unknown", "--chat_template", name)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("unreadable", "--chat_template", name, reason=error) from error
-
-
-def _own_names() -> list[str]:
-    files = (file.name for file in _TEMPLATES.iterdir())
-    return sorted(name.removesuffix(".jinja") for name in files if name.endswith(".jinja"))
-
-
-def _names() -> str:
-    *names, last = _own_names()
-    return f"{', '.join(names)} or {last}"
 
 
 def _check_template(template: str, name: str, tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> None:
@@ -116,21 +89,22 @@ def _check_template(template: str, name: str, tokenizer: PreTrainedTokenizerBase
         UserError: that fails, marks no answer though training needs it, or writes special tokens that the tokenizer
             lacks.
     """
-    marked = marks_answers(template)
     try:
-        text, spans = apply_template(EXAMPLE, tokenizer, template, marked)
-    except JINJA_ERRORS as error:
+        text, spans = apply_template(EXAMPLE, tokenizer, template, marked=not train_on_prompts)
+    except Exception as error:  # a template is a program: it can raise anything
         reason = " ".join(str(error).split())
         raise UserError("chat-template-fails", "--chat_template", name, reason=reason) from error
     problems = Problems()
     if not spans and not train_on_prompts:
-        problems.append(problem("chat-template-without-marks", "--chat_template", name, known=_names()))
+        problems.append(problem("chat-template-without-marks", "--chat_template", name))
     lacking = sorted(set(_SPECIAL_TOKEN.findall(text)) - set(tokenizer.get_added_vocab()))
     if tokenizer.eos_token is None and re.search(r"\beos_token\b", template):
         lacking.append("an end-of-text token (eos_token)")
     if lacking:
-        details: dict[str, Any] = {"tokens": ", ".join(lacking), "tokenizer": tokenizer.name_or_path}
-        problems.append(problem("chat-template-tokens", "--chat_template", name, **details))
+        tokens = ", ".join(lacking)
+        problems.append(
+            problem("chat-template-tokens", "--chat_template", name, tokens=tokens, tokenizer=tokenizer.name_or_path)
+        )
     problems.raise_any()
 
 

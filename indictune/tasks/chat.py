@@ -18,8 +18,9 @@ from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArgumen
 from indictune.config.plan import RunPlan
 from indictune.data.chat_tokens import answer_ends
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.conversations import Conversations, ConversationSplits, load_conversations, sources_of
+from indictune.data.conversations import ConversationSplits, load_conversations, sources_of
 from indictune.data.prepare_chats import Chats, check_template, set_template, tokenise_splits
+from indictune.data.row_sources import SPLITS
 from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
 from indictune.evaluation.console_tables import scores_table
@@ -58,11 +59,6 @@ class ChatTokens(Tokens):
     """
 
     chats: Chats = field(kw_only=True)
-
-    @property
-    def samples(self) -> Conversations:
-        """Conversations whose answers the trained model writes."""
-        return self.chats.samples
 
 
 class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
@@ -104,11 +100,10 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
 
     def tokenise(self, plan: Plan, rows: ChatRows) -> ChatTokens:
         chats: Chats = tokenise_splits(rows.splits, rows.tokenizer, rows.template, plan.data)
+        train, validation, test = (chats.datasets.get(split) for split in SPLITS)
+        assert train is not None
         notes = [*rows.splits.notes, *chats.notes]
-        return ChatTokens(
-            *(chats.train, chats.validation, chats.test, chats.location, chats.folder, notes, chats.summary),
-            chats=chats,
-        )
+        return ChatTokens(train, validation, test, chats.location, chats.folder, notes, chats.summary, chats=chats)
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None

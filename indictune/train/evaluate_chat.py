@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
-from indictune.data.bad_rows import copy_rejected, keep_rejected
-from indictune.data.chat_tokens import tokenise_chats, truncation_notes
+from indictune.data.bad_rows import keep_rejected
 from indictune.data.conversations import load_test_conversations
+from indictune.data.prepare_chats import tokenise_splits
 from indictune.data.templates import choose_template
-from indictune.data.unusable_chats import bad_chats
 from indictune.distributed import sharding
 from indictune.errors import Problems, problems_of
 from indictune.models.adapter_base import config_file
@@ -46,7 +43,7 @@ def evaluate_answers(run: Run) -> None:
     if asked.test_file:  # else its absence is a problem already
         test = problems.attempt(load_test_conversations, asked.test_file, asked, problems)
     if tokenizer is not None and (asked.chat_template is not None or test is not None):
-        as_written = test is not None and test[0].as_written
+        as_written = test is not None and test.as_written
         template = problems.attempt(
             choose_template, tokenizer, asked.chat_template, as_written, asked.train_on_prompts
         )
@@ -55,23 +52,19 @@ def evaluate_answers(run: Run) -> None:
     assert tokenizer is not None
     assert test is not None
     assert template is not None
-    rows, stored, notes = test
     run.warn(check_max_length(config, asked.max_length, begins=False))
     plan, args = bring_up(plan, run)
-    with TemporaryDirectory() as folder:
-        rejected = Path(folder)
-        copy_rejected(stored, rejected)
-        bad = bad_chats(rows, asked, rejected)
-        tokens = tokenise_chats(rows, tokenizer, template, asked.max_length, asked.train_on_prompts, bad)
-        run.warn([*notes, *tokens.notes, *truncation_notes(rows, tokens, asked.max_length)])
-        keep_rejected(rejected, run.output_dir, run.rank)
+    chats = tokenise_splits(test, tokenizer, template, asked)
+    run.warn([*test.notes, *chats.notes])
+    keep_rejected(chats.folder, run.output_dir, run.rank)
+    rows = chats.datasets["test"]
     trusts = asked.trust_remote_code, asked.trust_checkpoint
     model = load_trained(asked.model, *trusts, kind=AutoModelForCausalLM, dtype=compute_dtype(args))
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
-    trainer = LlamaTrainer(model, args, tokens.dataset, None, tokenizer)  # TRL asks for training rows
+    trainer = LlamaTrainer(model, args, rows, None, tokenizer)  # TRL asks for training rows
     trainer.strategy = plan.launch.strategy
     sharding.prepare_for_evaluation(trainer)
-    evaluate_file(trainer, run, tokens.dataset, asked.test_file)
+    evaluate_file(trainer, run, rows, asked.test_file)
 
 
 def _read_config(args: ModelArguments) -> PreTrainedConfig:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from accelerate.utils import broadcast
 from transformers import PreTrainedTokenizerBase
 
 from indictune.data.chat_tokens import answer_ends, prompt_ids
-from indictune.data.conversations import Conversations
+from indictune.data.messages import Message
 from indictune.files import write_whole
 from indictune.progress import HERE
 from indictune.run import Run
@@ -18,30 +18,29 @@ from indictune.train.exact_trainer import ExactTrainer
 
 
 def write_samples(
-    trainer: ExactTrainer, run: Run, rows: Conversations, template: str, count: int, max_new_tokens: int
+    trainer: ExactTrainer, run: Run, chats: Sequence[Sequence[Message]], template: str, max_new_tokens: int
 ) -> None:
-    """Let the trained model answer the first rows. All ranks must call it: each may hold a part of the weights.
+    """Let the trained model answer conversations. All ranks must call it: each may hold a part of the weights.
 
     Writes one JSON object a row: `prompt` (text, as the model reads it), `reference` and `answer`.
 
     Args:
         trainer: after training.
         run: its folder gets the file.
-        rows: conversations; the last answer of each is the reference.
+        chats: the last answer of each is the reference. Without any, no file is written.
         template: writes them out.
-        count: rows to answer. 0 writes nothing.
         max_new_tokens: of an answer, at most.
 
     Raises:
         Stopped: a rank was asked to stop, and going on need not train again.
     """
-    if not count:
+    if not chats:
         return
     tokenizer = trainer.processing_class
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     ends, lines = answer_ends(tokenizer, template), []
     trainer.asked_before = None  # in training, where a step would be lost otherwise
-    for messages in rows.table["messages"][:count].to_pylist():
+    for messages in chats:
         prompt = prompt_ids(messages, tokenizer, template)
         answer = greedy(trainer, prompt, max_new_tokens, ends)
         texts = {

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 import pytest
 
-from indictune.data.messages import MESSAGES, Message, form_of, messages_of
+from indictune.data.messages import Message, messages_of
 
 SPLITS = {"train": 272, "validation": 40, "test": 40}
 SCRIPTS = {"hi": "DEVANAGARI", "te": "TELUGU", "ta": "TAMIL", "en": "LATIN"}
@@ -72,8 +72,7 @@ def test_every_chat_is_messages_by_turns_and_a_language() -> None:
     for chat in all_chats():
         row = dict(chat)
         assert row.keys() == {"messages", "language"}
-        assert form_of(row) == MESSAGES
-        assert messages_of(row, MESSAGES) == chat["messages"]
+        assert messages_of(row) == chat["messages"]
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -5,30 +5,25 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from datasets import Dataset
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, BertTokenizerLegacy, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from indictune.config.arguments import BadRowArguments
-from indictune.data.chat_tokens import (
-    ChatTokeniser,
-    ChatTokens,
-    answer_ends,
-    prompt_ids,
-    tokenise_chats,
-    truncation_notes,
-)
+from indictune.data.bad_rows import BadRows
+from indictune.data.chat_tokens import answer_ends, prompt_ids, tokenised
 from indictune.data.conversations import Conversations, load_test_conversations
 from indictune.data.templates import Message, choose_template
 from indictune.errors import UserError
 from indictune.models import builtin
+from tests.data.chats import tokenise_chats
 from tests.models.tiny import words_tokenizer
 from tests.problems import problems_raised, summaries
 from tests.ranks.launching import ROOT
@@ -57,6 +52,7 @@ def rows(*chats: list[Message]) -> Conversations:
         "messages": pa.array(chats, pa.list_(message)),
         "language": pa.array([["hi", "te", "ta"][index % 3] for index in range(len(chats))]),
         "line": pa.array(range(1, 1 + len(chats)), pa.int64()),
+        "as_written": pa.array([False] * len(chats)),
     }
     return Conversations(pa.table(columns), "t.jsonl", "--train_file")
 
@@ -96,7 +92,7 @@ def llama2(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
 
 def encode(
     tokenizer: PreTrainedTokenizerBase, name: str, chats: Conversations, max_length: int = 1000, **options: bool
-) -> ChatTokens:
+) -> Dataset:
     prompts = options.get("train_on_prompts", False)
     return tokenise_chats(chats, tokenizer, choose_template(tokenizer, name, False, prompts), max_length, prompts)
 
@@ -105,48 +101,41 @@ def counted(tokenizer: PreTrainedTokenizerBase, labels: list[int]) -> str:
     return str(tokenizer.decode([label for label in labels if label != -100], clean_up_tokenization_spaces=False))
 
 
-def text_of(tokenizer: PreTrainedTokenizerBase, tokens: ChatTokens) -> str:
-    return str(tokenizer.decode(tokens.dataset[0]["input_ids"], clean_up_tokenization_spaces=False))
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Dataset) -> str:
+    return str(tokenizer.decode(tokens[0]["input_ids"], clean_up_tokenization_spaces=False))
 
 
 def test_rows_become_ids_and_labels_in_their_order() -> None:
     # Ids: </s> 2, अच्छा 3, మంచి 5, ok 9, "." 10. There is no token to begin a text with.
     chats = rows(chat(("ok . ", "अच्छा ok"), ("ok ", ".")), chat(("ok ", "మంచి")))
     tokens = encode(words_tokenizer(), "plain", chats)
-    assert tokens.dataset.to_dict() == {
+    assert tokens.to_dict() == {
         "input_ids": [[9, 10, 3, 9, 2, 9, 10, 2], [9, 5, 2]],
         "labels": [[-100, -100, 3, 9, 2, -100, 10, 2], [-100, 5, 2]],
         "length": [8, 3],
-        "answer_tokens": [5, 2],
+        "full_length": [8, 3],
         "language": ["hi", "te"],
+        "rows": [[0], [1]],
     }
-    assert tokens.full_lengths.tolist() == [8, 3]
 
 
 def test_every_token_counts_where_prompts_are_trained_but_the_first() -> None:
     tokens = encode(words_tokenizer(), "plain", rows(chat(("ok . ", "अच्छा ok"))), train_on_prompts=True)
-    assert tokens.dataset["labels"][0] == [-100, 10, 3, 9, 2]
-    assert tokens.dataset["answer_tokens"][0] == 4
+    assert tokens["labels"][0] == [-100, 10, 3, 9, 2]
 
 
 def test_an_answer_at_the_very_start_does_not_count_its_first_token() -> None:
     tokens = encode(words_tokenizer(), "plain", rows([{"role": "assistant", "content": "ok ."}]))
-    assert tokens.dataset["labels"][0] == [-100, 10, 2]
+    assert tokens["labels"][0] == [-100, 10, 2]
 
 
 def test_rows_are_cut_at_their_ends_and_their_whole_lengths_kept() -> None:
     chats = rows(chat(("ok ", "ok . ok .")), chat(("ok ", ".")))
     tokens = encode(words_tokenizer(), "plain", chats, max_length=4)
-    assert tokens.dataset["input_ids"][:] == [[9, 9, 10, 9], [9, 10, 2]]
-    assert tokens.dataset["labels"][:] == [[-100, 9, 10, 9], [-100, 10, 2]]
-    assert tokens.dataset["length"][:] == [4, 3]
-    assert tokens.dataset["answer_tokens"][:] == [3, 2]
-    assert tokens.full_lengths.tolist() == [6, 3]
-    assert truncation_notes(chats, tokens, 4) == [
-        "--train_file t.jsonl: 1 of 2 rows (50.0%) are longer than --max_length 4 and lose their ends; the longest "
-        "has 6 tokens."
-    ]
-    assert truncation_notes(chats, tokens, 6) == []
+    assert tokens["input_ids"][:] == [[9, 9, 10, 9], [9, 10, 2]]
+    assert tokens["labels"][:] == [[-100, 9, 10, 9], [-100, 10, 2]]
+    assert tokens["length"][:] == [4, 3]
+    assert tokens["full_length"][:] == [6, 3]
 
 
 def test_rows_without_an_answer_token_are_refused_with_their_places_and_the_length_they_need() -> None:
@@ -156,21 +145,19 @@ def test_rows_without_an_answer_token_are_refused_with_their_places_and_the_leng
     with pytest.raises(UserError) as refused:
         encode(words_tokenizer(), "plain", chats, max_length=4)
     assert summaries(refused.value) == [
-        "--train_file t.jsonl answers-beyond-limit",
         *(f"--train_file t.jsonl:{line} answers-cut-off" for line in range(2, 7)),
         "--train_file t.jsonl more-bad-rows",
     ]
-    details = refused.value.problems[0].details
-    assert (details["count"], details["rows"], details["longest"]) == (22, 23, 8)
-    assert encode(words_tokenizer(), "plain", chats, max_length=8).dataset["answer_tokens"][-1] == 2
+    assert refused.value.problems[0].details == {"max_length": 4, "length": 7}
+    assert encode(words_tokenizer(), "plain", chats, max_length=8)["labels"][-1][-2:] == [10, 2]
 
 
 def test_more_rows_than_a_batch_keep_their_order() -> None:
     chats = rows(*[chat(("ok ", "." if index % 7 else "ok .")) for index in range(2_003)])
     tokens = encode(words_tokenizer(), "plain", chats)
-    assert tokens.full_lengths.tolist() == [3 if index % 7 else 4 for index in range(2_003)]
-    assert tokens.dataset["length"][:] == tokens.full_lengths.tolist()
-    assert tokens.dataset["language"][:] == chats.table["language"].to_pylist()
+    assert tokens["length"][:] == [3 if index % 7 else 4 for index in range(2_003)]
+    assert tokens["rows"][:] == [[index] for index in range(2_003)]
+    assert tokens["language"][:] == chats.table["language"].to_pylist()
 
 
 SFT = ROOT / "../shared/data/sft"
@@ -186,8 +173,9 @@ def test_a_batch_is_asked_for_when_the_one_before_is_tokenised() -> None:
             yield batch
 
     tokenizer = words_tokenizer()
-    tokeniser = ChatTokeniser(chats, tokenizer, choose_template(tokenizer, "plain", False, False), 9, False)
-    sizes = [(len(asked), batch.num_rows) for batch in tokeniser.tokenised(batches())]
+    template = choose_template(tokenizer, "plain", False, False)
+    tokens = tokenised(batches(), tokenizer, template, 9, False, BadRows("t.jsonl"))
+    sizes = [(len(asked), batch.num_rows) for batch in tokens]
     assert sizes == [(1, 2), (2, 2), (3, 2)]
 
 
@@ -198,11 +186,11 @@ def test_rows_have_the_tokens_and_labels_that_each_has_alone(path: Path, train_o
     if not path.exists():
         pytest.skip(f"no real data at {path}")
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
-    chats = load_test_conversations(str(path), BadRowArguments())[0]
+    chats = load_test_conversations(str(path), BadRowArguments()).rows["test"]
     template = choose_template(tokenizer, "plain", False, train_on_prompts)
     tokens = tokenise_chats(chats, tokenizer, template, 100_000, train_on_prompts)
-    assert len(tokens.dataset) == len(chats)
-    for row, messages in zip(tokens.dataset, chats.table["messages"].to_pylist(), strict=True):
+    assert len(tokens) == len(chats)
+    for row, messages in zip(tokens, chats.table["messages"].to_pylist(), strict=True):
         pieces = [(tokenizer.bos_token, train_on_prompts)]
         for message in messages:
             answer = message["role"] == "assistant"
@@ -227,7 +215,7 @@ def test_byte_level_labels_are_the_answers_with_their_ends(
     tokenizer = byte_level_tokenizer(trim_offsets)
     end = {"llama3": "<|eot_id|>", "chatml": "<|im_end|>"}.get(name, "<|end_of_text|>")
     before, after = (" ", " ") if name == "llama2" else ("", "")
-    (labels,) = encode(tokenizer, name, rows(chat(*turns, system="उत्तर दीजिए।"))).dataset["labels"][:]
+    (labels,) = encode(tokenizer, name, rows(chat(*turns, system="उत्तर दीजिए।")))["labels"][:]
     assert counted(tokenizer, labels) == "".join(f"{before}{answer}{after}{end}" for _, answer in turns)
 
 
@@ -243,14 +231,14 @@ def test_llama2_labels_are_the_answers_with_their_ends(
         llama2.backend_tokenizer.normalizer = normalizers.Sequence(
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
-    (labels,) = encode(llama2, name, rows(chat(*turns))).dataset["labels"][:]
+    (labels,) = encode(llama2, name, rows(chat(*turns)))["labels"][:]
     expected = [f" {answer} </s>" if name == "llama2" else f"{answer}</s>" for _, answer in turns]
     assert counted(llama2, labels) == "".join(expected)
 
 
 def test_llama2_labels_token_by_token(llama2: PreTrainedTokenizerBase) -> None:
     """Neither అ nor 😀 is in the vocabulary: three bytes and four."""
-    (row,) = encode(llama2, "llama2", rows(chat(("a", "అ😀")))).dataset
+    (row,) = encode(llama2, "llama2", rows(chat(("a", "అ😀"))))
     assert llama2.convert_ids_to_tokens(row["input_ids"]) == [
         *("<s>", "[", "INST", "]", "▁a", "▁[", "/", "INST", "]"),
         *("▁", "<0xE0>", "<0xB0>", "<0x85>", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁", "</s>"),
@@ -267,7 +255,7 @@ def test_transformers_own_mask_still_loses_the_last_bytes_of_an_answer(byte_leve
         messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
     )
     assert theirs["assistant_masks"] == [1, 1, 1, 1, 0, 0]
-    (labels,) = tokenise_chats(rows(messages), byte_level, template, 10, False).dataset["labels"][:]
+    (labels,) = tokenise_chats(rows(messages), byte_level, template, 10, False)["labels"][:]
     assert [label != -100 for label in labels] == [False, True, True, True, True, True]
 
 
@@ -295,7 +283,7 @@ def test_the_prompt_of_a_row_is_its_beginning(
     byte_level: PreTrainedTokenizerFast, turns: list[tuple[str, str]], name: str
 ) -> None:
     messages = chat(*turns, system="S")
-    (row,) = encode(byte_level, name, rows(messages)).dataset
+    (row,) = encode(byte_level, name, rows(messages))
     prompt = prompt_ids(messages, byte_level, choose_template(byte_level, name, False, False))
     assert row["input_ids"][: len(prompt)] == prompt
     last = len(prompt) - 1
@@ -305,7 +293,7 @@ def test_the_prompt_of_a_row_is_its_beginning(
 
 def test_llama2_prompt_of_a_row_is_its_beginning(llama2: PreTrainedTokenizerBase) -> None:
     messages = chat(*TELUGU)
-    (row,) = encode(llama2, "llama2", rows(messages)).dataset
+    (row,) = encode(llama2, "llama2", rows(messages))
     prompt = prompt_ids(messages, llama2, choose_template(llama2, "llama2", False, False))
     assert row["input_ids"][: len(prompt)] == prompt
     assert str(llama2.decode(prompt)).endswith("[INST] ఆంధ్రది? [/INST]")
@@ -318,7 +306,7 @@ def test_a_tokenizer_that_adds_tokens_of_its_own_adds_none_to_a_template() -> No
     )
     assert tokenizer("Q")["input_ids"][0] == tokenizer.bos_token_id
     messages = chat(("Q", "A"))
-    (ids,) = encode(tokenizer, "plain", rows(messages)).dataset["input_ids"][:]
+    (ids,) = encode(tokenizer, "plain", rows(messages))["input_ids"][:]
     assert ids.count(tokenizer.bos_token_id) == 1
     prompt = prompt_ids(messages, tokenizer, choose_template(tokenizer, "plain", False, False))
     assert prompt.count(tokenizer.bos_token_id) == 1
@@ -340,34 +328,15 @@ WRITTEN_OUT = chat(
 )
 
 
-def as_written(*chats: list[Message]) -> Conversations:
-    return replace(rows(*chats), as_written=True)
-
-
 def test_texts_that_hold_their_marks_get_none_of_them_twice_from_plain() -> None:
     tokenizer = byte_level_tokenizer()
     tokenizer.eos_token = "<|eot_id|>"  # as LLaMA 3 Instruct has it
     template = choose_template(tokenizer, None, True, False)
-    tokens = tokenise_chats(as_written(WRITTEN_OUT), tokenizer, template, 99, False)
+    tokens = tokenise_chats(rows(WRITTEN_OUT), tokenizer, template, 99, False)
     assert text_of(tokenizer, tokens) == "".join(message["content"] for message in WRITTEN_OUT)
-    assert counted(tokenizer, tokens.dataset[0]["labels"]) == "A<|eot_id|>"
+    assert counted(tokenizer, tokens[0]["labels"]) == "A<|eot_id|>"
     prompt = prompt_ids(WRITTEN_OUT, tokenizer, template)
-    assert tokens.dataset[0]["input_ids"][: len(prompt)] == prompt
-
-
-def test_texts_that_hold_the_marks_of_the_template_are_refused(byte_level: PreTrainedTokenizerFast) -> None:
-    begun, ended, plain = chat((f" {LLAMA3_TOKENS[2]}user", "A")), chat(("Q", "A<|eot_id|>\n")), chat(("Q", "A"))
-    given = as_written(plain, begun, WRITTEN_OUT, chat(("what is <|eot_id|>?", "A")), ended)
-    found = problems_raised(lambda: encode(byte_level, "llama3", given))
-    assert found == [f"--train_file t.jsonl:{line} marks-repeated" for line in (2, 3, 5)]
-    assert len(encode(byte_level, "plain", given).dataset) == 5
-    assert len(encode(byte_level, "llama3", rows(begun)).dataset) == 1  # a message may tell of marks
-
-
-def test_llama2_prompts_that_are_written_out_are_refused(llama2: PreTrainedTokenizerBase) -> None:
-    given = as_written(chat(("[INST] Q [/INST]", "A")), chat(("<s>[INST] Q [/INST]", " A </s>")), chat(("Q", "A")))
-    found = problems_raised(lambda: encode(llama2, "llama2", given))
-    assert found == [f"--train_file t.jsonl:{line} marks-repeated" for line in (1, 2)]
+    assert tokens[0]["input_ids"][: len(prompt)] == prompt
 
 
 MARKED = "{% for m in messages %}{%- generation -%}{{ m.content }}{% endgeneration %}{% endfor %}"
@@ -425,7 +394,7 @@ def test_rows_whose_answers_the_template_does_not_mark_are_told(byte_level: PreT
         "{% endgeneration %}", "{% endgeneration %}{% endif %}"
     )
     template = template.replace("messages", "messages[1:]")
-    given = rows(chat(("Q", "B")), chat(("Q", "A")))
+    given = rows(chat(("Q", "B C")), chat(("Q", "A")))
     found = problems_raised(lambda: tokenise_chats(given, byte_level, template, 99, False))
     assert found == ["--train_file t.jsonl:2 answer-unmarked"]
 

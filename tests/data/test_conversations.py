@@ -17,8 +17,7 @@ from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data import conversations, hub_rows, read_files
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import REJECTED, BadRows
-from indictune.data.conversations import Conversations, leak_note, load_conversations, load_test_conversations
-from indictune.errors import UserError
+from indictune.data.conversations import Conversations, load_conversations, load_test_conversations
 from tests.problems import problems_raised
 
 Row = dict[str, Any]
@@ -27,7 +26,7 @@ Write = Callable[[str, list[Row]], str]
 
 def of_file(path: str) -> Conversations:
     """The rows of a file that is evaluated."""
-    return load_test_conversations(path, BadRowArguments())[0]
+    return load_test_conversations(path, BadRowArguments()).rows["test"]
 
 
 @pytest.fixture
@@ -55,8 +54,7 @@ def in_lists(row: Row, **others: Any) -> Row:
     return {"prompt": row["messages"][:-1], "completion": row["messages"][-1:], **others}
 
 
-def texts_of(rows: Conversations | None) -> list[list[str]]:
-    assert rows is not None
+def texts_of(rows: Conversations) -> list[list[str]]:
     return [[message["content"] for message in messages] for messages in rows.table["messages"].to_pylist()]
 
 
@@ -67,23 +65,25 @@ def problems_of(**arguments: Any) -> list[str]:
 def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
     train = write("train.jsonl", [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}])
     splits = load_conversations(ChatDataArguments(train_file=train))
-    assert splits.train.table.schema == pa.schema(
+    assert splits.rows["train"].table.schema == pa.schema(
         [
             ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
             ("language", pa.string()),
             ("line", pa.int64()),
+            ("as_written", pa.bool_()),
         ]
     )
-    assert splits.train.table.to_pylist() == [
+    assert splits.rows["train"].table.to_pylist() == [
         {
             "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
             "language": "romanised",
             "line": 1,
+            "as_written": False,
         }
     ]
-    assert (splits.train.source, splits.train.origin) == ("train.jsonl", "--train_file")
-    assert not splits.train.as_written
-    assert (splits.validation, splits.test, splits.notes) == (None, None, [])
+    assert (splits.rows["train"].source, splits.rows["train"].origin) == ("train.jsonl", "--train_file")
+    assert not splits.as_written
+    assert (list(splits.rows), splits.notes) == (["train"], [])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_parquet_holds_typed_parts_and_history(write: Write) -> None:
 def test_a_rejected_answer_is_told_by_0_as_pandas_writes_it(write: Write, name: str) -> None:
     rows: list[Row] = [{"prompt": "a", "completion": "b", "label": label} for label in (1, 0)]
     location = "a.parquet row 2" if name == "a.parquet" else "a.jsonl:2"
-    assert problems_raised(lambda: of_file(write(name, rows))) == [f"--test_file {location} rejected-answer"]
+    assert problems_raised(lambda: of_file(write(name, rows))) == [f"--test_file {location} key-ignored"]
 
 
 def test_json_may_hold_its_rows_as_data_and_numbers_are_texts(write: Write) -> None:
@@ -182,16 +182,13 @@ def test_rows_in_train_and_held_out_are_told(write: Write, monkeypatch: pytest.M
             test_file=write("test.jsonl", [{"instruction": "c", "output": "d"}, {"instruction": "a", "output": "bc"}]),
         )
     )
-    held_out = [rows for rows in (splits.validation, splits.test) if rows is not None]
-    assert [leak_note(splits.train, splits.folder / "train.arrow", rows) for rows in held_out] == [
+    assert splits.notes == [
         "train.jsonl: 2 of 6 training rows also stand in val.jsonl, whose scores will look too good; "
         "remove them from one of the two.",
         "train.jsonl: 1 of 6 training rows also stand in test.jsonl, whose scores will look too good; "
         "remove them from one of the two.",
     ]
-    assert splits.test is not None
-    assert leak_note(splits.test, splits.folder / "test.arrow", held_out[0]) is None
-    assert len(splits.train) == 6
+    assert len(splits.rows["train"]) == 6
 
 
 def test_a_second_call_reads_no_file_again(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,14 +199,18 @@ def test_a_second_call_reads_no_file_again(write: Write, monkeypatch: pytest.Mon
         test_file=write("test.jsonl", [{"prompt": "a", "completion": "b"}]),
     )
     first = load_conversations(args)
-    assert len(first.notes) == 1  # of half an emoji
+    assert len(first.notes) == 2  # of half an emoji, and of a row in both files
     monkeypatch.setattr(conversations, "messages_of", lambda *_: pytest.fail("read again"))
     second = load_conversations(args)
     assert second.folder == first.folder
-    assert (second.notes, second.train.as_written, second.train.origin) == (first.notes, True, "--train_file")
-    assert second.train.table.equals(first.train.table)
-    assert second.train.location(1) == "train.jsonl:2"
-    assert texts_of(second.test) == [["a", "b"]]
+    assert (second.notes, second.rows["train"].as_written, second.rows["train"].origin) == (
+        first.notes,
+        True,
+        "--train_file",
+    )
+    assert second.rows["train"].table.equals(first.rows["train"].table)
+    assert second.rows["train"].location(1) == "train.jsonl:2"
+    assert texts_of(second.rows["test"]) == [["a", "b"]]
 
 
 def test_rows_are_read_anew_when_a_file_changes(write: Write) -> None:
@@ -218,7 +219,7 @@ def test_rows_are_read_anew_when_a_file_changes(write: Write) -> None:
     write("train.jsonl", [chat("a", "c")])
     second = load_conversations(args)
     assert second.folder != first.folder
-    assert texts_of(second.train) == [["a", "c"]]
+    assert texts_of(second.rows["train"]) == [["a", "c"]]
 
 
 def test_problems_are_told_every_time(write: Write) -> None:
@@ -228,32 +229,16 @@ def test_problems_are_told_every_time(write: Write) -> None:
     assert problems_of(**files) == first
 
 
-def test_splits_are_written_the_same_way(write: Write) -> None:
+def test_texts_and_messages_are_not_mixed(write: Write) -> None:
     plain = write("plain.jsonl", [{"prompt": "a", "completion": "b"}])
-    chats = write("chats.jsonl", [chat("c", "d")])
-    instructions = write("instructions.jsonl", [{"instruction": "e", "output": "f"}])
-    assert problems_of(train_file=plain, validation_file=chats, test_file=instructions) == [
-        "--validation_file chats.jsonl splits-differ",
-        "--test_file instructions.jsonl splits-differ",
+    chats = write("chats.jsonl", [chat("c", "d"), {"instruction": "e", "output": "f"}])
+    assert problems_of(train_file=plain, validation_file=chats, test_file=plain) == [
+        "--validation_file chats.jsonl:1 forms-mixed"
     ]
-    splits = load_conversations(ChatDataArguments(train_file=chats, validation_file=instructions))
-    assert texts_of(splits.validation) == [["e", "f"]]
-
-
-def test_a_file_of_two_forms_is_told_with_both(write: Write) -> None:
-    rows = [{"prompt": "a", "completion": "b"}, chat("a", "b"), {"prompt": "a", "completion": "b"}]
-    for mixed in (rows, [rows[0], in_lists(rows[1])]):
-        with pytest.raises(UserError) as raised:
-            load_conversations(ChatDataArguments(train_file=write("train.jsonl", mixed)))
-        (problem,) = raised.value.problems
-        assert (problem.code, problem.flag, problem.details["count"]) == ("forms-mixed", "--train_file", 2)
-        assert "the first at train.jsonl:1" in problem.details["forms"]
-        assert "the first at train.jsonl:2" in problem.details["forms"]
-
-
-def test_the_form_of_a_bad_row_counts_too(write: Write) -> None:
-    problems = problems_of(train_file=write("train.jsonl", [chat("a", "b"), {"instruction": "a", "output": ""}]))
-    assert problems == ["--train_file train.jsonl forms-mixed", "--train_file train.jsonl:2 no-answer"]
+    mixed = write("mixed.jsonl", [{"prompt": "a", "completion": "b"}, in_lists(chat("a", "b"))])
+    assert problems_of(train_file=mixed) == ["--train_file mixed.jsonl:2 forms-mixed"]
+    splits = load_conversations(ChatDataArguments(train_file=chats))
+    assert texts_of(splits.rows["train"]) == [["c", "d"], ["e", "f"]]
 
 
 def test_all_problems_of_all_files_come_at_once(write: Write) -> None:
@@ -268,7 +253,7 @@ def test_all_problems_of_all_files_come_at_once(write: Write) -> None:
         "--train_file train.jsonl:2 no-answer",
         "--train_file train.jsonl:3 no-prompt",
         "--train_file train.jsonl:4 unknown-form",
-        "--validation_file val.jsonl:1 no-messages",
+        "--validation_file val.jsonl:1 answer-not-last",
         "--test_file a.jsonl no-such-file",
     ]
 
@@ -309,11 +294,10 @@ def test_built_in_chats_have_three_splits_and_files_replace_them(write: Write) -
     splits = load_conversations(
         ChatDataArguments(dataset_name="builtin:chats", test_file=write("own.jsonl", [chat("my own", "row")]))
     )
-    assert splits.validation is not None
-    assert set(splits.train.table["language"].to_pylist()) == {"hi", "te", "ta", "en"}
-    assert splits.train.location(0).endswith("samples/chats/train.jsonl:1")
-    assert splits.train.origin == "--dataset_name builtin:chats"
-    assert texts_of(splits.test) == [["my own", "row"]]
+    assert set(splits.rows["train"].table["language"].to_pylist()) == {"hi", "te", "ta", "en"}
+    assert splits.rows["train"].location(0).endswith("samples/chats/train.jsonl:1")
+    assert splits.rows["train"].origin == "--dataset_name builtin:chats"
+    assert texts_of(splits.rows["test"]) == [["my own", "row"]]
     assert splits.notes == []
 
 
@@ -337,11 +321,11 @@ def hub_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_rows_of_a_hub_dataset(hub_folder: str, write: Write) -> None:
     own = write("own.jsonl", [chat("own", "a")])
     splits = load_conversations(ChatDataArguments(dataset_name=hub_folder, validation_file=own))
-    assert texts_of(splits.train) == [["train 0", "a"], ["train 1", "a"], ["train 2", "a"]]
-    assert splits.train.table["line"].to_pylist() == [1, 2, 3]
-    assert splits.train.location(2) == "./chats/train row 3"
-    assert texts_of(splits.validation) == [["own", "a"]]
-    assert texts_of(splits.test)[0] == ["test 0", "a"]
+    assert texts_of(splits.rows["train"]) == [["train 0", "a"], ["train 1", "a"], ["train 2", "a"]]
+    assert splits.rows["train"].table["line"].to_pylist() == [1, 2, 3]
+    assert splits.rows["train"].location(2) == "./chats/train row 3"
+    assert texts_of(splits.rows["validation"]) == [["own", "a"]]
+    assert texts_of(splits.rows["test"])[0] == ["test 0", "a"]
 
 
 def test_bad_rows_of_a_hub_dataset_are_named_by_split(hub_folder: str, write: Write) -> None:
@@ -384,7 +368,7 @@ def test_a_real_file_of_another_form_is_refused_without_its_words() -> None:
         pytest.skip(f"no real data at {path}")
     found = problems_raised(lambda: of_file(str(path)))
     assert len(found) == 6
-    assert found[0] == f"--test_file {path}:1 no-key"
+    assert found[0] == f"--test_file {path}:1 unknown-form"
     assert found[5] == f"--test_file {path} more-bad-rows"
 
 
@@ -396,7 +380,7 @@ def test_bad_conversations_are_left_out_and_written_down(write: Write) -> None:
     args = ChatDataArguments(train_file=train, bad_rows="quarantine", max_bad_fraction=0.8)
     for _ in range(2):  # the second time from the cache
         splits = load_conversations(args)
-        assert texts_of(splits.train) == [["a", "b"], ["c", "d"]]
+        assert texts_of(splits.rows["train"]) == [["a", "b"], ["c", "d"]]
         assert splits.notes == [
             "--train_file train.jsonl: 5 bad rows were left out; rejected.jsonl has them, with reasons."
         ]
@@ -414,9 +398,3 @@ def test_too_many_bad_conversations_stop_the_run(write: Write) -> None:
         "--train_file train.jsonl:10 no-answer",
         "--train_file train.jsonl too-many-bad-rows",
     ]
-
-
-def test_rows_of_two_forms_stop_the_run_in_any_case(write: Write) -> None:
-    train = write("train.jsonl", [chat("a", "b"), {"instruction": "a", "output": "b"}])
-    found = problems_of(train_file=train, bad_rows="quarantine", max_bad_fraction=0.9)
-    assert found == ["--train_file train.jsonl forms-mixed"]

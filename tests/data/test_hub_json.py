@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -163,17 +162,18 @@ def test_conversations_of_several_files_are_named_by_file_and_line(folder: Path)
     Path(first).write_text(good + "broken\n" + good)
     Path(second).write_text("\n" + good + '{"prompt": "a", "completion": ""}\n' + good)
     splits = load_conversations(ChatDataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.6))
-    places = [splits.train.location(row) for row in range(len(splits.train))]
+    train = splits.rows["train"]
+    places = [train.location(row) for row in range(len(train))]
     assert places == [f"{first}:1", f"{first}:3", f"{second}:2", f"{second}:4"]
     entries = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
     assert [(entry["file"], entry["line"]) for entry in entries] == [(first, 2), (second, 3)]
     Path(first).write_text(good)
     found = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
     assert found == [f"--dataset_name set {second}:3 no-answer"]
-    Path(second).write_text(good + '{"messages": []}\n')
-    with pytest.raises(UserError, match=re.escape(f"messages (1, the first at {second}:2)")) as raised:
-        load_conversations(ChatDataArguments(dataset_name="set"))
-    assert raised.value.code == "forms-mixed"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    Path(second).write_text(good + json.dumps({"messages": turns}) + "\n")
+    found = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
+    assert found == [f"--dataset_name set {second}:2 forms-mixed"]
 
 
 def test_a_run_leaves_out_bad_rows_of_a_dataset_where_it_is_asked_to(folder: Path) -> None:
@@ -191,13 +191,14 @@ def test_a_run_leaves_out_bad_rows_of_a_dataset_where_it_is_asked_to(folder: Pat
     (folder / "README.md").unlink()
     (folder / "train.parquet").unlink()
     (folder / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\nbroken\n')
-    assert len(load_conversations(ChatDataArguments(**few)).train) == 1
+    assert len(load_conversations(ChatDataArguments(**few)).rows["train"]) == 1
 
 
 @pytest.mark.parametrize(("rows", "answers"), CHATS.values(), ids=CHATS.keys())
 def test_answers_stay_what_they_are(folder: Path, rows: str, answers: list[str]) -> None:
     (folder / "train.jsonl").write_text(rows)
-    messages = load_conversations(ChatDataArguments(dataset_name="set")).train.table["messages"].to_pylist()
+    train = load_conversations(ChatDataArguments(dataset_name="set")).rows["train"]
+    messages = train.table["messages"].to_pylist()
     assert [each[-1]["content"] for each in messages] == answers
 
 

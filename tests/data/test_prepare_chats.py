@@ -65,19 +65,18 @@ def prepare(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Chats:
 def test_a_second_call_gives_the_same_without_tokenising(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    longest = max(len(ids) for ids in prepare(tokenizer, packing=False).train["input_ids"])
+    longest = max(len(ids) for ids in prepare(tokenizer, packing=False).datasets["train"]["input_ids"])
     first = prepare(tokenizer, max_length=longest - 1)
-    monkeypatch.setattr(prepare_chats, "ChatTokeniser", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(prepare_chats, "tokenised", lambda *_: pytest.fail("tokenised again"))
     second = prepare(tokenizer, max_length=longest - 1)
-    assert (len(first.notes), first.summary.count("packs of")) == (2, 1)
-    assert first.notes[1].startswith("train.jsonl: 2 of 4 training rows also stand in test.jsonl")
+    (note,) = first.notes
+    assert note.startswith("--train_file train.jsonl: 1 of 4 rows (25.0%) are longer than --max_length ")
+    assert note.endswith(f" and lose their ends; the longest has {longest} tokens.")
+    assert first.summary.count("packs of") == 1
     assert (second.notes, second.summary) == (first.notes, first.summary)
-    assert second.validation is None
-    assert first.test is not None
-    assert second.test is not None
-    assert second.test.to_dict() == first.test.to_dict()
-    assert second.train.to_dict() == first.train.to_dict()
-    assert sorted(row for rows in second.train["rows"] for row in rows) == [0, 1, 2, 3]
+    assert second.datasets["test"].to_dict() == first.datasets["test"].to_dict()
+    assert second.datasets["train"].to_dict() == first.datasets["train"].to_dict()
+    assert sorted(row for rows in second.datasets["train"]["rows"] for row in rows) == [0, 1, 2, 3]
     assert second.location(0) == first.location(0)
 
 
@@ -90,27 +89,27 @@ def test_a_second_call_gives_the_same_without_tokenising(
 def test_tokens_are_made_anew_when_an_option_changes(
     change: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    before = prepare(tokenizer).train._fingerprint
-    assert prepare(tokenizer).train._fingerprint == before
-    assert prepare(tokenizer, **change).train._fingerprint != before
+    before = prepare(tokenizer).datasets["train"]._fingerprint
+    assert prepare(tokenizer).datasets["train"]._fingerprint == before
+    assert prepare(tokenizer, **change).datasets["train"]._fingerprint != before
 
 
 @pytest.mark.usefixtures("empty_cache")
 def test_tokens_are_made_anew_when_a_row_or_the_tokenizer_changes(tokenizer: PreTrainedTokenizerBase) -> None:
-    before = prepare(tokenizer).train._fingerprint
+    before = prepare(tokenizer).datasets["train"]._fingerprint
     rows = Path("train.jsonl").read_text()
     Path("train.jsonl").write_text(rows.replace("yes", "no", 1))
-    assert prepare(tokenizer).train._fingerprint != before
+    assert prepare(tokenizer).datasets["train"]._fingerprint != before
     Path("train.jsonl").write_text(rows)
     tokenizer.add_tokens(["new"])
-    assert prepare(tokenizer).train._fingerprint != before
+    assert prepare(tokenizer).datasets["train"]._fingerprint != before
 
 
 @pytest.mark.usefixtures("empty_cache")
 def test_a_refused_row_is_told_every_time(tokenizer: PreTrainedTokenizerBase) -> None:
     for _ in range(2):
         found = problems_raised(lambda: prepare(tokenizer, max_length=2))
-        assert found[0] == "--train_file train.jsonl answers-beyond-limit"
+        assert found[0] == "--train_file train.jsonl:1 answers-cut-off"
 
 
 @pytest.mark.usefixtures("empty_cache")

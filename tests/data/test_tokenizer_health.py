@@ -1,12 +1,13 @@
-"""Tokens a word, truncation and unknown tokens of each language."""
+"""Tokens per word and truncation of each language."""
 
 from __future__ import annotations
 
 import pyarrow as pa
-from tokenizers import pre_tokenizers, processors
+from datasets import Dataset
+from tokenizers import processors
 
 from indictune.data.conversations import Conversations
-from indictune.data.tokenizer_health import LanguageHealth, health_table, tokenizer_health
+from indictune.data.tokenizer_health import tokenizer_health
 from tests.data.test_chat_tokens import byte_level_tokenizer
 from tests.models.tiny import words_tokenizer
 
@@ -24,17 +25,21 @@ def rows(*chats: tuple[str, str, str]) -> Conversations:
     return Conversations(pa.table(columns), "t.jsonl", "--train_file")
 
 
+def tokens(languages: list[str], full_lengths: list[int]) -> Dataset:
+    return Dataset.from_dict({"language": languages, "full_length": full_lengths})
+
+
 def test_each_language_is_measured_by_itself() -> None:
     chats = rows(("te", "మంచి చెడు", "zebra\nok"), ("hi", "ok .", "बुरा"), ("te", "ok", "ok"), ("te", "ok", "ok"))
-    health = tokenizer_health(chats, [9, 4, 5, 6], words_tokenizer(), max_length=5)
-    assert health == [LanguageHealth("hi", 1, 1.0, 0.0, 0.0), LanguageHealth("te", 3, 1.0, 2 / 3, 1 / 8)]
-
-
-def test_unknown_tokens_are_a_share_of_the_tokens() -> None:
-    tokenizer = words_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # takes "." off a word
-    (health,) = tokenizer_health(rows(("hi", "zebra. ok.", "ok.")), [9], tokenizer, max_length=9)
-    assert health == LanguageHealth("hi", 1, 2.0, 0.0, 1 / 6)
+    lengths = tokens(["te", "hi", "te", "te"], [9, 4, 5, 6])
+    assert tokenizer_health(chats, lengths, words_tokenizer(), max_length=5) == "\n".join(
+        [
+            "language  rows  tokens/word  truncated",
+            "--------------------------------------",
+            "hi           1         1.00       0.0%",
+            "te           3         1.00      66.7%",
+        ]
+    )
 
 
 def test_tokens_per_word_leave_out_the_special_tokens() -> None:
@@ -43,35 +48,15 @@ def test_tokens_per_word_leave_out_the_special_tokens() -> None:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]
     )
-    (health,) = tokenizer_health(rows(("te", "అ ఆ", "xx")), [3], tokenizer, max_length=5)
-    assert health == LanguageHealth("te", 1, 9 / 3, 0.0, 0.0)
+    health = tokenizer_health(rows(("te", "అ ఆ", "xx")), tokens(["te"], [3]), tokenizer, max_length=5)
+    assert health.splitlines()[2].split() == ["te", "1", "3.00", "0.0%"]
 
 
 def test_tokens_per_word_come_from_the_first_thousand_rows_of_a_language_and_truncation_from_all() -> None:
     chats = [("hi", "x", "x")] * 1_000 + [("te", "xxx", "xxx")] + [("hi", "xxx", "xxx")] * 1_000
-    health = tokenizer_health(rows(*chats), [2] * 1_001 + [6] * 1_000, byte_level_tokenizer(), max_length=5)
-    assert health == [LanguageHealth("hi", 2_000, 1.0, 0.5, 0.0), LanguageHealth("te", 1, 3.0, 0.0, 0.0)]
-
-
-def test_the_table_has_a_line_for_each_language() -> None:
-    health = [LanguageHealth("hi", 1_200, 1.504, 0.0, 0.0), LanguageHealth("Telugu", 3, 12.0, 2 / 3, 0.0)]
-    assert health_table(health) == "\n".join(
-        [
-            "language   rows  tokens/word  truncated",
-            "---------------------------------------",
-            "hi        1,200         1.50       0.0%",
-            "Telugu        3        12.00      66.7%",
-        ]
-    )
-
-
-def test_the_table_shows_unknown_tokens_where_there_are_some() -> None:
-    health = [LanguageHealth("hi", 1, 1.5, 0.0, 0.0), LanguageHealth("te", 3, 2.0, 0.0, 0.125)]
-    assert health_table(health) == "\n".join(
-        [
-            "language  rows  tokens/word  truncated  unknown",
-            "-----------------------------------------------",
-            "hi           1         1.50       0.0%     0.0%",
-            "te           3         2.00       0.0%    12.5%",
-        ]
-    )
+    lengths = tokens([language for language, _, _ in chats], [2] * 1_001 + [6] * 1_000)
+    health = tokenizer_health(rows(*chats), lengths, byte_level_tokenizer(), max_length=5)
+    assert [line.split() for line in health.splitlines()[2:]] == [
+        ["hi", "2,000", "1.00", "50.0%"],
+        ["te", "1", "3.00", "0.0%"],
+    ]

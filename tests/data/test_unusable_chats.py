@@ -13,7 +13,6 @@ from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import REJECTED
 from indictune.data.conversations import load_conversations
 from indictune.data.prepare_chats import Chats, set_template, tokenise_splits
-from indictune.errors import UserError
 from tests.problems import problems_raised
 
 # Takes no system message, as Gemma's, and marks an answer but for one word.
@@ -66,21 +65,20 @@ def test_they_are_left_out_and_written_down_beside_those_that_could_not_be_read(
 ) -> None:
     allowed: dict[str, Any] = {"bad_rows": "quarantine", "max_bad_fraction": 0.6, "packing": packing}
     good = prepare(tokenizer, train_file="good.jsonl", packing=packing)
-    assert good.rows["train"].left_out == 0
     assert good.notes == []
     for _ in range(2):  # the second time from the cache
         chats = prepare(tokenizer, test_file="test.jsonl", **allowed)
-        assert chats.train.to_dict() == good.train.to_dict()
-        assert chats.test is not None
-        assert len(chats.test) == 1
-        rows = chats.rows["train"]
-        assert [rows.location(index) for index in range(len(rows))] == [f"train.jsonl:{line}" for line in (1, 6, 7)]
-        places = [chats.location(index) for index in range(len(chats.train))]
+        assert (
+            chats.datasets["train"].remove_columns("rows").to_dict()
+            == good.datasets["train"].remove_columns("rows").to_dict()
+        )
+        assert len(chats.datasets["test"]) == 1
+        places = [chats.location(index) for index in range(len(chats.datasets["train"]))]
         assert sorted(", ".join(places).split(", ")) == ["train.jsonl:1", "train.jsonl:6", "train.jsonl:7"]
-        assert chats.samples.table["messages"].to_pylist() == [TEST[1]]
+        assert chats.samples(9) == [TEST[1]]
         assert "3 " in chats.summary.splitlines()[-1 - packing]
         assert chats.notes == [
-            "--train_file train.jsonl: 3 more bad rows were left out; rejected.jsonl has them, with reasons.",
+            "--train_file train.jsonl: 3 bad rows were left out; rejected.jsonl has them, with reasons.",
             "--test_file test.jsonl: 1 bad rows were left out; rejected.jsonl has them, with reasons.",
         ]
         entries = rejected(chats.folder)
@@ -96,36 +94,18 @@ def test_they_are_left_out_and_written_down_beside_those_that_could_not_be_read(
         ]
 
 
-def test_those_that_could_not_be_read_count_in_their_share(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Four of seven: one when they are read, three when they become tokens."""
-    with pytest.raises(UserError) as refused:
-        prepare(tokenizer, bad_rows="quarantine", max_bad_fraction=0.5)
-    *rows, share = refused.value.problems
-    assert [row.value for row in rows] == [f"train.jsonl:{line}" for line in (2, 4, 5)]
-    assert (share.code, share.details["bad"], share.details["rows"]) == ("too-many-bad-rows", 4, 7)
-
-
 def test_they_stop_the_run_where_nothing_else_is_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
     write("train.jsonl", [{"messages": messages} for messages in TRAIN if messages[-1]["content"]])
     assert problems_raised(lambda: prepare(tokenizer, test_file="test.jsonl")) == [
         "--train_file train.jsonl:2 template-refuses-row",
         "--train_file train.jsonl:3 answer-unmarked",
+        "--train_file train.jsonl:4 answers-cut-off",
         "--test_file test.jsonl:1 answer-unmarked",
     ]
     write("train.jsonl", [{"messages": messages} for messages in (TRAIN[0], TRAIN[4])])
     assert problems_raised(lambda: prepare(tokenizer)) == [
-        "--train_file train.jsonl answers-beyond-limit",
         "--train_file train.jsonl:2 answers-cut-off",
     ]
-
-
-def test_texts_that_would_have_marks_twice_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
-    write("train.jsonl", [{"prompt": "[INST] a [/INST]", "completion": "b"}, {"prompt": "a", "completion": "b"}])
-    chats = prepare(tokenizer, chat_template="llama2", bad_rows="quarantine", max_bad_fraction=0.5)
-    assert [chats.location(index) for index in range(len(chats.train))] == ["train.jsonl:2"]
-    (entry,) = rejected(chats.folder)
-    assert entry["line"] == 1
-    assert entry["reason"].endswith("[marks-repeated]")
 
 
 def test_many_of_them_one_after_another_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -133,5 +113,8 @@ def test_many_of_them_one_after_another_are_left_out(tokenizer: PreTrainedTokeni
     for bad in (chat("b", system="s"), chat(LONG)):
         write("train.jsonl", [{"messages": each} for each in [chat("a"), *[bad] * 1_100, chat("c"), *[bad] * 3]])
         chats = prepare(tokenizer, bad_rows="quarantine", max_bad_fraction=0.999)
-        assert [chats.location(index) for index in range(len(chats.train))] == ["train.jsonl:1", "train.jsonl:1102"]
+        assert [chats.location(index) for index in range(len(chats.datasets["train"]))] == [
+            "train.jsonl:1",
+            "train.jsonl:1102",
+        ]
         assert [entry["line"] for entry in rejected(chats.folder)] == [*range(2, 1102), *range(1103, 1106)]

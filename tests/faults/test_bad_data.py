@@ -318,7 +318,7 @@ def test_half_an_emoji_is_told_wherever_a_row_has_it(name: str) -> None:
     assert load_splits(DataArguments(train_file=name)).notes == [f"--train_file {name}:2: {what}"]
     chats = [{"prompt": "a", "completion": "b\ud83d"}, {"prompt": "a", "completion": "b"}]
     Path(name).write_text(json.dumps(chats) if name == "f.json" else "\n".join(map(json.dumps, chats)))
-    assert load_test_conversations(name, BadRowArguments())[2] == [f"--test_file {name}:1: {what}"]
+    assert load_test_conversations(name, BadRowArguments()).notes == [f"--test_file {name}:1: {what}"]
 
 
 @pytest.mark.parametrize("bad_rows", ["stop", "quarantine"])
@@ -536,8 +536,7 @@ def test_a_run_of_chats_leaves_out_what_becomes_no_tokens(tmp_path: Path) -> Non
     files = [str(tmp_path / f"{split}.jsonl") for split in ("train", "validation")]
     assert [(each["file"], each["line"]) for each in entries] == [(file, line) for line in (2, 1) for file in files]
     for file in files:
-        assert f"{file}: 1 more bad rows were left out; rejected.jsonl has them, with reasons." in job.stderr
-    assert "also stand in" not in job.stderr  # the only row that does is left out
+        assert f"{file}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in job.stderr
     sample = json.loads((tmp_path / "out" / "samples.jsonl").read_text(encoding="utf-8"))
     assert "a a a a" not in sample["prompt"]
 

@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaF
 
 from indictune.cli import main
 from indictune.config.arguments import BadRowArguments, ModelArguments
-from indictune.data.chat_tokens import tokenise_chats
 from indictune.data.conversations import load_test_conversations
 from indictune.data.templates import choose_template
 from indictune.models import builtin
 from indictune.models.load import load_tokenizer
 from indictune.models.trained import load_trained
+from tests.data.chats import tokenise_chats
 from tests.ranks import reading
 from tests.ranks.conftest import starter
 from tests.ranks.launching import ROOT, Run, accelerate, distance, python, start, train
@@ -204,17 +204,18 @@ def test_named_targets_and_modules_trained_whole(run_under: Start, strategy: str
 def loss_read_anew(folder: Path, rows: Path) -> float:
     """Of the saved model on a file's answers, read by this process and computed from its logits in another way."""
     tokenizer = load_tokenizer(ModelArguments(str(folder)))
-    conversations = load_test_conversations(str(rows), BadRowArguments())[0]
+    conversations = load_test_conversations(str(rows), BadRowArguments()).rows["test"]
     template = choose_template(tokenizer, None, as_written=False, train_on_prompts=False)
-    tokens = tokenise_chats(conversations, tokenizer, template, max_length=128, train_on_prompts=False).dataset
+    tokens = tokenise_chats(conversations, tokenizer, template, max_length=128)
     model = load_trained(folder, kind=AutoModelForCausalLM, dtype=torch.float32).eval()
-    total = 0.0
+    total = count = 0.0
     for row in tokens:
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([row["input_ids"]])).logits.float()
         labels = torch.tensor(row["labels"][1:])
         total += float(torch.nn.functional.cross_entropy(logits[0, :-1], labels, reduction="sum"))
-    return total / float(sum(tokens["answer_tokens"]))
+        count += int((labels != -100).sum())
+    return total / count
 
 
 @pytest.mark.parametrize(("strategy", "method"), CASES)
