@@ -19,8 +19,6 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from indictune.distributed import async_shards, convert_state, cpu_adam, sharding, strategy_limits
 
-OPTIMIZER = "optimizer.pt"
-
 
 @dataclass(frozen=True)
 class ModelState:
@@ -42,60 +40,49 @@ class ModelState:
 
     @classmethod
     def of(cls, trainer: Trainer) -> ModelState:
-        """That of a trainer that is prepared to train."""
+        """The state of a trainer that is prepared to train."""
         optimizer = cast(AcceleratedOptimizer, trainer.optimizer)
         return cls(trainer.accelerator, trainer.args, sharding.unwrapped(trainer), trainer.model_wrapped, optimizer)
 
     @property
-    def is_deepspeed(self) -> bool:
+    def _is_deepspeed(self) -> bool:
         """Whether DeepSpeed's engine holds the state."""
         return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether FSDP2 has split weights and optimizer states."""
-        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
-
     def write(self, folder: Path, with_shards: bool) -> None:
-        """Write the states, and the weights where they are in shards; whole weights are saved as a model.
+        """Write the optimizer states, and weights that are in shards; whole weights are saved as a model.
 
         Args:
             folder: gets the files.
-            with_shards: False where FSDP2's shards are written later, from `async_shards.copied`.
+            with_shards: False if FSDP2's shards are written later, from `async_shards.copied`.
         """
-        if self.is_deepspeed:
+        if self._is_deepspeed:
             engine: Any = self.wrapped
             engine.save_checkpoint(str(folder), exclude_frozen_parameters=isinstance(self.model, PeftModel))
-        elif self.is_sharded and with_shards:
-            shards = async_shards.shards_of(self.model, self.optimizer)
-            async_shards.write(shards, folder, None, async_shards.ReportingWriter)
-        elif self.args.should_save and not self.is_sharded:
-            torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
+        elif self.accelerator.distributed_type == DistributedType.FSDP:
+            if with_shards:
+                shards = async_shards.shards_of(self.model, self.optimizer)
+                async_shards.write(shards, folder, None, async_shards.ReportingWriter)
+        elif self.args.should_save:
+            torch.save(self.optimizer.state_dict(), folder / convert_state.WHOLE_STATES)
 
     def restore(self, checkpoint: Path) -> None:
-        """Take weights and optimizer states from a checkpoint, whichever strategy wrote it.
+        """Restore weights and optimizer states from a checkpoint of any strategy.
 
         Raises:
-            UserError: the optimizer states do not fit.
             RuntimeError, ValueError: the checkpoint lacks a weight, or holds no states.
         """
-        if self.is_deepspeed:
+        if self._is_deepspeed:
             self._restore_engine(checkpoint)
             return
         optimizer = self.optimizer.optimizer
         convert_state.load_weights(self.model, checkpoint)
-        is_in_shards = (checkpoint / convert_state.STATE_SHARDS).is_dir()
-        if self.is_sharded or is_in_shards:
-            convert_state.load_states(self.model, optimizer, checkpoint, is_foreign=is_in_shards != self.is_sharded)
-        else:
-            on_gpus = self.args.world_size > 1 and self.args.device.type != "cpu"
-            place = self.args.device if on_gpus else "cpu"
-            optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER, map_location=place, weights_only=True))
+        convert_state.load_states(self.model, optimizer, checkpoint)
         strategy_limits.forget_pages(optimizer)
 
     def restore_weights(self, checkpoint: Path) -> None:
-        """Take the weights alone; under DeepSpeed, whose engine reads all at once, the optimizer states too."""
-        if self.is_deepspeed:
+        """Restore the weights. DeepSpeed's engine also reads the optimizer states."""
+        if self._is_deepspeed:
             self._restore_engine(checkpoint)
         else:
             convert_state.load_weights(self.model, checkpoint)
