@@ -44,7 +44,7 @@ def main(run: Run) -> None:
     with reading_weights(args) as reads_weights:
         model = task.load_model(plan, args, rows, reads_weights)
     use_active_vocabulary(model, args, tokens.datasets, rows.tokenizer, point.checkpoint)
-    objective = task.objective(args, model, rows, padded)
+    objective = task.objective(args, model.config, rows.tokenizer, padded, rows)
     trainer = IndicTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded)
     throughput = watch(trainer, plan, run, point, tokens.row_location)
     result = train(trainer, plan, run, point, tokens)

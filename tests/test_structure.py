@@ -190,6 +190,10 @@ def test_a_script_is_the_table_of_contents_of_a_run(path: Path) -> None:
     assert (main.end_lineno or 0) - main.lineno + 1 <= 40
 
 
+def test_a_task_can_be_one_short_file() -> None:
+    assert len((ROOT / "indictune/tasks/tokens.py").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 @every_file
 def test_a_module_says_what_it_is_in_its_first_line(path: Path) -> None:
     docstring = ast.get_docstring(parsed(path))

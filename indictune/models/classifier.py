@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import PeftModel, TaskType
@@ -86,6 +86,8 @@ def load_classifier(
     labels: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     problem_type: ProblemType | None = None,
+    config: PreTrainedConfig | None = None,
+    kind: type[Any] = AutoModelForSequenceClassification,
 ) -> Model:
     """The model with a head for `labels`, ready to train by `args.method`.
 
@@ -97,18 +99,20 @@ def load_classifier(
         labels: the names in the order of their ids, from `label_order`.
         tokenizer: from `load_tokenizer`; its padding token becomes the model's.
         problem_type: for the model's configuration; None is `single_label_classification`.
+        config: of the model. Default: that of a sequence classifier.
+        kind: transformers' Auto class of the model.
 
     Raises:
         UserError: the model is unreadable, or does not fit the tokenizer.
     """
-    config = load_classifier_config(args)
+    config = load_classifier_config(args) if config is None else config
     _check_head(config, labels)
     _set_labels(config, labels, problem_type)
     if args.dropout is not None:
         set_config_dropout(config, args.dropout)
     is_stored_so = bool(stored_quantisation(config))
     quantisation = nf4_config() if args.method == "qlora" and not is_stored_so else None
-    base, new_weights = read_weights(AutoModelForSequenceClassification, args, config, quantisation, torch.float32)
+    base, new_weights = read_weights(kind, args, config, quantisation, torch.float32)
     check_vocabulary(args, base, tokenizer)
     set_padding(base, tokenizer)
     model: Model = base if args.method == "full" else _add_lora(base, args, new_weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -16,21 +16,29 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedToken
 from indictune.config.arguments import ModelArguments
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.config.plan import RunPlan
+from indictune.data.bad_rows import keep_rejected
 from indictune.data.chat_tokens import answer_ends
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.conversations import ConversationSplits, load_conversations, sources_of
+from indictune.data.conversations import (
+    ConversationSplits,
+    load_conversations,
+    load_test_conversations,
+    sources_of,
+)
 from indictune.data.prepare_chats import Chats, check_template, set_template, tokenise_splits
 from indictune.data.row_sources import SPLITS
+from indictune.data.templates import choose_template
 from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
 from indictune.evaluation.console_tables import scores_table
+from indictune.models.adapter_base import continues_texts
 from indictune.models.adapters import check_precision
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.load import Model, load_tokenizer
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.objective import Batch, Collator, Objective
-from indictune.tasks.protocol import Inputs, Task, Tokens
+from indictune.tasks.protocol import EvaluationPlan, Inputs, Task, TestTokens, Tokens
 
 Plan = RunPlan[ChatDataArguments, LlamaTrainingArguments]
 
@@ -67,6 +75,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
     model_arguments = LlamaModelArguments
     data_arguments = ChatDataArguments
     training_arguments = LlamaTrainingArguments
+    scores = ("loss", "answer_token_accuracy")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_causal_config(args)
@@ -78,9 +87,6 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
             found += problems_of(check_packing, plan.model, plan.model_config)
         is_half = plan.training.bf16 is not False or plan.training.fp16
         return found + problems_of(check_precision, plan.model, is_half)
-
-    def metrics(self, plan: Plan) -> tuple[str, ...]:
-        return "loss", "answer_token_accuracy"
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         sources = problems.attempt(sources_of, plan.data, problems)
@@ -109,13 +115,41 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         assert plan.model_config is not None
         return not plan.data.packing and pads_causal(plan.model, plan.model_config)
 
-    def objective(self, args: LlamaTrainingArguments, model: Model, rows: ChatRows, padded: bool) -> Objective:
-        assert rows.tokenizer.pad_token_id is not None
-        return Answers(rows.tokenizer.pad_token_id, compute_dtype(args), padded)
+    def objective(
+        self,
+        args: LlamaTrainingArguments,
+        config: PreTrainedConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        padded: bool,
+        rows: ChatRows | None,
+    ) -> Objective:
+        assert tokenizer.pad_token_id is not None
+        return Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
 
     def load_model(self, plan: Plan, args: LlamaTrainingArguments, rows: ChatRows, reads_weights: bool) -> Model:
         ends = answer_ends(rows.tokenizer, rows.template)
         return load_causal(plan.model, rows.tokenizer, compute_dtype(args), ends, reads_weights)
+
+    def can_evaluate(self, config: Mapping[str, Any]) -> bool:
+        return continues_texts(config.get("architectures"))
+
+    def tokenise_test(
+        self, plan: EvaluationPlan, tokenizer: PreTrainedTokenizerBase | None, problems: Problems
+    ) -> TestTokens:
+        asked, template = plan.data, None
+        test = problems.attempt(load_test_conversations, asked.test_file, asked, problems)
+        if tokenizer is not None and (asked.chat_template is not None or test is not None):
+            as_written = test is not None and test.as_written
+            template = problems.attempt(
+                choose_template, tokenizer, asked.chat_template, as_written, asked.train_on_prompts
+            )
+        problems.raise_any()
+        assert tokenizer is not None
+        assert test is not None
+        assert template is not None
+        chats = tokenise_splits(test, tokenizer, template, asked)
+        keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
+        return chats.datasets["test"], [*test.notes, *chats.notes]
 
 
 class Answers(Objective):
@@ -151,8 +185,8 @@ class Answers(Objective):
     def tables(self, block: dict[str, Any]) -> str:
         return scores_table(block, ("num_tokens", "loss", "perplexity", "answer_token_accuracy"))
 
-    def reload(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool) -> nn.Module:
-        return load_trained(folder, trusts_code, trusts_checkpoint, "cpu", AutoModelForCausalLM, self.dtype)
+    def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
+        return load_trained(folder, trusts_code, trusts_checkpoint, device_map, AutoModelForCausalLM, self.dtype)
 
 
 def compute_dtype(args: LlamaTrainingArguments) -> torch.dtype:

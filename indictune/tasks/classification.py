@@ -8,24 +8,29 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.plan import RunPlan
+from indictune.data.bad_rows import keep_rejected
 from indictune.data.class_weights import as_tensor, check_file, class_weights
-from indictune.data.load_rows import Rows, Splits, load_splits
+from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
 from indictune.data.row_sources import sources_of
 from indictune.data.targets import MULTI_LABEL, REGRESSION
-from indictune.data.tokenisation import tokenise_splits
+from indictune.data.tokenisation import tokenise, tokenise_splits
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.evaluation.metrics import language_metric
-from indictune.models.classifier import check_classifier, label_order, load_classifier, load_classifier_config
+from indictune.models.classifier import (
+    check_classifier,
+    class_names,
+    label_order,
+    load_classifier,
+    load_classifier_config,
+)
 from indictune.models.load import Model, load_tokenizer
-from indictune.models.unpadded import pads
+from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Objective
-from indictune.tasks.protocol import Inputs, Task, Tokens
+from indictune.tasks.protocol import EvaluationPlan, Inputs, Task, TestTokens, Tokens
 from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 
 Plan = RunPlan[DataArguments, SentimentTrainingArguments]
-
-_MAX_NAMES = 20
 
 LANGUAGE_METRICS = language_metric("")
 # Of the modes that are not one label a text, the default first.
@@ -59,6 +64,8 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
     data_arguments = DataArguments
     training_arguments = SentimentTrainingArguments
     lower_is_better = ("mae",)
+    head = "ForSequenceClassification"
+    scores = ("macro_f1", "loss", "accuracy", "worst_language_macro_f1")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_classifier_config(args)
@@ -83,8 +90,7 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
         return found
 
     def metrics(self, plan: Plan) -> tuple[str, ...]:
-        of_one_label = ("macro_f1", "loss", "accuracy", "worst_language_macro_f1")
-        return METRICS.get(str(plan.data.problem_type), of_one_label)
+        return METRICS.get(str(plan.data.problem_type), self.scores)
 
     def language_metrics(self, plan: Plan) -> str:
         return "" if plan.data.problem_type in METRICS else LANGUAGE_METRICS
@@ -125,14 +131,36 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
         return load_classifier(plan.model, rows.labels, rows.tokenizer, plan.data.problem_type)
 
     def objective(
-        self, args: SentimentTrainingArguments, model: Model, rows: ClassifiedRows, padded: bool
+        self,
+        args: SentimentTrainingArguments,
+        config: PreTrainedConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        padded: bool,
+        rows: ClassifiedRows | None,
     ) -> Objective:
-        if model.config.problem_type == REGRESSION:
-            return Regression(model.config, rows.tokenizer, padded, args.regression_loss)
-        if model.config.problem_type == MULTI_LABEL:
-            return MultiLabel(model.config, rows.tokenizer, padded)
-        loss = ExactLoss(as_tensor(rows.weights, rows.labels), args.label_smoothing_factor)
-        return SingleLabel(model.config, rows.tokenizer, padded, loss)
+        if config.problem_type == REGRESSION:
+            return Regression(config, tokenizer, padded, args.regression_loss)
+        if config.problem_type == MULTI_LABEL:
+            return MultiLabel(config, tokenizer, padded)
+        weights = None if rows is None else as_tensor(rows.weights, rows.labels)
+        return SingleLabel(config, tokenizer, padded, ExactLoss(weights, args.label_smoothing_factor))
+
+    def tokenise_test(
+        self, plan: EvaluationPlan, tokenizer: PreTrainedTokenizerBase | None, problems: Problems
+    ) -> TestTokens:
+        asked, config = plan.data, plan.model_config
+        mode = None if config is None else config.problem_type
+        labels = None if config is None else problems.attempt(class_names, config)
+        test = problems.attempt(load_test_rows, asked.test_file, asked, labels, problems, mode)
+        problems.raise_any()
+        assert config is not None
+        assert labels is not None
+        assert tokenizer is not None
+        assert test is not None
+        rows, stored, notes = test
+        keep_rejected(stored, plan.output_dir, plan.launch.rank)
+        dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length, mode)["test"]
+        return dataset, [*notes, *padding_notes(config, trains=False)]
 
 
 def check_metric(metric: str, validation: Rows | None) -> None:
@@ -146,8 +174,5 @@ def check_metric(metric: str, validation: Rows | None) -> None:
         return  # `preflight.values` refuses a metric that does not exist
     known = [language_metric(language) for language in validation.languages()]
     if name not in known:
-        shown = " or ".join(known[:_MAX_NAMES])
-        more = f", or of one of {len(known) - _MAX_NAMES} more languages" if len(known) > _MAX_NAMES else ""
-        raise UserError(
-            "metric-of-unseen-language", "--metric_for_best_model", name, source=validation.source, known=shown + more
-        )
+        details = {"source": validation.source, "known": " or ".join(known)}
+        raise UserError("metric-of-unseen-language", "--metric_for_best_model", name, **details)

@@ -13,6 +13,7 @@ from datasets import Dataset
 from torch import nn
 
 from indictune.data.collation import Row
+from indictune.models.load import Model
 from indictune.tasks.loss import SharedLoss
 
 Batch = dict[str, torch.Tensor]
@@ -55,8 +56,8 @@ class Objective(ABC):
         """A block as people read it."""
 
     @abstractmethod
-    def reload(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool) -> nn.Module:
-        """The saved model, on the CPU."""
+    def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
+        """The saved model; a `device_map` of "cpu" keeps it there."""
 
     def fitted(self) -> dict[str, Any]:
         """Entries for the `config.json` of the saved model, decided by the validation rows."""

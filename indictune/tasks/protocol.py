@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
+from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RowArguments, RunPlan
 from indictune.data.collation import lengths_of
 from indictune.errors import Problem, Problems
@@ -22,6 +23,8 @@ from indictune.tasks.objective import Objective
 Rows = TypeVar("Rows")
 Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)
+EvaluationPlan = RunPlan[EvaluateArguments, IndicTrainingArguments]  # of `indictune evaluate`
+TestTokens = tuple[Dataset, Sequence[str]]  # of a file for a saved model, and notes for the user
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,17 @@ class Task(ABC, Generic[Rows, Data, Training]):
         model_arguments: dataclass of the model's flags.
         data_arguments: dataclass of the rows' flags.
         training_arguments: dataclass of the training's flags.
+        scores: metrics that can compare checkpoints, the default first.
         lower_is_better: metrics, apart from losses, of which the lowest is the best.
+        head: end of the class names of its models, such as `ForTokenClassification`.
     """
 
     model_arguments: type[ModelArguments] = ModelArguments
     data_arguments: type[Data]
     training_arguments: type[Training]
     lower_is_better: tuple[str, ...] = ()
+    scores: tuple[str, ...]
+    head: str
 
     @classmethod
     def arguments(cls) -> tuple[type[Any], ...]:
@@ -102,9 +109,9 @@ class Task(ABC, Generic[Rows, Data, Training]):
     def check(self, plan: RunPlan[Data, Training]) -> list[Problem]:
         """Problems of the plan that only this task has. The plan has a model configuration."""
 
-    @abstractmethod
     def metrics(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
-        """Metrics by which checkpoints can be compared, the default first."""
+        """The metrics that can compare the checkpoints of this run."""
+        return self.scores
 
     def language_metrics(self, plan: RunPlan[Data, Training]) -> str:
         """What the names of such metrics of one language begin with; empty where there are none."""
@@ -141,12 +148,39 @@ class Task(ABC, Generic[Rows, Data, Training]):
         """
 
     @abstractmethod
-    def objective(self, args: Training, model: Model, rows: Rows, padded: bool) -> Objective:
+    def objective(
+        self,
+        args: Training,
+        config: PreTrainedConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        padded: bool,
+        rows: Rows | None,
+    ) -> Objective:
         """What the trainer minimises and measures.
 
         Args:
             args: as transformers has completed them.
-            model: from `load_model`.
-            rows: of the run.
+            config: of the model.
+            tokenizer: of the model.
             padded: what `pads` said.
+            rows: of the run; None for a saved model, which is only evaluated.
+        """
+
+    def can_evaluate(self, config: Mapping[str, Any]) -> bool:
+        """Whether a saved model is of this task, by the content of its `config.json`."""
+        return any(str(name).endswith(self.head) for name in config.get("architectures") or [])
+
+    @abstractmethod
+    def tokenise_test(
+        self,
+        plan: EvaluationPlan,
+        tokenizer: PreTrainedTokenizerBase | None,
+        problems: Problems,
+    ) -> TestTokens:
+        """The token ids of `--test_file` for a saved model, and notes for the user.
+
+        Args:
+            plan: of `indictune evaluate`.
+            tokenizer: of the model; None if it was refused.
+            problems: found so far. All are raised before anything is tokenised.
         """

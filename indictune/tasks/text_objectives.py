@@ -13,12 +13,12 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.evaluation.console_tables import per_label_table, scores_table
 from indictune.evaluation.metrics import classification_metrics, flatten_for_trainer
 from indictune.evaluation.multi_label import best_threshold, multi_label_metrics
 from indictune.evaluation.regression import regression_metrics
 from indictune.models.classifier import class_names
+from indictune.models.load import Model
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, row_losses
@@ -60,8 +60,8 @@ class TextObjective(Objective):
     def tables(self, block: dict[str, Any]) -> str:
         return scores_table(block, self.METRICS)
 
-    def reload(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool) -> nn.Module:
-        return load_trained(folder, trusts_code, trusts_checkpoint, device_map="cpu", kind=self.kind)
+    def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
+        return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind)
 
 
 class SingleLabel(TextObjective):
@@ -162,9 +162,3 @@ class MultiLabel(TextObjective):
     def fitted(self) -> dict[str, Any]:
         """The threshold that is best on the validation rows."""
         return {"threshold": self.threshold}
-
-
-def objective_of(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> TextObjective:
-    """The objective that a trained model is evaluated by."""
-    kinds: dict[str | None, type[TextObjective]] = {REGRESSION: Regression, MULTI_LABEL: MultiLabel}
-    return kinds.get(config.problem_type, SingleLabel)(config, tokenizer)

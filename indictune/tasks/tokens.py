@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,22 +16,22 @@ from torch.nn import functional
 from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from indictune.config.arguments import DataArguments, IndicTrainingArguments, ModelArguments
+from indictune.config.arguments import DataArguments, ModelArguments, TextArguments
+from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.languages import language_of
 from indictune.data.row_sources import SPLITS
 from indictune.errors import Problem, Problems, UserError, problem
 from indictune.evaluation.entities import entity_metrics
-from indictune.models.classifier import class_names
-from indictune.models.dropout import set_config_dropout
-from indictune.models.load import Model, check_vocabulary, load_config, load_tokenizer, read_weights, set_padding
+from indictune.models.classifier import class_names, load_classifier
+from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Batch
-from indictune.tasks.protocol import Inputs, Task, Tokens
+from indictune.tasks.protocol import EvaluationPlan, Inputs, Task, TestTokens, Tokens
 from indictune.tasks.text_objectives import TextObjective
 
-Plan = RunPlan[DataArguments, IndicTrainingArguments]
+Plan = RunPlan[DataArguments, Args]
 Tagged = tuple[str, list[str], list[str]]  # where a sentence stands (`file:line`), its words, and their tags
 
 
@@ -42,11 +43,13 @@ class TaggedRows(NamedTuple):
     tokenizer: Tokenizer
 
 
-class TokenClassification(Task[TaggedRows, DataArguments, IndicTrainingArguments]):
+class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     """Each word gets a tag, which its first token carries."""
 
+    head = "ForTokenClassification"
+    scores = ("f1", "loss", "precision", "recall")
     data_arguments = DataArguments
-    training_arguments = IndicTrainingArguments
+    training_arguments = Args
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:
         return load_config(args, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "classifier of tokens")
@@ -55,38 +58,41 @@ class TokenClassification(Task[TaggedRows, DataArguments, IndicTrainingArguments
         refused = {"--method": plan.model.method != "full", "--dataset_name": plan.data.dataset_name is not None}
         return [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
 
-    def metrics(self, plan: Plan) -> tuple[str, ...]:
-        return "f1", "loss", "precision", "recall"
-
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         named = {split: file for split in SPLITS if (file := getattr(plan.data, f"{split}_file")) is not None}
         return Inputs(problems.attempt(load_tokenizer, plan.model), named)
 
-    def read(self, plan: Plan, inputs: Inputs, problems: Problems) -> TaggedRows | None:
-        named = (inputs.sources or {}).items()
-        splits = {split: problems.attempt(_sentences, file, split, plan.data) or [] for split, file in named}
-        tags = sorted({tag for _, _, row in splits.get("train", []) for tag in row})
-        unseen = {tag: where for found in splits.values() for where, _, row in found for tag in row if tag not in tags}
+    def read(
+        self, plan: Plan | EvaluationPlan, inputs: Inputs, problems: Problems, tags: list[str] | None = None
+    ) -> TaggedRows | None:
+        files = (inputs.sources or {}).items()
+        splits = {split: problems.attempt(_sentences, file, split, plan.data) or [] for split, file in files}
+        known = tags or sorted({tag for _, _, row in splits.get("train", []) for tag in row})
+        sentences = [each for found in splits.values() for each in found]
+        unseen = {tag: where for where, _, row in sentences for tag in row if known and tag not in known}
         problems.extend(problem("tag-unseen", where, tag) for tag, where in unseen.items())
-        return None if inputs.tokenizer is None else TaggedRows(splits, tags, inputs.tokenizer)
+        return None if inputs.tokenizer is None else TaggedRows(splits, known, inputs.tokenizer)
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
-        made = {name: _tokenised(found, rows, plan.data.max_length) for name, found in rows.splits.items()}
+        made = {split: _tokenised(split, rows, plan.data.max_length) for split in rows.splits}
         location = [where for where, _, _ in rows.splits["train"]].__getitem__
         return Tokens(made["train"], made.get("validation"), made.get("test"), location)
 
-    def load_model(self, plan: Plan, args: IndicTrainingArguments, rows: TaggedRows, reads_weights: bool) -> Model:
+    def load_model(self, plan: Plan, args: Args, rows: TaggedRows, reads_weights: bool) -> Model:
         config = self.read_config(plan.model)
-        config.id2label, config.label2id = dict(enumerate(rows.tags)), {tag: i for i, tag in enumerate(rows.tags)}
-        if plan.model.dropout is not None:
-            set_config_dropout(config, plan.model.dropout)
-        model, _ = read_weights(AutoModelForTokenClassification, plan.model, config, None, torch.float32)
-        check_vocabulary(plan.model, model, rows.tokenizer)
-        set_padding(model, rows.tokenizer)
-        return model
+        return load_classifier(plan.model, rows.tags, rows.tokenizer, None, config, TokenTags.kind)
 
-    def objective(self, args: IndicTrainingArguments, model: Model, rows: TaggedRows, padded: bool) -> TokenTags:
-        return TokenTags(model.config, rows.tokenizer, padded)
+    def objective(
+        self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: TaggedRows | None
+    ) -> TokenTags:
+        return TokenTags(config, tokenizer, padded)
+
+    def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
+        tags = None if plan.model_config is None else class_names(plan.model_config)
+        rows = self.read(plan, Inputs(tokenizer, {"test": plan.data.test_file}), problems, tags)
+        problems.raise_any()
+        assert rows is not None
+        return _tokenised("test", rows, plan.data.max_length), []
 
 
 class TokenTags(TextObjective):
@@ -108,7 +114,7 @@ class TokenTags(TextObjective):
         return entity_metrics(predicted, losses, tags, languages, class_names(self.config))
 
 
-def _sentences(file: str, split: str, args: DataArguments) -> list[Tagged]:
+def _sentences(file: str, split: str, args: TextArguments) -> list[Tagged]:
     """The sentences of a file; refused where one has another number of tags than words."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
@@ -125,23 +131,20 @@ def _sentences(file: str, split: str, args: DataArguments) -> list[Tagged]:
 
 
 def _from_conll(lines: list[str]) -> Iterator[tuple[int, list[str], list[str]]]:
-    sentence: list[tuple[int, list[str]]] = []
-    for number, line in enumerate([*lines, ""], 1):
-        if line.strip() and not line.startswith("-DOCSTART-"):
-            sentence.append((number, line.split()))
-        elif sentence:
-            yield sentence[0][0], [each[0] for _, each in sentence], [each[-1] for _, each in sentence if each[1:]]
-            sentence = []
+    """First line, words and tags of each sentence."""
+    numbered = [(number, line.split()) for number, line in enumerate(lines, 1)]
+    for is_sentence, found in groupby(numbered, lambda each: each[1][:1] not in ([], ["-DOCSTART-"])):
+        if is_sentence:
+            numbers, words = zip(*found, strict=True)
+            yield numbers[0], [each[0] for each in words], [each[-1] for each in words if each[1:]]
 
 
-def _tokenised(sentences: list[Tagged], rows: TaggedRows, max_length: int) -> Dataset:
+def _tokenised(split: str, rows: TaggedRows, max_length: int) -> Dataset:
     """Columns `input_ids`, `labels` (one a token), `length` and `language`."""
-    words = [each for _, each, _ in sentences]
+    words, labels = [each for _, each, _ in rows.splits[split]], []
     encoded = rows.tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
-    labels = [np.full(len(ids), IGNORED_LABEL) for ids in encoded["input_ids"]]
-    for number, (_, _, tags) in enumerate(sentences):
-        first = {word: place for place, word in reversed([*enumerate(encoded.word_ids(number))]) if word is not None}
-        for word, place in first.items():
-            labels[number][place] = rows.tags.index(tags[word])
+    for number, (_, _, tags) in enumerate(rows.splits[split]):
+        begun = [None if word == before else word for before, word in pairwise([None, *encoded.word_ids(number)])]
+        labels.append([IGNORED_LABEL if word is None else rows.tags.index(tags[word]) for word in begun])
     columns = {"input_ids": encoded["input_ids"], "labels": labels, "length": list(map(len, labels))}
     return Dataset.from_dict(columns | {"language": [language_of(" ".join(each)) for each in words]})

@@ -6,44 +6,42 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from transformers import AutoConfig, PreTrainedConfig
+from datasets import Dataset
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from indictune.config.arguments import ModelArguments, SentimentTrainingArguments
+from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe, read_recipe, whole_of
 from indictune.credentials import NOT_YAML, without_its_text
-from indictune.data.bad_rows import keep_rejected
-from indictune.data.load_rows import load_test_rows
-from indictune.data.tokenisation import tokenise
 from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem, problems_of
-from indictune.models.adapter_base import config_file, continues_texts
-from indictune.models.classifier import class_names
-from indictune.models.load import check_vocabulary, load_tokenizer
+from indictune.models.adapter_base import config_file
+from indictune.models.load import Model, check_vocabulary, load_tokenizer
 from indictune.models.load_errors import explained
 from indictune.models.position_limits import check_max_length, positions_of
-from indictune.models.trained import load_trained
-from indictune.models.unpadded import padding_notes
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
 from indictune.run import Run
-from indictune.tasks.text_objectives import objective_of
+from indictune.tasks.all_tasks import task_of
+from indictune.tasks.objective import Objective
+from indictune.tasks.protocol import Task
+from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.classifier_trainer import IndicTrainer
+from indictune.train.exact_trainer import ExactTrainer
 from indictune.train.finish import evaluate_file
 from indictune.train.start import bring_up
 
-ANSWER_LENGTH = 2048  # a chat is longer than a tweet; the default of training
-
-# What must be as it was in training, unless the command says otherwise, for the numbers to be the same. Whether the
-# model's code is trusted is not among them: the folder would vouch for itself.
+# Taken from the run that made the model, unless the command has the flag. Trust is not taken: the folder would vouch
+# for itself.
 FROM_TRAINING = (
     *("text_column", "label_column", "language_column", "max_length", "chat_template", "train_on_prompts"),
-    *("per_device_eval_batch_size", "bf16", "fp16"),
+    *("per_device_eval_batch_size", "bf16", "fp16", "regression_loss"),
 )
 
 
@@ -51,34 +49,29 @@ def evaluation_of(argv: Sequence[str]) -> tuple[Callable[[Run], None], Recipe]:
     """The script and the recipe of `indictune evaluate --model DIR --test_file F [--output_dir D]`."""
     recipe = read_recipe(argv, (EvaluateArguments,))
     asked = unresolved(EvaluateArguments, recipe.values)
-    model, test_file = asked.model, asked.test_file
-    for flag, value in (("--model", model), ("--test_file", test_file)):
+    model, test_file = Path(asked.model), asked.test_file
+    for flag, value in (("--model", asked.model), ("--test_file", test_file)):
         if not value:
             recipe.problems.append(problem("evaluate-needs", flag))
-    if model:
+    if asked.model:
         with recipe.problems.collecting():
-            _as_in_training(recipe, Path(model))
-    if config_file(model).is_file() and "output_dir" not in recipe.values:
-        with recipe.problems.collecting():
-            recipe.values["output_dir"] = str(_folder_within(Path(model), Path(test_file).stem))
+            _take_from_training(recipe, model)
+            if "output_dir" not in recipe.values:
+                recipe.values["output_dir"] = str(_folder_within(model, Path(test_file).stem))
     if recipe.values.get("output_dir"):
         with recipe.problems.collecting():
             _check_of_this_file(Path(recipe.values["output_dir"]) / "metrics.json", test_file)
-    main = _evaluate_classes
-    with suppress(ValueError, TypeError, AttributeError):  # no configuration: the classifier's own reading tells so
-        if _continues_texts(Path(model)):
-            main = _evaluate_answers
-    if main is _evaluate_answers and "max_length" not in recipe.values:  # as after `indictune merge`
-        with suppress(Exception):  # a configuration that makes no model: the reading of the model tells so
-            recipe.values["max_length"] = _answer_length(recipe, Path(model))
-    return main, recipe
+    config: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # transformers reports an unreadable file
+        config = json.loads(config_file(model).read_text(encoding="utf-8"))
+    return partial(_evaluate, task_of(config)), recipe
 
 
-def _as_in_training(recipe: Recipe, model: Path) -> None:
-    """Take what the command leaves open from the run that made the model.
+def _take_from_training(recipe: Recipe, model: Path) -> None:
+    """Fill in what the command leaves open from the `recipe.yaml` of the run that made the model.
 
     Raises:
-        UserError: the folder holds no model.
+        UserError: the folder holds no model, or its recipe is unreadable.
     """
     if not config_file(model).is_file():
         raise UserError("no-model", "--model", model)
@@ -87,117 +80,89 @@ def _as_in_training(recipe: Recipe, model: Path) -> None:
     try:
         if trained.exists():
             configuration = whole_of(yaml.safe_load(trained.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("unreadable", "--model", f"{model}: its recipe.yaml", reason=error) from error
-    except NOT_YAML as error:
-        reason = without_its_text(error)
+    except (OSError, *NOT_YAML) as error:
+        reason = error if isinstance(error, OSError) else without_its_text(error)
         raise UserError("unreadable", "--model", f"{model}: its recipe.yaml", reason=reason) from None
-    types = get_type_hints(EvaluateArguments)
+    template = configuration.get("chat_template")
+    if isinstance(template, str) and template.endswith(".jinja"):
+        # The named file may have changed, or belong to somebody else. transformers saves a copy with the model.
+        saved = model / "chat_template.jinja"
+        configuration["chat_template"] = str(saved) if saved.is_file() else None
+    types = get_type_hints(EvaluateArguments) | {"regression_loss": str}
     for name in FROM_TRAINING:
         value = configuration.get(name)
-        if name == "chat_template" and isinstance(value, str) and value.endswith(".jinja"):
-            value = _saved_template(model)
         if value is not None and isinstance(value, types[name]):
             recipe.values.setdefault(name, value)
 
 
-def _saved_template(model: Path) -> str | None:
-    """The file that was a run's `--chat_template`, as the run has saved it: that file may since have changed, and be
-    another's who made the folder. None where it is not saved; the tokenizer may have it."""
-    saved = model / "chat_template.jinja"  # as transformers calls it
-    return str(saved) if saved.is_file() else None
-
-
 def _folder_within(model: Path, name: str) -> Path:
-    """Where a model's evaluation goes.
+    """The folder of an evaluation inside the model's folder.
 
     Raises:
-        UserError: the name is none of a folder, or a link is there, by which a model that was unpacked would have
-            files written anywhere.
+        UserError: a link, which may come with a model, or the name leads elsewhere.
     """
-    if name in (".", ".."):
-        raise UserError("evaluation-folder-name", "--test_file", repr(name))
     folder = model / "evaluation" / name
-    for each in (folder.parent, folder):
-        if each.is_symlink():
-            raise UserError("evaluation-folder-is-link", "--model", model, link=each.relative_to(model))
+    if folder.resolve() != model.resolve() / "evaluation" / name:
+        raise UserError("evaluation-folder-elsewhere", "--model", model, folder=folder.relative_to(model))
     return folder
 
 
 def _check_of_this_file(metrics: Path, test_file: str) -> None:
-    """Refuse to write over the metrics of another file.
-
-    Args:
-        metrics: that will be written.
-        test_file: which they will be of.
+    """Refuse to overwrite the metrics of another file.
 
     Raises:
-        UserError: they are there, and of another.
+        UserError: `metrics-of-another-file`.
     """
     of_file: Any = None
-    if metrics.is_file() and not metrics.is_symlink():
-        with suppress(OSError, ValueError, AttributeError):  # not of this command
-            of_file = json.loads(metrics.read_text(encoding="utf-8")).get("test_file")
+    with suppress(OSError, ValueError, AttributeError):  # no metrics of this command
+        of_file = json.loads(metrics.read_text(encoding="utf-8")).get("test_file")
     if of_file is not None and of_file != os.path.abspath(test_file):
         raise UserError("metrics-of-another-file", "--test_file", test_file, metrics=metrics, other=of_file)
 
 
-def _continues_texts(model: Path) -> bool:
-    """Whether the folder holds a causal language model; else it is a classifier, or nothing."""
-    config = config_file(model)
-    return config.is_file() and continues_texts(json.loads(config.read_text(encoding="utf-8")).get("architectures"))
-
-
-def _answer_length(recipe: Recipe, model: Path) -> int:
-    """Where no run tells it: the default of training, or as many positions as the model has."""
-    trusts = unresolved(EvaluateArguments, recipe.values).trust_remote_code
-    positions = positions_of(AutoConfig.from_pretrained(config_file(model), trust_remote_code=trusts))
-    return min(ANSWER_LENGTH, positions or ANSWER_LENGTH)
-
-
-def _evaluate_answers(run: Run) -> None:
-    from indictune.train.evaluate_chat import evaluate_answers  # TRL is slow to import
-
-    evaluate_answers(run)
-
-
-def _evaluate_classes(run: Run) -> None:
-    plan, found = make_evaluation_plan(run.recipe, os.environ, SentimentTrainingArguments, _read_config)
+def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
+    """Score the model on `--test_file`, and write `metrics.json`. Ranks share the rows."""
+    plan, found = make_evaluation_plan(run.recipe, os.environ, task.training_arguments, _read_config)
     problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
-    labels, tokenizer, test, mode = None, None, None, None if config is None else config.problem_type
+    tokenizer = None
     if config is not None:
-        labels = problems.attempt(class_names, config)
+        if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe
+            default = unresolved(task.data_arguments, {}).max_length
+            asked.max_length = min(default, positions_of(config) or default)
         problems.extend(problems_of(check_max_length, config, asked.max_length, begins=False))
         tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
-    if asked.test_file:  # else its absence is a problem already
-        test = problems.attempt(load_test_rows, asked.test_file, asked, labels, problems, mode)
-    problems.raise_any()
+    if not asked.test_file:
+        problems.raise_any()
+    dataset, notes = task.tokenise_test(plan, tokenizer, problems)
     assert config is not None
-    assert labels is not None
     assert tokenizer is not None
-    assert test is not None
-    rows, stored, notes = test
-    run.warn([*check_max_length(config, asked.max_length, begins=False), *padding_notes(config, trains=False)])
+    run.warn([*check_max_length(config, asked.max_length, begins=False), *notes])
     plan, args = bring_up(plan, run)
-    run.warn(notes)
-    keep_rejected(stored, run.output_dir, run.rank)
-    dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length, mode)["test"]
-    model = load_trained(asked.model, asked.trust_remote_code, asked.trust_checkpoint)
+    objective = task.objective(args, config, tokenizer, padded=True, rows=None)
+    model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
-    trainer = IndicTrainer(model, args, None, None, tokenizer, objective_of(model.config, tokenizer))
+    trainer = _trainer(model, args, dataset, tokenizer, objective)
     trainer.strategy = plan.launch.strategy
     sharding.prepare_for_evaluation(trainer)
     evaluate_file(trainer, run, dataset, asked.test_file)
 
 
+def _trainer(
+    model: Model, args: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, objective: Objective
+) -> ExactTrainer:
+    if objective.loss is None:  # TRL's trainer has its own loss, and asks for training rows
+        return LlamaTrainer(model, args, dataset, None, tokenizer)
+    return IndicTrainer(model, args, None, None, tokenizer, objective)
+
+
 def _read_config(args: ModelArguments) -> PreTrainedConfig:
-    """The configuration of a trained classifier.
+    """The configuration of a trained model, or of the base of an adapter on a language model.
 
     Raises:
         UserError: it cannot be read.
     """
+    folder = Path(args.model_name_or_path)
+    source = folder if (folder / "config.json").is_file() else config_file(folder)
     with explained(args, Exception, flag="--model"):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            args.model_name_or_path, trust_remote_code=args.trust_remote_code
-        )
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
     return config

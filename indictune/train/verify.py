@@ -123,7 +123,8 @@ def _problems(trainer: ExactTrainer, folder: Path, trained: Trained) -> list[str
         torch.set_num_threads(os.cpu_count() or threads)  # launchers leave a process one; the other ranks wait
     try:
         with sharding.loading_alone(trainer.args):
-            saved = trainer.objective.reload(folder, runs_own_code(trained.model), trainer.trusts_checkpoint)
+            trusts_code, trusts_checkpoint = runs_own_code(trained.model), trainer.trusts_checkpoint
+            saved = trainer.objective.load(folder, trusts_code, trusts_checkpoint, device_map="cpu")
         tolerance = _tolerance(trainer, saved)
         problems = _problems_of_shapes(saved, shapes, folder) or _problems_of_weights(saved, trained, tolerance)
         return problems[:MOST_PROBLEMS] or _problems_of_logits(saved, trained, tolerance)

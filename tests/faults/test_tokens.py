@@ -136,7 +136,7 @@ def test_a_token_in_a_file_that_is_no_yaml_is_not_repeated(text: str, tmp_path: 
     (problem,) = recipe.problems
     assert (problem.code, problem.flag) == ("not-yaml", "--config")
     with pytest.raises(UserError) as caught:
-        evaluate._as_in_training(recipe, trained_with(path))
+        evaluate._take_from_training(recipe, trained_with(path))
     told = [problem, *caught.value.problems]
     if "!!" not in text:  # which means nothing in a file of label: weight
         with pytest.raises(UserError) as caught:

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.ranks.conftest import starter
-from tests.ranks.launching import Run
+from tests.ranks.launching import Run, accelerate, python, start
+from tests.ranks.test_evaluation import numbers
 from tests.ranks.test_parity import OF_METRICS, differences
 
 JOB = """
@@ -101,6 +103,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., Ru
         (folder / "job.yaml").write_text(JOB + write(folder), encoding="utf-8")
         found[name] = starter(folder / "job.yaml", tmp_path_factory, script)
     return found
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "ranks"), [("tokens", "ddp", 2), ("regression", "single", 1), ("multi_label", "single", 1)]
+)
+def test_the_evaluate_command_gives_the_numbers_of_the_run(
+    runs: dict[str, Callable[..., Run]], tmp_path: Path, name: str, strategy: str, ranks: int
+) -> None:
+    trained = runs[name]("single", 1, "--per_device_train_batch_size", "24")
+    validation = yaml.safe_load((trained.folder / "recipe.yaml").read_text(encoding="utf-8"))["validation_file"]
+    launcher = python() if strategy == "single" else accelerate(strategy, ranks)
+    flags = ["--model", str(trained.folder), "--test_file", validation, "--output_dir", str(tmp_path / "out")]
+    result = start([*launcher, "indictune/__main__.py", "evaluate", *flags])
+    assert result.returncode == 0, result.stderr
+    evaluated = Run(tmp_path / "out").metrics
+    assert evaluated["world_size"] == ranks
+    assert numbers(evaluated["test"]) == pytest.approx(numbers(trained.metrics["eval"]), abs=1e-6)
 
 
 @pytest.mark.parametrize(("name", "strategy"), list(itertools.product(TASKS, ("ddp", "fsdp2", "zero3"))))

@@ -22,7 +22,7 @@ from transformers import (
 from indictune.checkpoint import store
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.recipe import read_recipe
-from indictune.train.evaluate import _as_in_training
+from indictune.train.evaluate import _take_from_training
 from tests.conftest import FinishedRun
 from tests.ranks.launching import ROOT, python, start
 from tests.train.tiny import tiny_llama
@@ -66,7 +66,7 @@ def test_a_link_to_which_an_evaluation_would_go_is_refused(
     command = [*python(), "indictune/__main__.py", "evaluate", "--model", str(model), "--test_file", str(test_file)]
     result = start(command)
     assert result.returncode == 2, result.stderr
-    assert "[evaluation-folder-is-link]" in result.stderr
+    assert "[evaluation-folder-elsewhere]" in result.stderr
     assert list(outside.iterdir()) == []
     named = start([*command, "--output_dir", str(tmp_path / "out")])
     assert named.returncode == 0, named.stderr
@@ -219,7 +219,7 @@ def test_what_training_computed_in_counts_whoever_decided_it(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text("{}")
     recipe = read_recipe(["--model", str(tmp_path)], [EvaluateArguments])
     (tmp_path / "recipe.yaml").write_text("max_length: 32\ndecided: {bf16: true}\n", encoding="utf-8")
-    _as_in_training(recipe, tmp_path)
+    _take_from_training(recipe, tmp_path)
     assert recipe.values == {"model": str(tmp_path), "max_length": 32, "bf16": True}
 
 
@@ -245,20 +245,18 @@ def test_a_template_that_was_a_file_elsewhere_and_was_not_saved_is_not_read(tmp_
     model = Path(tiny_llama(tmp_path / "model"))
     (model / "recipe.yaml").write_text(f"chat_template: {tmp_path}/secret.jinja\n", encoding="utf-8")
     recipe = read_recipe(["--model", str(model)], [EvaluateArguments])
-    _as_in_training(recipe, model)
+    _take_from_training(recipe, model)
     assert recipe.values == {"model": str(model)}
 
 
-@pytest.mark.parametrize("name", ["...jsonl", "..jsonl"])
-def test_a_name_that_leads_out_of_the_model_names_no_folder(
-    finished_run: FinishedRun, tmp_path: Path, name: str
-) -> None:
+def test_a_name_that_leads_out_of_the_model_names_no_folder(finished_run: FinishedRun, tmp_path: Path) -> None:
+    name = "...jsonl"
     status = (finished_run.folder / "status.json").read_bytes()
     (tmp_path / name).write_text(json.dumps({"text": "a", "label": "positive"}), encoding="utf-8")
     flags = ["--model", str(finished_run.folder), "--test_file", str(tmp_path / name)]
     result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
     assert result.returncode == 2, result.stderr
-    assert "[evaluation-folder-name]" in result.stderr
+    assert "[evaluation-folder-elsewhere]" in result.stderr
     assert (finished_run.folder / "status.json").read_bytes() == status
 
 
