@@ -33,9 +33,8 @@ import pyarrow.parquet as pq
 from benchmarks.environment import environment, write_results
 from indictune.data.bad_rows import BadRows, Quarantine
 from indictune.data.hub_datasets import load_hub_dataset
-from indictune.data.hub_rows import hub_batches, hub_records
-from indictune.data.json_rows import holds_lines
 from indictune.data.read_files import RECORD_EXTENSIONS, Record, read_batches, read_records
+from indictune.data.split_rows import split_batches, split_records
 from indictune.errors import UserError
 from tests.data.test_round_trips import WRITERS
 from tests.plain_readers import Unreadable, are_same, cells_of, may_end_elsewhere, plain_rows
@@ -139,13 +138,21 @@ def rows_of_file(path: Path, bad: BadRows) -> list[Cells]:
 def rows_of_dataset(folder: Path, bad: BadRows) -> list[Cells]:
     """As above, of the training rows of a dataset."""
     rows = load_hub_dataset(str(folder), None)["train"]
-    return cells(list(hub_batches(rows, COLUMNS, OPTIONAL, bad)), bad)
+    return cells(list(split_batches(rows, bad, COLUMNS, OPTIONAL)), bad)
+
+
+def records_of_file(path: Path) -> list[Record]:
+    """Its rows as JSON has them, with their lines, where none is bad."""
+    bad = BadRows("")
+    records = list(read_records(str(path), bad))
+    bad.finish(0)
+    return records
 
 
 def records_of_dataset(folder: Path) -> list[Record]:
-    """Its training rows as JSON has them, with their lines, where none is bad."""
+    """As above, of the training rows of a dataset."""
     bad = BadRows("")
-    records = list(hub_records(load_hub_dataset(str(folder), None)["train"], bad))
+    records = list(split_records(load_hub_dataset(str(folder), None)["train"], bad))
     bad.finish(0)
     return records
 
@@ -225,22 +232,21 @@ def check_dataset(path: Path, folder: Path) -> str:
     dataset.mkdir()
     shutil.copy(path, dataset / f"train{path.suffix}")
     outcome = "refused"
-    by_lines = path.suffix == ".json" and holds_lines(str(path))
     for quarantine in (False, True):
         bads = [Quarantine("set", 0.5, folder) if quarantine else BadRows("set") for _ in range(2)]
         by_file = unless_refused(functools.partial(rows_of_file, path, bads[0]))
         by_name = unless_refused(functools.partial(rows_of_dataset, dataset, bads[1]))
         if by_name is not None:
             outcome = "read"
-        if path.suffix == ".parquet" or by_lines:  # `datasets` itself refuses more, and we fewer files called .json
+        if path.suffix == ".parquet":  # `datasets` itself refuses more
             labels = {label for _, label, *_ in by_name or []}
             if path.name == "ids.parquet" and any(label and not is_number(label) for label in labels):
                 by_file = None  # a dataset gives the names of classes, which may be broken too
             assert by_name is None or by_file is None or by_name == by_file, f"{by_name} but {by_file}"
         else:
             assert by_name == by_file, f"{by_name} but {by_file}"
-    if path.suffix in RECORD_EXTENSIONS and not by_lines:
-        records = unless_refused(lambda: list(read_records(str(path), BadRows(""))))
+    if path.suffix in RECORD_EXTENSIONS:
+        records = unless_refused(functools.partial(records_of_file, path))
         named = unless_refused(lambda: records_of_dataset(dataset))
         assert named is None or records is None or path.name == "ids.parquet" or named == records
     return outcome

@@ -7,26 +7,22 @@ import shutil
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from indictune.errors import Problem, Problems, problem
 
 if TYPE_CHECKING:
     from indictune.config.arguments import BadRowArguments  # slow to import
 
-TEXT_EXTENSIONS = (".csv", ".tsv", ".json", ".jsonl")
+TEXT_EXTENSIONS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 REJECTED = "rejected.jsonl"
 
-# In a split of several files, a row's number is its line plus this many for each earlier file.
+# In a split of several files, a row's number is its line plus this many times the file's number, from 1.
 LINES_PER_FILE = 1 << 32
 
 _MAX_LISTED = 5
-_HAVE_LINES = (*TEXT_EXTENSIONS, ".ndjson")
-
-Each = TypeVar("Each")
 
 
 def row_location(source: str, line: int, files: Sequence[str] = ()) -> str:
@@ -38,110 +34,67 @@ def row_location(source: str, line: int, files: Sequence[str] = ()) -> str:
         files: of the split, if it has several; `line` then includes the file's number times `LINES_PER_FILE`.
     """
     file, line = _file_and_line(source, line, files)
-    return f"{file}:{line}" if Path(file).suffix.lower() in _HAVE_LINES else f"{file} row {line}"
+    return f"{file}:{line}" if Path(file).suffix.lower() in TEXT_EXTENSIONS else f"{file} row {line}"
 
 
 def _file_and_line(source: str, line: int, files: Sequence[str]) -> tuple[str, int]:
     number, line = divmod(line, LINES_PER_FILE)
-    return files[number] if files else source, line
-
-
-class _FirstFew(Generic[Each]):
-    """The first few items of each kind, and the number of the others."""
-
-    def __init__(self) -> None:
-        self._listed: dict[str, list[Each]] = {}
-        self._more: Counter[str] = Counter()
-
-    def add(self, kind: str, make: Callable[[], Each]) -> None:
-        """Count one more; `make` is called for the first few only."""
-        listed = self._listed.setdefault(kind, [])
-        if len(listed) < _MAX_LISTED:
-            listed.append(make())
-        else:
-            self._more[kind] += 1
-
-    def all(self, more: Callable[[str, int], Each]) -> list[Each]:
-        """The items kind by kind; `more` makes an item of a kind and the number of the others."""
-        items = []
-        for kind, listed in self._listed.items():
-            items += listed
-            if kind in self._more:
-                items.append(more(kind, self._more[kind]))
-        return items
+    return files[number - 1] if number else source, line
 
 
 class BadRows:
-    """Count the bad rows of one file or split, and keep the first few. Any of them stops the run.
+    """Count the bad rows of one file or split, and keep the first few of each kind. Any of them stops the run.
 
     Attributes:
         source: the file or split, as messages name it.
-        problems: of the file as a whole, and of its broken lines. They stop the run in any case.
+        problems: of the file as a whole. They stop the run in any case.
         count: number of bad rows.
-        files: of the split, if it has several; the reader sets it.
+        files: of the split so far, if it has several. A line below `LINES_PER_FILE` is one of the last file.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.problems = Problems()
         self.count = 0
-        self.files: Sequence[str] = ()
-        self._offset = 0
-        self._listed = _FirstFew[Problem]()
-        self._remarks = _FirstFew[str]()
+        self.files: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._first: list[Problem] = []
+        self._remarks: dict[str, str] = {}
+        self._remark_counts: Counter[str] = Counter()
 
-    def add_broken(self, line: int, code: str, read: object, **details: Any) -> None:
-        """Add a row that cannot be read.
+    def add(self, line: int, code: str, read: object, **details: Any) -> None:
+        """Add a row that cannot be used.
 
         Args:
             line: on which it begins, from 1; the row's number in parquet files and datasets.
             code: of the problem, as in `errors.toml`.
             read: the content, in a form that json can hold.
             details: of the problem.
-
-        Raises:
-            UserError: it is the fifth. A file of another kind would have millions.
         """
         self.count += 1
-        self.cannot_read(line, code, **details)
+        self._counts[code] += 1
+        if self._counts[code] <= _MAX_LISTED:
+            self._first.append(self._problem(line, code, details))
 
-    def add(self, line: int, code: str, read: object, **details: Any) -> None:
-        """Add a row that was read and cannot be used; arguments as of `add_broken`."""
-        self.count += 1
-        self._listed.add(code, lambda: self._problem(line, code, details))
-
-    def cannot_read(self, line: int, code: str, **details: Any) -> None:
-        """Add a break of the file after which nobody knows where the next row begins.
-
-        Raises:
-            UserError: it is the fifth.
-        """
+    def stop(self, line: int, code: str, **details: Any) -> None:
+        """Add a break of the file after which nobody knows where the next row begins."""
         self.problems.append(self._problem(line, code, details))
-        if len(self.problems) == _MAX_LISTED:
-            file, _ = self._file_and_line(line)
-            self.problems.append(problem("broken-lines", value=file, count=_MAX_LISTED))
-            self.problems.raise_any()
 
-    def remark(self, line: int, what: str, kind: str) -> None:
-        """Note a good row that the user should look at; `kind` ends the sentence "3 more with <kind>"."""
-        self._remarks.add(kind, lambda: f"{self.location(line)}: {what}")
+    def remark(self, line: int, what: str) -> None:
+        """Note a good row that the user should look at."""
+        self._remarks.setdefault(what, self.location(line))
+        self._remark_counts[what] += 1
 
     def notes(self) -> list[str]:
         """Sentences for the user."""
-        return self._remarks.all(lambda kind, count: f"{self.source}: {count:,} more with {kind}.")
+        more = {
+            what: f" So have {count - 1:,} more rows." * (count > 1) for what, count in self._remark_counts.items()
+        }
+        return [f"{location}: {what}{more[what]}" for what, location in self._remarks.items()]
 
     def location(self, line: int) -> str:
         """Where a row stands, as `row_location` writes it."""
-        return row_location(self.source, self._offset + line, self.files)
-
-    @contextmanager
-    def reading(self, number: int) -> Iterator[None]:
-        """Take lines in the block as lines of one of `files`, given by its number from 0."""
-        self._offset = number * LINES_PER_FILE
-        try:
-            yield
-        finally:
-            self._offset = 0
+        return row_location(self.source, self._line_of_split(line), self.files)
 
     def finish(self, good: int) -> None:
         """Check the bad rows once all rows were read.
@@ -152,16 +105,17 @@ class BadRows:
         Raises:
             UserError: all problems.
         """
-        self.problems += self._listed.all(
-            lambda code, count: problem("more-bad-rows", value=self.source, count=count, like=code)
-        )
-        self.problems.raise_any()
+        problems = [*self._first]
+        for code, count in self._counts.items():
+            if count > _MAX_LISTED:
+                problems.append(problem("more-bad-rows", value=self.source, count=count - _MAX_LISTED, like=code))
+        Problems(dict.fromkeys([*problems, *self.problems])).raise_any()
 
     def _problem(self, line: int, code: str, details: dict[str, Any]) -> Problem:
         return Problem(code, "", self.location(line), details=details)
 
-    def _file_and_line(self, line: int) -> tuple[str, int]:
-        return _file_and_line(self.source, self._offset + line, self.files)
+    def _line_of_split(self, line: int) -> int:
+        return line if line >= LINES_PER_FILE else line + len(self.files) * LINES_PER_FILE
 
 
 class Quarantine(BadRows):
@@ -179,26 +133,21 @@ class Quarantine(BadRows):
         self._path = folder / REJECTED
         self._entries = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed with this object)
         self._lines = array("q")
-        self._first: list[Problem] = []
-
-    def add_broken(self, line: int, code: str, read: object, **details: Any) -> None:
-        self.add(line, code, read, **details)
 
     def add(self, line: int, code: str, read: object, **details: Any) -> None:
-        self.count += 1
+        super().add(line, code, read, **details)
         found = self._problem(line, code, details)
-        if len(self._first) < _MAX_LISTED:
-            self._first.append(found)
-        self._lines.append(self._offset + line)
         reason = str(found).removeprefix(f"{found.value}: ")
-        file, line = self._file_and_line(line)
+        line = self._line_of_split(line)
+        self._lines.append(line)
+        file, line = _file_and_line(self.source, line, self.files)
         self._entries.write(_entry({"file": file, "line": line, "reason": reason, "read": read}))
 
     def finish(self, good: int) -> None:
         self.problems.raise_any()
         bad, rows = self.count, good + self.count
         if bad and bad / rows > self.max_fraction:
-            self.problems += self._first
+            self.problems += self._first[:_MAX_LISTED]
             counts: dict[str, Any] = {"bad": bad, "rows": rows, "share": bad / rows, "allowed": self.max_fraction}
             self.problems.append(problem("too-many-bad-rows", value=self.source, **counts))
             self.problems.raise_any()
@@ -223,25 +172,16 @@ def bad_rows(source: str, args: BadRowArguments, folder: Path) -> BadRows:
 
 
 def keep_rejected(prepared: Path, output_dir: Path, rank: int) -> None:
-    """Copy the rejected rows to the model's folder on rank 0, and remove a file of an earlier run.
-
-    Args:
-        prepared: folder of the prepared rows.
-        output_dir: of the run.
-        rank: of this process.
-    """
-    if rank != 0:
-        return
-    if (prepared / REJECTED).exists():
-        output_dir.mkdir(parents=True, exist_ok=True)
-        copy_rejected(prepared, output_dir)
-    else:
+    """On rank 0, copy the rejected rows of the prepared ones to the output, and remove those of an earlier run."""
+    if rank == 0:
         (output_dir / REJECTED).unlink(missing_ok=True)
+        copy_rejected(prepared, output_dir)
 
 
 def copy_rejected(prepared: Path, folder: Path) -> None:
     """Copy the rejected rows, if there are any, to another folder."""
     if (prepared / REJECTED).exists():
+        folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(prepared / REJECTED, folder / REJECTED)
 
 

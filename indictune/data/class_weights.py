@@ -12,9 +12,10 @@ import yaml
 from indictune.config.strict_yaml import TextLoader
 from indictune.credentials import NOT_YAML, without_its_text
 from indictune.data.columns import normalise_label
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems, UserError, problem
 
 BALANCED = "balanced"
+_FLAG = "--class_weights"
 
 
 def class_weights(choice: str | None, train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, float] | None:
@@ -31,7 +32,16 @@ def class_weights(choice: str | None, train_labels: Iterable[str], labels: Seque
     """
     if choice is None:
         return None
-    return _balanced(train_labels, labels) if choice == BALANCED else _from_file(choice, labels)
+    if choice == BALANCED:  # as scikit-learn's `class_weight="balanced"`
+        counts = Counter(train_labels)
+        return {label: counts.total() / (len(labels) * counts[label]) for label in labels}
+    weights = read_file(choice)
+    problems = Problems()
+    for label in sorted(weights.keys() ^ set(labels)):
+        code = "class-weight-unknown" if label in weights else "class-weight-missing"
+        problems.append(problem(code, _FLAG, choice, label=label, labels=", ".join(labels)))
+    problems.raise_any()
+    return weights
 
 
 def check_file(choice: str | None) -> None:
@@ -49,23 +59,6 @@ def as_tensor(weights: Mapping[str, float] | None, labels: Sequence[str]) -> tor
     return None if weights is None else torch.tensor([weights[label] for label in labels])
 
 
-def _balanced(train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, float]:
-    """`rows / (labels x rows of the label)`: scikit-learn's `class_weight="balanced"`."""
-    counts = Counter(train_labels)
-    return {label: counts.total() / (len(labels) * counts[label]) for label in labels}
-
-
-def _from_file(path: str, labels: Sequence[str]) -> dict[str, float]:
-    weights = read_file(path)
-    problems = Problems()
-    for label in sorted(set(labels) - weights.keys()):
-        problems.append(f"--class_weights {path}: label {label} has no weight.")
-    for label in sorted(weights.keys() - set(labels)):
-        problems.append(f"--class_weights {path}: {label} is no label of the training rows ({', '.join(labels)}).")
-    problems.raise_any()
-    return weights
-
-
 def read_file(path: str) -> dict[str, float]:
     """The weights in a JSON or YAML file, by label.
 
@@ -76,33 +69,27 @@ def read_file(path: str) -> dict[str, float]:
         # JSON is YAML too. Read as text alone: YAML takes a label `no` for a boolean and a weight 1e-1 for a string.
         content = yaml.load(Path(path).read_text(encoding="utf-8"), TextLoader)
     except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, str(error)) from error
+        raise UserError("class-weights-unreadable", _FLAG, path, reason=error) from error
     except NOT_YAML as error:
-        raise _unreadable(path, without_its_text(error)) from None
+        raise UserError("class-weights-unreadable", _FLAG, path, reason=without_its_text(error)) from None
     if not isinstance(content, Mapping):
-        raise UserError(f"--class_weights {path}: expected label: weight, found {type(content).__name__}.")
-    weights = {normalise_label(label) or "": _number(weight) for label, weight in content.items()}
+        raise UserError("class-weights-unreadable", _FLAG, path, reason=f"it holds a {type(content).__name__}")
+    weights: dict[str, float] = {}
     problems = Problems()
-    for label, times in Counter(normalise_label(label) or "" for label in content).items():
-        if times > 1:
-            problems.append(f"--class_weights {path}: label {label} has {times} weights, in different spellings.")
-    for label, weight in content.items():
-        if not 0 < _number(weight) < float("inf"):
-            problems.append(f"--class_weights {path}: {label}: {weight}: expected a number above 0.")
+    for written, weight in content.items():
+        label = normalise_label(written) or ""
+        if label in weights:
+            problems.append(problem("class-weight-twice", _FLAG, path, label=label))
+        weights[label] = _number(weight)
+        if not 0 < weights[label] < float("inf"):
+            problems.append(problem("class-weight-not-positive", _FLAG, path, label=label, weight=weight))
     problems.raise_any()
     return weights
-
-
-def _unreadable(path: str, reason: str) -> UserError:
-    return UserError(
-        f"--class_weights {path}: cannot be read: {reason}. Expected `{BALANCED}` or a JSON or YAML file of label: "
-        "weight."
-    )
 
 
 def _number(weight: object) -> float:
     """NaN where it is none."""
     try:
-        return float(weight) if isinstance(weight, str) else float("nan")
+        return float(str(weight))
     except ValueError:
         return float("nan")

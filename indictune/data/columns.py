@@ -5,26 +5,17 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.data.bad_rows import BadRows
-from indictune.errors import Problem, Problems, UserError, problem
+from indictune.errors import Problems, UserError, problem
 
 SEPARATOR = "|"  # of the labels of one row
 _MAX_SHOWN = 30
-_BYTES = (
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_binary_view,
-    pa.types.is_fixed_size_binary,
-)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 _DECIMAL = re.compile(r"(-?\d+)\.(\d*)")
-
-Fault = tuple[str, dict[str, Any]]  # code and details of a problem
 
 
 def normalise_label(label: str | None) -> str | None:
@@ -56,11 +47,24 @@ def joined_list(value: object) -> object:
     return SEPARATOR.join(map(str, value)) or SEPARATOR
 
 
-def check_columns(path: str, present: Collection[str], columns: Mapping[str, str]) -> None:
+def existing_columns(
+    source: str, present: Sequence[str], columns: Mapping[str, str], optional: Mapping[str, str]
+) -> dict[str, str]:
+    """`columns`, and those of `optional` that are present.
+
+    Raises:
+        UserError: one problem for every column that is missing or duplicate.
+    """
+    names = {**columns, **{role: name for role, name in optional.items() if name in present}}
+    check_columns(source, present, names)
+    return names
+
+
+def check_columns(source: str, present: Collection[str], columns: Mapping[str, str]) -> None:
     """Check that each wanted column exists once.
 
     Args:
-        path: of the file, or name of the split.
+        source: file or split, for messages.
         present: names of all columns.
         columns: role ("text", "label", "language") -> name of its column.
 
@@ -69,18 +73,19 @@ def check_columns(path: str, present: Collection[str], columns: Mapping[str, str
     """
     problems = Problems()
     names = list(present)
+    shown = ", ".join(map(shortened, names)) or "no columns"
     for role, name in columns.items():
-        problems += _duplicates(path, names, name)
+        problems.attempt(_check_unique, source, names, name)
         if name not in names:
-            near = difflib.get_close_matches(name.lower(), [other.lower() for other in names], n=1, cutoff=0.6)
+            near = difflib.get_close_matches(name.lower(), [other.lower() for other in names], n=1)
             hint = next((f"Did you mean {shortened(other)}?" for other in names if other.lower() in near), None)
-            shown = ", ".join(map(shortened, names)) or "no columns"
-            details: dict[str, Any] = {"column": shortened(name), "role": role, "columns": shown}
-            problems.append(problem("column-missing", value=path, way_out=hint, **details))
+            problems.append(
+                problem("column-missing", "", source, hint, column=shortened(name), role=role, columns=shown)
+            )
     problems.raise_any()
 
 
-def check_schema(path: str, schema: pa.Schema) -> None:
+def check_schema(source: str, schema: pa.Schema) -> None:
     """Refuse duplicate columns, and columns of type JSON.
 
     A row keeps the last of two columns of one name. `datasets` 5 makes JSON columns of mixed values, with each text in
@@ -91,109 +96,62 @@ def check_schema(path: str, schema: pa.Schema) -> None:
     """
     problems = Problems()
     for name in dict.fromkeys(schema.names):
-        problems += _duplicates(path, schema.names, name)
+        problems.attempt(_check_unique, source, schema.names, name)
     for field in schema:
         if "arrow.json" in str(field.type):
-            problems.append(problem("column-json", value=path, column=shortened(field.name), type=field.type))
+            problems.append(problem("column-json", value=source, column=shortened(field.name), type=field.type))
     problems.raise_any()
 
 
-def _duplicates(path: str, names: list[str], name: str) -> list[Problem]:
-    count = names.count(name)
-    return [problem("column-duplicate", value=path, count=count, column=shortened(name))] if count > 1 else []
+def _check_unique(source: str, names: list[str], name: str) -> None:
+    if (count := names.count(name)) > 1:
+        raise UserError("column-duplicate", value=source, count=count, column=shortened(name))
 
 
-def text_batch(
-    read: pa.RecordBatch,
+def text_batches(
+    batches: Iterable[pa.RecordBatch],
     names: Mapping[str, str],
     optional: Collection[str],
-    path: str,
-    first_row: int,
-    bad: BadRows,
+    source: str,
     lists: Collection[str] = (),
-) -> pa.RecordBatch:
+) -> Iterator[pa.RecordBatch]:
     """Arrow rows in the form that `read_batches` yields.
 
     Args:
-        read: rows that have the columns named.
+        batches: all rows of a file or split, with the columns named.
         names: role -> name of its column.
         optional: roles that get a column of nulls if `names` lacks them.
-        path: of the file, or name of the split.
-        first_row: number of the first row in its file or split, from 1.
-        bad: gets the rows with strings that are not UTF-8.
+        source: file or split, for messages.
         lists: names of columns that may hold lists, which are joined by `joined_list`.
 
     Raises:
         UserError: one problem for every column that holds neither text, numbers nor booleans.
     """
-    lines = pa.array(range(first_row, first_row + read.num_rows), pa.int64())
-    readable = _readable(read.select(list(dict.fromkeys(names.values()))), first_row, bad)
-    if readable is not None:
-        read, lines = read.filter(readable), lines.filter(readable)
-    problems = Problems()
-    arrays: dict[str, pa.Array] = {role: pa.nulls(read.num_rows, pa.string()) for role in (*names, *optional)}
-    for role, name in names.items():
-        with problems.collecting():
+    first_row = 1
+    for read in batches:
+        problems = Problems()
+        arrays: dict[str, pa.Array] = {role: pa.nulls(read.num_rows, pa.string()) for role in (*names, *optional)}
+        for role, name in names.items():
             column = read.column(name)
             if name in lists and pa.types.is_nested(column.type):
                 column = pa.array(map(joined_list, column.to_pylist()), pa.string())
-            arrays[role] = _as_text(column, path, name)
-    problems.raise_any()
-    arrays["line"] = lines
-    return pa.record_batch(list(arrays.values()), names=list(arrays))
+            with problems.collecting():
+                arrays[role] = _as_text(column, source, name)
+        problems.raise_any()
+        arrays["line"] = pa.array(range(first_row, first_row + read.num_rows), pa.int64())
+        yield pa.record_batch(arrays)
+        first_row += read.num_rows
 
 
-def typed_rows(read: pa.RecordBatch, first_row: int, bad: BadRows) -> Iterator[tuple[int, dict[str, object]]]:
-    """Arrow rows in the form that `read_records` yields.
-
-    Args:
-        read: rows.
-        first_row: number of the first row in its file or split, from 1.
-        bad: gets the rows with strings that are not UTF-8, or times beyond those of Python.
-    """
-    try:
-        rows: list[dict[str, object]] = read.to_pylist()
-    except (ValueError, OverflowError):
-        for number in range(read.num_rows):
-            row, fault = _python_row(read, number)
-            if fault:
-                bad.add_broken(first_row + number, fault[0], row, **fault[1])
-            else:
-                yield first_row + number, row
-    else:
-        yield from enumerate(rows, first_row)
+def numbered_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[str, object]]]:
+    """Arrow rows in the form that `read_records` yields."""
+    first_row = 1
+    for batch in batches:
+        yield from enumerate(batch.to_pylist(), first_row)
+        first_row += batch.num_rows
 
 
-def _readable(read: pa.RecordBatch, first_row: int, bad: BadRows) -> pa.BooleanArray | None:
-    """Which rows hold only UTF-8 strings, or None if all do; `bad` gets the others."""
-    try:
-        for column in read.columns:
-            column.validate(full=True)
-        return None
-    except pa.ArrowInvalid:
-        rows = [_python_row(read, number) for number in range(read.num_rows)]
-    for number, (row, fault) in enumerate(rows, first_row):
-        if fault:
-            bad.add_broken(number, fault[0], row, **fault[1])
-    return pa.array([fault is None for _, fault in rows], pa.bool_())
-
-
-def _python_row(read: pa.RecordBatch, number: int) -> tuple[dict[str, object], Fault | None]:
-    """A row without the values that Python cannot hold, and what is wrong with one of them."""
-    row: dict[str, object] = {}
-    fault: Fault | None = None
-    for name in read.schema.names:
-        try:
-            row[name] = read.column(name)[number].as_py()
-        except UnicodeDecodeError as error:
-            byte = f"0x{error.object[error.start]:02x}"
-            fault = "not-utf8", {"where": f"column {shortened(name)}: ", "byte": byte}
-        except (ValueError, OverflowError) as error:
-            fault = "value-unreadable", {"column": shortened(name), "reason": error}
-    return row, fault
-
-
-def _as_text(column: pa.Array, path: str, name: str) -> pa.Array:
+def _as_text(column: pa.Array, source: str, name: str) -> pa.Array:
     """A column of strings, numbers or booleans, dictionary-encoded or not, as nullable strings; NaN becomes null.
 
     Raises:
@@ -202,7 +160,7 @@ def _as_text(column: pa.Array, path: str, name: str) -> pa.Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_extension = isinstance(kind, pa.BaseExtensionType)  # such as JSON, with each text in quotes
     if is_extension or pa.types.is_nested(kind) or any(is_bytes(kind) for is_bytes in _BYTES):
-        raise UserError("column-type", value=path, column=name, type=kind)
+        raise UserError("column-type", value=source, column=name, type=kind)
     try:
         column = column.cast(kind)
         if pa.types.is_floating(kind):
@@ -211,7 +169,7 @@ def _as_text(column: pa.Array, path: str, name: str) -> pa.Array:
         text.validate(full=True)
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
-        raise UserError("column-unreadable", value=path, column=name, type=kind, reason=reason) from error
+        raise UserError("column-unreadable", value=source, column=name, type=kind, reason=reason) from error
     return text
 
 

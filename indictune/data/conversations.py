@@ -15,18 +15,18 @@ from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.arrow_tables import map_table, write_table
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
-from indictune.data.hub_rows import hub_records
 from indictune.data.languages import language_of
 from indictune.data.messages import RowError, is_prompt_text, messages_of
 from indictune.data.progress_bar import with_progress
-from indictune.data.read_files import Record, read_records, without_surrogates
+from indictune.data.read_files import Record, without_surrogates
 from indictune.data.row_sources import SPLITS, Reader, Source, file_source, refuse_early, sources_by_split
 from indictune.data.rows import StoredRows, leaked_rows, read_facts, write_facts
+from indictune.data.split_rows import split_records
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 
 ChatSource = Source[Record]
 
-_READER: Reader[Record] = Reader("builtin:chats", "samples/chats", read_records, hub_records)
+_READER: Reader[Record] = Reader("builtin:chats", "samples/chats", split_records)
 # Rows held as Python objects before they become arrow arrays; a conversation may be long.
 _CHUNK_ROWS = 2_000
 _SCHEMA = pa.schema(
@@ -126,7 +126,7 @@ def _load(sources: Mapping[str, ChatSource], args: BadRowArguments, problems: Pr
     """
 
     def make(folder: Path) -> None:
-        refuse_early(problems, sources.values(), args, folder, _CHUNK_ROWS)
+        refuse_early(problems, sources.values(), _CHUNK_ROWS)
         rows: dict[str, Conversations] = {}
         notes: list[str] = []
         for split, source in sources.items():

@@ -1,4 +1,4 @@
-"""Read the rows of json and jsonl files."""
+"""Read the rows of json and jsonl files. A number stays the text it is written as: 1e5 becomes "1e5"."""
 
 from __future__ import annotations
 
@@ -6,54 +6,41 @@ import codecs
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import Fault, check_columns, joined_list, shortened
+from indictune.data.columns import check_columns, joined_list, shortened
 from indictune.data.text_lines import decoded_lines
 from indictune.errors import UserError
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[')
+_NEXT = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+(?!\])|(?=\]))")  # after an element: another one, or the list's end
 _BEGINNING_BYTES = 1 << 16
-_NOT_TEXT = re.compile("[\udc80-\udcff]")  # as `decoded_lines` writes a byte that is not UTF-8
-_TOO_DEEP = "nested too deeply"
+_HALF_EMOJI = "has half of an emoji (one \\ud800 to \\udfff alone), which is read as U+FFFD."
 
 
-class _Decoder:
-    """Decode JSON. A number stays the text it is written as: 1e5 becomes "1e5".
+class _DuplicateKeyError(ValueError):
+    """An object has a key twice. JSON decoders silently drop one of the two."""
 
-    NaN becomes null: pandas writes it for a missing value.
 
-    Attributes:
-        fault: of the latest value, or None. JSON decoders silently drop one of two equal keys.
-    """
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _DuplicateKeyError(next(key for key in keys if keys.count(key) > 1))
+    return made
 
-    fault: Fault | None
 
-    def __init__(self) -> None:
-        self._decoder = json.JSONDecoder(
-            parse_float=str,
-            parse_int=str,
-            parse_constant=lambda name: None if name == "NaN" else name,
-            object_pairs_hook=self._object,
-        )
-
-    def decode(self, text: str) -> object:
-        self.fault = None
-        value: object = self._decoder.decode(text)
-        return value
-
-    def raw_decode(self, text: str, begin: int) -> tuple[object, int]:
-        self.fault = None
-        return self._decoder.raw_decode(text, begin)
-
-    def _object(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            keys = [key for key, _ in pairs]
-            duplicate = next(key for key in keys if keys.count(key) > 1)
-            self.fault = "key-duplicate", {"key": shortened(ascii(duplicate))}
-        return made
+# pandas writes NaN for a missing value.
+_DECODER = json.JSONDecoder(
+    parse_float=str,
+    parse_int=str,
+    parse_constant=lambda name: None if name == "NaN" else name,
+    object_pairs_hook=_object,
+)
+_ERRORS = (ValueError, RecursionError)
 
 
 def holds_lines(path: str) -> bool:
@@ -65,24 +52,16 @@ def holds_lines(path: str) -> bool:
 
 def json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
     """The value on each line of a jsonl file, with its line number; blank lines are skipped."""
-    decoder = _Decoder()
-    undecodable: dict[int, str] = {}
-    for number, line in enumerate(decoded_lines(path, undecodable), 1):
-        if undecodable:
-            bad.add_broken(number, "not-utf8", line, where="", byte=undecodable.pop(number))
-            continue
-        if line.isspace():
-            continue
-        try:
-            # Without its end, a line cut short breaks in its last column, not in "column 1" of a next line.
-            value = decoder.decode(line.rstrip("\r\n"))
-        except json.JSONDecodeError as error:
-            bad.add_broken(number, "invalid-json", line, reason=f"{error.msg} (column {error.colno})")
-        except RecursionError:
-            bad.add_broken(number, "invalid-json", line, reason=_TOO_DEEP)
-        else:
-            if decoder.fault:
-                bad.add_broken(number, decoder.fault[0], line, **decoder.fault[1])
+    for number, (line, byte) in enumerate(decoded_lines(path), 1):
+        if byte:
+            bad.add(number, "not-utf8", line, where="", byte=byte)
+        elif not line.isspace():
+            try:
+                # Without its end, a line cut short breaks in its last column, not in "column 1" of a next line.
+                value = _DECODER.decode(line.rstrip("\r\n"))
+            except _ERRORS as error:
+                code, details = _fault(error)
+                bad.add(number, code, line, **details)
             else:
                 _remark_half_emoji(line, value, number, bad)
                 yield number, value
@@ -94,47 +73,36 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
     Raises:
         UserError: there is no list.
     """
-    undecodable: dict[int, str] = {}
-    text = "".join(decoded_lines(path, undecodable))
+    content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        bad.stop(line, "not-utf8", where="", byte=f"0x{content[error.start]:02x}")
+        return
     opening = _LIST.match(text)
     if opening is None:
         raise UserError("json-list-missing", value=path)
-    decoder = _Decoder()
     number, counted = 1, 0
     begin = _skip_space(text, opening.end())
-    closed = text[begin : begin + 1] == "]"
     try:
-        while not closed:
+        while text[begin : begin + 1] != "]":
             number, counted = number + text.count("\n", counted, begin), begin
-            value, end = decoder.raw_decode(text, begin)
-            not_text = _NOT_TEXT.search(text, begin, end) if undecodable else None
-            if not_text:
-                line = number + text.count("\n", begin, not_text.start())
-                bad.add_broken(line, "not-utf8", text[begin:end], where="", byte=undecodable[line])
-            elif decoder.fault:
-                bad.add_broken(number, decoder.fault[0], text[begin:end], **decoder.fault[1])
-            else:
-                _remark_half_emoji(text[begin:end], value, number, bad)
-                yield number, value
-            end = _skip_space(text, end)
-            if text[end : end + 1] not in (",", "]"):
-                raise json.JSONDecodeError("Expecting ',' or ']'", text, end)
-            closed = text[end] == "]"
-            begin = end if closed else _skip_space(text, end + 1)
-        around = decoder.decode(f"{text[: opening.end()]}{text[begin:]}")
-    except json.JSONDecodeError as error:
+            value, end = _DECODER.raw_decode(text, begin)
+            _remark_half_emoji(text[begin:end], value, number, bad)
+            yield number, value
+            following = _NEXT.match(text, end)
+            if following is None:
+                raise json.JSONDecodeError("Expecting ',' and an element, or ']'", text, end)
+            begin = following.end()
+        around = _DECODER.decode(f"{text[: opening.end()]}{text[begin:]}")
+    except _ERRORS as error:
         # The text around the list was decoded without the list: its positions are not those of the file.
-        bad.cannot_read(error.lineno if error.doc is text else number, "invalid-json", reason=error.msg)
+        if isinstance(error, json.JSONDecodeError) and error.doc is text:
+            number = error.lineno
+        code, details = _fault(error)
+        bad.stop(number, code, **details)
         return
-    except RecursionError:
-        bad.cannot_read(number, "invalid-json", reason=_TOO_DEEP)
-        return
-    if decoder.fault:
-        bad.cannot_read(1, decoder.fault[0], **decoder.fault[1])
-    outside = _NOT_TEXT.search(text, 0, opening.end()) or _NOT_TEXT.search(text, begin) if undecodable else None
-    if outside:
-        line = 1 + text.count("\n", 0, outside.start())
-        bad.cannot_read(line, "not-utf8", where="", byte=undecodable[line])
     if isinstance(around, dict) and around.get("data") != []:
         raise UserError("json-list-missing", value=path)
 
@@ -160,32 +128,19 @@ def record_rows(
     present: dict[str, None] = {}  # an ordered set, for the message
     for line, record in records:
         if not isinstance(record, dict):
-            bad.add_broken(line, "not-an-object", record, held=kind_of(record))
+            bad.add(line, "not-an-object", record, held=kind_of(record))
             continue
         present.update(dict.fromkeys(record))
         values = [joined_list(record.get(name)) if name in lists else record.get(name) for name in names]
-        nested = next(
-            (name for name, value in zip(names, values, strict=True) if isinstance(value, dict | list)), None
-        )
-        if nested is not None:
-            held, expected = kind_of(record[nested]), "text, a number or a boolean"
-            bad.add_broken(line, "value-of-wrong-type", record, where=nested, held=held, expected=expected)
+        nested = [name for name, value in zip(names, values, strict=True) if isinstance(value, dict | list)]
+        if nested:
+            held, expected = kind_of(record[nested[0]]), "text, a number or a boolean"
+            bad.add(line, "value-of-wrong-type", record, where=nested[0], held=held, expected=expected)
         else:
             yield line, tuple(map(_text, values))
     if present:
         with bad.problems.collecting():
             check_columns(path, present, columns)
-
-
-def _remark_half_emoji(written: str, value: object, line: int, bad: BadRows) -> None:
-    """Report half of a surrogate pair, which no text can hold: tweets are cut inside an emoji."""
-    if r"\ud" not in written and r"\uD" not in written:
-        return
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        what = "has half of an emoji (one \\ud800 to \\udfff alone), which is read as U+FFFD."
-        bad.remark(line, what, "half of an emoji")
 
 
 def kind_of(value: object) -> str:
@@ -194,6 +149,24 @@ def kind_of(value: object) -> str:
         return "null"
     kinds = {bool: "a boolean", dict: "an object", list: "a list", str: "a text or a number"}
     return kinds.get(type(value), type(value).__name__)
+
+
+def _fault(error: Exception) -> tuple[str, dict[str, Any]]:
+    """Code and details of the problem of a value that cannot be decoded."""
+    if isinstance(error, _DuplicateKeyError):
+        return "key-duplicate", {"key": shortened(ascii(error.args[0]))}
+    if isinstance(error, json.JSONDecodeError):
+        return "invalid-json", {"reason": f"{error.msg} (column {error.colno})"}
+    return "invalid-json", {"reason": "nested too deeply"}
+
+
+def _remark_half_emoji(written: str, value: object, line: int, bad: BadRows) -> None:
+    """Report half of a surrogate pair, which no text can hold: tweets are cut inside an emoji."""
+    if r"\ud" in written or r"\uD" in written:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            bad.remark(line, _HALF_EMOJI)
 
 
 def _text(value: object) -> str | None:

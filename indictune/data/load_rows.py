@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,17 @@ import pyarrow.compute as pc
 from indictune.config.arguments import DataArguments, TextArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.data.arrow_tables import map_table, stored_batches, write_table
-from indictune.data.bad_rows import BadRows, Quarantine, bad_rows
+from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
-from indictune.data.columns import normalise_label
 from indictune.data.label_spellings import Spellings
 from indictune.data.labels import check_labels, label_counts, ordered_labels, unknown_labels
-from indictune.data.lost_letters import LostLetters
+from indictune.data.lost_letters import lost_letters_notes
 from indictune.data.progress_bar import with_progress
 from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
 from indictune.data.targets import MULTI_LABEL, names
 from indictune.errors import Problems, UserError, attributed_to
-
-logger = logging.getLogger(__name__)
 
 TextSource = Source[pa.RecordBatch]
 
@@ -167,7 +162,7 @@ def _read_splits(
     Returns:
         The rows by split, and notes for the user.
     """
-    refuse_early(problems, sources.values(), args, folder, 1)
+    refuse_early(problems, sources.values(), 1)
     notes: list[str] = []
     loaded: dict[str, Rows] = {}
     spellings = Spellings()
@@ -190,42 +185,31 @@ def _read_split(
         args: how they are read.
         notes: get sentences for the user.
         path: gets the table.
-        bad: gets the rows that cannot be used. It gets rows without text only if it leaves rows out.
+        bad: gets the rows that cannot be used.
         spellings: collect those of the labels.
     """
     empty: list[pa.Array] = []
-    lost = LostLetters()
-    read = lost.read(spellings.read(source.read(bad), bad.location), bad.location)
-    if isinstance(bad, Quarantine):
-        batches = _usable(source, read, bad, args, path.parent)
-    else:
-        batches = _with_text(cleaned(read), empty)
+    batches = _with_text(cleaned(spellings.read(source.read(bad), bad.location)), empty)
     write_table(path, SCHEMA, with_progress(batches, f"reading {source.name}"))
     table = map_table(path)
-    bad.finish(table.num_rows)
-    where = f"{source.origin} {source.name}"
+    labelled = len(table) - table["label"].null_count
+    lacks_labels = source.may_lack_labels and not labelled
+    if labelled < len(table) and not lacks_labels:
+        _keep_labelled(path, bad, args.label_column)
+        table = map_table(path)
+    bad.finish(len(table))
     notes += [f"{source.origin} {note}" for note in bad.notes()]
-    notes += [f"{where}: {note}" for note in lost.notes()]
-    empty_lines = pa.chunked_array(empty, pa.int64())
-    if table.num_rows == 0:
-        raise UserError("no-texts", value=source.name, rows=len(empty_lines), column=args.text_column)
-    if len(empty_lines):
-        locations = listed(empty_lines, bad.location)
-        notes.append(f"{where}: {len(empty_lines)} rows without text were dropped: {locations}.")
-        if logger.isEnabledFor(logging.DEBUG):  # there may be millions
-            logger.debug("rows without text: %s", list(map(bad.location, empty_lines.to_pylist())))
-    unlabelled = table["line"].filter(pc.is_null(table["label"]))
-    if source.may_lack_labels and len(unlabelled) == table.num_rows:
+    notes += [f"{source.origin} {source.name}: {note}" for note in lost_letters_notes(table, bad.location)]
+    lines = pa.chunked_array(empty, pa.int64())
+    if len(table) == 0:
+        raise UserError("no-texts", value=source.name, rows=len(lines), column=args.text_column)
+    if len(lines):
+        locations = listed(lines, bad.location)
+        notes.append(f"{source.origin} {source.name}: {len(lines)} rows without text were dropped: {locations}.")
+    if lacks_labels:
         notes.append(f"{source.origin}: its test rows have no labels and are left out.")
         path.unlink()
         return None
-    if len(unlabelled):
-        details: dict[str, Any] = {
-            "count": len(unlabelled),
-            "column": args.label_column,
-            "rows": listed(unlabelled, bad.location),
-        }
-        raise UserError("labels-missing", value=source.name, **details)
     return Rows(table, source.name, source.origin, bad.files)
 
 
@@ -237,25 +221,13 @@ def _with_text(batches: Iterator[pa.RecordBatch], empty: list[pa.Array]) -> Iter
         yield batch.filter(full)
 
 
-def _has_labels(source: TextSource, folder: Path) -> bool:
-    """Whether any row has a label. Unreadable rows are reported when the rows are read again."""
-    batches = source.read(Quarantine(source.name, 0.0, folder))
-    return any(normalise_label(label) for batch in batches for label in batch["label"].to_pylist())
-
-
-def _usable(
-    source: TextSource, given: Iterator[pa.RecordBatch], bad: BadRows, args: TextArguments, folder: Path
-) -> Iterator[pa.RecordBatch]:
-    """The given rows that have a text and a label, cleaned; `bad` gets the others as they were read."""
-    may_lack_label = source.may_lack_labels and not _has_labels(source, folder)
-    to_clean, as_read = tee(given)
-    for batch, read in zip(cleaned(to_clean), as_read, strict=True):
-        full = pc.not_equal(batch["text"], "")
-        good = full if may_lack_label else pc.and_(full, pc.is_valid(batch["label"]))
-        for row, has_text in zip(read.filter(pc.invert(good)).to_pylist(), full.filter(pc.invert(good)), strict=True):
-            code, column = ("no-label", args.label_column) if has_text.as_py() else ("no-text", args.text_column)
-            bad.add(row.pop("line"), code, row, column=column)
-        yield batch.filter(good)
+def _keep_labelled(path: Path, bad: BadRows, column: str) -> None:
+    """Write a table again without the rows that have no label, which `bad` gets."""
+    unlabelled = [pc.is_null(batch["label"]) for batch in stored_batches(path)]
+    for batch, mask in zip(stored_batches(path), unlabelled, strict=True):
+        for row in batch.filter(mask).to_pylist():
+            bad.add(row.pop("line"), "no-label", row, column=column)
+    _drop_rows(path, unlabelled)
 
 
 def _text_of(batch: pa.RecordBatch) -> pa.Array:

@@ -150,7 +150,7 @@ def _tokenise(
         UserError: unusable rows.
     """
     bad = bad_rows(rows.source, args, folder)
-    bad.files = rows.files
+    bad.files = list(rows.files)
     tokens = tokenised(stored_batches(stored), tokenizer, template, args.max_length, args.train_on_prompts, bad)
     shown = with_progress(tokens, f"tokenising the {stored.stem} rows", len(rows))
     write_table(folder / stored.name, chat_tokens.SCHEMA, shown)

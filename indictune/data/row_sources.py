@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -13,13 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from indictune.config.arguments import BadRowArguments, DataArguments, SourceArguments, TextArguments
-from indictune.data.bad_rows import BadRows, bad_rows
-from indictune.data.cache import file_digest
+from indictune.config.arguments import DataArguments, SourceArguments, TextArguments
+from indictune.data.bad_rows import BadRows
 from indictune.data.columns import shortened
-from indictune.data.hub_datasets import SplitRows, fingerprint_of, load_hub_dataset, name_of
-from indictune.data.hub_rows import hub_batches
-from indictune.data.read_files import read_batches
+from indictune.data.hub_datasets import SplitFiles, SplitRows, fingerprint_of, load_hub_dataset, name_of
+from indictune.data.split_rows import split_batches
 from indictune.data.targets import MULTI_LABEL
 from indictune.errors import Problems, UserError, attributed_to
 
@@ -38,14 +36,12 @@ class Reader(Generic[Item]):
     Attributes:
         builtin: name of the built-in dataset of this kind.
         builtin_folder: its folder in `indictune/data`, with a jsonl file for each split.
-        read_file: reads a file by its path.
-        read_split: reads a split of a dataset.
+        read: reads a split; rows that cannot be read go to the bad rows.
     """
 
     builtin: str
     builtin_folder: str
-    read_file: Callable[[str, BadRows], Iterator[Item]]
-    read_split: Callable[[SplitRows, BadRows], Iterator[Item]]
+    read: Callable[[SplitRows, BadRows], Iterator[Item]]
 
 
 @dataclass(frozen=True)
@@ -79,12 +75,8 @@ def text_reader(args: TextArguments, problem_type: str | None) -> Reader[pa.Reco
     """Read labelled texts; only a row of several labels may hold a list of them."""
     columns, optional = columns_of(args)
     lists = [args.label_column] if problem_type == MULTI_LABEL else []
-    return Reader(
-        "builtin:tweets",
-        "samples",
-        lambda path, bad: read_batches(path, columns, optional, bad, lists=lists),
-        lambda rows, bad: hub_batches(rows, columns, optional, bad, lists),
-    )
+    read = partial(split_batches, columns=columns, optional=optional, lists=lists)
+    return Reader("builtin:tweets", "samples", read)
 
 
 def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source[pa.RecordBatch]]:
@@ -114,7 +106,12 @@ def sources_by_split(args: SourceArguments, problems: Problems, reader: Reader[I
 
 def file_source(path: str, origin: str, reader: Reader[Item]) -> Source[Item]:
     """The rows of a file that the flag `origin` named."""
-    return Source(path, origin, partial(reader.read_file, path), file_digest(path))
+    return _source(path, origin, SplitFiles((path,)), reader)
+
+
+def _source(name: str, origin: str, rows: SplitRows, reader: Reader[Item]) -> Source[Item]:
+    is_test = str(rows.split) == "test"
+    return Source(name_of(name, rows), origin, partial(reader.read, rows), fingerprint_of(rows), is_test)
 
 
 def _dataset_sources(name: str, config: str | None, reader: Reader[Item], is_read: bool) -> dict[str, Source[Item]]:
@@ -124,43 +121,19 @@ def _dataset_sources(name: str, config: str | None, reader: Reader[Item], is_rea
         return {split: file_source(str(folder / f"{split}.jsonl"), origin, reader) for split in SPLITS}
     if name.startswith(BUILTIN_PREFIX):
         raise UserError("builtin-dataset-unknown", "--dataset_name", name, expected=reader.builtin)
-    splits = _used_splits(load_hub_dataset(name, config, is_read), origin)
-    return {
-        split: Source(
-            name_of(f"{name}/{split}", rows),
-            origin,
-            partial(reader.read_split, rows),
-            fingerprint_of(rows),
-            may_lack_labels=split == "test",
-        )
-        for split, rows in splits.items()
-    }
+    found = load_hub_dataset(name, config, is_read)
+    used = [split for split in SPLITS if split in found]
+    if unused := [shortened(split) for split in found if split not in SPLITS]:
+        logger.warning("%s: ignoring its rows of %s; using those of %s.", origin, ", ".join(unused), ", ".join(used))
+    return {split: _source(f"{name}/{split}", origin, found[split], reader) for split in used}
 
 
-def _used_splits(found: Mapping[str, SplitRows], origin: str) -> dict[str, SplitRows]:
-    """The splits that a run reads; a warning names the others."""
-    unused = [split for split in found if split not in SPLITS]
-    if unused:
-        logger.warning(
-            "%s: ignoring its rows of %s; using those of %s. To use others, write them to a file and give it as "
-            "--validation_file or --test_file.",
-            origin,
-            ", ".join(map(shortened, unused)),
-            " and ".join(split for split in SPLITS if split in found),
-        )
-    return {split: found[split] for split in SPLITS if split in found}
-
-
-def refuse_early(
-    found: Problems, sources: Iterable[Source[Any]], args: BadRowArguments, folder: Path, first: int
-) -> None:
+def refuse_early(found: Problems, sources: Iterable[Source[Any]], first: int) -> None:
     """Raise problems that were found before any row was read, if reading all rows would take long.
 
     Args:
         found: the problems. Without any, nothing is read.
         sources: of the rows.
-        args: say what happens to bad rows.
-        folder: gets rows that are left out.
         first: number of items to read of each source, to report missing files and columns too.
 
     Raises:
@@ -171,7 +144,7 @@ def refuse_early(
     problems, are_long = Problems(found), False
     for source in sources:
         with problems.collecting(), attributed_to(source.origin):
-            are_long |= len(list(islice(source.read(bad_rows(source.name, args, folder)), first + 1))) > first
+            are_long |= len(list(islice(source.read(BadRows(source.name)), first + 1))) > first
     if are_long:
         logger.warning("Reading only the first rows, because the run is refused in any case.")
         problems.raise_any()

@@ -1,4 +1,4 @@
-"""Read the lines of a UTF-8 file, and note the lines that are not UTF-8."""
+"""Read the lines of a UTF-8 file."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import codecs
 from collections.abc import Iterator
 
 
-def decoded_lines(path: str, undecodable: dict[int, str]) -> Iterator[str]:
-    """Lines with their ends, without a byte order mark; U+DC80 to U+DCFF stand for bytes that are not UTF-8.
+def decoded_lines(path: str) -> Iterator[tuple[str, str]]:
+    """Lines with their ends, without a byte order mark, and the first byte that is not UTF-8, such as `0xff`, or "".
 
-    Args:
-        path: of the file.
-        undecodable: gets the number of each such line, from 1, and its first wrong byte, such as `0xff`.
+    U+DC80 to U+DCFF stand for the bytes that are not UTF-8.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             try:
-                yield line.decode()
+                yield line.decode(), ""
             except UnicodeDecodeError as error:
-                undecodable[number] = f"0x{line[error.start]:02x}"
-                yield line.decode(errors="surrogateescape")
+                yield line.decode(errors="surrogateescape"), f"0x{line[error.start]:02x}"

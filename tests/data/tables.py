@@ -11,5 +11,8 @@ from indictune.data.read_files import read_batches
 
 
 def read_table(path: str, columns: Mapping[str, str], optional: Mapping[str, str] | None = None) -> pa.Table:
-    """All rows of `read_batches`."""
-    return pa.Table.from_batches(list(read_batches(path, columns, optional or {}, BadRows(path))))
+    """All rows of `read_batches`, none of them bad."""
+    bad = BadRows(path)
+    batches = list(read_batches(path, columns, optional or {}, bad))
+    bad.finish(0)
+    return pa.Table.from_batches(batches)

@@ -11,6 +11,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from indictune.data.class_weights import as_tensor, class_weights
 from indictune.errors import UserError
+from tests.refusals import refused
 
 LABELS = ["negative", "neutral", "positive"]
 
@@ -22,12 +23,6 @@ def write(tmp_path: Path, content: str, name: str = "w.yaml") -> str:
 
 def in_order(choice: str | None, train_labels: list[str], labels: list[str]) -> torch.Tensor | None:
     return as_tensor(class_weights(choice, train_labels, labels), labels)
-
-
-def problems(choice: str, labels: list[str] = LABELS) -> list[str]:
-    with pytest.raises(UserError) as raised:
-        class_weights(choice, labels, labels)
-    return raised.value.problems
 
 
 def test_without_a_choice_all_labels_count_alike() -> None:
@@ -74,50 +69,32 @@ def test_labels_are_spelt_as_in_the_data(tmp_path: Path, content: str, labels: l
     assert weights.tolist() == [1.5, 3.0]
 
 
-def test_a_missing_file_is_told_with_what_may_be_given(tmp_path: Path) -> None:
-    (problem,) = problems("weigths.yaml")
-    assert problem.startswith("--class_weights weigths.yaml: cannot be read: ")
-    assert problem.endswith("Expected `balanced` or a JSON or YAML file of label: weight.")
+def test_a_missing_file_is_refused() -> None:
+    with refused("class-weights-unreadable", "weigths.yaml", flag="--class_weights"):
+        class_weights("weigths.yaml", [], LABELS)
 
 
-@pytest.mark.parametrize("content", ["{", "a: [1", "a: 1: 2"])
-def test_a_broken_file_is_told(tmp_path: Path, content: str) -> None:
-    path = write(tmp_path, content)
-    (problem,) = problems(path)
-    assert problem.startswith(f"--class_weights {path}: cannot be read: ")
-    assert "\n" not in problem
+@pytest.mark.parametrize("content", ["{", "a: [1", "a: 1: 2", "[1, 2, 3]", "a: 1\na: 5\n", '{"a": 1, "a": 5}'])
+def test_a_file_that_holds_no_weight_for_each_label_is_refused(tmp_path: Path, content: str) -> None:
+    with refused("class-weights-unreadable", flag="--class_weights") as raised:
+        class_weights(write(tmp_path, content), [], LABELS)
+    assert "\n" not in raised.value.message
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ("negative: 1\nnegative: 5\n", "cannot be read: negative stands there twice (line 2, column 1). "),
-        ('{"a": 1, "a": 5}', "cannot be read: a stands there twice (line 1, column 10). "),
-        ("1: 1\n1.0: 5\n2: 1\n", "label 1 has 2 weights, in different spellings."),
-    ],
-)
-def test_a_label_has_one_weight(tmp_path: Path, content: str, told: str) -> None:
-    path = write(tmp_path, content)
-    (problem,) = problems(path, ["1", "2"])
-    assert problem.startswith(f"--class_weights {path}: {told}")
+def test_a_label_has_one_weight(tmp_path: Path) -> None:
+    with refused("class-weight-twice", "label 1 "):
+        class_weights(write(tmp_path, "1: 1\n1.0: 5\n2: 1\n"), [], ["1", "2"])
 
 
-def test_a_file_without_labels_is_told(tmp_path: Path) -> None:
-    path = write(tmp_path, "[1, 2, 3]")
-    assert problems(path) == [f"--class_weights {path}: expected label: weight, found list."]
-
-
-def test_missing_and_unknown_labels_are_told_together(tmp_path: Path) -> None:
+def test_missing_and_unknown_labels_are_reported_together(tmp_path: Path) -> None:
     path = write(tmp_path, "positive: 1\nPositive: 2\nneutral: 1\n")
-    assert problems(path) == [
-        f"--class_weights {path}: label negative has no weight.",
-        f"--class_weights {path}: Positive is no label of the training rows (negative, neutral, positive).",
-    ]
+    with pytest.raises(UserError) as raised:
+        class_weights(path, [], LABELS)
+    found = [(each.code, each.details["label"]) for each in raised.value.problems]
+    assert found == [("class-weight-unknown", "Positive"), ("class-weight-missing", "negative")]
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "high", "true", ".inf", "inf", ".nan", "nan", "[1]", ""])
 def test_a_weight_is_a_number_above_0(tmp_path: Path, weight: str) -> None:
-    path = write(tmp_path, f"negative: {weight}\nneutral: 1\npositive: 1\n")
-    (problem,) = problems(path)
-    assert problem.startswith(f"--class_weights {path}: negative: ")
-    assert problem.endswith(": expected a number above 0.")
+    with refused("class-weight-not-positive", "negative"):
+        class_weights(write(tmp_path, f"negative: {weight}\nneutral: 1\npositive: 1\n"), [], LABELS)

@@ -14,7 +14,7 @@ import pytest
 
 from indictune.config.arguments import BadRowArguments
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data import conversations, hub_rows, read_files
+from indictune.data import conversations, read_files, split_rows
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import REJECTED, BadRows
 from indictune.data.conversations import Conversations, load_conversations, load_test_conversations
@@ -159,7 +159,7 @@ def test_a_row_names_its_language_or_its_script_decides(write: Write) -> None:
 
 def test_order_and_lines_across_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "_CHUNK_ROWS", 2)
-    monkeypatch.setattr(read_files, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(read_files, "CHUNK_ROWS", 3)
     rows = [chat(f"q{index}", "a") for index in range(7)]
     for name in ("a.jsonl", "a.parquet"):
         table = of_file(write(name, rows)).table
@@ -248,11 +248,11 @@ def test_all_problems_of_all_files_come_at_once(write: Write) -> None:
     validation = write("val.jsonl", [{"messages": []}])
     problems = problems_of(train_file=train, validation_file=validation, test_file="a.jsonl")
     assert problems == [
-        "--train_file train.jsonl:5 not-an-object",
-        "--train_file train.jsonl:6 invalid-json",
         "--train_file train.jsonl:2 no-answer",
         "--train_file train.jsonl:3 no-prompt",
         "--train_file train.jsonl:4 unknown-form",
+        "--train_file train.jsonl:5 not-an-object",
+        "--train_file train.jsonl:6 invalid-json",
         "--validation_file val.jsonl:1 answer-not-last",
         "--test_file a.jsonl no-such-file",
     ]
@@ -275,9 +275,9 @@ def test_five_rows_of_a_kind_are_listed_then_counted(write: Write) -> None:
         ("a.tsv", "prompt\tcompletion\na\tb\n", " file-kind-unknown"),
         ("a.jsonl", "\n", " no-rows"),
         ("a.json", "[]", " no-rows"),
-        ("a.json", '{"messages": []}', " json-list-missing"),
+        ("a.json", '{"messages": []}', ":1 answer-not-last"),
         ("a.json", "[1]", ":1 not-an-object"),
-        ("a.parquet", "PAR1 not", " parquet-unreadable"),
+        ("a.parquet", "PAR1 not", " rows-unreadable"),
     ],
 )
 def test_what_cannot_be_read_is_named(write: Write, name: str, content: str, problem: str) -> None:
@@ -310,7 +310,7 @@ def hub_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A folder laid out like a dataset on the Hub."""
     import datasets
 
-    monkeypatch.setattr(hub_rows, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(split_rows, "CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     Path("chats").mkdir()
     for split in ("train", "validation", "test"):
@@ -337,7 +337,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"messages": []}, split="validation")
-    records = hub_rows.hub_records(rows, BadRows("validation"))
+    records = split_rows.split_records(rows, BadRows("validation"))
     assert problems_raised(lambda: next(records)) == ["validation no-rows"]
 
 

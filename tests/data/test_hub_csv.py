@@ -85,21 +85,10 @@ def test_declared_class_names_stand_for_numbers_and_for_nothing_else(folder: Pat
     assert problems_of() == [f"--dataset_name set {folder / 'train.csv'}:4 label-undeclared"]
 
 
-def test_a_class_name_with_spaces_around_it_is_told_as_in_a_file(folder: Path) -> None:
-    (folder / "README.md").write_text(DECLARED)
-    (folder / "train.csv").write_text("text,label\na, 1\nb,0\nc,positive\nd,positive \n")
-    splits = load_splits(DataArguments(dataset_name="set"))
-    assert splits.train.table["label"].to_pylist() == ["positive", "negative", "positive", "positive"]
-    (note,) = splits.notes
-    assert note.startswith(
-        f"labels 'positive' ({folder / 'train.csv'}:2) and 'positive ' ({folder / 'train.csv'}:5) differ"
-    )
-
-
 def test_class_names_that_are_numbers_of_other_classes_are_refused(folder: Path) -> None:
     (folder / "README.md").write_text(DECLARED.replace("negative", "'1'").replace("positive", "'2'"))
     (folder / "train.csv").write_text("text,label\na,0\nb,1\n")
-    assert problems_of() == ["--dataset_name set train class-name-is-number"]
+    assert problems_of() == ["--dataset_name set train class-names-unclear"]
 
 
 @pytest.mark.parametrize("settings", ["sep: ';'", "header: null", "encoding: latin-1", "on_bad_lines: skip"])
@@ -129,4 +118,4 @@ def test_what_the_library_has_kept_of_files_is_refused_without_the_network(
 def test_conversations_in_csv_files_are_refused(folder: Path) -> None:
     (folder / "train.csv").write_text("prompt,completion\na,b,c\n")
     found = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
-    assert found == [f"--dataset_name set {folder / 'train.csv'} chats-in-csv"]
+    assert found == [f"--dataset_name set {folder / 'train.csv'} file-kind-unknown"]

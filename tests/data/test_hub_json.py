@@ -13,14 +13,14 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data import hub_datasets, hub_rows
+from indictune.data import hub_datasets, split_rows
 from indictune.data.bad_rows import REJECTED, BadRows, Quarantine
 from indictune.data.conversations import load_conversations
 from indictune.data.conversations import sources_of as chat_sources_of
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.read_files import read_records
 from indictune.data.row_sources import sources_of
-from indictune.errors import Problems, UserError
+from indictune.errors import Problems
 from tests.data.tables import read_table
 from tests.data.test_hub_csv import DECLARED, problems_of
 from tests.problems import problems_raised
@@ -110,7 +110,7 @@ def test_a_key_there_twice_is_told(folder: Path) -> None:
 def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
     (folder / "train-1.jsonl").write_text(GOOD)
     (folder / "train-2.jsonl").write_text("\n{}}\n" + GOOD + '{"text": ["c"], "label": "x"}\n')
-    batches = list(hub_rows.hub_batches(json_files(), COLUMNS, {"language": "language"}, quarantine))
+    batches = list(split_rows.split_batches(json_files(), quarantine, COLUMNS, {"language": "language"}))
     first, second = str(folder / "train-1.jsonl"), str(folder / "train-2.jsonl")
     assert [quarantine.location(line) for batch in batches for line in batch["line"].to_pylist()] == [
         *(f"{first}:1", f"{first}:2"),
@@ -123,7 +123,7 @@ def test_bad_rows_of_several_files_are_left_out_with_their_places(folder: Path, 
 
 def test_bad_lines_of_chats_are_left_out_with_their_places(folder: Path, quarantine: Quarantine) -> None:
     (folder / "train.jsonl").write_text('{"prompt": "a", "completion": 1.50}\nbroken\n{"prompt": "b"}\n')
-    records = list(hub_rows.hub_records(json_files(), quarantine))
+    records = list(split_rows.split_records(json_files(), quarantine))
     assert records == [(1, {"prompt": "a", "completion": "1.50"}), (3, {"prompt": "b"})]
     assert [entry["line"] for entry in rejects(quarantine, 2)] == [2]
     found = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
@@ -146,14 +146,13 @@ def test_rows_that_cannot_be_used_are_named_by_file_and_line_whatever_was_left_o
     assert [splits.train.location(row) for row in range(len(splits.train))] == good
     entries = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
     assert [(entry["file"], entry["line"]) for entry in entries] == [
-        (str(folder / name), line) for name in names for line in (3, 5, 8)
+        (str(folder / name), line) for name in names for line in (3, 8)
     ]
-    for name in names:
-        (folder / name).write_text(BAD.replace('{"text": \n', ""))
-    with pytest.raises(UserError) as raised:
-        load_splits(DataArguments(dataset_name="set"))
-    assert raised.value.code == "labels-missing"
-    assert raised.value.problems[0].details["rows"] == ", ".join(f"{folder / name}:7" for name in names)
+    assert problems_of() == [
+        f"--dataset_name set {folder / name}:{line} {code}"
+        for line, code in ((3, "invalid-json"), (8, "no-label"))
+        for name in names
+    ]
 
 
 def test_conversations_of_several_files_are_named_by_file_and_line(folder: Path) -> None:
@@ -220,8 +219,7 @@ def test_splits_that_a_run_does_not_read_are_told(folder: Path, caplog: pytest.L
     else:
         assert load_splits(DataArguments(dataset_name="set")).validation is None
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "--dataset_name set: ignoring its rows of validation_matched, validation_other; using those of train and "
-        "test. To use others, write them to a file and give it as --validation_file or --test_file."
+        "--dataset_name set: ignoring its rows of validation_matched, validation_other; using those of train, test."
     ]
     caplog.clear()
     (folder / "README.md").unlink()
@@ -269,7 +267,7 @@ def test_a_class_id_out_of_range_is_told_by_row_and_left_out(
     pq.write_table(table, folder / "train.parquet")
     assert problems_of() == ["--dataset_name set set/train row 3 label-undeclared"]
     (rows,) = hub_datasets.load_hub_dataset("set", None).values()
-    (batch,) = hub_rows.hub_batches(rows, COLUMNS, {}, quarantine)
+    (batch,) = split_rows.split_batches(rows, quarantine, COLUMNS, {})
     assert batch.select(["text", "label", "line"]).to_pylist() == [
         {"text": "a", "label": "positive", "line": 1},
         {"text": "b", "label": "negative", "line": 2},
@@ -318,21 +316,10 @@ def test_class_ids_whose_names_are_numbers_get_these_names(folder: Path) -> None
 def test_class_names_that_are_no_text_are_refused(folder: Path) -> None:
     (folder / "README.md").write_text(DECLARED.replace("negative", "no"))
     pq.write_table(pa.table({"text": ["a", "b"], "label": [0, 1]}), folder / "train.parquet")
-    assert problems_of() == ["--dataset_name set train class-name-not-text"]
+    assert problems_of() == ["--dataset_name set train class-names-unclear"]
     (folder / "train.parquet").unlink()
     (folder / "train.jsonl").write_text(GOOD)
-    assert problems_of() == ["--dataset_name set train class-name-not-text"]
-
-
-def test_bytes_in_parquet_that_are_no_text_are_told_by_row_and_left_out(folder: Path, quarantine: Quarantine) -> None:
-    texts = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff", b"c"], pa.binary()).buffers())
-    pq.write_table(pa.table({"text": texts, "label": ["x", "y", "y"], "prompt": ["a"] * 3}), folder / "train.parquet")
-    assert problems_of() == ["--dataset_name set set/train row 2 not-utf8"]
-    (rows,) = hub_datasets.load_hub_dataset("set", None).values()
-    (batch,) = hub_rows.hub_batches(rows, COLUMNS, {}, quarantine)
-    assert (batch["text"].to_pylist(), batch["line"].to_pylist()) == (["a", "c"], [1, 3])
-    assert [line for line, _ in hub_rows.hub_records(rows, quarantine)] == [1, 3]
-    assert [entry["read"]["label"] for entry in rejects(quarantine, 4)] == ["y", "y"]
+    assert problems_of() == ["--dataset_name set train class-names-unclear"]
 
 
 def test_columns_of_json_are_refused_in_parquet_files_and_datasets_of_them(folder: Path) -> None:

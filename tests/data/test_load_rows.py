@@ -15,7 +15,7 @@ import pytest
 
 from indictune.config.arguments import DataArguments
 from indictune.config.command_arguments import EvaluateArguments
-from indictune.data import hub_rows, read_files, row_sources
+from indictune.data import read_files, row_sources, split_rows
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import BadRows
 from indictune.data.label_spellings import Spellings
@@ -119,7 +119,7 @@ def test_at_most_twenty_dropped_rows_are_listed(write: Write) -> None:
 
 
 def test_order_and_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_files, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(read_files, "CHUNK_ROWS", 2)
     train = write("train.jsonl", labelled(*((f"t{index}", index % 2) for index in range(7))))
     assert columns_of(load_splits(DataArguments(train_file=train)).train)["text"] == [
         f"t{index}" for index in range(7)
@@ -151,7 +151,7 @@ def test_rows_in_train_and_held_out_are_told_or_removed(write: Write) -> None:
 
 
 def test_rows_are_removed_from_every_part_of_a_long_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_files, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(read_files, "CHUNK_ROWS", 3)
     monkeypatch.setattr(rows_module, "_LEAK_BATCHES", 2)
     train = write("train.jsonl", labelled(*((f"t{index}", index % 2) for index in range(20))))
     validation = write("val.jsonl", labelled(*((f"t{index}", index % 2) for index in range(0, 20, 3))))
@@ -183,13 +183,16 @@ def test_a_file_with_empty_texts_alone_is_a_problem(write: Write) -> None:
 
 def test_rows_with_text_need_a_label(write: Write) -> None:
     train = write("train.jsonl", labelled(("a", 0), ("b", None), ("c", 1), ("d", " ")))
-    assert problems_of(train_file=train) == ["--train_file train.jsonl labels-missing"]
+    assert problems_of(train_file=train) == [
+        "--train_file train.jsonl:2 no-label",
+        "--train_file train.jsonl:4 no-label",
+    ]
 
 
 def test_a_file_without_any_label_is_a_problem(write: Write) -> None:
     train = write("train.jsonl", labelled(("a", 0), ("b", 1)))
     test = write("test.jsonl", labelled(("a", None)))
-    assert problems_of(train_file=train, test_file=test) == ["--test_file test.jsonl labels-missing"]
+    assert problems_of(train_file=train, test_file=test) == ["--test_file test.jsonl:1 no-label"]
 
 
 def test_one_label_is_no_classification(write: Write) -> None:
@@ -321,7 +324,7 @@ def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     import datasets
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub_rows, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(split_rows, "CHUNK_ROWS", 2)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["negative", "positive"])}
@@ -382,7 +385,7 @@ def test_a_hub_split_without_rows_is_a_problem() -> None:
     import datasets
 
     rows = datasets.Dataset.from_dict({"text": [], "label": []}, split="validation")
-    batches = hub_rows.hub_batches(rows, {"text": "text", "label": "label"}, {}, BadRows("validation"))
+    batches = split_rows.split_batches(rows, BadRows("validation"), {"text": "text", "label": "label"}, {})
     assert problems_raised(lambda: next(batches)) == ["validation no-rows"]
 
 
@@ -429,79 +432,47 @@ def spelt(write: Write, **splits: Sequence[object]) -> dict[str, Any]:
 
 
 class TestLabelsOfSeveralSpellings:
-    def test_are_told_with_where_they_stand(self, write: Write) -> None:
-        splits = load_splits(DataArguments(**spelt(write, train=["1.1", "2", "1.10", "1.10", "2.", "2.00", "a"])))
-        assert splits.labels == ["1.1", "2", "a"]
-        way_out = "If they are different classes, put a letter before them."
-        told = [
-            "labels 1.1 (train.jsonl:1) and 1.10 (train.jsonl:3) are one number, and become one label, 1.1. "
-            + way_out,
-            "labels 2 (train.jsonl:2), 2. (train.jsonl:5) and 2.00 (train.jsonl:6) are one number, and become one "
-            "label, 2. " + way_out,
+    def test_are_reported_with_their_locations(self, write: Write) -> None:
+        labels = ["1.1", "2", "1.10", "1.10", "2.", "2.00", "a", "a ", "e\u0301", "\u00e9"]
+        splits = load_splits(DataArguments(**spelt(write, train=labels)))
+        assert splits.labels == ["1.1", "2", "a", "\u00e9"]
+        become_one = "become one label. If they are different classes, rename one."
+        reported = [
+            f"labels '1.1' (train.jsonl:1) and '1.10' (train.jsonl:3) {become_one}",
+            f"labels '2' (train.jsonl:2), '2.' (train.jsonl:5) and '2.00' (train.jsonl:6) {become_one}",
+            f"labels 'a' (train.jsonl:7) and 'a ' (train.jsonl:8) {become_one}",
+            f"labels 'e\u0301' (train.jsonl:9) and '\u00e9' (train.jsonl:10) {become_one}",
         ]
-        assert splits.notes == told
-        assert load_splits(DataArguments(train_file="train.jsonl")).notes == told  # from the cache
+        assert splits.notes == reported
+        assert load_splits(DataArguments(train_file="train.jsonl")).notes == reported  # from the cache
 
-    def test_are_not_told_where_everybody_expects_it(self, write: Write) -> None:
+    def test_are_not_reported_where_everybody_expects_it(self, write: Write) -> None:
         labels = ["1", "1.0", 1, 1.0, "0.50", "true", "TRUE", True, " e\u0301", "v1.1", "v1.10"] * 2
         assert load_splits(DataArguments(**spelt(write, train=labels))).notes == []
 
-    def test_are_told_where_spaces_or_ways_to_write_a_character_are_all_that_differs(self, write: Write) -> None:
-        files = spelt(write, train=["pos", "1.10", " pos ", "e\u0301", "1.1\t"], validation=["\u00e9", "pos", "pos "])
-        splits = load_splits(DataArguments(**files))
-        assert splits.labels == ["1.1", "pos", "\u00e9"]
-        differ = "differ only in outer spaces or Unicode form, and become one label"
-        way_out = "If they are different classes, rename one."
-        assert splits.notes == [
-            f"labels 'pos' (train.jsonl:1), ' pos ' (train.jsonl:3) and 'pos ' (validation.jsonl:3) {differ}, pos. "
-            + way_out,
-            f"labels 'e\u0301' (train.jsonl:4) and '\u00e9' (validation.jsonl:1) {differ}, \u00e9. {way_out}",
-            "labels 1.10 (train.jsonl:2) and 1.1 (train.jsonl:5) are one number, and become one label, 1.1. "
-            "If they are different classes, put a letter before them.",
-        ]
-
-    def test_are_told_where_they_look_alike_and_stay_several(self, write: Write) -> None:
-        labels = [
-            "positive",
-            "Positive",
-            "positive ",
-            "positive\u200b",
-            "negative",
-            "negative\u200d",
-            ' "negative"',
-            "❤",
-        ]
-        splits = load_splits(DataArguments(**spelt(write, train=labels * 2, validation=["❤", "positive"])))
+    def test_are_reported_if_they_look_alike_and_stay_several(self, write: Write) -> None:
+        labels = ["pos", "Pos", "pos\u200b", "neg", "neg\u200d", '"neg"', "\u2764"]
+        splits = load_splits(DataArguments(**spelt(write, train=labels * 2, validation=["\u2764", "pos"])))
         assert len(splits.labels) == 7
-        spaces, *notes = splits.notes
-        assert "differ only in outer spaces" in spaces
-        assert notes[:2] == [
-            "labels 'positive' (train.jsonl:1), 'Positive' (train.jsonl:2) and 'positive\\u200b' (train.jsonl:4) look "
-            "alike, and stay 3 classes. If they are one class, give them one spelling.",
-            "labels 'negative' (train.jsonl:5), 'negative\\u200d' (train.jsonl:6) and '\"negative\"' (train.jsonl:7) "
-            "look alike, and stay 3 classes. If they are one class, give them one spelling.",
+        stay = "look alike, and stay different classes. If they are one class, rename one."
+        assert splits.notes == [
+            f"labels 'pos' (train.jsonl:1), 'Pos' (train.jsonl:2) and 'pos\\u200b' (train.jsonl:3) {stay}",
+            f"labels 'neg' (train.jsonl:4), 'neg\\u200d' (train.jsonl:5) and '\"neg\"' (train.jsonl:6) {stay}",
         ]
-        assert len(notes) == 2
 
-    def test_are_told_across_splits_and_batches(self, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(read_files, "_CHUNK_ROWS", 2)
+    def test_are_reported_across_splits_and_batches(self, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(read_files, "CHUNK_ROWS", 2)
         files = spelt(write, train=["0", "1", "0", "1.1"], validation=["0", "1.10"])
         (note,) = load_splits(DataArguments(**files)).notes
-        assert note.startswith("labels 1.1 (train.jsonl:4) and 1.10 (validation.jsonl:2) are one number")
+        assert note.startswith("labels '1.1' (train.jsonl:4) and '1.10' (validation.jsonl:2) become one label")
 
-    def test_are_told_where_bad_rows_are_left_out_and_of_a_test_file(self, write: Write) -> None:
-        files = spelt(write, train=["1.1", "1.10", "a"])
-        (note,) = load_splits(DataArguments(**files, bad_rows="quarantine")).notes
-        assert note.startswith("labels 1.1 (train.jsonl:1) and 1.10 (train.jsonl:2)")
-        assert load_test_rows("train.jsonl", EvaluateArguments(model="m", output_dir="o"), None)[2] == [note]
-
-    def test_are_told_of_few_labels_and_then_counted(self, write: Write) -> None:
+    def test_are_listed_a_few_times_and_then_counted(self, write: Write) -> None:
         labels = [f"{number}.{zeros}" for number in range(8) for zeros in ("5", "50")]
-        *told, last = load_splits(DataArguments(**spelt(write, train=labels * 2))).notes
-        assert len(told) == 5
-        assert last == "3 more labels are numbers with several spellings."
+        *listed, last = load_splits(DataArguments(**spelt(write, train=labels * 2))).notes
+        assert len(listed) == 5
+        assert last.startswith("3 more groups of labels become one label")
 
-    def test_cost_no_memory_where_a_column_holds_free_text(self) -> None:
+    def test_need_little_memory_if_a_column_holds_free_text(self) -> None:
         spellings = Spellings()
         for first in range(0, 100_000, 10_000):
             labels = pa.array([f"text {row}" for row in range(first, first + 10_000)])

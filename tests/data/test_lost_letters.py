@@ -24,7 +24,7 @@ def test_are_told_where_more_than_one_in_twenty_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, romanised: int, told: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(read_files, "_CHUNK_ROWS", 20)
+    monkeypatch.setattr(read_files, "CHUNK_ROWS", 20)
     texts = [f"kya film thi? {number} caf\xe9" for number in range(romanised)] + HINDI
     assert notes_of(tmp_path, texts, "utf-8") == []
     # Bytes as Excel writes them, which are UTF-8 too where all letters are lost or Latin.

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from indictune.data import read_files
-from indictune.data.bad_rows import REJECTED, BadRows, Quarantine, row_location
-from indictune.data.columns import normalise_label, text_batch
+from indictune.data.bad_rows import BadRows, row_location
+from indictune.data.columns import normalise_label, text_batches
 from indictune.data.read_files import Record
 from indictune.errors import UserError
 from tests.data.tables import read_table
@@ -85,7 +85,7 @@ def test_a_cell_may_be_longer_than_the_csv_modules_own_limit(write: Write) -> No
 
 
 def test_rows_keep_their_order_across_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_files, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(read_files, "CHUNK_ROWS", 3)
     path = write("a.csv", "text,label\n" + "".join(f"t{index},{index}\n" for index in range(8)))
     assert rows_of(path) == [(f"t{index}", str(index), index + 2) for index in range(8)]
 
@@ -131,7 +131,7 @@ def test_json_is_a_list_of_objects_or_holds_one_as_data(write: Write, opening: s
 
 
 def test_parquet_columns_of_any_scalar_type_become_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_files, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(read_files, "CHUNK_ROWS", 2)
     path = str(tmp_path / "a.parquet")
     texts = pa.array(["a", None, "NA"]).dictionary_encode()
     labels = pa.array([1.0, 0.5, float("nan")])
@@ -148,8 +148,8 @@ def test_parquet_columns_of_any_scalar_type_become_text(tmp_path: Path, monkeypa
 def test_a_dictionary_of_numbers_becomes_text() -> None:
     scores = pa.array([0.5, float("nan"), 0.5]).dictionary_encode()
     read = pa.record_batch([scores], names=["score"])
-    batch = text_batch(read, {"label": "score"}, [], "here", first_row=5, bad=BadRows("here"))
-    assert batch.to_pydict() == {"label": ["0.5", None, "0.5"], "line": [5, 6, 7]}
+    (batch,) = text_batches([read], {"label": "score"}, [], "here")
+    assert batch.to_pydict() == {"label": ["0.5", None, "0.5"], "line": [1, 2, 3]}
 
 
 def test_records_of_parquet_with_two_columns_of_a_name_are_refused(tmp_path: Path) -> None:
@@ -159,28 +159,6 @@ def test_records_of_parquet_with_two_columns_of_a_name_are_refused(tmp_path: Pat
     with pytest.raises(UserError) as raised:
         list(read_records(path))
     assert (raised.value.code, raised.value.problems[0].details["column"]) == ("column-duplicate", "completion")
-
-
-def test_records_of_parquet_that_python_cannot_hold_are_bad_rows(tmp_path: Path) -> None:
-    texts = pa.array([b"a", b"\xff", b"b", b"c"], pa.binary()).buffers()
-    lists = pa.ListArray.from_arrays([0, 1, 2, 3, 4], pa.Array.from_buffers(pa.string(), 4, texts))
-    times = pa.array([0, 0, 0, 2**62], pa.timestamp("us"))
-    path = str(tmp_path / "f.parquet")
-    pq.write_table(pa.table({"id": ["1", "2", "3", "4"], "texts": lists, "time": times}), path)
-    bad = BadRows(path)
-    with pytest.raises(UserError) as raised:
-        list(read_files.read_records(path, bad))
-    broken, late = raised.value.problems
-    assert (broken.code, broken.value) == ("not-utf8", f"{path} row 2")
-    assert (late.code, late.value) == ("value-unreadable", f"{path} row 4")
-    left_out = Quarantine(path, 0.5, tmp_path)
-    assert [(line, row["id"], row["texts"]) for line, row in read_files.read_records(path, left_out)] == [
-        (1, "1", ["a"]),
-        (3, "3", ["b"]),
-    ]
-    left_out.finish(2)
-    rejected = [json.loads(line) for line in (tmp_path / REJECTED).read_bytes().splitlines()]
-    assert [(row["line"], row["read"]["id"]) for row in rejected] == [(2, "2"), (4, "4")]
 
 
 def test_the_case_of_an_extension_does_not_matter(write: Write) -> None:
@@ -282,16 +260,15 @@ def test_the_same_labels_from_every_kind_of_file_are_equal(write: Write, tmp_pat
         (
             "a.json",
             '[{"text": "a", "label": 1}\n{"text": "b", "label": 2}]',
-            [":2 invalid-json"],
+            [":1 invalid-json"],
         ),
-        ("a.json", '[{"text": "a", "label": 1},\n]', [":2 invalid-json"]),
+        ("a.json", '[{"text": "a", "label": 1},\n]', [":1 invalid-json"]),
         ("a.json", '[{"text": "a", "label": 1}', [":1 invalid-json"]),
         ("a.json", '[{"text": "a", "label": 1}] x', [":1 invalid-json"]),
         ("a.json", '{"data": [{"text": "a", "label": 1}]', [":1 invalid-json"]),
         ("a.json", '[{"text": "a", "label": 1},\n null]', [":2 not-an-object"]),
-        ("a.json", '{"text": "a", "label": 1}\n{"text": "b", "label": 1}', [" json-list-missing"]),
         ("a.json", '{"x": {"y": 1, "data": [{"text": "a", "label": 1}]}}', [" json-list-missing"]),
-        ("a.parquet", "PAR1 not", [" parquet-unreadable"]),
+        ("a.parquet", "PAR1 not", [" rows-unreadable"]),
         ("a.xlsx", "x", [" file-kind-unknown"]),
     ],
 )
@@ -303,12 +280,12 @@ def test_what_cannot_be_read_is_named_by_file_and_line(
     assert found[: len(problems)] == problems
 
 
-def test_every_broken_line_is_told_but_no_more_than_five(write: Write) -> None:
+def test_the_first_five_broken_lines_are_listed_and_the_others_counted(write: Write) -> None:
     good = '{"text": "a", "label": 1}\n'
     assert problems_of(write("a.jsonl", good + "{\n" * 4)) == [f":{line} invalid-json" for line in (2, 3, 4, 5)]
     many = problems_of(write("a.jsonl", good + "{\n" * 9))
     assert len(many) == 6
-    assert many[5] == " broken-lines"
+    assert many[5] == " more-bad-rows"
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.parquet"])
@@ -346,7 +323,7 @@ def test_missing_files_and_folders(write: Write, tmp_path: Path) -> None:
     assert problems_of(str(tmp_path / "trian.csv")) == [" no-such-file"]
     assert problems_of(str(tmp_path / "no" / "a.csv")) == [" no-such-file"]
     (tmp_path / "b.csv").mkdir()
-    assert problems_of(str(tmp_path / "b.csv")) == [" folder-for-file"]
+    assert problems_of(str(tmp_path / "b.csv")) == [" unreadable"]
 
 
 def test_records_keep_lists_and_objects_and_have_lines(write: Write, tmp_path: Path) -> None:
@@ -366,12 +343,13 @@ def test_records_keep_lists_and_objects_and_have_lines(write: Write, tmp_path: P
 
 
 def test_broken_records_are_told_after_the_others(write: Write) -> None:
-    records = read_records(write("a.jsonl", '[]\n{"a": 1}\n{\n{"b": "c"}'))
+    bad = BadRows("a.jsonl")
+    records = read_files.read_records(write("a.jsonl", '[]\n{"a": 1}\n{\n{"b": "c"}'), bad)
     assert [next(records), next(records)] == [(2, {"a": "1"}), (4, {"b": "c"})]
+    assert list(records) == []
     with pytest.raises(UserError) as raised:
-        next(records)
-    assert len(raised.value.problems) == 2
-    assert raised.value.code == "not-an-object"
+        bad.finish(2)
+    assert [each.code for each in raised.value.problems] == ["not-an-object", "invalid-json"]
     assert raised.value.problems[0].value.endswith("a.jsonl:1")
 
 

@@ -18,7 +18,7 @@ def peak_kib() -> int:
 
 if __name__ == "__main__":
     fewer_at_once = int(sys.argv[3])
-    read_files._CHUNK_ROWS //= fewer_at_once
+    read_files.CHUNK_ROWS //= fewer_at_once
     tokenisation._BATCH_ROWS //= fewer_at_once
     for path in sys.argv[1:3]:
         tokenise_splits(load_splits(DataArguments(train_file=path)), words_tokenizer(), ["a", "b"], 256)
