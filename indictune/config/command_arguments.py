@@ -55,7 +55,7 @@ class MergeArguments(Checked):
     trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
 
     def check(self) -> Iterator[Problem]:
-        """Refuse missing folders, and a size that is none."""
+        """Refuse missing folders, and a malformed size."""
         yield from super().check()
         if not self.adapter:
             yield problem("adapter-missing", "--adapter")
@@ -67,7 +67,7 @@ class MergeArguments(Checked):
 
 @dataclass
 class CheckpointArguments(Checked):
-    """Which checkpoints are listed, and what one of them is converted to."""
+    """Which checkpoints are listed, or which one is converted."""
 
     folder: str = flag("", "A run's --output_dir or its checkpoint-<step>. May be given as a bare first word.")
     convert_to: str | None = flag(

@@ -1,4 +1,4 @@
-"""What a run is: the frozen plan of what was asked and what follows from launch, machine and recipe together."""
+"""The frozen plan of a run: what the user asked for, and what follows from launch, machine and recipe."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Launch:
         world_size: processes over all nodes.
         local_world_size: processes on this node.
         rank: of this process among `world_size`.
-        deepspeed: content of the DeepSpeed file; empty where an accelerate config has none, None without DeepSpeed.
+        deepspeed: content of the DeepSpeed file; empty if an accelerate config names none, None without DeepSpeed.
         deepspeed_source: path of that file, or its text.
         is_known: False where the environment could not be read; then the strategy is a placeholder.
     """
@@ -66,14 +66,14 @@ class RunPlan(Generic[Data, Training]):
         recipe: what the user gave.
         model: which weights are fine-tuned, and how.
         data: which rows are read, and how.
-        training: the training arguments with given and derived values. transformers has not completed them: its
-            `__post_init__` would start the process group. Read fields only.
+        training: the training arguments with given and derived values. Read fields only: `__post_init__`, which would
+            start the process group, has not run.
         launch: what the launcher asked for.
         output_dir: folder of the run.
         gpus: that this process sees.
         environ: environment variables of this process.
         model_config: configuration of the model; None where it could not be read.
-        derived: fields whose value follows from launch, machine and rows.
+        derived: values that follow from launch, machine and rows, by field.
     """
 
     recipe: Recipe
@@ -94,8 +94,7 @@ class RunPlan(Generic[Data, Training]):
 
     @property
     def model_values(self) -> dict[str, Any]:
-        """The configuration of the model as for `config.json`, with the `_commit_hash` of a model from the Hub; empty
-        where it could not be read."""
+        """The model's configuration as in `config.json`, and its `_commit_hash` on the Hub; empty if it is unknown."""
         config = self.model_config
         return {} if config is None else config.to_dict() | {"_commit_hash": vars(config).get("_commit_hash")}
 
@@ -110,7 +109,7 @@ AnyPlan = RunPlan[RowArguments, IndicTrainingArguments]
 
 
 def unresolved(arguments: type[Arguments], values: Mapping[str, Any]) -> Arguments:
-    """An instance with the given values or the defaults, whose `__post_init__` has not run: nothing is checked."""
+    """An instance with the given values or the defaults. Its `__post_init__` does not run, so nothing is checked."""
     instance = object.__new__(arguments)
     for each in fields(arguments):  # type: ignore[arg-type]
         is_given = each.init and each.name in values

@@ -15,12 +15,7 @@ _MAX_LISTED = 5
 
 
 def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world_size: int) -> int:
-    """Micro-batches that each process runs for one optimizer step.
-
-    Args:
-        global_batch_size: rows of one optimizer step over all processes.
-        per_device_batch_size: rows of one micro-batch.
-        world_size: number of processes.
+    """Micro-batches of `per_device_batch_size` rows that each process runs for one optimizer step.
 
     Raises:
         UserError: the global batch is no multiple of world size x per-device batch. The message says which sizes are.
@@ -43,14 +38,7 @@ def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world
 
 
 def steps_of_run(rows: int, global_batch_size: int, max_steps: int, epochs: float) -> int:
-    """Optimizer steps of a run, as transformers (5.23) counts them.
-
-    Args:
-        rows: training rows.
-        global_batch_size: rows of one step.
-        max_steps: `--max_steps`; below 1, `epochs` counts.
-        epochs: `--num_train_epochs`.
-    """
+    """Optimizer steps of a run on `rows` training rows, as transformers (5.23) counts them."""
     return max_steps if max_steps > 0 else math.ceil(epochs * math.ceil(rows / max(1, global_batch_size)))
 
 
@@ -71,7 +59,7 @@ def accumulation_for_tokens(
         row_location: file and line of a training row.
         max_tokens: `--max_tokens_per_device`.
         global_batch_size: rows of one optimizer step over all processes.
-        world_size: number of processes.
+        world_size: processes.
         seed: of the shuffle.
         steps: optimizer steps of the run.
         padded: whether rows are padded to the longest of their micro-batch.

@@ -56,8 +56,7 @@ def long_wait_group(args: TrainingArguments) -> ProcessGroup | None:
 def new_cpu_group(timeout: timedelta, ranks: list[int] | None = None) -> ProcessGroup:
     """A gloo group apart from the training's own, of all ranks or of `ranks`. All ranks must call it.
 
-    Args:
-        timeout: limits both making the group and each of its collectives.
+    `timeout` limits both making the group and each of its collectives.
     """
     HERE.passed(NEW_GROUP)
     group: ProcessGroup = torch.distributed.new_group(ranks, backend="gloo", timeout=timeout)

@@ -20,12 +20,8 @@ def is_needed() -> bool:
 def start(launch: Launch, timeout_s: int) -> dict[str, Any]:
     """Start the process group on gloo, before `TrainingArguments` exists, and return fields for it.
 
-    On such a machine, `TrainingArguments` itself starts processes that do not know each other (FSDP, DDP), or derives
-    the batch for one rank and fails (DeepSpeed). With `use_configured_state` it uses the state that is there.
-
-    Args:
-        launch: what the launcher asked for.
-        timeout_s: `--ddp_timeout`, in seconds.
+    Without this state, `TrainingArguments` starts processes that do not know each other (FSDP, DDP). Under DeepSpeed
+    it derives the batch for one rank and fails. `use_configured_state` makes it use the state.
     """
     # With more threads than cores a small model ran up to 40 times slower (2 cores).
     if "OMP_NUM_THREADS" not in os.environ:

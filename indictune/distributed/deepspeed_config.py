@@ -90,9 +90,9 @@ def _kind_of_optimizer(name: str) -> str:
 def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
     """The values of `--on_nonfinite` by which a strategy leaves out bad steps.
 
-    DeepSpeed steps within the backward pass, and skips a step if the norm of the gradients is NaN or infinite (0.19.8,
-    `step` in `zero/stage_1_and_2.py` and `zero/stage3.py`), but not under bf16 if ZeRO-1 or ZeRO-2 has
-    `check_grad_overflow` off. It ignores the loss, which may be infinite while its gradient is finite.
+    DeepSpeed steps within the backward pass, and skips a step if the norm of the gradients is NaN or infinite. See
+    `step` in `zero/stage_1_and_2.py` and `zero/stage3.py` (0.19.8). Under bf16, ZeRO-1 and ZeRO-2 do not skip it if
+    `check_grad_overflow` is off. The loss is ignored; it may be infinite while its gradient is finite.
     """
     return ("rollback",) if strategy.startswith("zero") else ("skip", "rollback")
 

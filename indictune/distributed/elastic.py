@@ -50,11 +50,6 @@ def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> Non
     torchrun (torch 2.13) keeps one store through all restarts, in which ranks find the addresses of dead processes
     ("Gloo connectFullMesh failed ... Connection refused"; pytorch issue 135712). So each restart gets its own key
     prefix. On several nodes ranks cannot agree on one: `check_processes` refuses restarts there.
-
-    Args:
-        environ: of the process.
-        backend: as for `init_process_group`.
-        timeout_s: of a collective, in seconds.
     """
     HERE.passed(JOINING)
     restarts = count(environ)

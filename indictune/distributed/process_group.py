@@ -15,11 +15,6 @@ from indictune.distributed import cpu_fallback, elastic, operator_locks
 def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> tuple[dict[str, Any], list[str]]:
     """Start the process group where the Trainer would not: after a restart, and on a machine without a GPU.
 
-    Args:
-        launch: of the run.
-        environ: of this process.
-        timeout_s: of a collective, in seconds.
-
     Returns:
         Training arguments that the CPU fallback needs, and its limits, in sentences for the user.
     """

@@ -46,8 +46,8 @@ def _contains(outer: nn.ModuleList, inner: nn.ModuleList) -> bool:
 def fit_to_model(model: nn.Module, args: TrainingArguments) -> None:
     """Set the environment variables by which accelerate shards this architecture. Call it before the Trainer exists.
 
-    FSDP2 needs a model that is compiled block by block. If it is compiled as a whole, the hooks that gather and free
-    its layers never run (accelerate 1.15, `compile_regions_fsdp2`), and nothing is compiled (torch 2.13).
+    FSDP2 needs a model that is compiled block by block (accelerate 1.15, `compile_regions_fsdp2`). If it is compiled
+    as a whole, the hooks that gather and free its layers never run, and nothing is compiled (torch 2.13).
     """
     os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(repeated_blocks(model))
     if came_up(args) == "fsdp2":
@@ -184,8 +184,8 @@ def reading_weights(args: TrainingArguments) -> Iterator[bool]:
 def _hidden_from_transformers() -> Iterator[bool]:
     """Hide `fsdp_cpu_ram_efficient_loading` from transformers in the block, and yield whether it is on.
 
-    With it, transformers (5.23) still reads all weights on every rank, and leaves weights that the checkpoint lacks
-    without data on all ranks but one ("KeyError" when such an optimizer is saved).
+    With it, transformers (5.23) still reads all weights on every rank. Weights that the checkpoint lacks get data on
+    one rank only ("KeyError" when such an optimizer is saved).
     """
     before = os.environ.pop(EFFICIENT, None)
     try:

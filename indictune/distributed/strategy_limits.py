@@ -66,8 +66,8 @@ def check_optimizer_of_strategy(plan: AnyPlan) -> list[Problem]:
 def runs_optimizer(launch: Launch, optim: str) -> bool:
     """Whether the strategy can run an optimizer.
 
-    Under FSDP2, torch cannot shard the custom operators of bitsandbytes' optimizers (bitsandbytes 0.50, torch 2.13),
-    and Adafactor mixes sharded and full tensors ("mixed torch.Tensor and DTensor"). Adagrad makes its states before
+    Under FSDP2, torch cannot shard the custom operators of bitsandbytes' optimizers (bitsandbytes 0.50, torch 2.13).
+    Adafactor mixes sharded and full tensors there ("mixed torch.Tensor and DTensor"). Adagrad makes its states before
     they are sharded: FSDP2 cannot save them ("KeyError"), and DeepSpeed (0.19.8) fails at the first step
     ("IndexError").
     """
@@ -92,14 +92,11 @@ def check_communication(plan: AnyPlan) -> list[Problem]:
 def check_saving(plan: AnyPlan) -> list[Problem]:
     """Refuse `--async_save` if checkpoints are not shards of all weights."""
     launch, method = plan.launch, plan.model.method
-    if not plan.training.async_save:
+    writes_shards = launch.family == "fsdp2" and launch.world_size > 1 and method == "full"
+    if writes_shards or not plan.training.async_save:
         return []
-    if launch.family != "fsdp2" or launch.world_size == 1:
-        where = f"{launch.strategy} on {launch.world_size} process(es)"
-        return [problem("async-save-without-shards", "--async_save", "true", where=where)]
-    if method != "full":
-        return [problem("no-effect", "--async_save", "true", other=f"--method {method}")]
-    return []
+    where = f"{launch.strategy} on {launch.world_size} process(es) with --method {method}"
+    return [problem("async-save-without-shards", "--async_save", "true", where=where)]
 
 
 def check_bad_steps(plan: AnyPlan) -> list[Problem]:

@@ -147,7 +147,7 @@ def test_communication_that_the_strategy_does_not_have_is_refused(
         (Launch("fsdp2", 1), "full", "async-save-without-shards"),
         (Launch("ddp", 2), "full", "async-save-without-shards"),
         (Launch("zero3", 2), "full", "async-save-without-shards"),
-        (Launch("fsdp2", 2), "lora", "no-effect"),
+        (Launch("fsdp2", 2), "lora", "async-save-without-shards"),
     ],
     ids=str,
 )
