@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -79,10 +79,6 @@ def unused_digest(start: Tensor, row_ids: Tensor) -> str | None:
 
     The rows are rounded to bf16, because ZeRO-3 loads them in bf16 if it trains in bf16. It may also load them in
     fp16, which cannot be compared with any other type.
-
-    Args:
-        start: [vocabulary, width] on the CPU.
-        row_ids: of the used rows.
     """
     if start.dtype == torch.float16:
         return None
@@ -120,15 +116,9 @@ def obstacle(model: Model) -> str | None:
 def used_ids(
     datasets: Iterable[Dataset | None], tokenizer: PreTrainedTokenizerBase, embedding: nn.Embedding
 ) -> Tensor:
-    """The rows of an embedding that texts, special tokens and padding use.
+    """The rows of an embedding that texts, special tokens and padding use, int64 [rows], ascending.
 
-    Args:
-        datasets: all rows that the model will see, with `input_ids`.
-        tokenizer: of the model.
-        embedding: whole. Its weight is not read, because some strategies shard it.
-
-    Returns:
-        int64 [rows], ascending.
+    The embedding's weight is not read, because some strategies shard it.
 
     Raises:
         UserError: `token-id-without-row`.
@@ -160,12 +150,8 @@ def active_embedding(model: nn.Module) -> tuple[str, ActiveEmbedding] | None:
 def save_whole_vocabulary(model: nn.Module, folder: str | Path) -> None:
     """Put all rows into the weights that `save_pretrained` wrote. Does nothing if all rows are trained.
 
-    Call it on one process after every `save_pretrained`. A sharded checkpoint is not changed. If writing fails, the
-    file with only the used rows is removed, because it looks like a model.
-
-    Args:
-        model: trained; this process has the embedding's `start`.
-        folder: of the saved weights.
+    Call it after every `save_pretrained`, on one process, which has the embedding's `start`. A sharded checkpoint is
+    not changed. If writing fails, the file with only the used rows is removed, because it looks like a model.
 
     Raises:
         RuntimeError: the saved weights do not have the trained rows.
@@ -176,7 +162,7 @@ def save_whole_vocabulary(model: nn.Module, folder: str | Path) -> None:
     if active is None or not (path.exists() or index_path.exists()):
         return
     name, embedding = active
-    index = None
+    index: dict[str, Any] = {}
     if not path.exists():
         index = json.loads(index_path.read_text(encoding="utf-8"))
         path = path.with_name(index["weight_map"].get(name, "none"))
@@ -187,7 +173,7 @@ def save_whole_vocabulary(model: nn.Module, folder: str | Path) -> None:
         tensors[name] = _whole(embedding, rows)
         save_file(tensors, temporary, metadata={"format": "pt"})
         temporary.replace(path)
-        if index is not None:
+        if index:
             index["metadata"]["total_size"] += tensors[name].nbytes - rows.nbytes
             index["metadata"]["total_parameters"] += tensors[name].numel() - rows.numel()
             temporary.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -208,10 +194,7 @@ def _whole(embedding: ActiveEmbedding, rows: Tensor) -> Tensor:
 
 
 def save_row_ids(model: nn.Module, checkpoint: str | Path) -> None:
-    """Write the ids of the trained rows and the digest of the unused rows into a checkpoint.
-
-    Call it on one process, which has the embedding's `start`.
-    """
+    """Write the trained rows and the unused rows' digest into a checkpoint, on a process that has the `start`."""
     active = active_embedding(model)
     if active is None:
         return
@@ -227,41 +210,30 @@ def read_row_ids(checkpoint: str | Path) -> Tensor | None:
 
 
 def began_with_others(checkpoint: str | Path, unused: str | None) -> bool:
-    """Whether a checkpoint's unused rows are known to come from another model.
-
-    Args:
-        checkpoint: with or without an active vocabulary.
-        unused: the model's `unused_digest` for the same rows; None if unknown.
-    """
+    """Whether a checkpoint's unused rows are known to differ from a model's, by the model's `unused_digest`."""
     path = Path(checkpoint) / UNUSED
     return unused is not None and path.is_file() and path.read_text(encoding="utf-8") != unused
 
 
 def resumed_row_ids(checkpoint: str | Path, row_ids: Tensor | None, may_train_all: bool = False) -> Tensor | None:
-    """The rows that a resumed run trains: those of the checkpoint, because its optimizer's state has them.
+    """The rows that a resumed run trains, or None for all: the checkpoint's, as its optimizer's state has them.
 
     Args:
-        checkpoint: folder to resume from.
+        checkpoint: to resume from.
         row_ids: the rows that this run's texts use, or None for all.
         may_train_all: whether this run may train all rows if the checkpoint does.
-
-    Returns:
-        int64 [rows], ascending, or None for all.
 
     Raises:
         UserError: `checkpoint-trains-whole-embedding`, `checkpoint-trains-some-rows` or `checkpoint-lacks-rows`.
     """
-    row_ids_before = read_row_ids(checkpoint)
-    before = None if row_ids_before is None else row_ids_before.tolist()
-    now = None if row_ids is None else row_ids.tolist()
-    if before == now or (before is not None and now is not None and set(now) <= set(before)):
-        return row_ids_before
-    given = "--resume_from_checkpoint", checkpoint
-    if before is None and may_train_all:
+    stored, given = read_row_ids(checkpoint), ("--resume_from_checkpoint", checkpoint)
+    if stored is None:
+        if row_ids is not None and not may_train_all:
+            raise UserError("checkpoint-trains-whole-embedding", *given)
         return None
-    if before is None:
-        raise UserError("checkpoint-trains-whole-embedding", *given)
-    if now is None:
-        raise UserError("checkpoint-trains-some-rows", *given, rows=f"{len(before):,}")
-    missing = len(set(now) - set(before))
-    raise UserError("checkpoint-lacks-rows", *given, rows=f"{len(before):,}", missing=f"{missing:,}")
+    if row_ids is None:
+        raise UserError("checkpoint-trains-some-rows", *given, rows=f"{len(stored):,}")
+    missing = len(set(row_ids.tolist()) - set(stored.tolist()))
+    if missing:
+        raise UserError("checkpoint-lacks-rows", *given, rows=f"{len(stored):,}", missing=f"{missing:,}")
+    return stored

@@ -31,50 +31,15 @@ ATTENTIONS = (None, "sdpa")  # `ATTENTION` can replace these
 SEE_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
 
 
-def why_padded(
-    config: PreTrainedConfig, attn_implementation: str | None, own_code: bool = False, device_map: str | None = None
-) -> str | None:
-    """Why a classifier must pad its rows; None if it need not.
-
-    Args:
-        config: of the model.
-        attn_implementation: the attention that the user named, if any.
-        own_code: whether the model's class comes with its files: it may attend to any token.
-        device_map: how the user distributes the layers, if at all.
-    """
-    if device_map is not None:  # accelerate moves the inputs of layers, but not what the hooks here keep
-        return f"--device_map {device_map} may put a row's states and its boundaries on different GPUs"
-    return _why_padded(config, attn_implementation, own_code, CLASSIFIERS)
-
-
-def _why_padded(
-    config: PreTrainedConfig,
-    attn_implementation: str | None,
-    own_code: bool,
-    types: Collection[str],
-) -> str | None:
-    """As `why_padded`, for models of these types."""
-    if own_code:
-        return "the model has its own code, which may not keep joined rows apart"
-    if config.model_type not in types:
-        return f"models of type {config.model_type} may need padding ({', '.join(types)} do not)"
-    if attn_implementation not in ATTENTIONS:
-        return f"--attn_implementation {attn_implementation} needs padding"
-    return None
-
-
 def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, config: PreTrainedConfig) -> bool:
     """Whether a classifier's rows are padded.
-
-    Args:
-        padding_free: `--padding_free`.
-        args: of the model.
-        config: of the model.
 
     Raises:
         UserError: `padding-needed`.
     """
-    reason = why_padded(config, args.attn_implementation, has_own_code(args, config), args.device_map)
+    reason = _why_padded(args, config, CLASSIFIERS)
+    if args.device_map is not None:  # accelerate moves the inputs of layers, but not what the hooks here keep
+        reason = f"--device_map {args.device_map} may put a row's states and its boundaries on different GPUs"
     if reason is not None and padding_free == "on":
         raise UserError("padding-needed", "--padding_free", padding_free, reason=reason)
     if reason is not None and padding_free == "auto":
@@ -84,19 +49,29 @@ def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, confi
 
 def pads_causal(args: ModelArguments, config: PreTrainedConfig) -> bool:
     """Whether the rows of a causal language model are padded."""
-    reason = _why_padded(config, args.attn_implementation, has_own_code(args, config), CAUSAL)
+    reason = _why_padded(args, config, CAUSAL)
     if reason is not None:
         _log_padding(reason)
     return reason is not None
 
 
-def padding_notes(config: PreTrainedConfig, trains: bool) -> list[str]:
-    """A note for the user if padding changes the result of a model.
+def _why_padded(args: ModelArguments, config: PreTrainedConfig, types: Collection[str]) -> str | None:
+    """Why a model must pad its rows; None if it need not."""
+    if has_own_code(args, config):
+        return "the model has its own code, which may not keep joined rows apart"
+    if config.model_type not in types:
+        return f"models of type {config.model_type} may need padding ({', '.join(types)} do not)"
+    if args.attn_implementation not in ATTENTIONS:
+        return f"--attn_implementation {args.attn_implementation} needs padding"
+    return None
 
-    Args:
-        config: of the model.
-        trains: whether the run trains, and does not only evaluate.
-    """
+
+def _log_padding(reason: str) -> None:
+    logger.warning("Padding rows, grouped by length: %s.", reason)
+
+
+def padding_notes(config: PreTrainedConfig, trains: bool) -> list[str]:
+    """A note if padding changes the result of a model that is trained, or only evaluated."""
     if config.model_type not in SEE_PADDING:
         return []
     return [
@@ -104,10 +79,6 @@ def padding_notes(config: PreTrainedConfig, trains: bool) -> list[str]:
         "depend on the texts of a micro-batch, and so on the world size. Use "
         f"{'--per_device_train_batch_size 1 and ' * trains}--per_device_eval_batch_size 1 to read each text alone."
     ]
-
-
-def _log_padding(reason: str) -> None:
-    logger.warning("Padding rows, grouped by length: %s.", reason)
 
 
 def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None) -> bool:
@@ -126,7 +97,7 @@ def read_unpadded(model: nn.Module) -> None:
 
 
 def classify_unpadded(model: nn.Module) -> None:
-    """Let a classifier for which `why_padded` is None read batches of `JoinRows`. Its logits are [rows, labels].
+    """Let a classifier that `pads` accepts read batches of `JoinRows`. Its logits are [rows, labels].
 
     It reads padded batches as before.
     """

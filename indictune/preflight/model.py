@@ -9,16 +9,14 @@ from indictune.models.adapters import check_published_base, without_effect
 from indictune.models.load import stored_quantisation
 from indictune.models.position_limits import check_max_length
 from indictune.models.unpadded import padding_notes
-from indictune.preflight.resume import starts_fresh
 
 
 def check_model(plan: AnyPlan) -> list[Problem]:
     """Check the configuration of the model against method, strategy and length of texts. The plan has it."""
     config = plan.model_config
     assert config is not None
-    fresh = not problems_of(starts_fresh, plan) and starts_fresh(plan)
     return [
-        *problems_of(check_max_length, config, plan.data.max_length, fresh),
+        *problems_of(check_max_length, config, plan.data.max_length),
         *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
         *problems_of(check_published_base, plan.model, plan.training.push_to_hub),
     ]
@@ -29,7 +27,6 @@ def model_notes(plan: AnyPlan) -> list[str]:
     config = plan.model_config
     assert config is not None
     return [
-        *check_max_length(config, plan.data.max_length, starts_fresh(plan)),
         *padding_notes(config, trains=True),
         *without_effect(plan.model),
     ]

@@ -129,14 +129,14 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
         if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe
             default = unresolved(task.data_arguments, {}).max_length
             asked.max_length = min(default, positions_of(config) or default)
-        problems.extend(problems_of(check_max_length, config, asked.max_length, begins=False))
+        problems.extend(problems_of(check_max_length, config, asked.max_length))
         tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
     if not asked.test_file:
         problems.raise_any()
     dataset, notes = task.tokenise_test(plan, tokenizer, problems)
     assert config is not None
     assert tokenizer is not None
-    run.warn([*check_max_length(config, asked.max_length, begins=False), *notes])
+    run.warn(notes)
     plan, args = bring_up(plan, run)
     objective = task.objective(args, config, tokenizer, padded=True, rows=None)
     model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)

@@ -318,18 +318,8 @@ def test_texts_beyond_the_original_length_of_longrope_are_refused() -> None:
     assert not depends_on_others(config, (5, 8))
     assert depends_on_others(config, (5, 9))
     check_max_length(config, 8)
-    with refused("max-length-over-longrope", "some/model", "9", "8 tokens", flag="--max_length"):
+    with refused("max-length-over-positions", "some/model", "9", "8 positions", flag="--max_length"):
         check_max_length(config, 9)
-
-
-def test_a_resumed_run_and_an_evaluation_only_report_the_dependence_of_longrope() -> None:
-    config = rotary(LONGROPE)
-    assert check_max_length(config, 8, begins=False) == []
-    (note,) = check_max_length(config, 64, begins=False)
-    assert "--max_length 64" in note
-    assert "8 tokens" in note
-    with refused("max-length-over-positions", "64 positions"):
-        check_max_length(config, 65, begins=False)
 
 
 def test_longrope_is_seen_where_older_files_or_models_of_many_kinds_of_layers_name_it() -> None:
@@ -342,7 +332,7 @@ def test_longrope_is_seen_where_older_files_or_models_of_many_kinds_of_layers_na
         PreTrainedConfig(**sizes, **of_one),
     ):
         check_max_length(config, 8)
-        with refused("max-length-over-longrope", "8 tokens"):
+        with refused("max-length-over-positions", "8 positions"):
             check_max_length(config, 9)
 
 

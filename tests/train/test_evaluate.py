@@ -14,9 +14,6 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Phi3ForSequenceClassification,
 )
 
 from indictune.checkpoint import store
@@ -134,32 +131,6 @@ def test_values_that_no_model_can_take_are_told_before_rows_are_read(
     assert result.returncode == 2, result.stderr
     assert all(part in result.stderr for part in told), result.stderr
     assert "Traceback" not in result.stderr
-
-
-@pytest.mark.parametrize("kind", ["tweets", "chats"])
-def test_texts_that_longrope_reads_otherwise_are_evaluated_with_a_warning(tmp_path: Path, kind: str) -> None:
-    """The run that made the model, of an earlier version, had such texts."""
-    model, test_file = Path(tiny_llama(tmp_path / "model")), tmp_path / "t.jsonl"
-    shape = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    config = Phi3Config(
-        **{name: shape[name] for name in names},
-        max_position_embeddings=256,
-        original_max_position_embeddings=8,
-        rope_parameters=rope,
-        pad_token_id=0,
-        id2label={0: "negative", 1: "neutral", 2: "positive"},
-    )
-    (model / "model.safetensors").unlink()
-    kinds = {"tweets": Phi3ForSequenceClassification, "chats": Phi3ForCausalLM}
-    kinds[kind](config).save_pretrained(model)
-    rows = {"tweets": {"text": "ok " * 12, "label": "positive"}, "chats": {"prompt": "ok " * 12, "completion": "ok"}}
-    test_file.write_text(json.dumps(rows[kind]), encoding="utf-8")
-    flags = ["--model", str(model), "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")]
-    result = start([*python(), "indictune/__main__.py", "evaluate", *flags, "--max_length", "64"])
-    assert result.returncode == 0, result.stderr
-    assert "(longrope)" in result.stderr
 
 
 def test_answers_are_as_long_as_the_model_has_positions_whatever_it_calls_them(tmp_path: Path) -> None:
