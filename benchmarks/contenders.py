@@ -216,10 +216,9 @@ def run_script(
 
     watch = vars(script)["watch"]
 
-    def watch_and_add(trainer: Any, *args: Any) -> Any:
-        throughput = watch(trainer, *args)
-        trainer.add_callback(callback(trainer, throughput))
-        return throughput
+    def watch_and_add(trainer: Any, *args: Any) -> None:
+        watch(trainer, *args)
+        trainer.add_callback(callback(trainer, trainer.throughput))
 
     setattr(script, "watch", watch_and_add)  # noqa: B010
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]

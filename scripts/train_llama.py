@@ -45,12 +45,12 @@ def main(run: Run) -> None:
     with reading_weights(args) as reads_weights:
         model = task.load_model(plan, args, rows, reads_weights)
     trainer = LlamaTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, padded)
-    throughput = watch(trainer, plan, run, point, tokens.row_location)
+    watch(trainer, plan, run, point, tokens.row_location)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
     samples = tokens.chats.samples(plan.data.num_sample_generations)
     write_samples(trainer, run, samples, rows.template, plan.data.max_new_tokens)
-    finish(trainer, run, result, throughput, tokens.test, saved_files)
+    finish(trainer, run, result, tokens.test, saved_files)
 
 
 if __name__ == "__main__":

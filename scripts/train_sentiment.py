@@ -46,10 +46,10 @@ def main(run: Run) -> None:
     use_active_vocabulary(model, args, tokens.datasets, rows.tokenizer, point.checkpoint)
     objective = task.objective(args, model.config, rows.tokenizer, padded, rows)
     trainer = IndicTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded)
-    throughput = watch(trainer, plan, run, point, tokens.row_location)
+    watch(trainer, plan, run, point, tokens.row_location)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
-    finish(trainer, run, result, throughput, tokens.test, saved_files)
+    finish(trainer, run, result, tokens.test, saved_files)
 
 
 if __name__ == "__main__":

@@ -44,10 +44,10 @@ def main(run: Run) -> None:
         model = task.load_model(plan, args, rows, reads_weights)
     objective = task.objective(args, model.config, rows.tokenizer, padded, rows)
     trainer = IndicTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded)
-    throughput = watch(trainer, plan, run, point, tokens.row_location)
+    watch(trainer, plan, run, point, tokens.row_location)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
-    finish(trainer, run, result, throughput, tokens.test, saved_files)
+    finish(trainer, run, result, tokens.test, saved_files)
 
 
 if __name__ == "__main__":

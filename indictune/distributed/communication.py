@@ -1,4 +1,4 @@
-"""What ranks send each other in a step, and in which type."""
+"""How ranks sum gradients, and in which type."""
 
 # No `from __future__ import annotations`: torch compares the annotations of a communication hook with classes.
 
@@ -23,21 +23,15 @@ DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments, model: nn.Module) -> None:
-    """Tell whatever distributes the model how gradients are summed. To be called before the model is prepared.
-
-    Args:
-        accelerator: of the Trainer.
-        args: of the run.
-        model: to be trained.
-    """
+    """Configure how DDP, FSDP2 or DeepSpeed sums gradients. To be called before the model is prepared."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
         config["communication_data_type"] = DEEPSPEED_NAMES[args.reduce_dtype]
     elif accelerator.distributed_type == DistributedType.FSDP:
         if not all(parameter.requires_grad for parameter in model.parameters()):
-            # An adapter's: torch 2.13 fails under accumulation where gradients are to be summed in another type than
-            # they have, and a group of weights had no part in the forward pass: "'FSDPParam' object has no attribute
-            # '_unsharded_param'". With --bf16 a LLaMA's adapter has such a group.
+            # torch 2.13 fails under accumulation if gradients are summed in another type and a group of weights takes
+            # no part in the forward pass: "'FSDPParam' object has no attribute '_unsharded_param'". With --bf16 a
+            # LLaMA's adapter has such a group.
             return
         plugin = accelerator.state.fsdp_plugin
         policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
@@ -80,12 +74,10 @@ def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":
     """How replicas sum their gradients.
 
     The Trainer (5.23) looks for unused parameters in every forward pass unless activations are checkpointed, keeps
-    each gradient twice, and sends rank 0's buffers to all before every forward pass. With one micro-batch a step torch
-    finds parameters without a gradient once (static graph); only with several it has to look for them every time,
-    because some models have them (XLNet). Buffers are constants.
+    each gradient twice, and broadcasts the buffers, which are constants, before every forward pass. With a static
+    graph torch finds parameters without a gradient once. Some models have them (XLNet).
     """
-    # Under accumulation torch 2.13 fails at the first micro-batch of a static graph: "expect_autograd_hooks_ INTERNAL
-    # ASSERT FAILED".
+    # torch 2.13 fails under accumulation with a static graph: "expect_autograd_hooks_ INTERNAL ASSERT FAILED".
     static_graph = args.gradient_accumulation_steps == 1 if args.ddp_static_graph is None else args.ddp_static_graph
     looks = args.ddp_find_unused_parameters
     if looks is None:
@@ -103,27 +95,20 @@ def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":
 
 @dataclass
 class GradientBuckets(DistributedDataParallelKwargs):  # type: ignore[misc]
-    """accelerate's settings of DDP, with a hook that it does not know.
-
-    Attributes:
-        hook: sums a bucket of gradients over the ranks; None for torch's own.
-    """
+    """accelerate's settings of DDP, with a `hook` that sums a bucket of gradients; None for torch's own sum."""
 
     hook: Callable[..., Any] | None = None
 
     def to_dict(self, ignore_keys: tuple[str, ...] = ()) -> Any:
-        """What torch's DDP is given."""
+        """The keywords of torch's DDP."""
         return super().to_dict(("comm_hook", "comm_wrapper", "comm_state_option", "hook", *ignore_keys))
 
     def register_comm_hook(self, model: DistributedDataParallel) -> None:
-        """accelerate calls it when DDP is there."""
+        """Add the hook; accelerate calls this when it has made the DDP."""
         if self.hook is not None:
             model.register_comm_hook(None, self.hook)
 
 
 def sum_in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """torch's bf16 hook by another name.
-
-    torch 2.13 refuses its own, by its name, without NCCL ("required CUDA 11+ and NCCL 2.10+"), and it works on gloo.
-    """
+    """torch's bf16 hook by another name: torch 2.13 refuses its own by name without NCCL, though it works on gloo."""
     return bf16_compress_hook(state, bucket)

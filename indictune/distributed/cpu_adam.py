@@ -1,4 +1,4 @@
-"""DeepSpeed's own Adam, which runs where optimizer states are offloaded to the CPU: what a checkpoint lacks of it."""
+"""What a checkpoint lacks of DeepSpeed's CPU Adam, which runs if optimizer states are offloaded."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import torch
 
 
 def complete_states(engine: Any) -> None:
-    """Make that optimizer, with states that were just loaded, what it was when they were saved.
+    """Complete the optimizer after its states were loaded.
 
-    DeepSpeed (0.19.8) puts the saved settings of a group in place of the optimizer's own, and those of torch's AdamW
-    lack `bias_correction` ("KeyError" in the first step, where the states were not offloaded before). And it keeps the
-    powers of the betas as a product that grows by a factor a step (`cpu_adam.h`, `IncrementStep`), which no checkpoint
-    holds: begun anew by `pow` it differs in the last bit, and so do the weights. The steps are counted again, on
-    nothing.
+    DeepSpeed (0.19.8) replaces the optimizer's settings by saved ones. Those of torch's AdamW, which ran if the states
+    were not offloaded before, lack `bias_correction` ("KeyError" in the first step). It also keeps the powers of the
+    betas as a product (`cpu_adam.h`, `IncrementStep`), which no checkpoint holds. Computed by `pow`, they and so the
+    weights differ in the last bit. Steps on an empty weight multiply them again.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam  # slow
 
@@ -30,7 +29,7 @@ def complete_states(engine: Any) -> None:
 
 
 def count_again(adam: Any, steps: int) -> None:
-    """Bring the betas' powers of a `DeepSpeedCPUAdam` to where so many steps have brought them."""
+    """Bring the betas' powers of a `DeepSpeedCPUAdam` to those after `steps` steps."""
     nothing = [torch.zeros(1) for _ in ("weight", "gradient", "mean", "variance")]
     for step in range(1, steps + 1):
         for group in adam.param_groups:

@@ -97,14 +97,6 @@ def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
     return ("rollback",) if strategy.startswith("zero") else ("skip", "rollback")
 
 
-def has_found_no_scale(error: Exception) -> bool:
-    """Whether DeepSpeed raised within a step, on all ranks, because no fp16 loss scale makes the gradient finite.
-
-    See `DynamicLossScaler.update_scale` (0.19.8).
-    """
-    return type(error) is Exception and "loss scale already at minimum" in str(error)
-
-
 def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
     value: Any = config
     for part in dotted_key.split("."):

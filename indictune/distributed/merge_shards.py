@@ -1,4 +1,4 @@
-"""The weights of a checkpoint that is kept in parts, put together without the processes that wrote them."""
+"""Read the whole weights of a sharded checkpoint in one process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _DEEPSPEED = "latest"  # names the folder with ZeRO's parts
 
 
 def is_in_parts(checkpoint: Path) -> bool:
-    """Whether there are parts, whose reading can run code: they are pickles, or are found by one."""
+    """Whether a checkpoint is in shards. Reading them can run code: they are pickles, or their index is one."""
     return (checkpoint / WEIGHT_SHARDS).is_dir() or (checkpoint / _DEEPSPEED).is_file()
 
 
 def whole_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The weights by name, on the CPU, as they are trained: ZeRO's in fp32, of an embedding the used rows alone.
+    """The weights by name, on the CPU, as they are trained: ZeRO's in fp32, of an active vocabulary the trained rows.
 
     Args:
-        checkpoint: in parts, and trusted.
+        checkpoint: in shards, and trusted.
     """
     if (checkpoint / WEIGHT_SHARDS).is_dir():
         return _from_shards(checkpoint / WEIGHT_SHARDS)

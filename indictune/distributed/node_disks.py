@@ -1,4 +1,4 @@
-"""What nodes give each other where each has a disk of its own, so that every disk holds whole checkpoints."""
+"""Copy files between nodes with separate disks, so that every disk holds whole checkpoints."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from indictune.distributed import collectives
 from indictune.distributed.launch import local_world_size_of
 
 _CHUNK_BYTES = 64 << 20
-_GIVEN = ".given-"  # a file that is not all there
+_PARTIAL = ".given-"  # prefix of a file that is being received
 
 
 def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
-    """Whether all ranks see the same files in a folder. All must call it; the folder is there."""
+    """Whether all ranks see the same files in an existing folder. All ranks must call it."""
     if args.world_size == 1:
         return True
     mark = folder / f".seen-{collectives.gather_from_all(uuid.uuid4().hex)[0]}"
@@ -34,16 +34,12 @@ def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
 
 
 def disk_of(args: TrainingArguments) -> int:
-    """The first rank of those that share this rank's `--output_dir`.
-
-    Args:
-        args: of the run, whose `save_on_each_node` tells whether all of them do.
-    """
+    """The first rank of those that share this rank's disk; `args.save_on_each_node` says whether there are several."""
     return args.process_index - args.local_process_index if args.save_on_each_node else 0
 
 
 def share_of_files(args: TrainingArguments) -> slice:
-    """Which of the files on its disk, in order, this rank reads: those with the same disk read the others."""
+    """Which files on its disk, in order, this rank reads. The other ranks on the disk read the rest."""
     if not args.save_on_each_node:
         return slice(args.process_index, None, args.world_size)
     return slice(args.local_process_index, None, local_world_size_of(os.environ))
@@ -51,7 +47,7 @@ def share_of_files(args: TrainingArguments) -> slice:
 
 @contextmanager
 def rank_0_alone_saves(args: TrainingArguments) -> Iterator[None]:
-    """A block in which `args.should_save` holds on rank 0 alone, whatever disks there are."""
+    """A block in which `args.should_save` holds on rank 0 alone."""
     before, args.save_on_each_node = args.save_on_each_node, False
     try:
         yield
@@ -60,7 +56,7 @@ def rank_0_alone_saves(args: TrainingArguments) -> Iterator[None]:
 
 
 def group_of_disks(args: TrainingArguments) -> ProcessGroup | None:
-    """A group of the first rank of every disk; None where there is one disk. All ranks must call it."""
+    """A group of the first rank of every disk; None if there is one disk. All ranks must call it."""
     if not args.save_on_each_node:
         return None
     firsts = sorted(set(collectives.gather_from_all(disk_of(args))))
@@ -68,22 +64,22 @@ def group_of_disks(args: TrainingArguments) -> ProcessGroup | None:
 
 
 def give_files(folder: Path, gives: bool, args: TrainingArguments, group: ProcessGroup | None) -> None:
-    """Write the files below a folder, which stand on some disks, to those that lack them.
+    """Copy the files below a folder from the disks that have them to those that lack them.
 
-    The ranks of a group must call it; for others, and where there is one disk, nothing happens.
+    The ranks of the group must call it. For other ranks, and with one disk, it does nothing.
 
     Args:
-        folder: of the same path on every disk; it need not be there.
-        gives: whether files of this disk are given to others.
+        folder: has the same path on every disk. It need not exist.
+        gives: whether this disk's files are copied to others.
         args: of the run.
-        group: that `group_of_disks` made.
+        group: from `group_of_disks`.
 
     Raises:
-        OSError: a file cannot be read or written; the other ranks then wait until their launcher ends them.
+        OSError: a file cannot be read or written. The other ranks then wait until their launcher ends them.
     """
     if group is None or disk_of(args) != args.process_index:
         return
-    for leftover in folder.rglob(f"{_GIVEN}*"):
+    for leftover in folder.rglob(f"{_PARTIAL}*"):
         leftover.unlink()  # of a run that was killed
     held = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     on_disks = collectives.gather_from_all(held, group)
@@ -94,21 +90,21 @@ def give_files(folder: Path, gives: bool, args: TrainingArguments, group: Proces
 
 
 def _give(path: Path, giver: int, is_lacking: bool, group: ProcessGroup) -> None:
-    """Send a file from one rank of a group to all; those that lack it write it."""
+    """Send a file from one rank of a group to all. Those that lack it write it."""
     is_giver = torch.distributed.get_rank(group) == giver
     size = collectives.gather_from_all(path.stat().st_size if is_giver else 0, group)[giver]
-    written = path.with_name(f"{_GIVEN}{path.name}") if is_lacking else Path(os.devnull)
+    written = path.with_name(f"{_PARTIAL}{path.name}") if is_lacking else Path(os.devnull)
     written.parent.mkdir(parents=True, exist_ok=True)
     with (path if is_giver else written).open("rb" if is_giver else "wb") as file:
         for start in range(0, size, _CHUNK_BYTES):
-            chunk = torch.empty(min(_CHUNK_BYTES, size - start), dtype=torch.uint8)
-            if is_giver:
-                chunk = torch.frombuffer(bytearray(file.read(len(chunk))), dtype=torch.uint8)
+            length = min(_CHUNK_BYTES, size - start)
+            content = bytearray(file.read(length) if is_giver else length)
+            chunk = torch.frombuffer(content, dtype=torch.uint8)
             torch.distributed.broadcast(chunk, group_src=giver, group=group)
             if not is_giver:
-                file.write(chunk.numpy().data)
+                file.write(content)
     if is_lacking:
         with suppress(OSError):  # a file system may refuse modes
             path.parent.chmod(0o755)
-            written.chmod(0o644)  # what others may write to is not gone on from
+            written.chmod(0o644)  # a run does not resume from what others may write to
         written.rename(path)

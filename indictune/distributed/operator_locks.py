@@ -1,4 +1,4 @@
-"""Locks of DeepSpeed's operator builds. torch waits for one that a killed build left, without an end or a message."""
+"""Wait for DeepSpeed's operator builds: torch waits forever, without a message, for the lock of a killed build."""
 
 from __future__ import annotations
 
@@ -19,43 +19,35 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def wait_for_builds(launch: Launch, local_rank: int) -> None:
-    """Wait until no build holds a lock, before DeepSpeed loads its operators. A lock older than any build is removed.
+    """Wait until no build holds a lock, before DeepSpeed loads its operators.
 
-    torch (2.13) makes a file `lock` while it compiles an operator. A killed process leaves the file, and every later
-    one waits for it in `FileBaton.wait`.
-
-    Args:
-        launch: only DeepSpeed compiles operators.
-        local_rank: of this process on its node; 0 removes stale locks, the others wait.
+    torch (2.13) makes a file `lock` while it compiles an operator, and waits for it in `FileBaton.wait`. Local rank 0
+    removes a lock that is older than any build.
     """
     if not launch.family.startswith("zero"):
         return
-    reported = set()
+    is_reported = False
     while ages := _ages_of_locks():
+        if not is_reported:
+            _report(ages)
+            is_reported = True
         for lock, age_s in ages.items():
             if age_s > SECONDS_OF_A_BUILD and local_rank == 0:
                 lock.unlink(missing_ok=True)
-            elif lock not in reported:
-                reported.add(lock)
-                _report(lock, max(0, SECONDS_OF_A_BUILD - age_s))
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def _report(lock: Path, wait_s: float) -> None:
-    """Rank 0's console shows it; a rank that waits for a build of rank 0 only logs it."""
+def _report(ages: dict[Path, float]) -> None:
     logger.info(
-        "%s: another process builds this operator, or a killed one left its lock. The run waits for up to %d s. If "
-        "nobody builds there, remove the file.",
-        *(lock, wait_s),
+        "Another process builds an operator, or a killed one left its lock. The run waits for up to %d s. If nobody "
+        "builds, remove %s.",
+        *(max(0, SECONDS_OF_A_BUILD - min(ages.values())), ", ".join(map(str, ages))),
     )
 
 
 def _ages_of_locks() -> dict[Path, float]:
-    """Seconds since each operator's lock was made.
-
-    Operators lie below `TORCH_EXTENSIONS_DIR`, else below a folder for each build of torch.
-    """
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")
+    """Seconds since each operator's lock was made."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")  # else there is a folder for each build of torch
     locks = Path(given).glob("*/lock") if given else Path(get_default_build_root()).glob("*/*/lock")
     ages = {}
     for lock in locks:

@@ -1,4 +1,4 @@
-"""Whether a GPU multiplies fp32 in TF32, which keeps 10 of its 23 bits."""
+"""TF32: a GPU multiplies fp32 with 10 of its 23 bits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ COMPILING_FLAGS = ("torch_compile", "torch_compile_backend", "torch_compile_mode
 
 
 def default(training: TrainingArguments) -> bool | None:
-    """The value of `--tf32` where it is not given; None where it has no effect, as on a T4 or a V100.
+    """The value of `--tf32` if it is not given; None if it has no effect, as on a T4 or a V100.
 
-    Where most is computed in half precision, the rest in fp32 need not be more exact. A compiled model in fp32 stays
-    as exact as a plain one: transformers (5.23) would give it TF32.
+    A model in half precision may compute the rest in TF32. A compiled model in fp32 stays as exact as a plain one:
+    transformers (5.23) would switch TF32 on.
     """
     if not is_torch_tf32_available():
         return None
@@ -24,10 +24,6 @@ def default(training: TrainingArguments) -> bool | None:
 
 
 def put_back(args: TrainingArguments) -> None:
-    """Switch TF32 off again, which accelerate switches on for a compiled model. To be called after it is set up.
-
-    accelerate (1.15, `AcceleratorState`, state.py:1025) sets `allow_tf32` wherever a model in fp32 is compiled on a
-    GPU, and under DeepSpeed one in bf16 too, after transformers (5.23, `TrainingArguments`) has switched it off.
-    """
+    """Switch TF32 off again after accelerate (1.15, `AcceleratorState`) has switched it on for a compiled model."""
     if args.torch_compile and args.tf32 is False:
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 from indictune.checkpoint import resume, store
 from indictune.checkpoint.save import planned
-from indictune.distributed.deepspeed_config import has_found_no_scale
 from indictune.train.bad_steps import mean_over_ranks
 from indictune.train.collective_flags import CollectiveFlags
 from indictune.train.task_trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)
-
-
-def step_with_loss_scale(trainer: TaskTrainer, step: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The loss of a micro-batch's step.
-
-    Raises:
-        NonFiniteLossError: DeepSpeed has found no scale for fp16's loss; on all ranks.
-    """
-    try:
-        return step()
-    except Exception as error:
-        if not has_found_no_scale(error):
-            raise
-        before, last = trainer.nonfinite.loss, trainer.nonfinite.last
-        loss = mean_over_ranks(last if before is None or last is None else before + last)
-        raise trainer.bad_steps.stop("no-loss-scale", trainer.state.global_step + 1, loss) from None
 
 
 def drop_if_bad(trainer: TaskTrainer) -> None:

@@ -1,4 +1,4 @@
-"""What the trainers of all tasks share: exact batches, exact evaluation, whole models."""
+"""The trainer of all tasks: exact batches, exact evaluation, whole models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from indictune.train.callbacks.epoch_shuffle import EpochShuffle
 from indictune.train.callbacks.keep_records import KeepRecords
 from indictune.train.callbacks.throughput import Throughput
 from indictune.train.device_transfer import sent_to_device
-from indictune.train.drop_bad_steps import drop_if_bad, step_with_loss_scale
+from indictune.train.drop_bad_steps import drop_if_bad
 from indictune.train.evaluation import evaluate_rows
 from indictune.train.nonfinite import NonFinite
 from indictune.train.task_trainer import TaskTrainer
@@ -51,11 +51,11 @@ class ExactTrainer(TaskTrainer):
     Args:
         model: to train or to evaluate.
         args: with `gradient_accumulation_steps` already decided.
-        train_dataset: columns `input_ids`, `labels`, `length`; or None where nothing is trained.
+        train_dataset: columns `input_ids`, `labels`, `length`; None to evaluate only.
         eval_dataset: likewise, with `language`; or None.
         tokenizer: saved with the model.
         padded: whether the rows of a training micro-batch are padded to its longest; else they are joined.
-        settings: of the Trainer below.
+        settings: of the Trainer.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class ExactTrainer(TaskTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Any]:
-        """The micro-batches of a step, on the device. A loader of our own would be lost on a resume: accelerate 1.15
-        replaces it by a plain one (`skip_first_batches`)."""
+        """Move a step's micro-batches to the device. On a resume accelerate (1.15, `skip_first_batches`) replaces the
+        loader by a plain one, so the loader cannot do it."""
         on_device = HERE.passing("reading rows", (sent_to_device(batch, device) for batch in epoch_iterator))
         samples: tuple[list[Batch], Any] = super().get_batch_samples(on_device, num_batches, device)
         return samples
 
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
-        """A micro-batch's step: no callback sees its loss on the device, before the Trainer waits for it."""
+        """Note the loss on the device: no callback sees it before the Trainer waits for it."""
         step = partial(super().training_step, *args, **settings)
         if not self.has_begun:
             self.has_begun = True
@@ -119,14 +119,13 @@ class ExactTrainer(TaskTrainer):
             settle_buckets(args[0], step)
             states.restore()
             self.log_on(unlogged)
-        loss = step_with_loss_scale(self, step)
+        loss = step()
         self.nonfinite.note_loss(loss)
         return loss
 
     def compute_loss(self, *args: Any, **settings: Any) -> Any:
-        """A micro-batch's loss: the last place that a rank passes before it waits for the others."""
+        """Record the last point that a rank passes before it waits for the others."""
         loss: Any = super().compute_loss(*args, **settings)
-        self.nonfinite.last = loss.detach()
         HERE.passed("a backward pass")
         return loss
 
@@ -165,25 +164,25 @@ class ExactTrainer(TaskTrainer):
         return metrics
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model with what `write_model` mends: a callback comes when the checkpoint is committed."""
+        """Add what `write_model` adds: a callback comes only when the checkpoint is committed."""
         folder = Path(output_dir or str(self.args.output_dir))
         write_model(self, folder, partial(super().save_model, str(folder), _internal_call=True))
 
     def init_hf_repo(self, *args: Any, **settings: Any) -> None:
-        """Make the repository: the Trainer does so when it is made, before a callback exists."""
+        """Make the repository by `make_repository`: the Trainer does so before a callback exists."""
         make_repository(self.args, partial(super().init_hf_repo, *args, **settings))
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """The norm of a step's gradients, noted: callbacks do not see it before the step that it spoils."""
+        """Note the norm of a step's gradients: callbacks do not see it before the optimizer's step."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
-        if not self.args.fp16:  # whose loss scaling finds its scale by infinite gradients, and skips those steps
+        if not self.args.fp16:  # loss scaling finds its scale by infinite gradients, and skips those steps
             self.nonfinite.note(norm)
         if self.args.on_nonfinite != "stop":
             drop_if_bad(self)
         return norm
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save a checkpoint that is whole or not there: the Trainer writes in place, and callbacks come after it.
+        """Save a checkpoint whole or not at all: the Trainer writes in place, and callbacks come after it.
 
         Raises:
             NonFiniteLossError: a weight is NaN or infinite; nothing was saved.
@@ -203,7 +202,7 @@ class ExactTrainer(TaskTrainer):
                 throughput=self.throughput.counted(),
             )
         )
-        # At the end of an epoch an evaluation or a save may still be due, and the run stops after it.
+        # At the end of an epoch an evaluation or a save may be due: the run stops after it.
         if self.stop_request.agreed and not self.stop_request.epoch_ends:
             raise self._stopped()
 
@@ -220,9 +219,8 @@ class ExactTrainer(TaskTrainer):
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
-        self.checkpoints = Checkpoints(
-            self.args, self._train_state(), self._run_facts(), self.stop_request, self.disks_group
-        )
+        facts = RunFacts(self.strategy, self.batches.steps_per_epoch, self.data_digest, self.validation_digest)
+        self.checkpoints = Checkpoints(self.args, self._train_state(), facts, self.stop_request, self.disks_group)
         if resume_from_checkpoint is not None:
             self.stop_request.wait_for_the_step()  # torch (2.13) reports what a read of shards raises as a failure
             self.checkpoints.state.restore(Path(resume_from_checkpoint))
@@ -239,31 +237,24 @@ class ExactTrainer(TaskTrainer):
             save_model=lambda folder: self.save_model(str(folder), _internal_call=True),
         )
 
-    def _run_facts(self) -> RunFacts:
-        return RunFacts(self.strategy, self.batches.steps_per_epoch, self.data_digest, self.validation_digest)
-
     def _exportable(self) -> list[ExportableState]:
         candidates: list[Any] = [*self.callback_handler.callbacks, self.control]
         return [each for each in candidates if isinstance(each, ExportableState)]
 
     def forget_uncompared_best(self) -> None:
-        """Undo that the Trainer (5.23) took a step for the best whose weights are not kept."""
+        """Restore the best step where the Trainer (5.23) took one whose weights are not kept."""
         if self._best_before is not None:
             self.state.best_metric, self.state.best_global_step = self._best_before
             self._best_before = None
 
     def check_weights(self) -> None:
-        """Refuse to save weights that are NaN or infinite. All ranks must call it.
-
-        Raises:
-            NonFiniteLossError: there is one.
-        """
+        """Raise `NonFiniteLossError` if a weight is NaN or infinite. All ranks must call it."""
         assert self.model is not None
         if not weights_are_finite(self.model, self.args.device):
             raise self.bad_steps.stop("nonfinite-weights", self.state.global_step, None)
 
     def load_best(self) -> None:
-        """Load the best weights at the end of the training. Where they are damaged, the last ones stay."""
+        """Load the best weights at the end of the training, unless they are damaged."""
         state, best = self.state, self.checkpoints.state.best
         if not self.args.load_best_model_at_end or best is None:
             return

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import resource
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from indictune.hub import push
 from indictune.models.atomic_folder import match_config_mode
 from indictune.run import Run
 from indictune.stop_signals import Stopped
-from indictune.train.callbacks.throughput import Throughput
 from indictune.train.exact_trainer import ExactTrainer
 from indictune.train.verify import shapes_when_saved, verify_saved
 
@@ -89,12 +87,7 @@ def _bytes_of_weights(trainer: ExactTrainer) -> int:
 
 
 def finish(
-    trainer: ExactTrainer,
-    run: Run,
-    result: TrainOutput,
-    throughput: Throughput,
-    test_dataset: Dataset | None,
-    saved_files: list[str],
+    trainer: ExactTrainer, run: Run, result: TrainOutput, test_dataset: Dataset | None, saved_files: list[str]
 ) -> None:
     """Evaluate the saved model, write `metrics.json` last, and push if asked to. All ranks must call it.
 
@@ -102,7 +95,6 @@ def finish(
         trainer: after `train` and `save_model`.
         run: whose folder gets `metrics.json`.
         result: of `train`.
-        throughput: of the run.
         test_dataset: rows evaluated only here, or None.
         saved_files: from `save_model`.
     """
@@ -112,9 +104,10 @@ def finish(
     if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
         best = Path(state.best_model_checkpoint).name
         logger.info("The model is that of %s, the best by %s", best, trainer.args.metric_for_best_model)
+    training = trainer.throughput.totals(result.metrics["train_runtime"])
     metrics = run_metrics(trainer) | {
         "global_batch_size": trainer.args.global_batch_size,
-        "train": train_metrics(trainer, result, throughput),
+        "train": training | {"peak_memory_bytes": peak_memory_bytes(trainer)},
     }
     for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
         if dataset is not None:
@@ -124,10 +117,6 @@ def finish(
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
     names = push.begin_push(trainer, saved_files) if trainer.args.push_to_hub else []
     write_metrics(trainer, run, metrics)
-    if isinstance(sharding.unwrapped(trainer), PeftModel):
-        out = str(run.output_dir)
-        command = shlex.join(["indictune", "merge", out, "--output_dir", f"{out}_merged"])
-        run.show(f"`{command}` makes one model of the adapter and its base, for `pipeline`.")
     if trainer.args.push_to_hub:
         push.push(trainer, names)
 
@@ -169,20 +158,6 @@ def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
     return {
         "strategy": sharding.strategy_name(trainer.accelerator, trainer.strategy),
         "world_size": trainer.args.world_size,
-    }
-
-
-def train_metrics(trainer: ExactTrainer, result: TrainOutput, throughput: Throughput) -> dict[str, Any]:
-    """The `train` block of `metrics.json`, over all starts of the run; the memory is this start's. All ranks must
-    call it."""
-    seconds = throughput.seconds_before + result.metrics["train_runtime"]
-    return {
-        "runtime_s": seconds,
-        "time_to_first_step_s": throughput.seconds_to_first_step,
-        "samples_per_second": throughput.rows / seconds,
-        "tokens_per_second": throughput.tokens / seconds,
-        "padding_fraction": throughput.padding_fraction,
-        "peak_memory_bytes": peak_memory_bytes(trainer),
     }
 
 

@@ -29,13 +29,11 @@ class NonFinite:
 
     Attributes:
         loss: summed over the micro-batches since the last `take`: a scalar on the device; None before the first.
-        last: of the current micro-batch, before it is noted; likewise.
     """
 
     def __init__(self) -> None:
         self._flag: torch.Tensor | None = None
         self.loss: torch.Tensor | None = None
-        self.last: torch.Tensor | None = None
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Note a micro-batch's share of the step's loss."""

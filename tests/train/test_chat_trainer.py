@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -20,7 +19,6 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
-    Trainer,
 )
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
@@ -28,9 +26,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from indictune.data.collation import IndexedRows, JoinRows, PadToLongest
 from indictune.models.attention import ATTENTION
 from indictune.tasks.chat import compute_dtype
-from indictune.train.bad_steps import BadSteps
 from indictune.train.chat_trainer import LlamaTrainer
-from indictune.train.nonfinite import NonFiniteLossError
 from tests.data.packs import pack
 from tests.models.tiny import words_tokenizer
 from tests.train.tiny import VOCABULARY, answer_rows, tiny_llama, tiny_trainer, trained_weights
@@ -98,34 +94,6 @@ def test_a_mixture_of_experts_is_trained_alike_in_one_micro_batch_and_in_five(
     trainer.save_model(str(tmp_path / "saved"))
     read = [json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in (base, tmp_path / "saved")]
     assert [(each["router_aux_loss_coef"], each["output_router_logits"]) for each in read] == [(0.5, False)] * 2
-
-
-@pytest.mark.parametrize(("rows", "micro_batches"), [(5, 1), (3, 2)])
-def test_a_run_whose_loss_deepspeed_finds_no_scale_for_ends_with_the_rows_of_that_step(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, micro_batches: int
-) -> None:
-    """On a CPU it has no fp16; what it does at an infinite gradient when its scale is 1 already is its own here."""
-    size = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": micro_batches}
-    expected = tiny_trainer(base, tmp_path, ROWS, **size).train().training_loss
-    trainer = tiny_trainer(base, tmp_path, ROWS, **size)
-    place = "row {}".format
-    trainer.bad_steps = BadSteps(trainer.batches, place, tmp_path / "nonfinite.jsonl", "zero2")
-    scaler = DynamicLossScaler(1, 1000, min_scale=1, delayed_shift=1, consecutive_hysteresis=False)
-    step = Trainer.training_step
-
-    def overflowing(self: Trainer, *args: Any, **settings: Any) -> Any:
-        loss = step(self, *args, **settings)
-        if self.accelerator.sync_gradients:
-            scaler.update_scale(True)
-        return loss
-
-    monkeypatch.setattr(Trainer, "training_step", overflowing)
-    with pytest.raises(NonFiniteLossError, match="no-loss-scale") as raised:
-        trainer.train()
-    (noted,) = map(json.loads, (tmp_path / "nonfinite.jsonl").read_text(encoding="utf-8").splitlines())
-    assert (noted["step"], noted["action"], sorted(noted["rows"])) == (1, "stop", [0, 1, 2, 3, 4])
-    assert noted["loss"] == pytest.approx(expected, rel=1e-5)
-    assert f"The loss was {noted['loss']:.4g}, the rows row " in str(raised.value)
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import sys
 import sysconfig
 from pathlib import Path
@@ -106,27 +105,6 @@ def test_a_pipeline_on_the_output_gives_label_names(finished_run: FinishedRun) -
     classify = pipeline("text-classification", model=str(finished_run.folder), device="cpu")
     (answer,) = classify(["फिल्म बहुत अच्छी थी"])
     assert answer["label"] in {"negative", "neutral", "positive"}
-
-
-def test_an_adapters_run_tells_what_makes_a_model_for_a_pipeline_of_it(
-    finished_run: FinishedRun, tmp_path: Path
-) -> None:
-    """Of a classifier's adapter none is made as it is (transformers 5.23): once one is, nothing need be told."""
-    out = tmp_path / "an adapter"
-    flags = ["--method", "lora", "--max_steps", "1", "--load_best_model_at_end", "false", "--save_strategy", "no"]
-    result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), "--output_dir", str(out), *flags])
-    assert result.returncode == 0, result.stderr
-    told = result.stdout.splitlines()[-1]
-    command, _, rest = told.removeprefix("`").partition("`")
-    assert rest == " makes one model of the adapter and its base, for `pipeline`."
-    with pytest.raises((OSError, ValueError)):
-        pipeline("text-classification", model=str(out), device="cpu")
-    _, *words = shlex.split(command)
-    merged = start([*python(), "indictune/__main__.py", *words])
-    assert merged.returncode == 0, merged.stderr
-    (answer,) = pipeline("text-classification", model=f"{out}_merged", device="cpu")(["फिल्म बहुत अच्छी थी"])
-    assert answer["label"] in {"negative", "neutral", "positive"}
-    assert "indictune merge" not in finished_run.stdout
 
 
 @pytest.mark.parametrize("save_steps", ["1", "100"])

@@ -1,4 +1,4 @@
-"""What tells how far this rank has come within its steps."""
+"""Report the progress within a step to the watchdog."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from indictune.progress import HERE
 
 
-class Places(TrainerCallback):
-    """Tells the run's `Progress` what the Trainer passes."""
+class ReportProgress(TrainerCallback):
+    """Records which step has ended, and that this rank still moves."""
 
     def _passed(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         HERE.step = state.global_step

@@ -1,4 +1,4 @@
-"""What watches a training run."""
+"""Add the callbacks of a run to its trainer."""
 
 from __future__ import annotations
 
@@ -11,38 +11,32 @@ from indictune.checkpoint.resume_point import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.run import Run
 from indictune.train import bad_steps
-from indictune.train.callbacks.heartbeat import Places
+from indictune.train.callbacks.heartbeat import ReportProgress
 from indictune.train.callbacks.load_best import LoadBest
 from indictune.train.callbacks.resume import GoOn, LeaveBehind
 from indictune.train.callbacks.spikes import WarnOfSpikes
 from indictune.train.callbacks.step_flags import StepFlags
 from indictune.train.callbacks.tensorboard import ContinuedTensorBoard
-from indictune.train.callbacks.throughput import Throughput
 from indictune.train.callbacks.train_log import TrainLog
-from indictune.train.callbacks.warm_up import WarnOfWarmUp
 from indictune.train.exact_trainer import ExactTrainer
 
 
 def watch(
     trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, row_location: Callable[[int], str]
-) -> Throughput:
-    """Add the callbacks of a run to its trainer.
+) -> None:
+    """Connect a trainer with its run, and add the callbacks.
 
     Args:
         trainer: of the run.
         plan: of the run; its folder gets `train_log.jsonl`.
         run: whose signals stop the training.
         point: to resume from.
-        row_location: tells where a training row comes from (`file:line`).
-
-    Returns:
-        The throughput, which counts while the run trains.
+        row_location: of a training row: `file:line`.
     """
     trainer.stop_request = run.stop_request
     trainer.strategy = plan.launch.strategy
     trainer.trusts_checkpoint = plan.model.trust_checkpoint
     checkpoint, best = point.checkpoint, point.best
-    # Before the others read what is there.
     trainer.add_callback(LeaveBehind(plan.output_dir, checkpoint, best, run.stop_request))
     trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", trainer.throughput))
     path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
@@ -51,12 +45,10 @@ def watch(
     if trainer.pop_callback(TensorBoardCallback) is not None:
         trainer.add_callback(ContinuedTensorBoard())  # type: ignore[no-untyped-call]
     trainer.add_callback(WarnOfSpikes())
-    trainer.add_callback(WarnOfWarmUp())
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
-    trainer.add_callback(Places())
+    trainer.add_callback(ReportProgress())
     trainer.add_callback(LoadBest(trainer))
     if checkpoint is not None:
         here = None if best is None else plan.output_dir / best.name
         trainer.add_callback(GoOn(trainer, checkpoint, here))
-    return trainer.throughput

@@ -17,9 +17,6 @@ logger = logging.getLogger(__name__)
 class Throughput(TrainerCallback):
     """Counts the rows and tokens of every global batch from its row numbers, so that no tensor is read.
 
-    Args:
-        batches: deals the rows.
-
     Attributes:
         rows: trained on, earlier starts of the run included.
         tokens: likewise.
@@ -28,19 +25,18 @@ class Throughput(TrainerCallback):
             None before.
     """
 
-    seconds_to_first_step: float | None = None
-    seconds_before = 0.0
-    _has_stepped = False  # in this process
-
     def __init__(self, batches: TrainingBatches) -> None:
         self.batches = batches
         self.rows = self.tokens = self.tokens_with_padding = 0
-        self._since = (0.0, 0, 0)
+        self.seconds_before = 0.0
+        self.seconds_to_first_step: float | None = None
+        self._has_stepped = False  # in this process
         self._began = 0.0
+        self._last_lap = (0.0, 0, 0)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._began = time.perf_counter()
-        self._since = (self._began, self.rows, self.tokens)
+        self._last_lap = (self._began, self.rows, self.tokens)
 
     def counted(self) -> dict[str, Any]:
         """The counts until now, for a checkpoint."""
@@ -58,7 +54,7 @@ class Throughput(TrainerCallback):
             self.seconds_before, self.rows, self.tokens = (counted[name] for name in ("seconds", "rows", "tokens"))
             self.tokens_with_padding = counted["tokens_with_padding"]
             self.seconds_to_first_step = counted["seconds_to_first_step"]
-            self._since = (self._since[0], self.rows, self.tokens)
+            self._last_lap = (self._last_lap[0], self.rows, self.tokens)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not self._has_stepped:
@@ -79,10 +75,21 @@ class Throughput(TrainerCallback):
 
     def lap(self) -> dict[str, float]:
         """`samples_per_second` and `tokens_per_second`, over all ranks, since the last call."""
-        then, rows, tokens = self._since
+        then, rows, tokens = self._last_lap
         now = time.perf_counter()
-        self._since = (now, self.rows, self.tokens)
+        self._last_lap = (now, self.rows, self.tokens)
+        return _rates(self.rows - rows, self.tokens - tokens, now - then)
+
+    def totals(self, seconds: float) -> dict[str, Any]:
+        """Time, rates and padding over all starts of the run, of which this one took `seconds`."""
+        seconds += self.seconds_before
         return {
-            "samples_per_second": (self.rows - rows) / (now - then),
-            "tokens_per_second": (self.tokens - tokens) / (now - then),
+            "runtime_s": seconds,
+            "time_to_first_step_s": self.seconds_to_first_step,
+            **_rates(self.rows, self.tokens, seconds),
+            "padding_fraction": self.padding_fraction,
         }
+
+
+def _rates(rows: int, tokens: int, seconds: float) -> dict[str, float]:
+    return {"samples_per_second": rows / seconds, "tokens_per_second": tokens / seconds}
