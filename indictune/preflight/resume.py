@@ -6,7 +6,6 @@ from indictune.checkpoint import resume
 from indictune.config.plan import AnyPlan
 from indictune.distributed import elastic
 from indictune.errors import Problem, problems_of
-from indictune.files import AUTO
 
 
 def check_resume(plan: AnyPlan) -> list[Problem]:
@@ -22,12 +21,3 @@ def _check_candidate(plan: AnyPlan) -> None:
         resume.check_trusted(checkpoint, plan.output_dir, plan.model.trust_checkpoint)
         if plan.launch.is_known:
             resume.check_fits(checkpoint, plan.launch, plan.configuration, plan.model_values)
-
-
-def starts_fresh(plan: AnyPlan) -> bool:
-    """Whether the run surely resumes from no checkpoint. The disk of another node may hold one that this one lacks."""
-    asked = plan.training.resume_from_checkpoint
-    if asked is None:
-        return True
-    is_one_node = plan.launch.local_world_size == plan.launch.world_size
-    return asked == AUTO and is_one_node and resume.candidate(plan.output_dir, asked) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 from indictune.config.arguments import BY_EVALUATIONS
+from indictune.config.fields import check_ranges
 from indictune.config.plan import AnyPlan
 from indictune.errors import Problem, problem
 
@@ -33,8 +34,11 @@ def check_schedule(plan: AnyPlan) -> list[Problem]:
 
 
 def check_evaluations(plan: AnyPlan, has_validation: bool) -> list[Problem]:
-    """Check what compares evaluations, once it is known whether there are validation rows."""
-    return check_best(plan) if has_validation else _need_evaluations(plan, "needs-validation-rows")
+    """Check the training arguments when validation rows are known. Without rows, nothing is evaluated."""
+    if has_validation:
+        return check_arguments(plan)
+    without = plan.derive(eval_strategy="no", load_best_model_at_end=False)
+    return _need_evaluations(plan, "needs-validation-rows") or check_arguments(without)
 
 
 def _need_evaluations(plan: AnyPlan, code: str) -> list[Problem]:
@@ -46,15 +50,16 @@ def _need_evaluations(plan: AnyPlan, code: str) -> list[Problem]:
     return found
 
 
-def check_best(plan: AnyPlan) -> list[Problem]:
-    """Let transformers refuse now to look for the best checkpoint where not every saved step is evaluated.
+def check_arguments(plan: AnyPlan) -> list[Problem]:
+    """Let transformers check the combination of training arguments, the moments of saving and evaluating among others.
 
     Its own call of `_validate_args` (5.23) comes only after the rows are prepared.
     """
-    if check_schedule(plan):  # steps of 0, among others
+    if check_schedule(plan) or check_ranges(plan.training):  # reported already
         return []
     training = copy.copy(plan.training)
     training.eval_steps = training.eval_steps or training.logging_steps
+    training.use_cpu = not plan.gpus
     try:
         training._validate_args()  # type: ignore[no-untyped-call]
     except ValueError as error:

@@ -14,14 +14,12 @@ from indictune.tasks.protocol import Task
 
 
 def check_values(plan: AnyPlan) -> list[Problem]:
-    """Refuse values out of their range, that contradict each other, or that the machine does not support."""
+    """Refuse values out of their range, or that the machine does not support."""
     training = plan.training
     found = check_ranges(training)
     duration = "num_train_epochs" if training.max_steps < 0 else "max_steps"
     if not getattr(training, duration) > 0:
         found.append(problem("nothing-to-train", f"--{duration}", getattr(training, duration)))
-    if training.bf16 and training.fp16:
-        found.append(problem("bf16-and-fp16", "--bf16 true and --fp16 true"))
     if training.use_liger_kernel and not is_liger_kernel_available():
         found.append(problem("liger-kernel-missing", "--use_liger_kernel", "true"))
     if getattr(training, "activation_offloading", False) and not torch.accelerator.is_available():

@@ -15,7 +15,6 @@ from indictune.config.recipe import read_recipe
 from indictune.errors import Problem
 from indictune.preflight.checks import preflight
 from indictune.preflight.derive import make_plan
-from indictune.preflight.model import check_model, model_notes
 from indictune.tasks.classification import Classification
 from tests.checkpoint.test_store import manifest, write
 from tests.plans import codes
@@ -84,34 +83,11 @@ def test_a_deepspeed_file_is_compared_with_the_derived_batch() -> None:
     assert problems[0].details["wanted"] == 4
 
 
-def longrope() -> Phi3Config:
-    """Of a model that reads texts of up to 8 tokens alone."""
+def test_texts_beyond_longropes_original_length_are_refused() -> None:
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
-    return Phi3Config(original_max_position_embeddings=8, rope_parameters=rope)
-
-
-@pytest.mark.parametrize(
-    ("asked", "environ", "is_refused"),
-    [
-        ((), {}, True),
-        (("--resume_from_checkpoint", "auto"), {}, True),
-        (("--resume_from_checkpoint", "old/checkpoint-4"), {}, False),
-        (("--resume_from_checkpoint", "auto", "--output_dir", "old"), {}, False),
-        # A node with a separate disk: the run may have begun on the others.
-        (("--resume_from_checkpoint", "auto"), TWO_RANKS | {"WORLD_SIZE": "4", "RANK": "2"}, False),
-        ((), TWO_RANKS | {"WORLD_SIZE": "4", "RANK": "2"}, True),
-    ],
-)
-def test_only_a_fresh_run_is_refused_texts_that_share_a_batch_with_longrope(
-    asked: tuple[str, ...], environ: dict[str, str], is_refused: bool
-) -> None:
-    write(Path("old"), 4)
-    task = Of(longrope())
-    recipe = read_recipe(["--output_dir", "out", "--max_length", "9", *asked], task.arguments())
-    plan, _ = make_plan(recipe, environ, task)
-    assert bool(check_model(plan)) == is_refused
-    if not is_refused:
-        assert len(model_notes(plan)) == 1
+    config = Phi3Config(original_max_position_embeddings=8, rope_parameters=rope)
+    assert found("--max_length", "8", of=config) == []
+    assert codes(found("--max_length", "9", of=config)) == [("max-length-over-positions", "--max_length")]
 
 
 def test_an_adapter_on_another_commit_of_the_hub_is_refused() -> None:

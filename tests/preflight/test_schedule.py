@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from indictune.config.arguments import BY_EVALUATIONS
-from indictune.preflight.schedule import check_best, check_evaluations, check_schedule
+from indictune.preflight.schedule import check_arguments, check_evaluations, check_schedule
 from tests.plans import codes, codes_of, plan_of
 
 STEPS = {"save_strategy": "steps", "eval_strategy": "steps"}
@@ -59,9 +59,27 @@ def test_what_reacts_to_evaluations_needs_them(given: dict[str, Any]) -> None:
     ],
 )
 def test_the_best_checkpoint_is_saved_where_it_is_evaluated(given: dict[str, Any], is_refused: bool) -> None:
-    found = [str(each) for each in check_best(plan_of(given))]
+    found = [str(each) for each in check_arguments(plan_of(given))]
     assert [each.partition(" requires")[0] for each in found] == ["--load_best_model_at_end"] * is_refused
 
 
-def test_steps_that_are_refused_already_are_not_compared() -> None:
-    assert check_best(plan_of({**STEPS, "save_steps": 0.0, "eval_steps": 0.0})) == []
+@pytest.mark.parametrize("has_validation", [True, False])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"bf16": True}, None),  # on a machine without a GPU
+        ({"bf16": True, "fp16": True}, "At most one of fp16 and bf16"),
+        ({"dataloader_prefetch_factor": 2}, "--dataloader_prefetch_factor can only be set"),
+    ],
+)
+def test_combinations_are_checked_with_and_without_validation_rows(
+    given: dict[str, Any], reason: str | None, has_validation: bool
+) -> None:
+    found = [str(each) for each in check_evaluations(plan_of(given), has_validation)]
+    assert len(found) == (reason is not None)
+    assert all(each.startswith(str(reason)) for each in found)
+
+
+def test_problems_that_are_reported_already_are_not_repeated() -> None:
+    assert check_arguments(plan_of({**STEPS, "save_steps": 0.0, "eval_steps": 0.0})) == []
+    assert check_arguments(plan_of({"warmup_steps": -1.0})) == []

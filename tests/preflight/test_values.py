@@ -52,11 +52,6 @@ def test_a_value_out_of_its_range_is_refused(name: str, value: object, code: str
     assert codes_of(check_values, plan_of({name: value})) == [(code, f"--{name}")]
 
 
-def test_a_run_computes_in_one_type() -> None:
-    assert check_values(plan_of({"bf16": True})) == []
-    assert [code for code, _ in codes_of(check_values, plan_of({"bf16": True, "fp16": True}))] == ["bf16-and-fp16"]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_what_needs_a_gpu_is_refused_without_one() -> None:
     given = {"use_liger_kernel": True, "activation_offloading": True}
