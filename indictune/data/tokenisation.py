@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +26,7 @@ from indictune.errors import Problems, problem
 
 logger = logging.getLogger(__name__)
 
-_THREADS = "TOKENIZERS_PARALLELISM"
-_SAMPLE_ROWS = 200
 _BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
-
-Encode = Callable[[list[str]], list[list[int]]]
 
 
 def schema_of(labels: Sequence[str], problem_type: str | None) -> pa.Schema:
@@ -152,12 +147,11 @@ def tokenised(
 ) -> Iterator[pa.RecordBatch]:
     """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise`."""
     schema = schema_of(labels, problem_type)
-    encode: Encode | None = None
+    settings: dict[str, Any] = {"truncation": True, "max_length": max_length}
+    settings |= {"return_attention_mask": False, "return_token_type_ids": False}  # they take time
     with _settings_kept(tokenizer):
         for batch in smaller_batches(batches, _BATCH_ROWS):
-            texts = batch["text"].to_pylist()
-            encode = encode or _encoder(tokenizer, max_length, texts[:_SAMPLE_ROWS])
-            input_ids = encode(texts)
+            input_ids = tokenizer(batch["text"].to_pylist(), **settings)["input_ids"]
             lengths = np.fromiter(map(len, input_ids), np.int32, len(input_ids))
             ends = np.cumsum(lengths, dtype=np.int32)
             # Several times as fast as pa.array(input_ids).
@@ -187,35 +181,3 @@ def _settings_kept(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     finally:
         backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
         backend.no_padding() if padding is None else backend.enable_padding(**padding)
-
-
-def _encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str]) -> Encode:
-    """The fastest function that gives the same ids as a call of the tokenizer.
-
-    The Rust backend is faster, because it makes no masks and offsets. Some classes change its result (CodeLlama and
-    CPM in transformers 5.23). A sample of texts finds them; they are called.
-    """
-
-    def by_call(texts: list[str]) -> list[list[int]]:
-        return cast(list[list[int]], tokenizer(texts, truncation=True, max_length=max_length)["input_ids"])
-
-    def by_backend(texts: list[str]) -> list[list[int]]:
-        with all_cores():
-            return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]
-
-    expected = by_call(sample)  # sets the backend's truncation
-    return by_backend if tokenizer.is_fast and by_backend(sample) == expected else by_call
-
-
-@contextmanager
-def all_cores() -> Iterator[None]:
-    """Let the tokenizer use its threads. Many environments forbid them to silence a warning about forks."""
-    before = os.environ.get(_THREADS)
-    if before is None:
-        yield
-        return
-    os.environ[_THREADS] = "true"
-    try:
-        yield
-    finally:
-        os.environ[_THREADS] = before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
+from tokenizers.trainers import BpeTrainer, UnigramTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.bert_japanese import BertJapaneseTokenizer
 
@@ -109,25 +108,6 @@ def cuts_on_the_left() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-class Shouting(PreTrainedTokenizerFast):
-    """Does more than its backend."""
-
-    def _encode_plus(self, text, *args, **settings):  # type: ignore[no-untyped-def]
-        upper = [one.upper() for one in text] if isinstance(text, list) else text.upper()
-        return super()._encode_plus(upper, *args, **settings)
-
-
-def more_than_its_backend() -> PreTrainedTokenizerBase:
-    backend = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.train_from_iterator(
-        ["ok OK X"] * 3, WordPieceTrainer(vocab_size=30, special_tokens=["<s>", "</s>", "<unk>"])
-    )
-    return Shouting(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, unk_token="<unk>", pad_token="</s>"
-    )
-
-
 def written_in_python(folder: Path, letters: str = "okxaचल") -> PreTrainedTokenizerBase:
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, "##k", "##x"]
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
@@ -138,7 +118,7 @@ def written_in_python(folder: Path, letters: str = "okxaचल") -> PreTrainedTo
 
 @pytest.mark.parametrize(
     "make",
-    [word_pieces, sentence_pieces, bytes_and_merges, cuts_on_the_left, more_than_its_backend, written_in_python],
+    [word_pieces, sentence_pieces, bytes_and_merges, cuts_on_the_left, written_in_python],
 )
 @pytest.mark.parametrize("max_length", [5, 64])
 def test_ids_are_those_of_the_tokenizers_own_call(make: object, max_length: int, tmp_path: Path) -> None:
@@ -162,22 +142,6 @@ def test_the_tokenizer_is_as_it_was_whether_or_not_rows_had_to_be_prepared(split
     for _ in range(2):  # the second time they are there
         tokenise_splits(splits, tokenizer, LABELS, 8)
         assert tokenizer.backend_tokenizer.to_str() == before
-
-
-def test_threads_are_used_and_the_setting_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    tokenizer = word_pieces()
-
-    class Backend:
-        def __getattr__(self, name: str) -> object:
-            seen.append((name, os.environ["TOKENIZERS_PARALLELISM"]))
-            return getattr(tokenizer._tokenizer, name)
-
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(type(tokenizer), "backend_tokenizer", Backend())
-    tokenise(rows(("ok", "positive")), tokenizer, LABELS, 8)
-    assert {threads for name, threads in seen if name.startswith("encode")} == {"true"}
-    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
 @pytest.fixture
@@ -213,7 +177,7 @@ def test_rows_that_reach_the_limit_are_told_of_each_split(splits: Splits, caplog
 
 def test_a_second_call_tokenises_nothing(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _, _ = tokenise_splits(splits, words_tokenizer(), LABELS, 8)
-    monkeypatch.setattr("indictune.data.tokenisation._encoder", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr("indictune.data.tokenisation.tokenised", lambda *_: pytest.fail("tokenised again"))
     second, _, _ = tokenise_splits(splits, words_tokenizer(), LABELS, 8)
     assert second.to_dict() == first.to_dict()
 
