@@ -73,40 +73,14 @@ class ConversationSplits:
         return next(iter(self.rows.values())).as_written
 
 
-def load_conversations(
-    args: ChatDataArguments, found: Problems | None = None, sources: Mapping[str, ChatSource] | None = None
-) -> ConversationSplits:
-    """Read and check all conversations of a run, or take them from the cache.
-
-    Args:
-        args: how they are read.
-        found: problems of the run so far. With any, only the first rows of long files are read.
-        sources: from `sources_of`, if the caller has them.
-
-    Raises:
-        UserError: all problems of all files at once, and those of `found`.
-    """
-    problems = Problems(found or ())
-    return _load(sources_of(args, problems) if sources is None else sources, args, problems)
-
-
-def load_test_conversations(path: str, args: BadRowArguments, found: Sequence[Problem] = ()) -> ConversationSplits:
-    """Read and check a file of conversations for a finished model, or take them from the cache.
-
-    Args:
-        path: `--test_file`, a json, jsonl or parquet file.
-        args: say what happens to bad rows.
-        found: problems of the command so far. With any, only the first rows of a long file are read.
-
-    Raises:
-        UserError: all problems of the file at once; or `found`.
-    """
-    return _load({"test": file_source(path, "--test_file", _READER)}, args, Problems(found))
-
-
 def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
     """The sources of conversations by split; arguments as of `sources_by_split`."""
     return sources_by_split(args, problems, _READER)
+
+
+def evaluated_file(path: str) -> dict[str, ChatSource]:
+    """The source of `--test_file`, a json, jsonl or parquet file."""
+    return {"test": file_source(path, "--test_file", _READER)}
 
 
 def is_as_written(source: ChatSource) -> bool | None:
@@ -118,12 +92,20 @@ def is_as_written(source: ChatSource) -> bool | None:
         return None
 
 
-def _load(sources: Mapping[str, ChatSource], args: BadRowArguments, problems: Problems) -> ConversationSplits:
-    """The conversations of all splits, stored as `<split>.arrow` with facts about them.
+def load_conversations(
+    sources: Mapping[str, ChatSource], args: BadRowArguments, found: Sequence[Problem] = ()
+) -> ConversationSplits:
+    """Read and check conversations, or take them from the cache.
+
+    Args:
+        sources: of the rows, by split.
+        args: say what happens to bad rows.
+        found: problems of the run so far. With any, only the first rows of long files are read.
 
     Raises:
-        UserError: all problems of all files at once.
+        UserError: all problems of all files at once, and those of `found`.
     """
+    problems = Problems(found)
 
     def make(folder: Path) -> None:
         refuse_early(problems, sources.values(), _CHUNK_ROWS)

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -90,6 +89,7 @@ def tokenise(
 
     parts = [stored.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type]
     folder = build_once("tokens", parts, "The token ids", make)
+    _reset(tokenizer)
     datasets = {name: mapped_dataset(folder, name) for name in given}
     _check_tokens(given, datasets)
     _warn_of_long_rows(given, datasets, max_length)
@@ -128,11 +128,8 @@ def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
     settings = f"{tokenizer.truncation_side} {tokenizer.split_special_tokens} {tokenizer.special_tokens_map}"
     if tokenizer.is_fast:
-        with _settings_kept(tokenizer):
-            backend = tokenizer.backend_tokenizer
-            backend.no_truncation()  # each call sets what it needs
-            backend.no_padding()
-            return [kind, settings, hashlib.sha256(backend.to_str().encode()).hexdigest()]
+        _reset(tokenizer)
+        return [kind, settings, hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()]
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         return [kind, settings, *(file_digest(str(path)) for path in sorted(Path(folder).rglob("*")))]
@@ -149,35 +146,23 @@ def tokenised(
     schema = schema_of(labels, problem_type)
     settings: dict[str, Any] = {"truncation": True, "max_length": max_length}
     settings |= {"return_attention_mask": False, "return_token_type_ids": False}  # they take time
-    with _settings_kept(tokenizer):
-        for batch in smaller_batches(batches, _BATCH_ROWS):
-            input_ids = tokenizer(batch["text"].to_pylist(), **settings)["input_ids"]
-            lengths = np.fromiter(map(len, input_ids), np.int32, len(input_ids))
-            ends = np.cumsum(lengths, dtype=np.int32)
-            # Several times as fast as pa.array(input_ids).
-            tokens = np.fromiter(itertools.chain.from_iterable(input_ids), np.int32, int(lengths.sum()))
-            columns = [
-                pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
-                targets(batch["label"].to_pylist(), labels, problem_type),
-                pa.array(lengths),
-                batch["language"],
-            ]
-            yield pa.record_batch(columns, schema=schema)
+    for batch in smaller_batches(batches, _BATCH_ROWS):
+        input_ids = tokenizer(batch["text"].to_pylist(), **settings)["input_ids"]
+        lengths = np.fromiter(map(len, input_ids), np.int32, len(input_ids))
+        ends = np.cumsum(lengths, dtype=np.int32)
+        # Several times as fast as pa.array(input_ids).
+        tokens = np.fromiter(itertools.chain.from_iterable(input_ids), np.int32, int(lengths.sum()))
+        columns = [
+            pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
+            targets(batch["label"].to_pylist(), labels, problem_type),
+            pa.array(lengths),
+            batch["language"],
+        ]
+        yield pa.record_batch(columns, schema=schema)
 
 
-@contextmanager
-def _settings_kept(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Restore how the tokenizer cuts and pads after the block.
-
-    Its last settings are saved with the model, and must not depend on whether rows came from the cache.
-    """
-    if not tokenizer.is_fast:
-        yield
-        return
-    backend = tokenizer.backend_tokenizer
-    truncation, padding = backend.truncation, backend.padding
-    try:
-        yield
-    finally:
-        backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
-        backend.no_padding() if padding is None else backend.enable_padding(**padding)
+def _reset(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Forget how to cut and pad. The last settings are saved with the model, and must not depend on the cache."""
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()

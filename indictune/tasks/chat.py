@@ -19,12 +19,7 @@ from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.chat_tokens import answer_ends
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.conversations import (
-    ConversationSplits,
-    load_conversations,
-    load_test_conversations,
-    sources_of,
-)
+from indictune.data.conversations import ConversationSplits, evaluated_file, load_conversations, sources_of
 from indictune.data.prepare_chats import Chats, check_template, set_template, tokenise_splits
 from indictune.data.row_sources import SPLITS
 from indictune.data.templates import choose_template
@@ -99,7 +94,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         if inputs.sources is None:
             return None
         with problems.collecting():
-            splits = load_conversations(plan.data, problems, inputs.sources)
+            splits = load_conversations(inputs.sources, plan.data, problems)
             if inputs.tokenizer is not None:
                 return ChatRows(splits, inputs.tokenizer, set_template(inputs.tokenizer, splits, plan.data))
         return None
@@ -137,7 +132,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         self, plan: EvaluationPlan, tokenizer: PreTrainedTokenizerBase | None, problems: Problems
     ) -> TestTokens:
         asked, template = plan.data, None
-        test = problems.attempt(load_test_conversations, asked.test_file, asked, problems)
+        test = problems.attempt(load_conversations, evaluated_file(asked.test_file), asked, problems)
         if tokenizer is not None and (asked.chat_template is not None or test is not None):
             as_written = test is not None and test.as_written
             template = problems.attempt(

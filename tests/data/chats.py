@@ -1,4 +1,4 @@
-"""Tokenise conversations in memory."""
+"""Load conversations, and tokenise them in memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,29 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from indictune.config.arguments import BadRowArguments
+from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat_tokens import SCHEMA, tokenised
-from indictune.data.conversations import Conversations
-from indictune.errors import attributed_to
+from indictune.data.conversations import (
+    Conversations,
+    ConversationSplits,
+    evaluated_file,
+    load_conversations,
+    sources_of,
+)
+from indictune.errors import Problems, attributed_to
+
+
+def load(args: ChatDataArguments) -> ConversationSplits:
+    """The conversations of a run."""
+    problems = Problems()
+    return load_conversations(sources_of(args, problems), args, problems)
+
+
+def load_test_file(path: str) -> Conversations:
+    """The conversations of a file that is evaluated."""
+    return load_conversations(evaluated_file(path), BadRowArguments()).rows["test"]
 
 
 def tokenise_chats(

@@ -16,14 +16,13 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, BertTokenizerLegacy, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from indictune.config.arguments import BadRowArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat_tokens import answer_ends, prompt_ids, tokenised
-from indictune.data.conversations import Conversations, load_test_conversations
+from indictune.data.conversations import Conversations
 from indictune.data.templates import Message, choose_template
 from indictune.errors import UserError
 from indictune.models import builtin
-from tests.data.chats import tokenise_chats
+from tests.data.chats import load_test_file, tokenise_chats
 from tests.models.tiny import words_tokenizer
 from tests.problems import problems_raised, summaries
 from tests.ranks.launching import ROOT
@@ -186,7 +185,7 @@ def test_rows_have_the_tokens_and_labels_that_each_has_alone(path: Path, train_o
     if not path.exists():
         pytest.skip(f"no real data at {path}")
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-llama"))
-    chats = load_test_conversations(str(path), BadRowArguments()).rows["test"]
+    chats = load_test_file(str(path))
     template = choose_template(tokenizer, "plain", False, train_on_prompts)
     tokens = tokenise_chats(chats, tokenizer, template, 100_000, train_on_prompts)
     assert len(tokens) == len(chats)

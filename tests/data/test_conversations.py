@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from indictune.config.arguments import BadRowArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data import conversations, read_files, split_rows
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import REJECTED, BadRows
-from indictune.data.conversations import Conversations, load_conversations, load_test_conversations
+from indictune.data.conversations import Conversations
+from tests.data.chats import load, load_test_file
 from tests.problems import problems_raised
 
 Row = dict[str, Any]
@@ -26,7 +26,7 @@ Write = Callable[[str, list[Row]], str]
 
 def of_file(path: str) -> Conversations:
     """The rows of a file that is evaluated."""
-    return load_test_conversations(path, BadRowArguments()).rows["test"]
+    return load_test_file(path)
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ def texts_of(rows: Conversations) -> list[list[str]]:
 
 
 def problems_of(**arguments: Any) -> list[str]:
-    return problems_raised(lambda: load_conversations(ChatDataArguments(**arguments)))
+    return problems_raised(lambda: load(ChatDataArguments(**arguments)))
 
 
 def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
     train = write("train.jsonl", [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}])
-    splits = load_conversations(ChatDataArguments(train_file=train))
+    splits = load(ChatDataArguments(train_file=train))
     assert splits.rows["train"].table.schema == pa.schema(
         [
             ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
@@ -175,7 +175,7 @@ def test_rows_in_train_and_held_out_are_told(write: Write, monkeypatch: pytest.M
     with_system = {"messages": [system, *chat("a", "b")["messages"]]}
     train = [chat("a", "b"), chat("c", "d"), chat("a", "b"), chat("a", "x"), chat("ab", "c"), with_system]
     validation = [chat("e", "f"), chat("z", "z"), chat("a", "b")]
-    splits = load_conversations(
+    splits = load(
         ChatDataArguments(
             train_file=write("train.jsonl", train),
             validation_file=write("val.jsonl", validation),
@@ -198,10 +198,10 @@ def test_a_second_call_reads_no_file_again(write: Write, monkeypatch: pytest.Mon
         ),
         test_file=write("test.jsonl", [{"prompt": "a", "completion": "b"}]),
     )
-    first = load_conversations(args)
+    first = load(args)
     assert len(first.notes) == 2  # of half an emoji, and of a row in both files
     monkeypatch.setattr(conversations, "messages_of", lambda *_: pytest.fail("read again"))
-    second = load_conversations(args)
+    second = load(args)
     assert second.folder == first.folder
     assert (second.notes, second.rows["train"].as_written, second.rows["train"].origin) == (
         first.notes,
@@ -215,9 +215,9 @@ def test_a_second_call_reads_no_file_again(write: Write, monkeypatch: pytest.Mon
 
 def test_rows_are_read_anew_when_a_file_changes(write: Write) -> None:
     args = ChatDataArguments(train_file=write("train.jsonl", [chat("a", "b")]))
-    first = load_conversations(args)
+    first = load(args)
     write("train.jsonl", [chat("a", "c")])
-    second = load_conversations(args)
+    second = load(args)
     assert second.folder != first.folder
     assert texts_of(second.rows["train"]) == [["a", "c"]]
 
@@ -237,7 +237,7 @@ def test_texts_and_messages_are_not_mixed(write: Write) -> None:
     ]
     mixed = write("mixed.jsonl", [{"prompt": "a", "completion": "b"}, in_lists(chat("a", "b"))])
     assert problems_of(train_file=mixed) == ["--train_file mixed.jsonl:2 forms-mixed"]
-    splits = load_conversations(ChatDataArguments(train_file=chats))
+    splits = load(ChatDataArguments(train_file=chats))
     assert texts_of(splits.rows["train"]) == [["c", "d"], ["e", "f"]]
 
 
@@ -291,7 +291,7 @@ def test_an_empty_parquet_file_is_a_problem(write: Write) -> None:
 
 
 def test_built_in_chats_have_three_splits_and_files_replace_them(write: Write) -> None:
-    splits = load_conversations(
+    splits = load(
         ChatDataArguments(dataset_name="builtin:chats", test_file=write("own.jsonl", [chat("my own", "row")]))
     )
     assert set(splits.rows["train"].table["language"].to_pylist()) == {"hi", "te", "ta", "en"}
@@ -320,7 +320,7 @@ def hub_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_rows_of_a_hub_dataset(hub_folder: str, write: Write) -> None:
     own = write("own.jsonl", [chat("own", "a")])
-    splits = load_conversations(ChatDataArguments(dataset_name=hub_folder, validation_file=own))
+    splits = load(ChatDataArguments(dataset_name=hub_folder, validation_file=own))
     assert texts_of(splits.rows["train"]) == [["train 0", "a"], ["train 1", "a"], ["train 2", "a"]]
     assert splits.rows["train"].table["line"].to_pylist() == [1, 2, 3]
     assert splits.rows["train"].location(2) == "./chats/train row 3"
@@ -379,7 +379,7 @@ def test_bad_conversations_are_left_out_and_written_down(write: Write) -> None:
         file.write("[1]\n{")
     args = ChatDataArguments(train_file=train, bad_rows="quarantine", max_bad_fraction=0.8)
     for _ in range(2):  # the second time from the cache
-        splits = load_conversations(args)
+        splits = load(args)
         assert texts_of(splits.rows["train"]) == [["a", "b"], ["c", "d"]]
         assert splits.notes == [
             "--train_file train.jsonl: 5 bad rows were left out; rejected.jsonl has them, with reasons."

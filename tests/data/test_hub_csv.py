@@ -13,8 +13,8 @@ import pytest
 from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import REJECTED
-from indictune.data.conversations import load_conversations
 from indictune.data.load_rows import load_splits
+from tests.data.chats import load
 from tests.problems import problems_raised
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -117,5 +117,5 @@ def test_what_the_library_has_kept_of_files_is_refused_without_the_network(
 
 def test_conversations_in_csv_files_are_refused(folder: Path) -> None:
     (folder / "train.csv").write_text("prompt,completion\na,b,c\n")
-    found = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
+    found = problems_raised(lambda: load(ChatDataArguments(dataset_name="set")))
     assert found == [f"--dataset_name set {folder / 'train.csv'} file-kind-unknown"]

@@ -15,12 +15,12 @@ from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data import hub_datasets, split_rows
 from indictune.data.bad_rows import REJECTED, BadRows, Quarantine
-from indictune.data.conversations import load_conversations
 from indictune.data.conversations import sources_of as chat_sources_of
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.read_files import read_records
 from indictune.data.row_sources import sources_of
 from indictune.errors import Problems
+from tests.data.chats import load
 from tests.data.tables import read_table
 from tests.data.test_hub_csv import DECLARED, problems_of
 from tests.problems import problems_raised
@@ -126,7 +126,7 @@ def test_bad_lines_of_chats_are_left_out_with_their_places(folder: Path, quarant
     records = list(split_rows.split_records(json_files(), quarantine))
     assert records == [(1, {"prompt": "a", "completion": "1.50"}), (3, {"prompt": "b"})]
     assert [entry["line"] for entry in rejects(quarantine, 2)] == [2]
-    found = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
+    found = problems_raised(lambda: load(ChatDataArguments(dataset_name="set")))
     assert found[0] == f"--dataset_name set {folder / 'train.jsonl'}:2 invalid-json"
 
 
@@ -160,18 +160,18 @@ def test_conversations_of_several_files_are_named_by_file_and_line(folder: Path)
     first, second = (str(folder / f"train-{number}.jsonl") for number in (1, 2))
     Path(first).write_text(good + "broken\n" + good)
     Path(second).write_text("\n" + good + '{"prompt": "a", "completion": ""}\n' + good)
-    splits = load_conversations(ChatDataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.6))
+    splits = load(ChatDataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.6))
     train = splits.rows["train"]
     places = [train.location(row) for row in range(len(train))]
     assert places == [f"{first}:1", f"{first}:3", f"{second}:2", f"{second}:4"]
     entries = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
     assert [(entry["file"], entry["line"]) for entry in entries] == [(first, 2), (second, 3)]
     Path(first).write_text(good)
-    found = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
+    found = problems_raised(lambda: load(ChatDataArguments(dataset_name="set")))
     assert found == [f"--dataset_name set {second}:3 no-answer"]
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     Path(second).write_text(good + json.dumps({"messages": turns}) + "\n")
-    found = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
+    found = problems_raised(lambda: load(ChatDataArguments(dataset_name="set")))
     assert found == [f"--dataset_name set {second}:2 forms-mixed"]
 
 
@@ -190,13 +190,13 @@ def test_a_run_leaves_out_bad_rows_of_a_dataset_where_it_is_asked_to(folder: Pat
     (folder / "README.md").unlink()
     (folder / "train.parquet").unlink()
     (folder / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\nbroken\n')
-    assert len(load_conversations(ChatDataArguments(**few)).rows["train"]) == 1
+    assert len(load(ChatDataArguments(**few)).rows["train"]) == 1
 
 
 @pytest.mark.parametrize(("rows", "answers"), CHATS.values(), ids=CHATS.keys())
 def test_answers_stay_what_they_are(folder: Path, rows: str, answers: list[str]) -> None:
     (folder / "train.jsonl").write_text(rows)
-    train = load_conversations(ChatDataArguments(dataset_name="set")).rows["train"]
+    train = load(ChatDataArguments(dataset_name="set")).rows["train"]
     messages = train.table["messages"].to_pylist()
     assert [each[-1]["content"] for each in messages] == answers
 
@@ -332,5 +332,5 @@ def test_columns_of_json_are_refused_in_parquet_files_and_datasets_of_them(folde
     assert problems_raised(lambda: read_table(path, COLUMNS)) == [f"{path} column-type"]
     assert problems_raised(lambda: list(read_records(path, BadRows(path)))) == [f"{path} column-json"]
     assert problems_of() == ["--dataset_name set train column-type"]
-    chats = problems_raised(lambda: load_conversations(ChatDataArguments(dataset_name="set")))
+    chats = problems_raised(lambda: load(ChatDataArguments(dataset_name="set")))
     assert chats == ["--dataset_name set train column-json"]

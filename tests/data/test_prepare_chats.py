@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data import prepare_chats
-from indictune.data.conversations import load_conversations
 from indictune.data.prepare_chats import Chats, set_template, tokenise_splits
+from tests.data.chats import load
 from tests.problems import problems_raised
 
 # Prepares each file that is named, and writes by how many MiB each raised the most memory used so far.
@@ -22,7 +22,8 @@ MEMORY = """
 import resource, sys
 from transformers import AutoTokenizer
 from indictune.data.prepare_chats import set_template, tokenise_splits
-from indictune.data.conversations import load_conversations
+from indictune.data.conversations import load_conversations, sources_of
+from indictune.errors import Problems
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.models import builtin
 
@@ -33,7 +34,7 @@ tokenizer = AutoTokenizer.from_pretrained(builtin.resolve("builtin:tiny-indic-ll
 for path in sys.argv[1:]:
     before = peak()
     args = ChatDataArguments(train_file=path, max_length=512, packing=True)
-    splits = load_conversations(args)
+    splits = load_conversations(sources_of(args, Problems()), args)
     tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
     print(peak() - before)
 """
@@ -57,7 +58,7 @@ def prepare(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Chats:
     args = ChatDataArguments(
         **{"train_file": "train.jsonl", "test_file": "test.jsonl", "max_length": 64, "packing": True, **options}
     )
-    splits = load_conversations(args)
+    splits = load(args)
     return tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
 
 

@@ -131,15 +131,12 @@ def test_ids_are_those_of_the_tokenizers_own_call(make: object, max_length: int,
     assert tokens["length"][:7] == [len(ids) for ids in expected]
 
 
-@pytest.mark.parametrize("cuts", [False, True], ids=["as it comes", "with settings of its own"])
-def test_the_tokenizer_is_as_it_was_whether_or_not_rows_had_to_be_prepared(splits: Splits, cuts: bool) -> None:
+def test_the_tokenizer_is_the_same_whether_or_not_rows_had_to_be_prepared(splits: Splits) -> None:
     """It is saved with the model."""
     tokenizer = words_tokenizer()
-    if cuts:
-        tokenizer.backend_tokenizer.enable_truncation(max_length=7, stride=1, strategy="only_first", direction="left")
-        tokenizer.backend_tokenizer.enable_padding(length=9, pad_token="</s>", pad_id=2, direction="left")
     before = tokenizer.backend_tokenizer.to_str()
     for _ in range(2):  # the second time they are there
+        tokenizer.backend_tokenizer.enable_truncation(max_length=7)
         tokenise_splits(splits, tokenizer, LABELS, 8)
         assert tokenizer.backend_tokenizer.to_str() == before
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.bad_rows import REJECTED
-from indictune.data.conversations import load_conversations
 from indictune.data.prepare_chats import Chats, set_template, tokenise_splits
+from tests.data.chats import load
 from tests.problems import problems_raised
 
 # Takes no system message, as Gemma's, and marks an answer but for one word.
@@ -51,7 +51,7 @@ def write(name: str, rows: list[Any]) -> None:
 def prepare(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Chats:
     given = {"train_file": "train.jsonl", "max_length": 64, "chat_template": "mine.jinja", **options}
     args = ChatDataArguments(**given)
-    splits = load_conversations(args)
+    splits = load(args)
     return tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
 
 

@@ -19,7 +19,7 @@ from indictune.cli import main
 from indictune.config.arguments import BadRowArguments, DataArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.data.bad_rows import REJECTED, keep_rejected
-from indictune.data.conversations import load_test_conversations
+from indictune.data.conversations import evaluated_file, load_conversations
 from indictune.data.load_rows import load_splits, load_test_rows
 from indictune.models import builtin
 from tests.conftest import FinishedRun
@@ -305,7 +305,7 @@ def test_half_an_emoji_is_told_wherever_a_row_has_it(name: str) -> None:
     assert load_splits(DataArguments(train_file=name)).notes == [f"--train_file {name}:2: {what}"]
     chats = [{"prompt": "a", "completion": "b\ud83d"}, {"prompt": "a", "completion": "b"}]
     Path(name).write_text(json.dumps(chats) if name == "f.json" else "\n".join(map(json.dumps, chats)))
-    assert load_test_conversations(name, BadRowArguments()).notes == [f"--test_file {name}:1: {what}"]
+    assert load_conversations(evaluated_file(name), BadRowArguments()).notes == [f"--test_file {name}:1: {what}"]
 
 
 @pytest.mark.parametrize("bad_rows", ["stop", "quarantine"])
@@ -544,7 +544,8 @@ def test_too_many_bad_rows_of_a_test_file_are_refused() -> None:
     Path("c.jsonl").write_bytes(b'{"prompt": "a", "completion": "b"}\n' * 2 + b'{"prompt": \n')
     stop, few = EvaluateArguments(), EvaluateArguments(bad_rows="quarantine")
     for last, args in ((":3 invalid-json", stop), (" too-many-bad-rows", few)):
-        rows, chats = partial(load_test_rows, "t.jsonl", args, None), partial(load_test_conversations, "c.jsonl", args)
+        rows = partial(load_test_rows, "t.jsonl", args, None)
+        chats = partial(load_conversations, evaluated_file("c.jsonl"), args)
         assert problems_raised(rows)[-1] == f"--test_file t.jsonl{last}"
         assert problems_raised(chats)[-1] == f"--test_file c.jsonl{last}"
 

@@ -13,13 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from indictune.cli import main
-from indictune.config.arguments import BadRowArguments, ModelArguments
-from indictune.data.conversations import load_test_conversations
+from indictune.config.arguments import ModelArguments
 from indictune.data.templates import choose_template
 from indictune.models import builtin
 from indictune.models.load import load_tokenizer
 from indictune.models.trained import load_trained
-from tests.data.chats import tokenise_chats
+from tests.data.chats import load_test_file, tokenise_chats
 from tests.ranks import reading
 from tests.ranks.conftest import starter
 from tests.ranks.launching import ROOT, Run, accelerate, distance, python, start, train
@@ -204,7 +203,7 @@ def test_named_targets_and_modules_trained_whole(run_under: Start, strategy: str
 def loss_read_anew(folder: Path, rows: Path) -> float:
     """Of the saved model on a file's answers, read by this process and computed from its logits in another way."""
     tokenizer = load_tokenizer(ModelArguments(str(folder)))
-    conversations = load_test_conversations(str(rows), BadRowArguments()).rows["test"]
+    conversations = load_test_file(str(rows))
     template = choose_template(tokenizer, None, as_written=False, train_on_prompts=False)
     tokens = tokenise_chats(conversations, tokenizer, template, max_length=128)
     model = load_trained(folder, kind=AutoModelForCausalLM, dtype=torch.float32).eval()
