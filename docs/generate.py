@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments
+from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments, PrepareArguments
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
@@ -25,6 +25,7 @@ TRAINING: dict[str, tuple[type[Any], ...]] = {
     "scripts/train_llama.py": Chat.arguments(),
 }
 COMMANDS: dict[str, type[Any]] = {
+    "prepare": PrepareArguments,
     "evaluate": EvaluateArguments,
     "merge": MergeArguments,
     "checkpoint": CheckpointArguments,
@@ -107,7 +108,7 @@ def flags_page() -> str:
         section("All scripts", shared),
         *(section(f"`{script}`", without(flags, shared)) for script, flags in scripts.items()),
         *(section(f"`indictune {verb}`", own_flags([each]).values()) for verb, each in COMMANDS.items()),
-        "`indictune prepare` takes the recipe and the flags of the run that it prepares.\n",
+        "`indictune prepare` also takes the recipe and the flags of the run that it prepares.\n",
         inherited_section(),
     ]
     return "\n".join(parts)

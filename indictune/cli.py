@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from indictune.console_text import printable
 from indictune.errors import UserError
@@ -15,7 +14,7 @@ EXIT_REFUSED = 2
 USAGE = """usage: indictune VERB [flags]
 
 verbs:
-  prepare     read and tokenise the rows of a run, once, before it starts: --config R.yaml [the run's other flags]
+  prepare     read and tokenise the rows of a run before it starts: [--task T] --config R.yaml [the run's flags]
   evaluate    score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
   merge       make an adapter and its base one model: ADAPTER --output_dir D [--dtype T]
   checkpoint  list and verify a run's checkpoints, or make one a plain model: DIR [--convert_to FOLDER]
@@ -27,33 +26,27 @@ verbs:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that `argv` begins with; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verbs: dict[str, Callable[[Sequence[str]], int]] = {
-        "prepare": prepare,
-        "evaluate": evaluate,
-        "merge": partial(_until_stopped, merge),
-        "checkpoint": partial(_until_stopped, checkpoint),
-    }
+    verbs = {"prepare": prepare, "evaluate": evaluate, "merge": merge, "checkpoint": checkpoint}
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
-        return 0 if words else 2
-    if words[0] not in verbs:
-        print(f"indictune: there is no verb `{words[0]}`; there is {', '.join(verbs)}.", file=sys.stderr)
-        return 2
+        return 0 if words else EXIT_REFUSED
     try:
+        if words[0] not in verbs:
+            raise UserError("unknown-verb", value=words[0], known=", ".join(verbs))
         return verbs[words[0]](words[1:])
     except KeyboardInterrupt:
         print("indictune: interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
     except UserError as error:
         return _refused(error)
-    except OSError as error:  # what a verb tells of a file by itself says more
+    except OSError as error:  # that the verb did not explain
         file = f"{error.filename}: " if error.filename else ""
         return _refused(UserError("file-error", file, reason=error.strerror or error))
 
 
 def prepare(argv: Sequence[str]) -> int:
     """Read and tokenise the rows of a run, once."""
-    import indictune.block_stop_signals  # noqa: F401, before all that is slow
+    import indictune.block_stop_signals  # noqa: F401, before everything slow
     from indictune.supervise.logs import log_to_console
     from indictune.train.prepare import prepare_command
 
@@ -74,32 +67,31 @@ def merge(argv: Sequence[str]) -> int:
     """Make an adapter and its base one model."""
     from indictune.models.merge import merge_command
 
-    return merge_command(argv)
+    return _until_stopped(merge_command, argv)
 
 
 def checkpoint(argv: Sequence[str]) -> int:
     """List and verify checkpoints, or make one a plain model."""
     from indictune.checkpoint.command import checkpoint_command
 
-    return checkpoint_command(argv)
+    return _until_stopped(checkpoint_command, argv)
 
 
 def _refused(error: UserError) -> int:
-    """Tell why a verb does nothing; returns the exit code."""
     from indictune.credentials import without_tokens  # slow
 
     print(printable(without_tokens(f"indictune: {error.message}")), file=sys.stderr)
     return EXIT_REFUSED
 
 
-def _until_stopped(verb: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """A verb that does not listen to signals by itself: one ends it, and what it was writing is removed."""
+def _until_stopped(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Run a command that does not listen to signals itself. A stop signal ends it, and it cleans up."""
     from indictune.stop_signals import EXIT_RESUMABLE, Stopped, StopRequest, let_through
 
     try:
         with StopRequest().listening():
             let_through()
-            return verb(argv)
+            return command(argv)
     except Stopped:
         print("indictune: stopped. Nothing is left half-written; the same command begins again.", file=sys.stderr)
         return EXIT_RESUMABLE

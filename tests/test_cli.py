@@ -33,10 +33,10 @@ def test_no_verb_shows_the_help_and_ends_with_2(capsys: pytest.CaptureFixture[st
 
 def test_an_unknown_verb_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evalute"]) == 2
-    assert capsys.readouterr() == (
-        "",
-        "indictune: there is no verb `evalute`; there is prepare, evaluate, merge, checkpoint.\n",
-    )
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "prepare, evaluate, merge, checkpoint" in shown.err
+    assert shown.err.endswith("[unknown-verb]\n")
 
 
 def test_evaluate_tells_all_that_is_missing_at_once_and_writes_nothing(
@@ -122,6 +122,15 @@ def test_prepare_knows_a_language_model_by_its_flags(
     shown = capsys.readouterr().out
     assert "tokens/word" in shown
     assert [line.split()[0] for line in shown.splitlines()[-4:-1]] == ["train", "validation", "test"]
+
+
+def test_prepare_reads_the_rows_of_the_task_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.conll").write_text("Sita B-PER\nआई O\n\nRavi B-PER\n", encoding="utf-8")
+    flags = ["--task", "tokens", "--train_file", str(tmp_path / "t.conll"), "--output_dir", str(tmp_path / "out")]
+    assert main(["prepare", *flags]) == 0
+    header, _, line, _ = capsys.readouterr().out.splitlines()[-4:]
+    assert header.split()[:2] == ["split", "rows"]
+    assert line.split()[:2] == ["train", "2"]
 
 
 def test_prepare_tells_all_problems_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

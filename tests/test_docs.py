@@ -99,7 +99,7 @@ def test_a_command_is_understood(words: list[str]) -> None:
         read_deepspeed(str(ROOT / words[words.index("--deepspeed") + 1]))
     if "indictune" in words[:-1] and words[0] in ("indictune", "accelerate"):
         verb, *flags = words[words.index("indictune") + 1 :]
-        types = TRAINING["scripts/train_sentiment.py"] if verb == "prepare" else (COMMANDS[verb],)
+        types = (COMMANDS[verb], *(TRAINING["scripts/train_sentiment.py"] if verb == "prepare" else ()))
         assert read_recipe(of_repository(without_bare_word(flags)), types).problems == []
     script = next((index for index, word in enumerate(words) if word in TRAINING), None)
     if script is not None:

@@ -1,4 +1,4 @@
-"""Arguments of the commands `evaluate`, `merge` and `checkpoint`."""
+"""Arguments of the `indictune` commands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from typing import Literal
 from indictune.config.arguments import BadRowArguments, TextArguments
 from indictune.config.fields import Checked, flag
 from indictune.errors import Problem, problem
+
+
+@dataclass
+class PrepareArguments:
+    """Which task the prepared rows belong to. The other flags are those of its run."""
+
+    task: Literal["classification", "tokens", "chat"] | None = flag(
+        None, "Task of the run. Default: classification or chat, whichever has the given flags."
+    )
 
 
 @dataclass

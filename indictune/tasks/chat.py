@@ -70,6 +70,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
     model_arguments = LlamaModelArguments
     data_arguments = ChatDataArguments
     training_arguments = LlamaTrainingArguments
+    name = "chat"
     scores = ("loss", "answer_token_accuracy")
 
     def read_config(self, args: ModelArguments) -> PreTrainedConfig:

@@ -63,6 +63,7 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
     model_arguments = ModelArguments
     data_arguments = DataArguments
     training_arguments = SentimentTrainingArguments
+    name = "classification"
     lower_is_better = ("mae",)
     head = "ForSequenceClassification"
     scores = ("macro_f1", "loss", "accuracy", "worst_language_macro_f1")

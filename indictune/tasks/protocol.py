@@ -80,6 +80,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
         model_arguments: dataclass of the model's flags.
         data_arguments: dataclass of the rows' flags.
         training_arguments: dataclass of the training's flags.
+        name: as `indictune prepare --task` takes it.
         scores: metrics that can compare checkpoints, the default first.
         lower_is_better: metrics, apart from losses, of which the lowest is the best.
         head: end of the class names of its models, such as `ForTokenClassification`.
@@ -89,6 +90,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
     data_arguments: type[Data]
     training_arguments: type[Training]
     lower_is_better: tuple[str, ...] = ()
+    name: str
     scores: tuple[str, ...]
     head: str
 

@@ -47,6 +47,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     """Each word gets a tag, which its first token carries."""
 
     head = "ForTokenClassification"
+    name = "tokens"
     scores = ("f1", "loss", "precision", "recall")
     data_arguments = DataArguments
     training_arguments = Args
@@ -75,8 +76,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
         made = {split: _tokenised(split, rows, plan.data.max_length) for split in rows.splits}
-        location = [where for where, _, _ in rows.splits["train"]].__getitem__
-        return Tokens(made["train"], made.get("validation"), made.get("test"), location)
+        return Tokens(made["train"], made.get("validation"), made.get("test"), lambda n: rows.splits["train"][n][0])
 
     def load_model(self, plan: Plan, args: Args, rows: TaggedRows, reads_weights: bool) -> Model:
         config = self.read_config(plan.model)

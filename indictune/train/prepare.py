@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from indictune.cache_folders import cache_folder
+from indictune.config.command_arguments import PrepareArguments
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.bad_rows import REJECTED
@@ -17,21 +18,19 @@ from indictune.data.row_sources import SPLITS
 from indictune.errors import problems_of
 from indictune.models.position_limits import check_max_length
 from indictune.preflight.derive import plan_of_rows
-from indictune.tasks.classification import Classification
+from indictune.tasks.all_tasks import TASKS
 from indictune.tasks.protocol import Task, Tokens
 
 
 def prepare_command(argv: Sequence[str]) -> int:
-    """`indictune prepare --config R.yaml [flags]`, with the flags of the run; returns the exit code.
-
-    The task is the one whose flags and keys fit, such as `packing` and `chat_template` of a language model.
+    """`indictune prepare [--task T] --config R.yaml [flags]`, with the flags of the run; returns the exit code.
 
     Raises:
-        UserError: all that cannot be.
+        UserError: all problems of the recipe and the rows.
     """
     recipe, task = _task_of(argv)
     started = time.monotonic()
-    if not recipe.is_read:  # what it does not say is not missing
+    if not recipe.is_read:  # else its values would be reported as missing
         recipe.problems.raise_any()
     plan, problems = plan_of_rows(recipe, task)
     if plan.model_config is not None:
@@ -47,27 +46,20 @@ def prepare_command(argv: Sequence[str]) -> int:
     print(lengths_table(tokens, plan.data.max_length))
     if tokens.folder is not None and (tokens.folder / REJECTED).exists():
         print(f"Rows that were left out, with reasons: {tokens.folder / REJECTED}")
-    print(f"Prepared in {time.monotonic() - started:.1f} s; kept in {cache_folder() / 'prepared'}")
+    kept = "" if tokens.folder is None else f"; kept in {cache_folder() / 'prepared'}"
+    print(f"Prepared in {time.monotonic() - started:.1f} s{kept}")
     return 0
 
 
 def _task_of(argv: Sequence[str]) -> tuple[Recipe, Task[Any, Any, Any]]:
-    """The task whose flags and keys fit the recipe, and the recipe as that task reads it."""
-    recipe = read_recipe(argv, Classification.arguments())
-    if recipe.problems:  # else TRL, which is slow to import, is not needed
-        from indictune.tasks.chat import Chat
-
-        other = read_recipe(argv, Chat.arguments())
-        if len(other.problems) < len(recipe.problems):
-            return other, Chat()
-    return recipe, Classification()
+    """The task that `--task` names, or whose flags fit best, and the recipe as that task reads it."""
+    read = [(read_recipe(argv, (PrepareArguments, *task.arguments())), task) for task in TASKS]
+    named = [(recipe, task) for recipe, task in read if recipe.values.get("task") == task.name]
+    return min(named or read, key=lambda each: len(each[0].problems))
 
 
 def lengths_table(tokens: Tokens, max_length: int) -> str:
-    """Rows and tokens of each split, as lines of a table.
-
-    The last column counts the rows of `max_length` tokens: those that were cut, and the few that just fit.
-    """
+    """Rows and tokens of each split. The last column counts rows of `max_length` tokens: cut ones, and exact fits."""
     body = []
     for name, dataset in zip(SPLITS, tokens.datasets, strict=True):
         if dataset is None:
