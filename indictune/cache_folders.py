@@ -1,4 +1,4 @@
-"""Where things are kept that later runs read again."""
+"""The cache that later runs read again, and the folders that nobody may write to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLOSED = REFUSED | {errno.ENOTDIR, errno.EEXIST}
 
 
 def cache_folder() -> Path:
-    """Built-in models and prepared rows are kept here: `$INDICTUNE_CACHE`, or `~/.cache/indictune`."""
+    """The folder of built-in models and prepared rows: `$INDICTUNE_CACHE`, or `~/.cache/indictune`."""
     return Path(os.environ.get("INDICTUNE_CACHE") or "~/.cache/indictune").expanduser()
 
 
@@ -28,26 +28,22 @@ def kept_in(folder: Path, what: str) -> Iterator[None]:
     """A block that reads and writes a folder below `cache_folder`.
 
     Args:
-        folder: that is told.
-        what: is kept there, for messages, such as "The rows".
+        folder: for the message.
+        what: is kept there, such as "The rows".
 
     Raises:
-        UserError: the disk does not take it, or the folder is closed.
+        UserError: the disk is full, or the folder cannot be written to.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in NO_ROOM | _CLOSED:
             raise
-        way_out = "Make room there, or name" if error.errno in NO_ROOM else "Name"
-        raise UserError(
-            f"{what} cannot be kept in {folder}: {error.strerror}. {way_out} a folder on another disk by "
-            "INDICTUNE_CACHE."
-        ) from error
+        raise UserError("cache-not-written", "INDICTUNE_CACHE", folder, what=what, reason=error.strerror) from error
 
 
 def checkpoint_around(folder: str | Path) -> Path | None:
-    """The checkpoint that a folder is, or would be in, by way of links too; None where there is none."""
+    """The checkpoint that a folder is, or would be in, links followed; None without one."""
     leads_to = Path(os.path.realpath(folder))
     for each in (leads_to, *leads_to.parents):
         if all(os.path.isfile(each / name) for name in _OF_A_CHECKPOINT):
@@ -59,15 +55,12 @@ def check_outside_checkpoints(folder: str | Path, flag: str) -> None:
     """Refuse to write into a checkpoint.
 
     Args:
-        folder: that something is written to; it need not be there yet.
-        flag: by which the user named it.
+        folder: to write to; it need not exist.
+        flag: that names it.
 
     Raises:
         UserError: it is in a checkpoint, or is one.
     """
     checkpoint = checkpoint_around(folder)
     if checkpoint is not None:
-        raise UserError(
-            f"{flag} {folder}: is in the checkpoint {checkpoint}, and one with a file more is damaged; name a folder "
-            "outside of it."
-        )
+        raise UserError("folder-in-checkpoint", flag, folder, checkpoint=checkpoint)

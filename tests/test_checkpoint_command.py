@@ -304,7 +304,7 @@ class TestConverting:
         """Nor one that is merged, nor another run."""
         checkpoint, folder = run / "checkpoint-8", run / name
         (run / "link").symlink_to(checkpoint)
-        told = f"{folder}: is in the checkpoint {checkpoint}, and one with a file more is damaged; name a folder outs"
+        told = f"{folder}: it is in the checkpoint {checkpoint}, "
         assert f"--convert_to {told}" in refused(capsys, str(run), "--convert_to", str(folder))
         assert main(["merge", str(checkpoint), "--output_dir", str(folder)]) == 2
         assert f"--output_dir {told}" in capsys.readouterr().err

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TextIO
+
+import psutil
 
 from indictune.checkpoint import disk_errors
 from indictune.config.arguments import IndicTrainingArguments
@@ -28,8 +31,9 @@ class SupervisedRun(Run):
 
     Attributes:
         ranks: of the run.
-        watchdog: of this rank; None where there is one process, or nothing is trained.
-        end: reports why and how the run ended, and ends the process, whatever its main thread does.
+        started: when this process began, in seconds since 1970.
+        watchdog: of this rank; None for one process, and before `open`.
+        end: reports how the run ended, and ends the process, whatever its main thread does.
     """
 
     watchdog: Watchdog | None = None
@@ -37,15 +41,16 @@ class SupervisedRun(Run):
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
         super().__init__(recipe, rank)
+        self.started: float = psutil.Process().create_time()
         self._lock: TextIO | None = None
         self._launch_name = elastic.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
         self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
 
     def open(self, replaceable: Collection[str]) -> None:
-        """Take the folder and start this rank's log, unless the recipe is refused already.
+        """Lock the folder and start this rank's log, unless the recipe is refused already.
 
         Args:
-            replaceable: files that an earlier command of this kind left, and this one may replace.
+            replaceable: files of an earlier command of this kind, which this one may overwrite.
 
         Raises:
             UserError: another run writes to the folder, it cannot be written to, or the recipe file cannot be read:
@@ -58,20 +63,19 @@ class SupervisedRun(Run):
             if not self.is_named and not replaceable:  # such a command has a folder of its own
                 raise UserError("output-dir-missing", "--output_dir")
             run_folder.check_folder(self.output_dir)
-            self._check_free(asked, replaceable)
+            run_folder.check_free(self.output_dir, asked, replaceable)
         if self.recipe.problems:
             if self.rank != 0:
                 logger.addHandler(logging.NullHandler())  # else logging prints warnings, on every rank
             return
         try:
             self.output_dir.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: no other user writes
-            run_folder.check_takes_files(self.output_dir)
+            tempfile.TemporaryFile(dir=self.output_dir).close()  # its lock may be writable all the same
+            lock.wait_for_other_launch(self.output_dir, self._launch_name, self.rank)
             if self.rank == 0:
-                self._lock = lock.held(self.output_dir, self._launch_name)
+                self._lock = lock.take(self.output_dir, self._launch_name)
                 run_folder.check_free(self.output_dir, asked, replaceable)  # again, now that nobody else writes
-                run_folder.forget_status(self.output_dir)
-            else:
-                lock.wait_for_own_launch(self.output_dir, self._launch_name)
+                (self.output_dir / run_folder.STATUS).unlink(missing_ok=True)
             log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
             self.results, self.console = log.results, log.console
             self.stop_request.report_to = log.descriptors
@@ -81,15 +85,6 @@ class SupervisedRun(Run):
         except OSError as error:
             raise disk_errors.refused(self.output_dir, error) from error
 
-    def _check_free(self, asked: str | None, replaceable: Collection[str]) -> None:
-        """`run_folder.check_free`; but while another process writes there, to resume is no way out."""
-        try:
-            run_folder.check_free(self.output_dir, asked, replaceable)
-        except UserError:
-            if self.rank == 0:
-                lock.check_free(self.output_dir)
-            raise
-
     def _start_watchdog(self, log: Path) -> None:
         """A collective gives up after `--ddp_timeout`; half of that is long for anything."""
         timeout_s = unresolved(IndicTrainingArguments, self.recipe.values).ddp_timeout
@@ -98,7 +93,15 @@ class SupervisedRun(Run):
 
     @property
     def owns_folder(self) -> bool:
-        """Whether no other run writes to the folder, as far as this machine's kernel can tell."""
-        if self.rank != 0:
-            return lock.of_another_launch(self.output_dir, self._launch_name) is None
-        return self._lock is not None or lock.is_free(self.output_dir)
+        """Whether no other run writes to the folder, as far as this machine's kernel knows."""
+        return lock.of_another_launch(self.output_dir, self._launch_name) is None
+
+    def reported(self) -> dict[str, str]:
+        """`status.json`, if a rank reported since this process began that the run did not end well."""
+        status = run_folder.status_since(self.output_dir, self.started) if self.is_named else {}
+        return {} if status.get("state") == "ok" else status
+
+    def lost(self) -> dict[int, str]:
+        """A sentence for each other rank that this one waits for: it is dead or late."""
+        late = {} if self.watchdog is None else self.watchdog.waits_for()
+        return late | self.ranks.dead()

@@ -15,19 +15,19 @@ from tests.conftest import FinishedRun
 from tests.faults.runs import Job
 from tests.ranks.launching import torchrun
 
-RANK_1_IS_FIRST = "SLOW@indictune.supervise.lock:held:1@0"
+RANK_1_IS_FIRST = "SLOW@indictune.supervise.lock:wait_for_other_launch:1@0"
 
 
 def test_it_is_refused_and_takes_nothing_away(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
     written = job.folder / UNFINISHED / "checkpoint-2"
     written.mkdir(parents=True)
-    with lock.held(job.folder, "another launch"):
+    with lock.take(job.folder, "another launch"):
         result = job.start()
         assert result.returncode == 2, result.stderr
         assert result.stderr.splitlines()[-1] == (
             f"indictune: --output_dir {job.folder}: another run writes to it (process {os.getpid()} on "
-            f"{socket.gethostname()}). Wait for its end, or name another folder."
+            f"{socket.gethostname()}). Wait for its end, or use another folder. [run-folder-in-use]"
         )
         assert written.is_dir()
         assert not (job.folder / "logs").exists()
@@ -44,7 +44,7 @@ def test_no_rank_of_it_writes_there(finished_run: FinishedRun, tmp_path: Path) -
     """Rank 1, which the launcher ends, would tell that the first run was asked to stop."""
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)))
     job.folder.mkdir()
-    with lock.held(job.folder, "another launch"):
+    with lock.take(job.folder, "another launch"):
         result = job.start(RANK_1_IS_FIRST)
         assert result.returncode != 0
         assert result.stderr.count("indictune: --output_dir") == 1, result.stderr

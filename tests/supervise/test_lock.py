@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from indictune.errors import UserError
 from indictune.supervise import lock
 from tests.ranks.launching import ROOT
+from tests.refusals import refused
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
 from indictune.supervise import lock
-held = lock.held(Path(sys.argv[1]), sys.argv[2])
+held = lock.take(Path(sys.argv[1]), sys.argv[2])
 child = os.fork()  # as those that read rows ahead
 if child:
     print(child, flush=True)
@@ -45,12 +45,12 @@ def holding(folder: Path, launch: str = "one") -> Iterator[tuple[subprocess.Pope
 
 
 def test_a_folder_that_another_process_has_is_refused_with_its_name(tmp_path: Path) -> None:
-    with holding(tmp_path) as (holder, _), pytest.raises(UserError) as raised:
-        lock.held(tmp_path, "one")
-    assert raised.value.problems == [
-        f"--output_dir {tmp_path}: another run writes to it (process {holder.pid} on {socket.gethostname()}). Wait "
-        "for its end, or name another folder."
-    ]
+    with holding(tmp_path) as (holder, _):
+        name = f"process {holder.pid} on {socket.gethostname()}"
+        with refused("run-folder-in-use", str(tmp_path), name, flag="--output_dir"):
+            lock.take(tmp_path, "one")
+        with refused("run-folder-in-use", name):
+            lock.wait_for_other_launch(tmp_path, "another", rank=0)
 
 
 def test_a_process_that_is_killed_keeps_nobody_out_though_its_child_lives(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_process_that_is_killed_keeps_nobody_out_though_its_child_lives(tmp_pa
         holder.kill()
         holder.wait()
         os.kill(child, 0)
-        with lock.held(tmp_path, "one"):
+        with lock.take(tmp_path, "one"):
             told = (tmp_path / lock.LOCK).read_text(encoding="utf-8")
     assert told.splitlines()[0] == f"process {os.getpid()} on {socket.gethostname()}"
 
@@ -68,34 +68,34 @@ def test_a_process_of_another_machine_is_waited_for(
 ) -> None:
     with holding(tmp_path) as (holder, _):
         name = f"process {holder.pid} on node17"
-        (tmp_path / lock.LOCK).write_text(name)
+        (tmp_path / lock.LOCK).write_text(f"{name}\none")
         monkeypatch.setattr(lock, "PATIENCE_S", 0.5)
-        with pytest.raises(UserError, match=rf"another run writes to it \({name}\)"):
-            lock.held(tmp_path, "one")
+        with refused("run-folder-in-use", name):
+            lock.wait_for_other_launch(tmp_path, "another", rank=0)
         monkeypatch.setattr(lock, "PATIENCE_S", 60)
         threading.Timer(0.3, holder.kill).start()
-        lock.held(tmp_path, "one").close()
-    assert f"--output_dir {tmp_path}: {name} writes to it; waiting for its end" in caplog.messages
+        lock.wait_for_other_launch(tmp_path, "another", rank=0)
+    assert f"--output_dir {tmp_path}: {name} writes to it. Waiting for its end." in caplog.messages
 
 
 class TestOtherRanks:
-    def test_they_have_the_folder_with_their_own_launch_and_where_nobody_has_it(self, tmp_path: Path) -> None:
-        lock.wait_for_own_launch(tmp_path, "one")
+    def test_they_wait_for_no_process_of_their_own_launch(self, tmp_path: Path) -> None:
+        lock.wait_for_other_launch(tmp_path, "one", rank=1)
         with holding(tmp_path):
-            lock.wait_for_own_launch(tmp_path, "one")
+            lock.wait_for_other_launch(tmp_path, "one", rank=1)
 
     def test_they_wait_while_another_launch_has_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with holding(tmp_path) as (holder, _):
             monkeypatch.setattr(lock, "PATIENCE_S", 0.5)
-            with pytest.raises(UserError, match=rf"another run writes to it \(process {holder.pid} on "):
-                lock.wait_for_own_launch(tmp_path, "another")
+            with refused("run-folder-in-use", f"process {holder.pid} on "):
+                lock.wait_for_other_launch(tmp_path, "another", rank=1)
             monkeypatch.setattr(lock, "PATIENCE_S", 60)
             threading.Timer(0.3, holder.kill).start()
-            lock.wait_for_own_launch(tmp_path, "another")
+            lock.wait_for_other_launch(tmp_path, "another", rank=1)
             assert holder.wait(0) == -signal.SIGKILL
 
     def test_to_look_keeps_nobody_out(self, tmp_path: Path) -> None:
-        with lock.held(tmp_path, "one"):
+        with lock.take(tmp_path, "one"):
             pass
         looking = "import sys\nfrom pathlib import Path\nfrom indictune.supervise import lock\n"
         looking += "print(1, flush=True)\nwhile True: lock.of_another_launch(Path(sys.argv[1]), 'another')\n"
@@ -105,7 +105,7 @@ class TestOtherRanks:
             looker.stdout.readline()
             try:
                 for _ in range(2000):
-                    lock.held(tmp_path, "one").close()
+                    lock.take(tmp_path, "one").close()
             finally:
                 looker.kill()
 
@@ -114,5 +114,5 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("mine")
     (tmp_path / lock.LOCK).symlink_to(tmp_path / "other")
     with pytest.raises(OSError, match="symbolic links"):
-        lock.held(tmp_path, "one")
+        lock.take(tmp_path, "one")
     assert (tmp_path / "other").read_text() == "mine"

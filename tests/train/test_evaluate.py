@@ -81,10 +81,8 @@ def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, nam
     folder = checkpoint / (name or "evaluation/t")
     result = start([*command, "--test_file", str(test_file), *(["--output_dir", str(folder)] if name else [])])
     assert result.returncode == 2, result.stderr
-    assert result.stderr == (
-        f"indictune: --output_dir {folder}: is in the checkpoint {checkpoint}, and one with a file more is damaged; "
-        "name a folder outside of it.\n"
-    )
+    assert result.stderr.startswith(f"indictune: --output_dir {folder}: it is in the checkpoint {checkpoint}, ")
+    assert result.stderr.endswith("[folder-in-checkpoint]\n")
     assert store.damage(checkpoint) == []
     elsewhere = start([*command, "--test_file", str(test_file), "--output_dir", str(tmp_path / "out")])
     assert elsewhere.returncode == 0, elsewhere.stderr
