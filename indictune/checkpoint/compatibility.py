@@ -60,6 +60,7 @@ OF_THE_END = ("max_steps", "num_train_epochs")
 OF_A_FINISHED_RUN = (
     *("train_file", "validation_file", "test_file", "dataset_name", "max_length", "chat_template", "packing"),
     *("train_on_prompts", "num_sample_generations", "global_batch_size", "seed", "data_seed", "method"),
+    *("push_to_hub", "hub_model_id", "hub_revision"),
     *OF_THE_ADAPTER,
     *(name for name in OF_THE_STEPS if name not in ("load_best_model_at_end", "lr_scheduler_kwargs")),
     *IN_THE_STATES,

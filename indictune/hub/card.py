@@ -1,7 +1,7 @@
-"""The card of a model that is pushed: transformers' own for both tasks, with what it gets wrong mended.
+"""The card of a pushed model: the one of transformers for all tasks, with its mistakes corrected.
 
-TRL's (1.16) says less of a run, and what is not so: that an adapter is a model of transformers, that the licence is
-"license", and that a model from a folder was trained from "[None](https://huggingface.co/None)".
+TRL's card (1.16) says less of a run, and has mistakes: an adapter is a model of transformers, the licence is
+"license", and a model from a folder was trained from "[None](https://huggingface.co/None)".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from indictune.files import write_whole
 from indictune.models import builtin
 from indictune.models.load import Model
 
-# What transformers (5.23) says of every base that is a folder. A built-in model has random weights: of it this is so.
+# What transformers (5.23) writes of every base that is a folder. It is true of built-in models only: random weights.
 FROM_SCRATCH = "This model was trained from scratch on"
 FROM_A_FOLDER = "This model is a fine-tuned version of one that is not on the Hub, on"
 
@@ -34,11 +34,11 @@ def write_card(trainer: Trainer, model_name: str) -> None:
     args, model = cast(IndicTrainingArguments, trainer.args), cast(Model, sharding.unwrapped(trainer))
     folder = Path(str(args.output_dir))
     tags = list(getattr(model, "model_tags", None) or [])
-    # Without `dataset_tags` it writes "on the None dataset" of prepared rows, which no builder has made (5.23).
+    # Without `dataset_tags` it writes "on the None dataset" (5.23).
     summary: TrainingSummary = TrainingSummary.from_trainer(  # type: ignore[no-untyped-call]
         trainer, model_name=model_name, tags=tags, dataset_tags=[]
     )
-    # It multiplies the rows of a micro-batch, of which the last ones may have fewer (--max_tokens_per_device).
+    # Its own number multiplies the rows of a micro-batch, and some have fewer (--max_tokens_per_device).
     summary.hyperparameters = (summary.hyperparameters or {}) | {"total_train_batch_size": args.global_batch_size}
     text: str = summary.to_model_card()  # type: ignore[no-untyped-call]
     base = str(model.config._name_or_path)

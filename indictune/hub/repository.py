@@ -37,5 +37,5 @@ def make_repository(args: IndicTrainingArguments, make: Callable[[], None]) -> N
 
 
 def name_of(hub_model_id: str | None, output_dir: Path) -> str:
-    """Of the repository, in the user's own namespace where none is named: as the Trainer calls it (5.23)."""
+    """The name of the repository, as the Trainer chooses it (5.23). Without a namespace it is in the user's own."""
     return hub_model_id or output_dir.absolute().name

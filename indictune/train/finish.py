@@ -115,10 +115,11 @@ def finish(
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
-    names = push.begin_push(trainer, saved_files) if trainer.args.push_to_hub else []
+    if trainer.args.push_to_hub:
+        push.begin_push(trainer, saved_files)
     write_metrics(trainer, run, metrics)
     if trainer.args.push_to_hub:
-        push.push(trainer, names)
+        push.finish_push(trainer)
 
 
 def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from indictune.checkpoint import compatibility, flag_files, resume, store
 from indictune.config.plan import Launch
 from indictune.errors import UserError
-from indictune.hub import push
 from indictune.models.active_vocabulary import read_row_ids
 from indictune.models.adapter_base import fingerprint
 from tests.checkpoint.test_resume import OF_THIS_RUN
@@ -409,7 +408,7 @@ def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
     ("name", "value"),
     [
         *(("validation_file", "new.csv"), ("test_file", "a b.csv"), ("chat_template", "llama3"), ("packing", True)),
-        *(("train_on_prompts", True), ("num_sample_generations", 8)),
+        *(("train_on_prompts", True), ("num_sample_generations", 8), ("push_to_hub", True)),
     ],
 )
 def test_what_else_counts_for_nothing_where_a_run_is_finished(tmp_path: Path, name: str, value: object) -> None:
@@ -418,23 +417,6 @@ def test_what_else_counts_for_nothing_where_a_run_is_finished(tmp_path: Path, na
     assert f": --{name} None, now {value}: they count for nothing, because the run is finished. " in told
     scored = f" `indictune evaluate --model {tmp_path} --test_file 'a b.csv'` scores the model as it is."
     assert told.endswith(scored) == (name == "test_file")
-
-
-@pytest.mark.parametrize(
-    ("changed", "is_told"),
-    [
-        ({}, False),
-        ({"push_to_hub": False, "hub_model_id": "me/other"}, False),
-        ({"hub_private_repo": True}, False),
-        ({"hub_model_id": None}, True),
-        ({"hub_revision": "draft"}, True),
-    ],
-)
-def test_a_finished_run_is_not_told_of_a_push_that_it_has_done(
-    tmp_path: Path, changed: Mapping[str, Any], is_told: bool
-) -> None:
-    trained = {"push_to_hub": True, "hub_model_id": "me/out", "hub_revision": None, "hub_private_repo": None}
-    assert bool(push.asked_in_vain(tmp_path, {**trained, **changed}, trained)) == is_told
 
 
 def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Path) -> None:
