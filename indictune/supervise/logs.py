@@ -1,14 +1,11 @@
-"""Who says what, and where: rank 0 on the console, every rank in its own file."""
+"""Output: rank 0 on the console, each rank in its own log."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import os
-import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,14 +19,14 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class TokenlessFormatter(logging.Formatter):
-    """A message without the tokens in it, whoever says it."""
+    """Formats a message without tokens."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_tokens(super().format(record))
 
 
 class PrintableFormatter(TokenlessFormatter):
-    """A message as a terminal may get it, whatever data it tells of; ours in one line."""
+    """Formats a message for a terminal: without control characters, and our own messages on one line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, logging's name
         message = super().formatMessage(record)
@@ -40,68 +37,41 @@ class PrintableFormatter(TokenlessFormatter):
 
 
 class ConsoleHandler(logging.Handler):
-    """The package's messages on the console: all of rank 0's, and of other ranks each warning once, with the rank.
+    """Prints our own messages on the console of rank 0, above a progress bar.
 
     Args:
         stream: the console.
-        rank: of this process.
-        told: folder shared by all ranks; a file in it stands for a warning that somebody has told.
     """
 
-    HEAD_START_S = 0.5  # for rank 0, which mostly has the same warning at the same time
-
-    def __init__(self, stream: TextIO, rank: int, told: Path) -> None:
-        super().__init__(logging.INFO if rank == 0 else logging.WARNING)
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(logging.INFO)
         self.stream = stream
-        self.rank = rank
-        self.told = told
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = in_one_line(without_tokens(record.getMessage()))
-        if record.levelno >= logging.WARNING:
-            if not self._is_first(message) and self.rank != 0:
-                return
-            message = f"{record.levelname.lower()}: {message}" if self.rank == 0 else f"[rank {self.rank}] {message}"
-        tqdm.write(message, file=self.stream)  # above a progress bar, where there is one
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        tqdm.write(level + in_one_line(without_tokens(record.getMessage())), file=self.stream)
         self.stream.flush()
-
-    def _is_first(self, message: str) -> bool:
-        """Whether no rank has told this warning yet in this run. Creating a file is the one atomic step they share."""
-        name = hashlib.sha256(message.encode()).hexdigest()[:16]
-        if self.rank != 0 and not (self.told / name).exists():
-            time.sleep(self.HEAD_START_S)
-        try:
-            (self.told / name).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        except OSError:
-            return True  # better twice than never; a full disk must not end a run here
-        return True
 
 
 class RankLog:
-    """Sends everything that this process prints to `logs/rank-<rank>.log`, and our own messages to the console too.
+    """Sends all output of this process to `logs/rank-<rank>.log`, and our own messages of rank 0 to the console too.
 
-    The redirection is of the file descriptors, because torch's and gloo's C++ code and DeepSpeed print without asking
-    any logger. Rank 0's `sys.stderr` stays the console: the progress bar writes there.
+    It redirects the file descriptors, because the C++ code of torch and gloo, and DeepSpeed, print without a logger.
+    Rank 0's `sys.stderr` stays the console, for the progress bar.
 
     Args:
         output_dir: of the run.
         rank: of this process.
-        verbose: leave the other libraries' messages on the console too.
+        verbose: show the messages of other libraries on the console too.
 
     Attributes:
         descriptors: of the files that our own messages of this rank go to.
     """
 
     def __init__(self, output_dir: Path, rank: int, verbose: bool) -> None:
-        without_tokens("")  # looks for the user's token, which no log line may do first
+        without_tokens("")  # reads the user's token, which logging must not do first
         folder = output_dir / "logs"
         folder.mkdir(parents=True, exist_ok=True)
-        told = folder / ".told"
-        if rank == 0:
-            shutil.rmtree(told, ignore_errors=True)
-        told.mkdir(exist_ok=True)
         self.console = _text(Unfailing(os.dup(2), "wb"), "replace")
         self.results = _text(io.FileIO(os.dup(1), "wb"), "replace")
         self.path = folder / f"rank-{rank}.log"
@@ -115,8 +85,9 @@ class RankLog:
         quieten_requests()
         logging.captureWarnings(True)
         ours = logging.getLogger(PACKAGE)
-        ours.setLevel(logging.DEBUG)  # for the file; the console takes what concerns the user
-        ours.addHandler(ConsoleHandler(self.console, rank, told))
+        ours.setLevel(logging.DEBUG)  # for the file; the console starts at INFO
+        if rank == 0:
+            ours.addHandler(ConsoleHandler(self.console))
         if verbose:
             console = logging.StreamHandler(self.console)
             console.setFormatter(PrintableFormatter())
@@ -132,10 +103,10 @@ class RankLog:
 
 
 class Unfailing(io.FileIO):
-    """What a run says while it goes on. A full disk, or a console that is gone, ends no run: its words are lost."""
+    """A file whose writes never fail: a full disk or a closed console ends no run, and the text is lost."""
 
     def write(self, content: Any, /) -> int:
-        """All of it, as far as the caller can tell."""
+        """Write, and report success in any case."""
         try:
             written = super().write(content)
         except OSError:
@@ -148,8 +119,11 @@ def _text(file: io.FileIO, errors: str) -> TextIO:
 
 
 def quieten_requests() -> None:
-    """The client of huggingface_hub (2.4: httpx2; others: httpx) tells of every request with its whole URL, and
-    huggingface_hub has a handler of its own, which would write what it warns of past ours."""
+    """Keep URLs, which may hold tokens, off the console.
+
+    The client of huggingface_hub (2.4: httpx2; others: httpx) logs the whole URL of each request, and huggingface_hub
+    prints its warnings by its own handler.
+    """
     for name in ("httpx", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("huggingface_hub").handlers.clear()
@@ -165,12 +139,12 @@ def log_to_console() -> None:
 
 
 def _quieten_libraries() -> None:
-    """Take the other libraries' own handlers away, so that their messages reach the rank file through the root."""
+    """Remove the handlers of other libraries, so that their messages reach the rank's log through the root."""
     import transformers
 
     transformers.utils.logging.disable_default_handler()
     transformers.utils.logging.enable_propagation()
-    # Of loading and writing weights; training keeps its own.
+    # The bars of loading and writing weights; training keeps its bar.
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     for name in ("DeepSpeed", "datasets", "accelerate", "bitsandbytes"):
         library = logging.getLogger(name)

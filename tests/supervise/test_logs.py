@@ -1,4 +1,4 @@
-"""Who says what, and where."""
+"""Output of the ranks on the console and in their logs."""
 
 from __future__ import annotations
 
@@ -8,66 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from indictune.supervise.logs import ConsoleHandler
 from tests.ranks.launching import start
 
 
-class Rank:
-    """A rank's console."""
-
-    def __init__(self, rank: int, told: Path) -> None:
-        self.stream = io.StringIO()
-        handler = ConsoleHandler(self.stream, rank, told)
-        handler.HEAD_START_S = 0.0
-        self.logger = logging.Logger(f"rank {rank}")
-        self.logger.addHandler(handler)
-
-    @property
-    def said(self) -> list[str]:
-        return self.stream.getvalue().splitlines()
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> list[Rank]:
-    return [Rank(rank, tmp_path) for rank in range(3)]
-
-
-def test_rank_0_alone_tells_how_it_goes(ranks: list[Rank]) -> None:
-    for rank in ranks:
-        rank.logger.info("step %d of %d", 1, 8)
-        rank.logger.debug("a detail")
-    assert [rank.said for rank in ranks] == [["step 1 of 8"], [], []]
-
-
-def test_a_warning_of_all_ranks_is_told_once_by_rank_0(ranks: list[Rank]) -> None:
-    for rank in ranks:
-        rank.logger.warning("disk is nearly full")
-    assert [rank.said for rank in ranks] == [["warning: disk is nearly full"], [], []]
-
-
-def test_a_warning_of_other_ranks_is_told_once_with_the_rank(ranks: list[Rank]) -> None:
-    for rank in (ranks[2], ranks[1], ranks[2]):
-        rank.logger.error("file of node 1 is missing")
-    assert [rank.said for rank in ranks] == [[], [], ["[rank 2] file of node 1 is missing"]]
-
-
-def test_different_warnings_are_all_told(ranks: list[Rank]) -> None:
-    ranks[1].logger.warning("row %d is long", 3)
-    ranks[1].logger.warning("row %d is long", 4)
-    assert ranks[1].said == ["[rank 1] row 3 is long", "[rank 1] row 4 is long"]
-
-
-def test_rank_0_tells_its_levels_by_name(ranks: list[Rank]) -> None:
-    ranks[0].logger.error("no space left")
-    assert ranks[0].said == ["error: no space left"]
-
-
-def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
-    rank = Rank(1, tmp_path / "not" / "there")
-    rank.logger.warning("disk is full")
-    assert rank.said == ["[rank 1] disk is full"]
+def test_rank_0_names_the_level_of_warnings_and_leaves_details_out() -> None:
+    stream, logger = io.StringIO(), logging.Logger("rank 0")
+    logger.addHandler(ConsoleHandler(stream))
+    logger.debug("a detail")
+    logger.info("step %d of %d", 1, 8)
+    logger.warning("disk is nearly full")
+    logger.error("no space left")
+    said = stream.getvalue().splitlines()
+    assert said == ["step 1 of 8", "warning: disk is nearly full", "error: no space left"]
 
 
 SPEAK = """
@@ -79,7 +32,6 @@ rank = int(sys.argv[2])
 log = RankLog(Path(sys.argv[1]), rank, verbose=sys.argv[3] == "verbose")
 ours, theirs = logging.getLogger("indictune.models"), logging.getLogger("DeepSpeed")
 ours.info("step of rank %d", rank)
-ours.warning("seen by both")
 ours.warning("seen by rank %d", rank)
 theirs.warning("chatter of a library")
 url = "https://me:LoginCanary@host/model?X-Amz-Signature=SignatureCanary&X-Amz-Date=1"
@@ -109,20 +61,18 @@ def speak(folder: Path, rank: int, verbose: str = "quiet") -> subprocess.Complet
 
 
 def test_the_console_gets_our_words_and_the_rank_files_get_everything(tmp_path: Path) -> None:
-    (tmp_path / "logs" / ".told").mkdir(parents=True)
     first, second = speak(tmp_path, 0), speak(tmp_path, 1)
     assert first.stdout == "a result\n"
     assert first.stderr.splitlines() == [
-        "step of rank 0", "warning: seen by both", "warning: seen by rank 0",
+        "step of rank 0", "warning: seen by rank 0",
         f"warning: cannot be reached: {URL}", "a progress bar", "a signal",
     ]  # fmt: skip
     assert second.stdout == "a result\n"
-    assert second.stderr.splitlines() == ["[rank 1] seen by rank 1"]
+    assert second.stderr == ""
     for rank in (0, 1):
         log = (tmp_path / "logs" / f"rank-{rank}.log").read_text(encoding="utf-8")
         for line in (
             f"INFO indictune.models: step of rank {rank}\n",
-            "WARNING indictune.models: seen by both\n",
             f"WARNING indictune.models: seen by rank {rank}\n",
             "WARNING DeepSpeed: chatter of a library\n",
             f"WARNING huggingface_hub.utils._http: thrown while requesting {URL}\n",
@@ -158,14 +108,10 @@ def test_a_log_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
     assert "warning: seen by rank 0" in result.stderr.splitlines()
 
 
-def test_a_new_run_tells_its_warnings_again_and_keeps_the_old_log(tmp_path: Path) -> None:
-    told = tmp_path / "logs" / ".told"
-    told.mkdir(parents=True)
+def test_a_new_run_keeps_the_old_log(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0.log").write_text("of the run before\n")
-    (told / "0123456789abcdef").touch()
-    result = speak(tmp_path, 0, "verbose")
-    assert "warning: seen by both" in result.stderr
-    assert not (told / "0123456789abcdef").exists()
+    speak(tmp_path, 0, "verbose")
     assert (tmp_path / "logs" / "rank-0.log").read_text().startswith("of the run before\n")
 
 

@@ -17,12 +17,11 @@ from tests.ranks.launching import ROOT
 
 SPEAK = """
 import logging
-from pathlib import Path
 from indictune.supervise.logs import ConsoleHandler
 from indictune.stop_signals import StopRequest
 logger = logging.getLogger("indictune")
 logger.setLevel(logging.INFO)
-logger.addHandler(ConsoleHandler(open(2, "w", buffering=1), 0, Path()))
+logger.addHandler(ConsoleHandler(open(2, "w", buffering=1)))
 request = StopRequest()
 with request.listening():
     request.wait_for_the_step()
@@ -138,12 +137,15 @@ def test_ask_ends_the_run_before_its_first_step_only() -> None:
 
 
 START = """
-import signal, subprocess, sys
+import signal, subprocess, sys, time
 from indictune.stop_signals import StopRequest
 request = StopRequest()
 with request.listening():
     request.wait_for_the_step()
     subprocess.run(["sh", "-c", f"(kill -{sys.argv[1]} 0; echo done); echo done"], check=True)
+    deadline = time.monotonic() + 9
+    while not request.asked and time.monotonic() < deadline:  # another thread receives it
+        time.sleep(0.01)
     print("asked:", request.asked, flush=True)
 subprocess.run(["sh", "-c", "kill -TERM $$"], check=True)
 """
