@@ -1,4 +1,4 @@
-"""How far this process has come, so that the rank that holds up the others can be named."""
+"""How far this process is, so that a rank that holds up the others can be named."""
 
 from __future__ import annotations
 
@@ -11,44 +11,41 @@ Each = TypeVar("Each")
 
 
 class Progress:
-    """Counts the places that all ranks pass in the same order, those above all after which they wait for each other.
+    """Counts the places that all ranks pass in the same order, above all those after which they wait for each other.
 
-    Where nothing moves any more, the rank with the lowest count is the one that all others wait for.
+    When nothing moves any more, all others wait for the rank with the lowest count.
 
     Attributes:
-        step: of the training, the last that has ended.
+        step: the last training step that ended.
         count: of the places passed so far.
-        place: the last of them.
-        moves: of work between two places that the others may wait for long.
+        place: the last one.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.count = 0
         self.place = "the start"
-        self.moves = 0
         self._last = time.monotonic()
 
     def passed(self, place: str) -> None:
-        """This rank has come there."""
+        """Note that this rank arrived at a place."""
         self.count += 1
         self.place = place
         self._last = time.monotonic()
 
-    def passing(self, place: str, them: Iterable[Each]) -> Iterator[Each]:
-        """Each of them; with each, this rank has come there."""
-        for each in them:
+    def passing(self, place: str, items: Iterable[Each]) -> Iterator[Each]:
+        """Yield the items, and note with each that this rank arrived at a place."""
+        for each in items:
             self.passed(place)
             yield each
 
     def moved(self) -> None:
-        """This rank goes on with what it does where it is."""
-        self.moves += 1
+        """Note that this rank works where it is."""
         self._last = time.monotonic()
 
     @contextmanager
     def waiting(self, place: str) -> Iterator[None]:
-        """A block in which this rank waits for what one of the others does: it has come further than that one."""
+        """A block in which this rank waits for the work of another one, which is thus behind it."""
         before = self.place
         self.passed(place)
         try:
@@ -60,9 +57,9 @@ class Progress:
 
     @property
     def still_s(self) -> float:
-        """Seconds since this rank has moved."""
+        """Seconds since this rank moved."""
         return time.monotonic() - self._last
 
 
 HERE = Progress()
-"""Of this process: what prepares rows and reads weights has no other way to the run's watchdog."""
+"""The progress of this process. Code that prepares rows or reads weights knows no run."""

@@ -22,8 +22,7 @@ _GRACE_S = 3.0
 # Times the patience: before a collective gives up, which happens after two. NCCL then ends the process without a
 # message (torch 2.13, where TORCH_NCCL_ASYNC_ERROR_HANDLING is not set).
 _ENDS_AFTER = 1.8
-# Longer than a rank waits for rank 0 to report a problem (20 s), so that launchers and gloo come first.
-_ENDS_AFTER_ANOTHER_S = 30.0
+_ENDS_AFTER_ANOTHER_S = 10.0  # so that launchers and gloo come first
 _MEETINGS = (elastic.JOINING, collectives.NEW_GROUP, collectives.LONG_WAIT)  # phases that all ranks leave together
 
 
@@ -34,8 +33,8 @@ class Watchdog(threading.Thread):
     ends the process in four cases, because NCCL waits in C++ where no signal handler and no exception arrives:
 
     - A rank died, and the main thread does not notice.
-    - A rank ended, and this one waits for it, or held it up. The main thread is asked first.
-    - A rank stays stopped.
+    - A rank was stopped or failed, and this one does not move. The main thread is asked first.
+    - A rank is paused by SIGSTOP.
     - This rank waits in a collective for a late rank.
 
     Without a collective, a late rank is only named: it may be reading rows, or waiting for its disk.
@@ -63,7 +62,6 @@ class Watchdog(threading.Thread):
         self.progress = HERE
         self.progress.passed("the start")  # imports took time on its clock
         self._reported_step, self._reported_at = 0, 0.0
-        self._moves, self._moved_at = 0, 0.0
         self._warned_at_s = 0.0
 
     def run(self) -> None:
@@ -81,29 +79,21 @@ class Watchdog(threading.Thread):
         if here.step != self._reported_step or max(still_s, now - self._reported_at) > self.patience_s / 4:
             self._reported_step, self._reported_at = here.step, now
             self.ranks.report_progress(here)
-        self._look_for_ended_ranks()
-        if still_s > _ENDS_AFTER * self.patience_s and (stopped := self.ranks.dead()):
-            self.end("; ".join(stopped.values()))
-        if still_s > self.patience_s / 4 and (moves := self.ranks.moves()) != self._moves:
-            self._moves, self._moved_at = moves, now
-        all_still_s = min(still_s, now - self._moved_at)
-        if all_still_s < self.patience_s:
+        self._look_for_ended_ranks(still_s)
+        if still_s < self.patience_s:
             self._warned_at_s = 0.0
-            return
-        if all_still_s - self._warned_at_s > self.patience_s:
-            self._warn(all_still_s)
-            self._warned_at_s = all_still_s
-        if still_s > _ENDS_AFTER * self.patience_s and self._is_in_a_collective() and (late := self.waits_for()):
-            self.end("; ".join(late.values()))
+        elif still_s - self._warned_at_s > self.patience_s:
+            self._warn(still_s)
+            self._warned_at_s = still_s
+        if still_s > _ENDS_AFTER * self.patience_s:
+            late = self.ranks.dead() or (self.waits_for() if self._is_in_a_collective() else {})
+            if late:
+                self.end("; ".join(late.values()))
 
     def waits_for(self) -> dict[int, str]:
-        """A sentence for each other rank that holds up this one."""
-        late = self._late()
+        """A sentence for each other rank that holds up this one, once it has not moved for `patience_s`."""
+        late = self.ranks.late() if self.progress.still_s > self.patience_s else {}
         return {} if self.ranks.rank in late else late
-
-    def _late(self) -> dict[int, str]:
-        """`Ranks.late`, once this rank has not moved for `patience_s`."""
-        return self.ranks.late() if self.progress.still_s > self.patience_s else {}
 
     def _is_in_a_collective(self) -> bool:
         """Whether this rank waits where NCCL may end its process.
@@ -113,41 +103,20 @@ class Watchdog(threading.Thread):
         is_there = torch.distributed.is_initialized() and not self.ranks.has_ended
         return is_there and self.progress.place not in _MEETINGS
 
-    def _look_for_ended_ranks(self) -> None:
+    def _look_for_ended_ranks(self, still_s: float) -> None:
+        """End the process if another rank ended. The main thread mostly notices first, and clears up."""
         if self.ranks.gone():
             time.sleep(_GRACE_S)  # gloo reports the broken connection to the main thread
             gone = self.ranks.gone()  # without those that reported meanwhile
             if gone and not self.ranks.has_ended:
-                self.end("; ".join([*self._own_lateness(), *gone.values()]))
-        if (left := self._ended_rank()) and not self.ranks.has_ended:
+                self.end("; ".join(gone.values()))
+        waits_s = _GRACE_S if self.progress.place in _MEETINGS else _ENDS_AFTER_ANOTHER_S
+        if still_s > waits_s and (first := self.ranks.first_end()) and not self.ranks.has_ended:
             self.ask()
-            time.sleep(_GRACE_S)  # the main thread clears up: compilers and their lock
+            time.sleep(_GRACE_S)
             if not self.ranks.has_ended:
-                rank, state, message = left
-                mine = [each for each in self._own_lateness() if each not in message]
-                self.end("; ".join([*mine, f"[rank {rank}] {message}"]), state)
-
-    def _own_lateness(self) -> list[str]:
-        """A sentence for this rank, if others may have ended while they waited for it."""
-        late = self._late()
-        return [late[self.ranks.rank]] if self.ranks.rank in late else []
-
-    def _ended_rank(self) -> tuple[int, str, str] | None:
-        """Rank, state and message of an ended rank that this one waits for, or that waited for this one."""
-        still_s = self.progress.still_s
-        if still_s > _GRACE_S and (not_begun := self.ranks.stopped_before_training()) is not None:
-            return not_begun
-        is_meeting = self.progress.place in _MEETINGS and still_s > _GRACE_S
-        if not is_meeting and still_s < min(self.patience_s, _ENDS_AFTER_ANOTHER_S):
-            return None
-        left = self.ranks.first_end_of_launch()
-        if left is None or is_meeting:
-            return left
-        # A stop request ends all ranks at one step; what one rank does after it may take a while.
-        waits_long = left[1] in ("failed", "user_error") and still_s > _ENDS_AFTER_ANOTHER_S
-        # A user error exists on this rank too, which may be about to report it.
-        waited = left[1] == "failed" and self._own_lateness()
-        return left if waits_long or waited else None
+                rank, state, message = first
+                self.end(f"[rank {rank}] {message}", state)
 
     def _warn(self, still_s: float) -> None:
         none = f"no rank known to this node lags behind this one ({self.progress.place})"

@@ -194,7 +194,7 @@ def test_no_rank_ends_before_what_it_has_saved_has_its_name(finished_run: Finish
     event = f"SIGTERM@{STEP}:1@1+SLOW@indictune.checkpoint.store:give_name:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event):
         told = tmp_path / "out" / "logs" / ".ranks" / "1.json"
-        wait_for(lambda: told.exists() and json.loads(told.read_text(encoding="utf-8"))["end"], 120)
+        wait_for(lambda: told.exists() and json.loads(told.read_text(encoding="utf-8"))["state"], 120)
         assert [path.name for path in store.listed(tmp_path / "out")] == ["checkpoint-2"]
 
 
@@ -203,8 +203,8 @@ def assert_named(folder: Path, rank: int, pid: int, what: str) -> None:
     expected = told_by(1 - rank, rank, pid, what)
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     assert status["message"].startswith(expected)
-    end = json.loads((folder / "logs" / ".ranks" / f"{1 - rank}.json").read_text(encoding="utf-8"))["end"]
-    assert end["state"] == "failed"  # else a rank of another machine would not hear of it
+    heartbeat = json.loads((folder / "logs" / ".ranks" / f"{1 - rank}.json").read_text(encoding="utf-8"))
+    assert heartbeat["state"] == "failed"  # else a rank of another machine would not hear of it
     log = (folder / "logs" / f"rank-{1 - rank}.log").read_text(encoding="utf-8")
     warned = re.escape(expected.removeprefix("[rank 1] "))
     assert re.search(rf"nothing has moved for 5 s after step \d: {warned}", log)
@@ -286,7 +286,7 @@ def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_a
     ("place", "told"),
     [
         ("indictune.distributed.launch_check:check_came_up", "joining the other ranks"),
-        ("indictune.models.classifier:load_classifier", "reading the weights"),
+        ("indictune.tasks.classification:load_classifier", "reading the weights"),
     ],
 )
 def test_a_rank_that_hangs_before_the_first_step_is_named(
@@ -317,8 +317,8 @@ def test_rank_0_is_named_where_the_others_wait_for_its_word(finished_run: Finish
 def test_a_rank_that_hangs_before_it_tells_anything_is_named(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", tuple(torchrun(2)), ("--ddp_timeout", "6"))
     said = job.start("STUCK@indictune.stop_signals:let_through:1@1").stderr
-    expected = rf"rank 1 \(process \d+ on {re.escape(socket.gethostname())}\) holds up the others: it has not begun"
-    assert re.match(expected, job.status["message"]), said
+    expected = "rank 1 holds up the others: it has not begun"
+    assert job.status["message"].startswith(expected), said
     assert re.search(f"warning: nothing has moved for 3 s after step 0: {expected}", said)
 
 
@@ -389,20 +389,6 @@ def test_a_rank_that_hangs_is_named_before_a_collective_gives_up(
     assert first.returncode == 1
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
     assert status["message"].startswith(told_by(0, 1, second.pid, what))
-
-
-@pytest.mark.slow
-def test_a_rank_that_hangs_names_itself_where_the_other_has_died_of_it(
-    finished_run: FinishedRun, tmp_path: Path
-) -> None:
-    """As of NCCL, where it ends its process before the watchdog does."""
-    event = f"STUCK@{FORWARD}@1+SIGABRT@indictune.supervise.watchdog:Watchdog._warn:1@0"
-    with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as (first, second):
-        second.communicate(timeout=120)
-    assert (first.returncode, second.returncode) == (-signal.SIGABRT, 1)
-    status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
-    assert status["message"].startswith(told_by(1, 1, second.pid, "holds up the others: since step "))
-    assert f"; {told_by(0, 0, first.pid, 'is gone')}" in status["message"]
 
 
 @pytest.mark.parametrize(

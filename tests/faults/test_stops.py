@@ -57,7 +57,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     assert result.returncode == EXIT_RESUMABLE, result.stderr
     assert job.status["state"] == "resumable"
     assert job.status["message"] == (
-        f"stopped after step {step}, which is saved. --resume_from_checkpoint auto goes on with it."
+        f"stopped after step {step}, which is saved. --resume_from_checkpoint auto resumes it."
     )
     assert store.listed(job.folder)[0].name == f"checkpoint-{step}"
     result = job.start()
@@ -146,8 +146,7 @@ def test_a_stop_while_rows_are_prepared_leaves_nothing_half_done(
     assert result.returncode == EXIT_RESUMABLE, result.stderr
     assert job.status == {
         "state": "resumable",
-        "message": "stopped by SIGTERM before there was anything to save. --resume_from_checkpoint auto goes on with "
-        "it.",
+        "message": "stopped by SIGTERM before there was anything to save. The same command begins again.",
     }
     assert [path for path in (cache / "prepared").iterdir() if path.is_dir()] == []
     assert job.start(INDICTUNE_CACHE=str(cache)).returncode == 0
@@ -251,7 +250,7 @@ def test_a_stop_while_the_model_is_saved_loses_nothing(
     assert result.returncode == EXIT_RESUMABLE, result.stderr
     assert job.status == {
         "state": "resumable",
-        "message": f"stopped while {SAVED[place]}. --resume_from_checkpoint auto goes on with it.",
+        "message": f"stopped while {SAVED[place]}. --resume_from_checkpoint auto resumes it.",
     }
     assert not [path.name for path in job.folder.iterdir() if path.name.startswith((".unfinished", "model."))]
     assert job.start().returncode == 0
@@ -310,7 +309,7 @@ def test_a_stop_while_samples_are_written_ends_the_run_and_going_on_writes_them(
     assert job.status == {
         "state": "resumable",
         "message": "stopped while the trained model wrote samples; going on writes them. "
-        "--resume_from_checkpoint auto goes on with it.",
+        "--resume_from_checkpoint auto resumes it.",
     }
     assert not (job.folder / "samples.jsonl").exists()
     gone_on = job.start(script=test_llama.SCRIPT)

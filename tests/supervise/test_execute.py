@@ -17,7 +17,7 @@ import pytest
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
 from indictune.run import Run
-from indictune.stop_signals import Stopped
+from indictune.stop_signals import NotBegun, Stopped
 from indictune.supervise import execute as execute_module
 from indictune.supervise.execute import execute
 from indictune.supervise.heartbeat import Ranks
@@ -116,15 +116,14 @@ def test_what_was_asked_for_ends_with_0_and_says_nothing(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("replaceable", "way_on"),
-    [((), "--resume_from_checkpoint auto goes on with it."), (("metrics.json",), "The same command begins again.")],
-    ids=["training", "evaluation"],
+    ("stopped", "way_on"),
+    [(Stopped, "--resume_from_checkpoint auto resumes it."), (NotBegun, "The same command begins again.")],
 )
-def test_a_run_that_was_stopped_says_how_it_goes_on(replaceable: tuple[str, ...], way_on: str) -> None:
+def test_a_run_that_was_stopped_says_how_to_resume_it(stopped: type[Stopped], way_on: str) -> None:
     def stop(run: Run) -> None:
-        raise Stopped("stopped by SIGTERM.")
+        raise stopped("stopped by SIGTERM.")
 
-    assert execute(stop, refused("--output_dir", "out"), replaceable) == 75
+    assert execute(stop, refused("--output_dir", "out")) == 75
     assert status() == {"state": "resumable", "message": f"stopped by SIGTERM. {way_on}"}
 
 
@@ -134,17 +133,6 @@ def test_a_folder_that_cannot_be_written_still_gets_the_message_out(capsys: pyte
     said = capsys.readouterr().err
     assert "2. --output_dir out" in said
     assert "status.json could not be written" in said
-
-
-def test_to_go_on_with_another_run_is_no_way_out_while_it_runs(tmp_path: Path) -> None:
-    (tmp_path / "out" / "checkpoint-2").mkdir(parents=True)
-    run = SupervisedRun(read_recipe(["--output_dir", "out"], RUN), rank=0)
-    with holding(tmp_path / "out") as (holder, _):
-        run.open(())
-    assert run.recipe.problems == [
-        f"--output_dir out: another run writes to it (process {holder.pid} on {socket.gethostname()}). Wait for its "
-        "end, or name another folder."
-    ]
 
 
 def test_a_link_in_the_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -166,7 +154,7 @@ class TestOtherRanks:
         rank_0.start()
         began = time.monotonic()
         assert execute(refuse, refused("--output_dir", "out")) == 2
-        assert 0.2 < time.monotonic() - began < execute_module.SECONDS_FOR_RANK_0["user_error"]
+        assert 0.2 < time.monotonic() - began < execute_module.RANK_0_WAIT_S["user_error"]
         assert capsys.readouterr() == ("", "")
         assert status()["message"] == "of rank 0"
 
@@ -174,7 +162,7 @@ class TestOtherRanks:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("RANK", "1")
-        monkeypatch.setitem(execute_module.SECONDS_FOR_RANK_0, "user_error", 0.2)
+        monkeypatch.setitem(execute_module.RANK_0_WAIT_S, "user_error", 0.2)
         write_status(Path("out"), "ok", "of the run before")
         time.sleep(0.05)
         assert execute(refuse, refused("--output_dir", "out")) == 2
@@ -195,11 +183,11 @@ class TestOtherRanks:
         rank_0 = Ranks.of_launch(Path("out/logs"), os.environ)
         if what.startswith("is gone"):
             with subprocess.Popen(["true"]) as process:
-                rank_0._mine["pid"] = process.pid
+                rank_0.mine.pid = process.pid
         Path("out/logs").mkdir(parents=True)
         rank_0.begin()
         monkeypatch.setenv("RANK", "1")
-        monkeypatch.delitem(execute_module.SECONDS_FOR_RANK_0, "failed")  # nobody asks for how long
+        monkeypatch.setitem(execute_module.RANK_0_WAIT_S, "failed", 99.0)
 
         def lose(run: Run) -> None:
             assert isinstance(run, SupervisedRun)
@@ -210,7 +198,7 @@ class TestOtherRanks:
             raise ConnectionResetError("by peer")
 
         assert execute(lose, refused("--output_dir", "out")) == 1
-        name = f"rank 0 (process {rank_0._mine['pid']} on {socket.gethostname()})"
+        name = f"rank 0 (process {rank_0.mine.pid} on {socket.gethostname()})"
         told = f"[rank 1] {name} {what}; ConnectionResetError: by peer"
         assert status()["message"] == told
         assert capsys.readouterr().err.count(f"indictune: {told}") == 1
@@ -225,13 +213,13 @@ class TestOtherRanks:
         if not has_console:
             with Path("console").open("w") as closed:
                 monkeypatch.setattr("sys.stderr", closed)
-        ending = get_context("fork").Process(target=execute_module._end, args=(run, time.time(), "rank 1 hangs"))
+        ending = get_context("fork").Process(target=execute_module._end_process, args=(run, "rank 1 hangs"))
         ending.start()
         ending.join()
         assert ending.exitcode == 1
         assert Path("out/status.json").exists() == has_console
         monkeypatch.setenv("RANK", "1")
-        assert Ranks.of_launch(Path("out/logs"), os.environ).first_end_of_launch() == (0, "failed", "rank 1 hangs")
+        assert Ranks.of_launch(Path("out/logs"), os.environ).first_end() == (0, "failed", "rank 1 hangs")
 
     def test_they_know_their_launch_though_a_library_changes_the_environment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
