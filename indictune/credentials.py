@@ -1,4 +1,4 @@
-"""Access tokens in what the user gave. They belong into the environment, where no file has them."""
+"""Access tokens in what the user gave: they belong in the environment, which is written to no file."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from functools import cache
 import yaml
 from huggingface_hub import get_token
 
-# A token of the Hub (34 characters behind the first, or its OAuth and JWT ones, which have other signs too), whatever
-# stands in front of it. A file's name is seldom as long.
+# A token of the Hub: 34 characters after its prefix, or an OAuth or JWT token, which has other signs too. File names
+# are seldom as long.
 _TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}|hf_(?:oauth|jwt)_[\w.\-]{20,}")
 _LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user's part of a URL (https://user:token@host)
-# What stands in a URL of the Hub's storage opens a private file to everybody, for an hour.
+# A signed URL of the Hub's storage opens a private file to everybody, for an hour.
 _SIGNATURE = re.compile(r"(?<=[?&])([\w-]*(?:signature|credential|token|policy)=)[^&\s'\"]+", re.IGNORECASE)
-# A shorter one is no secret but a placeholder (HF_TOKEN=none), and stands in words that are no token.
-_SHORTEST = 16
+_SHORTEST = 16  # a shorter HF_TOKEN is a placeholder such as `none`, which occurs in ordinary words
 FIELD = "hub_token"
 WAY_OUT = (
     "a token in a command or a file can be read by others (process list, shell history, recipe.yaml). Leave it out, "
     "and set HF_TOKEN or type `hf auth login` once."
 )
-# What PyYAML 6 raises for a text; those that are not its own for a value, such as 2026-13-45 or `!!bool x`.
+# What PyYAML 6 raises for a text. Some values, such as 2026-13-45 or `!!bool x`, raise Python's own errors.
 NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
 
 
 def holds_token(text: str) -> bool:
-    """Whether a text holds a token: one in the form of the Hub's, the one that is set here, or a URL with a login."""
+    """Whether a text holds a token: one of the Hub's form, the user's own, or a URL with a login."""
     own = _own()
     return any(kind.search(text) for kind in (_TOKEN, _LOGIN)) or (own is not None and own in text)
 
 
 def without_tokens(text: str) -> str:
-    """A text as logs, a status and consoles get it: libraries repeat URLs, with the logins and signatures in them."""
+    """Replace tokens, logins and signatures in a text, for logs and consoles. Libraries repeat whole URLs."""
     for kind, shown in ((_LOGIN, "(a login)@"), (_SIGNATURE, r"\1(hidden)"), (_TOKEN, "(a token)")):
         text = kind.sub(shown, text)
     own = _own()
@@ -41,23 +40,25 @@ def without_tokens(text: str) -> str:
 
 
 def _own() -> str | None:
-    """The token that is set here."""
+    """The user's token."""
     own = (os.environ.get("HF_TOKEN") or _logged_in() or "").strip()
     return own if len(own) >= _SHORTEST else None
 
 
 @cache
 def _logged_in() -> str | None:
-    """The token of `hf auth login`, looked up once: huggingface_hub (2.4) reads files for it and may ask the network,
-    under a lock under which it logs too, and no log line may wait for that, or fail by it."""
+    """The token of `hf auth login`, read once.
+
+    huggingface_hub (2.4) reads files, may ask the network, and logs under a lock. No log line may wait for that.
+    """
     try:
         return get_token()
-    except Exception:  # whoever cannot tell the token does not send it either
+    except Exception:  # an unreadable token is not sent either
         return None
 
 
 def without_its_text(error: Exception) -> str:
-    """What is wrong with a text of YAML, and where: PyYAML's own messages show the line, and a token may stand in it.
+    """What is wrong in a YAML text, and where. PyYAML's own message shows the line, which may hold a token.
 
     Args:
         error: one of `NOT_YAML`.
@@ -65,6 +66,6 @@ def without_its_text(error: Exception) -> str:
     if isinstance(error, yaml.reader.ReaderError):
         return f"{error.reason} (character {error.position + 1})"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
-        return "a value does not fit its form (a date, or the tag in front of it)"
-    problem = "a token stands there" if holds_token(error.problem) else error.problem
+        return "a value does not fit its form (a date, or the tag before it)"
+    problem = "it holds a token" if holds_token(error.problem) else error.problem
     return f"{problem} (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"

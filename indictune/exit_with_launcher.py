@@ -1,4 +1,4 @@
-"""A process ends with the launcher that has started it."""
+"""End a process when its launcher dies."""
 
 from __future__ import annotations
 
@@ -21,29 +21,27 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 @functools.cache
 def end_with_launcher() -> None:
-    """Get a SIGTERM when the launcher dies, where there is one. Asked for again, it has been done.
+    """Ask the kernel for a SIGTERM when the launcher dies. Only the first call has an effect.
 
-    `accelerate launch` with one process (1.15) dies of a SIGTERM and leaves its child training on; so does `deepspeed`
-    (0.19), whose child has started the ranks. Linux alone can help, and only from here on: nobody can tell a process
-    whose launcher has died before from one that has none.
+    `accelerate launch` with one process (1.15) dies of a SIGTERM and leaves its child running. So does `deepspeed`
+    (0.19), which starts the ranks by another process. Linux alone can help, and only from this call on.
     """
     if sys.platform == "linux" and ("LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ):
         launcher = os.getppid()
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != launcher:  # it has died in between
+        if os.getppid() != launcher:  # it died in between
             os.kill(os.getpid(), signal.SIGTERM)
         for ancestor in _launchers_of_launchers(sys.argv[0]):
             threading.Thread(target=_end_with, args=(ancestor,), daemon=True).start()
 
 
 def _launchers_of_launchers(script: str) -> list[psutil.Process]:
-    """Those behind the parent that were given the script too: a shell was not."""
-    import psutil  # only now: the parent can die meanwhile
+    """The ancestors of the parent that have the script among their arguments: a shell has not."""
+    import psutil  # slow, and the parent can die meanwhile
 
-    found = []
     with suppress(psutil.Error):  # of another user, or gone
-        found = [each for each in psutil.Process().parents()[1:] if script in each.cmdline()]
-    return found
+        return [each for each in psutil.Process().parents()[1:] if script in each.cmdline()]
+    return []
 
 
 def _end_with(launcher: psutil.Process) -> None:

@@ -22,12 +22,12 @@ AUTO = "auto"
 NOTHING_TO_DO = "this run is finished; there is nothing to resume."
 RECIPE = "recipe.yaml"
 METRICS = "metrics.json"
-# There while a finished run is to be pushed and is not. What to type instead stands in it.
+# A JSON list of files to push. It exists until a finished run is pushed.
 NOT_PUSHED = ".not_pushed"
 
 
 def is_finished(output_dir: Path) -> bool:
-    """Whether a run has ended here: its metrics are written last. An empty file may be what a power cut left of it."""
+    """Whether a run ended here: its metrics are written last. A power cut may leave an empty file."""
     mark = output_dir / METRICS
     return mark.is_file() and mark.stat().st_size > 0
 
@@ -36,14 +36,13 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file that is either the old one or the new one, never a part.
 
     Raises:
-        OSError: it names the file, what the file needs where the disk does not take it, and of a full one what is
-            free.
+        OSError: it names the file. If the disk refused it, it also has the bytes that are needed and free.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     content = _encoded(text)
     with _naming(path, content):
-        temporary.unlink(missing_ok=True)  # what an unpacked folder brings under that name may be a link
+        temporary.unlink(missing_ok=True)  # an unpacked folder may bring a link under that name
         try:
             with temporary.open("xb") as file:
                 file.write(content)
@@ -54,27 +53,26 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _encoded(text: str) -> bytes:
-    """A text as UTF-8. Half a surrogate pair, which a file's name or a row may hold, is written as an escape: JSON
-    gives it back as it was."""
+    """Encode a text as UTF-8. Half a surrogate pair, from a file name or a row, becomes an escape, as in JSON."""
     return text.encode("utf-8", errors="backslashreplace")
 
 
 @contextmanager
 def _naming(path: Path, content: bytes) -> Iterator[None]:
-    """A block that writes a file; the error of a full disk names none, and no error tells the bytes."""
+    """A block that writes a file. Its `OSError` names the file and the bytes: that of a full disk names none."""
     try:
         yield
     except OSError as error:
-        told = str(error.strerror)
+        reason = str(error.strerror)
         if error.errno in NO_ROOM | REFUSED:
-            told += f". It needs {len(content):,} bytes"
+            reason += f". It needs {len(content):,} bytes"
         if error.errno in NO_ROOM:
-            told += f", and {shutil.disk_usage(path.parent).free:,} are free"
-        raise OSError(error.errno, told, str(path)) from error
+            reason += f", and {shutil.disk_usage(path.parent).free:,} are free"
+        raise OSError(error.errno, reason, str(path)) from error
 
 
 class Record:
-    """A file of JSON lines that grows. What the disk does not take waits for the next line; no run ends by it.
+    """A growing file of JSON lines. A line that the disk refuses waits for the next one, and the run continues.
 
     Args:
         path: of the file.
@@ -86,7 +84,7 @@ class Record:
         self._warned = False
 
     def append(self, line: str) -> None:
-        """Add a line, after those that wait; the first time that the disk does not take them, warn."""
+        """Add a line after those that wait. Warn the first time that the disk refuses."""
         self._waiting += line
         size = None
         try:
@@ -99,28 +97,26 @@ class Record:
                 if size is not None:
                     os.truncate(self.path, size)  # a part of a line
             if not self._warned:
-                logger.warning(
-                    "%s cannot be written: %s. The run goes on; lines wait for room", self.path, error.strerror
-                )
+                logger.warning("%s cannot be written: %s. The run continues.", self.path, error.strerror)
             self._warned = True
         else:
             self._waiting = ""
 
     def end(self) -> None:
-        """Write what waits, at the end of a run, or tell that it is missing."""
+        """Write the lines that wait, at the end of a run, or warn that they are missing."""
         if self._waiting:
             self.append("")
         if self._waiting:
-            logger.warning("%s lacks its last %d lines: there was no room", self.path, self._waiting.count("\n"))
+            logger.warning("%s lacks its last %d lines.", self.path, self._waiting.count("\n"))
 
 
 def json_line(entry: Mapping[str, Any]) -> str:
-    """A line of such a file."""
+    """One line of a file of JSON lines."""
     return json.dumps(_as_json(entry), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _as_json(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON has not; as texts, `float` and pandas read them."""
+    """Replace NaN and infinity, which JSON lacks, by texts that `float` and pandas read."""
     if isinstance(value, Mapping):
         return {name: _as_json(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -134,7 +130,7 @@ def _add(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON that people can read, whole or not at all."""
+    """Write indented JSON, whole or not at all."""
     write_whole(path, json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -144,11 +140,11 @@ def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def keep_lines(path: Path, keeps: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Drop lines of a file of JSON lines, such as those of steps that are done again, and lines that were cut off.
+    """Drop lines of a file of JSON lines, such as those of repeated steps. Lines that were cut off go too.
 
     Args:
-        path: of the file, where there is one.
-        keeps: tells which lines are kept.
+        path: of the file; it need not exist.
+        keeps: decides which lines stay.
 
     Returns:
         The lines that are left.
@@ -162,7 +158,7 @@ def keep_lines(path: Path, keeps: Callable[[dict[str, Any]], bool]) -> list[dict
 
 
 def _is_kept(line: str, keeps: Callable[[dict[str, Any]], bool]) -> bool:
-    """Whether a line is; not one that a killed run has left unfinished."""
+    """Whether a line is kept. A killed run may have left an unfinished one."""
     try:
         return keeps(json.loads(line))
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Which versions of packages a run has."""
+"""Versions of installed packages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from indictune import __version__
 
-# By which steps are computed.
 _OF_STEPS = ("torch", "transformers", "accelerate", "deepspeed", "peft")
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """By name, of those that are installed: DeepSpeed and bitsandbytes are so on Linux alone."""
+    """Package -> version, without packages that are not installed: some exist on Linux only."""
     found = {}
     for name in packages:
         with suppress(PackageNotFoundError):
@@ -22,5 +21,5 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def versions_of_steps() -> dict[str, str]:
-    """Of what computes the steps of a run, by name."""
-    return {"indictune": __version__, **versions_of(_OF_STEPS)}  # ours need not be installed, but lie there
+    """The versions of the packages that compute the steps of a run, ours included."""
+    return {"indictune": __version__, **versions_of(_OF_STEPS)}  # ours need not be installed

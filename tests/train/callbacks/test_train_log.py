@@ -120,7 +120,7 @@ def test_lines_that_never_found_room_are_told_at_the_end(log: Log, caplog: pytes
     log.log(4)
     log.log(6)
     log.callback.on_train_end(log.args, TrainerState(), TrainerControl())
-    assert caplog.messages[-1] == f"{log.path} lacks its last 2 lines: there was no room"
+    assert caplog.messages[-1] == f"{log.path} lacks its last 2 lines."
 
 
 def test_a_part_of_a_line_is_taken_back(log: Log) -> None:
