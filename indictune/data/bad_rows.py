@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,15 +131,12 @@ class Quarantine(BadRows):
         self.max_fraction = max_fraction
         self._path = folder / REJECTED
         self._entries = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed with this object)
-        self._lines = array("q")
 
     def add(self, line: int, code: str, read: object, **details: Any) -> None:
         super().add(line, code, read, **details)
         found = self._problem(line, code, details)
         reason = str(found).removeprefix(f"{found.value}: ")
-        line = self._line_of_split(line)
-        self._lines.append(line)
-        file, line = _file_and_line(self.source, line, self.files)
+        file, line = _file_and_line(self.source, self._line_of_split(line), self.files)
         self._entries.write(_entry({"file": file, "line": line, "reason": reason, "read": read}))
 
     def finish(self, good: int) -> None:
@@ -151,11 +147,10 @@ class Quarantine(BadRows):
             counts: dict[str, Any] = {"bad": bad, "rows": rows, "share": bad / rows, "allowed": self.max_fraction}
             self.problems.append(problem("too-many-bad-rows", value=self.source, **counts))
             self.problems.raise_any()
-        self._entries.seek(0)
-        entries = sorted(zip(self._lines, self._entries, strict=True), key=lambda pair: pair[0])
-        if entries:
+        if bad:
+            self._entries.seek(0)
             with self._path.open("ab") as file:
-                file.writelines(entry for _, entry in entries)
+                shutil.copyfileobj(self._entries, file)
 
     def notes(self) -> list[str]:
         if not self.count:

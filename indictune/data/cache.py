@@ -52,32 +52,58 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     Raises:
         UserError: from `make`, or the cache folder cannot be written.
     """
-    folder = cache_folder() / "prepared" / f"{kind}-{_fingerprint(parts)}"
+    content = json.dumps([_code_digest(), versions_of(_PACKAGES), unicodedata.unidata_version, *parts])
+    digest = hashlib.sha256(content.encode()).hexdigest()[:24]
+    folder = cache_folder() / "prepared" / f"{kind}-{digest}"
     HERE.passed(f"preparing {what.lower()}")
     with kept_in(folder.parent, what):
         if _is_complete(folder):
             logger.info("%s: prepared before, in %s", what, folder)
         else:
-            _build_locked(folder, what, make)
+            if os.environ.get("LOCAL_RANK", "0") != "0":
+                time.sleep(_HEAD_START_S)  # the first process of a machine shows its progress on the console
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _remove_stale(folder.parent)
+            with _locked(folder, what):
+                if not _is_complete(folder):
+                    _build(folder, make)
     HERE.passed(f"having prepared {what.lower()}")
     return folder
 
 
-def _build_locked(folder: Path, what: str, make: Callable[[Path], None]) -> None:
-    """Fill the folder, or wait for the process that does."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(_HEAD_START_S)  # the first process of a machine shows its progress on the console
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(folder.parent)
-    with _locked(folder, what):
-        if not _is_complete(folder):
-            _build(folder, make)
+def file_digest(path: str | Path) -> str:
+    """Digest of the bytes of a file. An unreadable file has a digest too: reading it later reports the problem."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"unreadable: {error}"
+
+
+def write_through(path: Path) -> None:
+    """Fsync a file or folder, if the file system supports it.
+
+    Raises:
+        OSError: fsync failed; the error names the path.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_FOR_FOLDERS or not path.is_dir():
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
 def _locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a folder, if the file system has locks."""
-    lock = _lock(folder)
+    """Hold the lock of a folder, if the file system has locks.
+
+    Without file locks, filelock (4.2) falls back to a marker file. After a kill on another machine, all would wait for
+    it; so the fallback is off.
+    """
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666, fallback_to_soft=False)
     try:
         try:
             lock.acquire(timeout=_PATIENCE_S)
@@ -93,31 +119,12 @@ def _locked(folder: Path, what: str) -> Iterator[None]:
         lock.release()
 
 
-def _digest(path: str | Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def file_digest(path: str) -> str:
-    """Digest of the bytes of a file. An unreadable file has a digest too: reading it later reports the problem."""
-    try:
-        return _digest(path)
-    except OSError as error:
-        return f"unreadable: {error}"
-
-
 @functools.cache
 def _code_digest() -> str:
     """Digest of the code that reads, cleans and tokenises. It replaces a version number."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _fingerprint(parts: Sequence[object]) -> str:
-    content = json.dumps([_code_digest(), versions_of(_PACKAGES), unicodedata.unidata_version, *parts])
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
+    return hashlib.sha256(
+        b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    ).hexdigest()
 
 
 def _build(folder: Path, make: Callable[[Path], None]) -> None:
@@ -125,7 +132,7 @@ def _build(folder: Path, make: Callable[[Path], None]) -> None:
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         make(unfinished)
-        digests = {path.name: _digest(path) for path in unfinished.iterdir()}
+        digests = {path.name: file_digest(path) for path in unfinished.iterdir()}
         (unfinished / _DIGESTS).write_text(json.dumps(digests), encoding="utf-8")
         for path in (*unfinished.iterdir(), unfinished):
             write_through(path)
@@ -150,44 +157,14 @@ def _is_complete(folder: Path) -> bool:
     """
     try:
         digests = json.loads((folder / _DIGESTS).read_text(encoding="utf-8"))
-        return all(_digest(folder / name) == digest for name, digest in digests.items())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
+    return all(file_digest(folder / name) == digest for name, digest in digests.items())
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove unfinished folders of killed processes: older than a day, with a free lock.
-
-    The lock alone is not enough: another machine's locks may be invisible.
-    """
+    """Remove unfinished folders of killed processes: those older than a day."""
     for unfinished in parent.glob(".*-*-*"):
-        lock = _lock(parent / unfinished.name[1:].rpartition("-")[0])
-        with suppress(OSError):  # held, gone, another user's, or there are no locks
-            if time.time() - unfinished.stat().st_mtime > _STALE_S:
-                with lock.acquire(blocking=False):
-                    shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _lock(folder: Path) -> FileLock:
-    """A lock that all users of the cache share.
-
-    Without file locks, filelock (4.2) falls back to a marker file. After a kill on another machine, all would wait for
-    it; so the fallback is off.
-    """
-    return FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666, fallback_to_soft=False)
-
-
-def write_through(path: Path) -> None:
-    """Fsync a file or folder, if the file system supports it.
-
-    Raises:
-        OSError: fsync failed; the error names the path.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NOT_FOR_FOLDERS or not path.is_dir():
-            raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        os.close(descriptor)
+        with suppress(OSError):  # another process removed it, or it is another user's
+            if time.time() - unfinished.stat().st_mtime > _STALE_S and unfinished.is_dir():
+                shutil.rmtree(unfinished, ignore_errors=True)

@@ -68,11 +68,11 @@ def _clean_once(text: str) -> str:
         text = _ENTITY.sub(_entity, text)
     text = unicodedata.normalize("NFC", text)
     if "/" in text or "www." in text.lower():
-        text = _URL.sub(_url, text)
+        text = _URL.sub(lambda match: _apart(match, URL_PLACEHOLDER), text)
     if "#" in text or "＃" in text:
-        text = _HASHTAGS.sub(_hashtags, text)
+        text = _HASHTAGS.sub(lambda match: _apart(match, _TAG_SEPARATORS.sub(" ", match[0][1:])), text)
     if "@" in text or "＠" in text:
-        text = _HANDLE.sub(_handle, text)
+        text = _HANDLE.sub(lambda match: _apart(match, HANDLE_PLACEHOLDER), text)
     return " ".join(text.split())
 
 
@@ -82,18 +82,6 @@ def _entity(match: re.Match[str]) -> str:
         # One for a character that does not exist, such as "&#1;", is unescaped to nothing: keep the words apart.
         return html.unescape(entity) or " "
     return html5.get(entity[1:], entity)
-
-
-def _url(match: re.Match[str]) -> str:
-    return _apart(match, URL_PLACEHOLDER)
-
-
-def _handle(match: re.Match[str]) -> str:
-    return _apart(match, HANDLE_PLACEHOLDER)
-
-
-def _hashtags(match: re.Match[str]) -> str:
-    return _apart(match, _TAG_SEPARATORS.sub(" ", match[0][1:]))
 
 
 def _apart(match: re.Match[str], new: str) -> str:

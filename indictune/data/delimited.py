@@ -6,7 +6,6 @@ import csv
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
-from typing import Any
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import existing_columns
@@ -33,7 +32,9 @@ def delimited_rows(
     """
     row_lines: list[str] = []
     undecodable: list[tuple[int, str]] = []  # lines of the row, and the first byte of each that is not UTF-8
-    reader = _strict_reader(_recorded_lines(path, row_lines, undecodable), delimiter)
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 131,072 characters refuses long texts
+    # Without strict=True, csv drops a stray quote from a text, or takes all rows up to the next one as one.
+    reader = csv.reader(_recorded_lines(path, row_lines, undecodable), delimiter=delimiter, strict=True)
     header: list[str] = []
     pick: Callable[[list[str]], Cells]
     while True:
@@ -55,7 +56,7 @@ def delimited_rows(
         counts = {"fields": len(fields), "expected": len(header)}
         if not header:
             if undecodable:
-                bad.stop(undecodable[0][0], "not-utf8", where="", byte=undecodable[0][1])
+                bad.stop(undecodable[0][0], "not-utf8", byte=undecodable[0][1])
                 return
             header = [name.strip() for name in fields]
             pick = _picker(path, header, columns, optional)
@@ -63,7 +64,7 @@ def delimited_rows(
             bad.stop(start, "row-of-many-lines", lines=len(row_lines), **counts)
             return
         elif undecodable:
-            bad.add(undecodable[0][0], "not-utf8", "".join(row_lines), where="", byte=undecodable[0][1])
+            bad.add(undecodable[0][0], "not-utf8", "".join(row_lines), byte=undecodable[0][1])
         elif len(fields) != len(header):
             bad.add(start, "field-count", "".join(row_lines), **counts)
         elif _is_header(fields, header):
@@ -81,12 +82,6 @@ def _recorded_lines(path: str, row_lines: list[str], undecodable: list[tuple[int
         if byte:
             undecodable.append((number, byte))
         yield line
-
-
-def _strict_reader(lines: Iterator[str], delimiter: str) -> Any:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 131,072 characters refuses long texts
-    # Without strict=True, csv drops a stray quote from a text, or takes all rows up to the next one as one.
-    return csv.reader(lines, delimiter=delimiter, strict=True)
 
 
 def _may_hide_rows(lines: list[str]) -> bool:

@@ -54,7 +54,7 @@ def json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
     """The value on each line of a jsonl file, with its line number; blank lines are skipped."""
     for number, (line, byte) in enumerate(decoded_lines(path), 1):
         if byte:
-            bad.add(number, "not-utf8", line, where="", byte=byte)
+            bad.add(number, "not-utf8", line, byte=byte)
         elif not line.isspace():
             try:
                 # Without its end, a line cut short breaks in its last column, not in "column 1" of a next line.
@@ -78,7 +78,7 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
         text = content.decode()
     except UnicodeDecodeError as error:
         line = 1 + content.count(b"\n", 0, error.start)
-        bad.stop(line, "not-utf8", where="", byte=f"0x{content[error.start]:02x}")
+        bad.stop(line, "not-utf8", byte=f"0x{content[error.start]:02x}")
         return
     opening = _LIST.match(text)
     if opening is None:

@@ -11,52 +11,66 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from indictune.config.arguments import DataArguments
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import shortened
 from indictune.data.rows import MAX_LISTED_ROWS, StoredRows
 from indictune.data.targets import MULTI_LABEL, REGRESSION, names
-from indictune.errors import Problem, Problems, UserError, problem
+from indictune.errors import Problem, Problems, problem
 
 _MAX_LABELS = 1000
 _MAX_NUMBERS = 10  # of which some are no whole numbers
 _MAX_WHOLE_NUMBERS = 50
+_MAX_UNIQUE = 20  # labels, if there is nearly one for each row
 _MAX_LISTED = 5
 _LARGEST = float(np.finfo(np.float32).max)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
 
 
-def check_labels(train: StoredRows, held_out: Sequence[StoredRows], args: DataArguments) -> None:
-    """Check the labels of all splits: classes, numbers or lists of labels, as `args.problem_type` says.
+def checked_labels(
+    train: StoredRows, held_out: Sequence[StoredRows], column: str, problem_type: str | None
+) -> list[str]:
+    """The names of the labels in the order of their ids: by number if all are numbers, else by the alphabet.
 
     Args:
         train: training rows.
         held_out: validation and test rows.
-        args: how the rows were read.
+        column: of the labels.
+        problem_type: `--problem_type`.
 
     Raises:
         UserError: the labels are no numbers (of a regression); they are scores or free text, there is only one, or
             held-out rows have others (of a classification).
     """
-    if args.problem_type == REGRESSION:
-        Problems(each for rows in (train, *held_out) for each in not_numbers(rows)).raise_any()
-        return
-    counts = label_counts(train, args.problem_type)
-    column: dict[str, Any] = {"column": args.label_column, "count": len(counts), "rows": len(train)}
-    if args.problem_type is None and _look_continuous(counts):
-        examples = ", ".join(ordered_labels(counts)[:3])
-        found = problem("labels-look-continuous", train.origin, train.source, **column, examples=examples)
-        raise UserError(problems=[found])
-    if _look_like_text(counts, len(train)):
-        examples = ", ".join(f'"{shortened(label)}"' for label in list(counts)[:3])
-        found = problem("labels-look-like-text", train.origin, train.source, **column, examples=examples)
-        raise UserError(problems=[found])
+    counts = label_counts(train, problem_type)
     problems = Problems()
-    if len(counts) < 2:
-        problems.append(problem("one-label", train.origin, train.source, **column, label=next(iter(counts), "")))
-    for rows in held_out:
-        problems.extend(unknown_labels(rows, counts, args.problem_type))
+    if problem_type == REGRESSION:
+        problems.extend(each for rows in (train, *held_out) for each in not_numbers(rows))
+    elif code := _doubt(counts, len(train), problem_type):
+        examples = ", ".join(map(shortened, list(counts)[:3]))
+        details: dict[str, Any] = {"column": column, "count": len(counts), "rows": len(train), "examples": examples}
+        problems.append(problem(code, train.origin, train.source, **details))
+    else:
+        problems.extend(each for rows in held_out for each in unknown_labels(rows, counts, problem_type))
     problems.raise_any()
+    found = sorted(names(counts, problem_type))
+    return sorted(found, key=float) if _are_numbers(found) else found
+
+
+def _doubt(counts: Mapping[str, int], rows: int, problem_type: str | None) -> str | None:
+    """Code of the problem with labels that look like no classes, if there is one.
+
+    Scores are many numbers, such as 0, 0.1, ... 5 or 0, 1, ... 100. Free text has too many values, or nearly one for
+    each row.
+    """
+    if len(counts) < 2:
+        return "one-label"
+    if problem_type is None and _are_numbers(counts):
+        are_whole = all(float(label).is_integer() for label in counts)
+        if len(counts) > (_MAX_WHOLE_NUMBERS if are_whole else _MAX_NUMBERS):
+            return "labels-look-continuous"
+    if len(counts) > _MAX_LABELS or (2 * len(counts) > rows and len(counts) > _MAX_UNIQUE):
+        return "labels-look-like-text"
+    return None
 
 
 def not_numbers(rows: StoredRows) -> list[Problem]:
@@ -109,28 +123,5 @@ def _is_score(label: str) -> bool:
     return abs(score) <= _LARGEST and score != IGNORED_LABEL
 
 
-def ordered_labels(labels: Collection[str]) -> list[str]:
-    """Labels in numerical order if all are numbers, else in alphabetical order."""
-    names = sorted(labels)
-    return sorted(names, key=float) if _are_numbers(names) else names
-
-
 def _are_numbers(labels: Collection[str]) -> bool:
     return all(map(_NUMBER.fullmatch, labels))
-
-
-def _look_continuous(labels: Collection[str]) -> bool:
-    """Whether the labels look like scores: many numbers, such as 0, 0.1, ... 5 or 0, 1, ... 100."""
-    if len(labels) <= _MAX_NUMBERS or not _are_numbers(labels):
-        return False
-    return len(labels) > _MAX_WHOLE_NUMBERS or not all(float(label).is_integer() for label in labels)
-
-
-def _look_like_text(counts: Mapping[str, int], rows: int) -> bool:
-    """Whether there are too many labels, or nearly one for each row: over 20, or at least 5 of several words."""
-    if len(counts) > _MAX_LABELS:
-        return True
-    if 2 * len(counts) <= rows:
-        return False
-    wordy = sum(len(label.split()) >= 3 for label in counts)
-    return len(counts) > 20 or (len(counts) >= 5 and 2 * wordy > len(counts))

@@ -10,31 +10,25 @@ UNDETERMINED = "und"
 
 # Letters and signs of a script: first and last code point. Digits and danda are left out: other scripts borrow them.
 # A script stands for its largest language; name Marathi, Nepali or Assamese rows in a language column.
-_SCRIPTS = (
-    (0x0900, 0x0963, "hi"),
-    (0x0971, 0x097F, "hi"),
-    (0x0980, 0x09E5, "bn"),
-    (0x09F0, 0x09F1, "bn"),
-    (0x0A00, 0x0A65, "pa"),
-    (0x0A70, 0x0A7F, "pa"),
-    (0x0A80, 0x0AE5, "gu"),
-    (0x0B00, 0x0B65, "or"),
-    (0x0B70, 0x0B71, "or"),
-    (0x0B80, 0x0BE5, "ta"),
-    (0x0C00, 0x0C65, "te"),
-    (0x0C80, 0x0CE5, "kn"),
-    (0x0D00, 0x0D65, "ml"),
-    (0x0D7A, 0x0D7F, "ml"),
-    (0x0620, 0x065F, "ur"),
-    (0x066E, 0x06D3, "ur"),
-    (0x06FA, 0x06FF, "ur"),
-    (0x0750, 0x077F, "ur"),
-    (0x0041, 0x005A, ROMANISED),
-    (0x0061, 0x007A, ROMANISED),
-    (0x00C0, 0x024F, ROMANISED),
-    (0x1E00, 0x1EFF, ROMANISED),
-)
-_LANGUAGE_OF_LETTER = {chr(code): language for first, last, language in _SCRIPTS for code in range(first, last + 1)}
+_SCRIPTS = {
+    "hi": ((0x0900, 0x0963), (0x0971, 0x097F)),
+    "bn": ((0x0980, 0x09E5), (0x09F0, 0x09F1)),
+    "pa": ((0x0A00, 0x0A65), (0x0A70, 0x0A7F)),
+    "gu": ((0x0A80, 0x0AE5),),
+    "or": ((0x0B00, 0x0B65), (0x0B70, 0x0B71)),
+    "ta": ((0x0B80, 0x0BE5),),
+    "te": ((0x0C00, 0x0C65),),
+    "kn": ((0x0C80, 0x0CE5),),
+    "ml": ((0x0D00, 0x0D65), (0x0D7A, 0x0D7F)),
+    "ur": ((0x0620, 0x065F), (0x066E, 0x06D3), (0x06FA, 0x06FF), (0x0750, 0x077F)),
+    ROMANISED: ((0x0041, 0x005A), (0x0061, 0x007A), (0x00C0, 0x024F), (0x1E00, 0x1EFF)),
+}
+_LANGUAGE_OF_LETTER = {
+    chr(code): language
+    for language, ranges in _SCRIPTS.items()
+    for first, last in ranges
+    for code in range(first, last + 1)
+}
 _ASCII_LETTER = re.compile(r"[A-Za-z]")
 _NOT_LANGUAGE = re.compile(r"https?://\S+|\bhttp\b|@[A-Za-z0-9_]+")
 

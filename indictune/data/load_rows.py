@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.label_spellings import Spellings
-from indictune.data.labels import check_labels, label_counts, ordered_labels, unknown_labels
+from indictune.data.labels import checked_labels, unknown_labels
 from indictune.data.lost_letters import lost_letters_notes
 from indictune.data.progress_bar import with_progress
 from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
-from indictune.data.targets import MULTI_LABEL, names
 from indictune.errors import Problems, UserError, attributed_to
 
 TextSource = Source[pa.RecordBatch]
@@ -78,42 +78,9 @@ def load_splits(
     """
     problems = Problems(found or ())
     given = sources_of(args, problems) if sources is None else sources
-    made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in given.items()]
-    parts = [made_from, columns_of(args), args.drop_leaked_rows, args.bad_rows, args.max_bad_fraction]
-    parts.append(args.problem_type)
-    folder = build_once("rows", parts, "The rows", lambda folder: _prepare(folder, given, args, problems))
-    facts = read_facts(folder)
-    loaded = {
-        split: Rows(map_table(folder / f"{split}.arrow"), *described) for split, described in facts["splits"].items()
-    }
-    return Splits(
-        *(loaded["train"], loaded.get("validation"), loaded.get("test")), facts["labels"], folder, facts["notes"]
-    )
-
-
-def _prepare(folder: Path, sources: Mapping[str, TextSource], args: DataArguments, problems: Problems) -> None:
-    """Write the rows of all splits as `<split>.arrow`, and facts about them.
-
-    Args:
-        folder: gets the files.
-        sources: by split.
-        args: how they are read.
-        problems: found so far.
-
-    Raises:
-        UserError: all problems of all files and labels at once.
-    """
-    loaded, notes = _read_splits(folder, sources, args, problems)
-    if "train" in loaded:
-        held_out = [loaded[split] for split in SPLITS[1:] if split in loaded]
-        with problems.collecting():
-            train = _without_leaks(loaded["train"], held_out, args.drop_leaked_rows, notes, folder / "train.arrow")
-            loaded["train"] = train
-            check_labels(train, held_out, args)
-    problems.raise_any()
-    splits = {split: (rows.source, rows.origin, rows.files) for split, rows in loaded.items()}
-    written = names(label_counts(loaded["train"]), args.problem_type)
-    write_facts(folder, {"splits": splits, "labels": ordered_labels(written), "notes": notes})
+    rows, folder, facts = _load(given, args, problems, args.problem_type)
+    validation, test = (rows.get(split) for split in SPLITS[1:])
+    return Splits(rows["train"], validation, test, facts["labels"], folder, facts["notes"])
 
 
 def load_test_rows(
@@ -139,40 +106,47 @@ def load_test_rows(
         UserError: all problems of the file at once, with labels that the model lacks; or `found`.
     """
     source = file_source(path, "--test_file", text_reader(args, problem_type))
+    rows, folder, facts = _load({"test": source}, args, Problems(found), problem_type)
+    Problems([] if labels is None else unknown_labels(rows["test"], labels, problem_type)).raise_any()
+    return rows["test"], folder, facts["notes"]
+
+
+def _load(
+    sources: Mapping[str, TextSource],
+    args: DataArguments | EvaluateArguments,
+    problems: Problems,
+    problem_type: str | None,
+) -> tuple[dict[str, Rows], Path, Any]:
+    """The rows of all splits, the folder that holds them as `<split>.arrow`, and facts: `labels` and `notes`."""
+    drops_leaks = isinstance(args, DataArguments) and args.drop_leaked_rows
 
     def make(folder: Path) -> None:
-        problems = Problems(found)
-        _, notes = _read_splits(folder, {"test": source}, args, problems)
+        refuse_early(problems, sources.values(), 1)
+        rows: dict[str, Rows] = {}
+        notes: list[str] = []
+        labels: list[str] = []
+        spellings = Spellings()
+        for split, source in sources.items():
+            with problems.collecting(), attributed_to(source.origin):
+                bad = bad_rows(source.name, args, folder)
+                read = _read_split(source, args, notes, folder / f"{split}.arrow", bad, spellings)
+                rows |= {} if read is None else {split: read}
+        notes += spellings.notes()
+        if "train" in rows:
+            with problems.collecting():
+                held_out = [rows[split] for split in rows if split != "train"]
+                rows["train"] = _without_leaks(rows["train"], held_out, drops_leaks, notes, folder / "train.arrow")
+                labels = checked_labels(rows["train"], held_out, args.label_column, problem_type)
         problems.raise_any()
-        write_facts(folder, {"notes": notes})
+        splits = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
+        write_facts(folder, {"splits": splits, "labels": labels, "notes": notes})
 
-    parts = [source.name, source.origin, source.fingerprint, columns_of(args), args.bad_rows, args.max_bad_fraction]
-    parts.append(problem_type == MULTI_LABEL)
-    folder = build_once("test", parts, "The rows", make)
-    rows = Rows(map_table(folder / "test.arrow"), source.name, source.origin)
-    Problems([] if labels is None else unknown_labels(rows, labels, problem_type)).raise_any()
-    return rows, folder, read_facts(folder)["notes"]
-
-
-def _read_splits(
-    folder: Path, sources: Mapping[str, TextSource], args: DataArguments | EvaluateArguments, problems: Problems
-) -> tuple[dict[str, Rows], list[str]]:
-    """Read the rows of all splits; `problems` gets theirs.
-
-    Returns:
-        The rows by split, and notes for the user.
-    """
-    refuse_early(problems, sources.values(), 1)
-    notes: list[str] = []
-    loaded: dict[str, Rows] = {}
-    spellings = Spellings()
-    for split, source in sources.items():
-        with problems.collecting(), attributed_to(source.origin):
-            bad = bad_rows(source.name, args, folder)
-            rows = _read_split(source, args, notes, folder / f"{split}.arrow", bad, spellings)
-            if rows is not None:
-                loaded[split] = rows
-    return loaded, [*notes, *spellings.notes()]
+    made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
+    parts = [made_from, columns_of(args), args.bad_rows, args.max_bad_fraction, problem_type, drops_leaks]
+    folder = build_once("rows", parts, "The rows", make)
+    facts = read_facts(folder)
+    splits = facts["splits"].items()
+    return {split: Rows(map_table(folder / f"{split}.arrow"), *each) for split, each in splits}, folder, facts
 
 
 def _read_split(
@@ -230,10 +204,6 @@ def _keep_labelled(path: Path, bad: BadRows, column: str) -> None:
     _drop_rows(path, unlabelled)
 
 
-def _text_of(batch: pa.RecordBatch) -> pa.Array:
-    return batch["text"]
-
-
 def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[str], path: Path) -> Rows:
     """The training rows; with `drop`, without those whose text also stands in held-out rows.
 
@@ -247,22 +217,22 @@ def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[st
     Raises:
         UserError: no row would be left.
     """
-    left = len(train)
-    for rows in held_out:
-        leaked = list(leaked_rows(path, rows.table, _text_of))
-        count = sum(pc.sum(mask).as_py() or 0 for mask in leaked)
-        if not count:
-            continue
-        also = f"{train.source}: {count} of {left} training rows also stand in {rows.source}"
-        if drop:
-            left -= count
-            _drop_rows(path, leaked)
-            notes.append(f"{also}; they were removed from training (--drop_leaked_rows).")
-        else:
-            notes.append(f"{also}, whose scores will look too good; --drop_leaked_rows removes them from training.")
-    if left == 0:
-        details: dict[str, Any] = {"rows": len(train), "origin": train.origin, "source": train.source}
+    if not held_out:
+        return train
+    leaked = list(leaked_rows(path, pa.concat_tables([rows.table for rows in held_out]), itemgetter("text")))
+    count = sum(pc.sum(mask).as_py() or 0 for mask in leaked)
+    if not count:
+        return train
+    also = f"{count} of {len(train)} training rows also stand in {' or '.join(rows.source for rows in held_out)}"
+    if not drop:
+        also += ", whose scores will look too good; --drop_leaked_rows removes them from training."
+        notes.append(f"{train.source}: {also}")
+        return train
+    if count == len(train):
+        details: dict[str, Any] = {"rows": count, "origin": train.origin, "source": train.source}
         raise UserError("all-rows-leaked", "--drop_leaked_rows", "true", **details)
+    _drop_rows(path, leaked)
+    notes.append(f"{train.source}: {also}; they were removed from training (--drop_leaked_rows).")
     return replace(train, table=map_table(path))
 
 

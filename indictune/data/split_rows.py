@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 _MAX_LISTED = 20
 
-# A value as it is written -> the name of its class; None stands for no label.
-Names = Mapping[str, str | None]
-
 
 def split_batches(
     rows: SplitRows,
@@ -45,18 +42,17 @@ def split_batches(
     if str(rows.split) == "test":
         optional = {**optional, "label": columns["label"]}
         columns = {role: name for role, name in columns.items() if role != "label"}
-    declared = {role: class_names(rows).get(name) for role, name in {**optional, **columns}.items()}
-    labels = _names_of_labels(rows, declared["label"]) if declared["label"] else None
-    languages = _names_of_languages(declared.get("language") or ())
+    declared = class_names(rows)
+    names = {role: declared[name] for role, name in {**optional, **columns}.items() if name in declared}
+    classes = {role: _classes(rows, of_role) for role, of_role in names.items() if role != "text"}
     if isinstance(rows, SplitFiles):
         batches = _batches_of_files(rows, bad, columns, optional, lists)
     else:
         batches = _batches_of_dataset(rows, columns, optional, lists)
     for batch in batches:
-        if languages and "language" in batch.schema.names:
-            named = [languages.get(language, language) for language in batch["language"].to_pylist()]
-            batch = _with_column(batch, "language", pa.array(named, pa.string()))
-        yield batch if labels is None else _with_label_names(batch, labels, bad)
+        for role, known in classes.items():
+            batch = _with_names(batch, role, known, bad)
+        yield batch
 
 
 def split_records(rows: SplitRows, bad: BadRows) -> Iterator[Record]:
@@ -107,8 +103,8 @@ def _arrow_batches(rows: Dataset) -> Iterator[pa.RecordBatch]:
         yield from table.combine_chunks().to_batches()
 
 
-def _names_of_labels(rows: SplitRows, names: Sequence[str]) -> Names:
-    """The Hub marks a row without a label by -1. Files may have numbers or names.
+def _classes(rows: SplitRows, names: Sequence[str]) -> dict[str, str | None]:
+    """A value as it is written -> the name of its class; None where the Hub writes -1. Files may have the names too.
 
     Raises:
         UserError: a name is no text, such as the `no` of YAML, or files may mean two classes by it.
@@ -123,22 +119,16 @@ def _names_of_labels(rows: SplitRows, names: Sequence[str]) -> Names:
     return known
 
 
-def _names_of_languages(names: Sequence[str]) -> Names:
-    """Other values stay: the column may be unused."""
-    numbers = {str(number): name for number, name in enumerate(names) if isinstance(name, str)}
-    return numbers | {"-1": None} if numbers else {}
-
-
-def _with_label_names(batch: pa.RecordBatch, known: Names, bad: BadRows) -> pa.RecordBatch:
-    """Replace numbers by names. `bad` gets the rows with another label."""
-    labels = [(label or "").strip() for label in batch["label"].to_pylist()]
-    good = [label in known for label in labels]
+def _with_names(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None], bad: BadRows) -> pa.RecordBatch:
+    """Replace numbers of classes by names. `bad` gets the rows with another value."""
+    values = [(value or "").strip() for value in batch[role].to_pylist()]
+    good = [value in known for value in values]
     for index in (index for index, is_good in enumerate(good) if not is_good):
         (row,) = batch.slice(index, 1).to_pylist()
         expected = ", ".join(list(dict.fromkeys(shortened(name) for name in known.values() if name))[:_MAX_LISTED])
-        bad.add(row.pop("line"), "label-undeclared", row, label=shortened(labels[index]), expected=expected)
-    named = pa.array([known.get(label) for label in labels], pa.string())
-    return _with_column(batch, "label", named).filter(pa.array(good, pa.bool_()))
+        bad.add(row.pop("line"), "class-undeclared", row, role=role, name=shortened(values[index]), expected=expected)
+    named = pa.array([known.get(value) for value in values], pa.string())
+    return _with_column(batch, role, named).filter(pa.array(good, pa.bool_()))
 
 
 def _with_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:

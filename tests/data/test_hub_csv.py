@@ -82,7 +82,7 @@ def test_declared_class_names_stand_for_numbers_and_for_nothing_else(folder: Pat
     assert splits.labels == ["negative", "positive"]
     assert splits.notes == ["--dataset_name set: its test rows have no labels and are left out."]
     (folder / "train.csv").write_text("text,label\nNA,1\nb,0\nc,2\n")
-    assert problems_of() == [f"--dataset_name set {folder / 'train.csv'}:4 label-undeclared"]
+    assert problems_of() == [f"--dataset_name set {folder / 'train.csv'}:4 class-undeclared"]
 
 
 def test_class_names_that_are_numbers_of_other_classes_are_refused(folder: Path) -> None:

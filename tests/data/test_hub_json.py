@@ -146,7 +146,7 @@ def test_rows_that_cannot_be_used_are_named_by_file_and_line_whatever_was_left_o
     assert [splits.train.location(row) for row in range(len(splits.train))] == good
     entries = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
     assert [(entry["file"], entry["line"]) for entry in entries] == [
-        (str(folder / name), line) for name in names for line in (3, 8)
+        (str(folder / name), line) for line in (3, 8) for name in names
     ]
     assert problems_of() == [
         f"--dataset_name set {folder / name}:{line} {code}"
@@ -265,7 +265,7 @@ def test_a_class_id_out_of_range_is_told_by_row_and_left_out(
         features = datasets.Features({"text": datasets.Value("string"), "label": names})
         table = table.replace_schema_metadata(features.arrow_schema.metadata)
     pq.write_table(table, folder / "train.parquet")
-    assert problems_of() == ["--dataset_name set set/train row 3 label-undeclared"]
+    assert problems_of() == ["--dataset_name set set/train row 3 class-undeclared"]
     (rows,) = hub_datasets.load_hub_dataset("set", None).values()
     (batch,) = split_rows.split_batches(rows, quarantine, COLUMNS, {})
     assert batch.select(["text", "label", "line"]).to_pylist() == [
@@ -294,17 +294,6 @@ def test_languages_that_are_class_ids_get_their_names(folder: Path, declared: st
         "hi",
         "romanised",
     ]
-
-
-def test_languages_that_are_not_declared_stay_as_they_are_written(folder: Path) -> None:
-    """Nobody may have asked for them. Without quotes, YAML makes False of Norwegian."""
-    names = DECLARED.replace("name: label", "name: label\n    dtype: string\n  - name: language")
-    (folder / "README.md").write_text(names.replace("negative", "en").replace("positive", "no"))
-    rows = [("en", "0"), ("no", "1"), ("te", "te"), ("romanised", "-1")]
-    lines = (json.dumps({"text": name, "label": name[0], "language": written}) for name, written in rows)
-    (folder / "train.jsonl").write_text("\n".join(lines))
-    languages = load_splits(DataArguments(dataset_name="set")).train.table["language"].to_pylist()
-    assert languages == ["en", "1", "te", "romanised"]
 
 
 def test_class_ids_whose_names_are_numbers_get_these_names(folder: Path) -> None:

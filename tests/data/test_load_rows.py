@@ -134,19 +134,15 @@ def test_rows_in_train_and_held_out_are_told_or_removed(write: Write) -> None:
     kept = load_splits(DataArguments(**files))
     assert len(kept.train) == 5
     assert kept.notes == [
-        "train.jsonl: 2 of 5 training rows also stand in val.jsonl, whose scores will look too good; "
-        "--drop_leaked_rows removes them from training.",
-        "train.jsonl: 3 of 5 training rows also stand in test.jsonl, whose scores will look too good; "
-        "--drop_leaked_rows removes them from training.",
+        "train.jsonl: 3 of 5 training rows also stand in val.jsonl or test.jsonl, whose scores will look too good; "
+        "--drop_leaked_rows removes them from training."
     ]
     dropped = load_splits(DataArguments(**files, drop_leaked_rows=True))
     assert columns_of(dropped.train)["text"] == ["c", "d"]
     assert columns_of(dropped.validation)["text"] == ["b", "e"]
     assert dropped.notes == [
-        "train.jsonl: 2 of 5 training rows also stand in val.jsonl; they were removed from training "
-        "(--drop_leaked_rows).",
-        "train.jsonl: 1 of 3 training rows also stand in test.jsonl; they were removed from training "
-        "(--drop_leaked_rows).",
+        "train.jsonl: 3 of 5 training rows also stand in val.jsonl or test.jsonl; they were removed from training "
+        "(--drop_leaked_rows)."
     ]
 
 
@@ -171,7 +167,7 @@ def test_all_problems_of_all_files_come_in_one_raise(write: Write) -> None:
     assert problems_of(train_file="train.csv", validation_file="val.jsonl", test_file="none.parquet") == [
         "--train_file train.csv:2 field-count",
         "--train_file train.csv:3 field-count",
-        "--validation_file val.jsonl file-empty",
+        "--validation_file val.jsonl no-rows",
         "--test_file none.parquet no-such-file",
     ]
 
@@ -220,9 +216,6 @@ def test_a_label_that_training_rows_lack_is_named_with_its_first_line(write: Wri
         ([f"id{index}" for index in range(20)], False),
         ([f"id{index}" for index in range(101)] * 2, False),
         ([f"id{index}" for index in range(1000)] * 2, False),
-        ([f"यह फिल्म {index} सबको बहुत अच्छी लगी" for index in range(6)], True),
-        (["not at all", "very much so", "a little bit"] * 4, False),
-        (["not at all", "very much so", "a little bit", "x"], False),
     ],
 )
 def test_a_label_column_that_looks_like_free_text(write: Write, labels: list[str], free_text: bool) -> None:
