@@ -198,7 +198,7 @@ def _embedding_at_start(
     )
     flag = f"{checkpoint}, whose base is"
     with _without_reports():  # a head that the base lacks is the checkpoint's
-        model, _ = read_weights(kind, base, config, None, torch.float32, flag)
+        model, _ = read_weights(kind, base, config, torch.float32, flag)
     return cast(nn.Embedding, model.get_input_embeddings()).weight.detach()
 
 

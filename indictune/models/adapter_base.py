@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from indictune.errors import UserError
 from indictune.models import builtin
+from indictune.models.trust import ADAPTER_CONFIG
 
 RECORD = "base_model.json"
 CONFIG = "base_config.json"
@@ -46,10 +47,7 @@ def config_file(folder: str | Path) -> Path:
 
 
 def continues_texts(architectures: Sequence[str] | None) -> bool:
-    """Whether `architectures` of a configuration name a causal language model.
-
-    It is one of transformers', or a class with its own code and a usual name.
-    """
+    """Whether `architectures` name a causal language model: of transformers, or by a usual name."""
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())  # also Gemma 3, whose name is unusual
     return any(name in known or name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures or [])
 
@@ -70,18 +68,16 @@ def base_of(adapter_folder: str | Path) -> Base:
         UserError: `base-record-unreadable`.
     """
     record = Path(adapter_folder) / RECORD
-    own = Path(adapter_folder) / "adapter_config.json"
-    path = record if record.is_file() else own
+    path = record if record.is_file() else Path(adapter_folder) / ADAPTER_CONFIG
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-        if path == own:
+        if path != record:
             noted = {"name": noted.get("base_model_name_or_path") or "", "revision": noted.get("revision") or "main"}
         base = Base(**noted)
+        if not isinstance(base.name, str) or "\0" in base.name or not isinstance(base.revision, str):
+            raise ValueError(f"base {base.name!r}, revision {base.revision!r}")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError("base-record-unreadable", str(path), reason=repr(error)) from error
-    if not isinstance(base.name, str) or "\0" in base.name or not isinstance(base.revision, str):
-        found = f"base {base.name!r}, revision {base.revision!r}"
-        raise UserError("base-record-unreadable", str(path), reason=found)
     return base
 
 
@@ -96,14 +92,14 @@ def check_base(adapter_folder: str | Path, base_name_or_path: str, revision: str
     Raises:
         UserError: `base-revision-differs` or `base-weights-differ`.
     """
-    base = base_of(adapter_folder)
+    base, adapter = base_of(adapter_folder), adapter_folder
     if revision not in (None, base.revision, base.commit_hash):
-        details = {"adapter": str(adapter_folder), "trained_on": base.revision, "base": base.name}
-        raise UserError("base-revision-differs", "--base_revision", revision, None, **details)
+        given = "--base_revision", revision
+        raise UserError("base-revision-differs", *given, adapter=adapter, trained_on=base.revision, base=base.name)
     found = other_fingerprint(base, base_name_or_path)
     if found is not None:
-        details = {"adapter": str(adapter_folder), "trained_on": str(base.fingerprint)[:16], "found": found[:16]}
-        raise UserError("base-weights-differ", "--base_model", base_name_or_path, None, **details)
+        trained_on, given = str(base.fingerprint)[:16], ("--base_model", base_name_or_path)
+        raise UserError("base-weights-differ", *given, adapter=adapter, trained_on=trained_on, found=found[:16])
 
 
 def other_fingerprint(base: Base, name_or_path: str) -> str | None:

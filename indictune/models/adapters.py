@@ -107,8 +107,7 @@ def check_published_base(args: ModelArguments, push_to_hub: bool) -> None:
 def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
     """Write what peft leaves out of an adapter's folder: configuration, generation settings, and record of the base.
 
-    The configuration has the label names and the quantisation. For other models this does nothing: `save_pretrained`
-    writes everything. Call it on one process after every `save_pretrained`.
+    Call it on one process after every `save_pretrained`. It does nothing for a model without an adapter.
     """
     if isinstance(model, PeftModel):
         base = cast(PreTrainedModel, model.get_base_model())

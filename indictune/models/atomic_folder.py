@@ -32,10 +32,6 @@ MODEL_FILES = (
 def check_free(folder: Path, flag: str) -> None:
     """Refuse an output folder that holds files, is inside a checkpoint, or cannot be replaced by a rename.
 
-    Args:
-        folder: for the model.
-        flag: that names the folder.
-
     Raises:
         UserError: `folder-not-empty`, `folder-cannot-be-replaced`, or as `check_outside_checkpoints`.
     """
@@ -62,8 +58,7 @@ def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str) -> Iter
         way_out: for the message when the disk is too small.
 
     Raises:
-        UserError: `folder-cannot-be-made`, `disk-too-small`, `folder-in-use`, or `folder-not-written` for an error of
-            reading or writing in the block.
+        UserError: the folder cannot be made or is in use, the disk is too small, or the block failed to write.
     """
     target = Path(os.path.realpath(folder))
     unfinished = target.with_name(f".{target.name}.unfinished")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from indictune.cache_folders import cache_folder, kept_in
 from indictune.errors import UserError
@@ -54,7 +52,8 @@ def resolve(model_name_or_path: str) -> str:
         known = ", ".join(f"{PREFIX}{other}" for other in MODELS)
         raise UserError("no-such-builtin-model", "--model_name_or_path", model_name_or_path, known=known)
     texts = MODELS[name].texts()
-    folder = cache_folder() / f"{name}-{_fingerprint(texts, MODELS[name].version)}"
+    fingerprint = hashlib.sha256(json.dumps([MODELS[name].version, texts]).encode()).hexdigest()[:16]
+    folder = cache_folder() / f"{name}-{fingerprint}"
     with kept_in(folder.parent, "The built-in model"):
         if not folder.exists():
             _build_atomically(MODELS[name], texts, folder)
@@ -67,23 +66,14 @@ def name_of(path: str) -> str:
     return f"{PREFIX}{names[0]}" if names else path
 
 
-def _fingerprint(texts: Sequence[str], version: int) -> str:
-    """16 hexadecimal digits of the texts and the version."""
-    return hashlib.sha256(json.dumps([version, list(texts)]).encode()).hexdigest()[:16]
-
-
 def _build_atomically(model: BuiltIn, texts: Sequence[str], folder: Path) -> None:
     """Build in a temporary folder and rename it, so that a reader sees all or nothing. Several processes may build."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        unfinished = Path(temporary, "model")
         model.build(texts, unfinished)
-        with suppress(OSError):  # a file system may refuse modes
-            unfinished.chmod(0o755)
-        unfinished.rename(folder)
-    except OSError:
-        # If the folder exists, another process has built the same bytes.
-        if not folder.exists():
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process has built the same bytes
+                raise

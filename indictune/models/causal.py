@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
-from indictune.models.adapters import add_lora, nf4_config
+from indictune.models.adapters import add_lora
 from indictune.models.config_shapes import check_shapes
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.load import (
@@ -70,18 +70,6 @@ def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
         raise UserError("packing-with-attention", "--attn_implementation", args.attn_implementation, known=known)
 
 
-def base_dtype(args: ModelArguments, training_dtype: torch.dtype, quantised: bool) -> torch.dtype:
-    """The type of the weights that are not quantised.
-
-    All weights that are trained stay in fp32, which mixed precision casts from: half precision loses small updates.
-    A frozen base is computed in `training_dtype` anyway, and takes half the memory in it. What NF4 leaves unquantised
-    has the type in which the rest is computed and stored, so that all of it can be sharded together.
-    """
-    if args.method == "full":
-        return torch.float32
-    return torch.bfloat16 if quantised else training_dtype
-
-
 def load_causal(
     args: ModelArguments,
     tokenizer: PreTrainedTokenizerBase,
@@ -101,17 +89,15 @@ def load_causal(
         reads: False skips the weights, because another process sends them. A quantised base is always read.
 
     Raises:
-        UserError: the model is unreadable, or does not fit the tokenizer or `args.lora_target_modules`.
+        UserError: the model is unreadable, or does not fit the tokenizer.
     """
     config = load_causal_config(args)
     if args.dropout is not None:
         set_config_dropout(config, args.dropout)
-    is_stored_so = bool(stored_quantisation(config))
-    quantisation = nf4_config() if args.method == "qlora" and not is_stored_so else None
-    is_quantised = is_stored_so or quantisation is not None
-    dtype = base_dtype(args, training_dtype, is_quantised)
-    if reads or is_quantised:
-        base, new = read_weights(AutoModelForCausalLM, args, config, quantisation, dtype)
+    # Trained weights are in fp32: half precision loses small updates. A frozen base is computed in `training_dtype`.
+    dtype = torch.float32 if args.method == "full" else training_dtype
+    if reads or args.method == "qlora" or stored_quantisation(config):
+        base, new = read_weights(AutoModelForCausalLM, args, config, dtype)
         if new:
             raise UserError("causal-weights-missing", MODEL_FLAG, args.model_name_or_path, weight=min(new))
     else:

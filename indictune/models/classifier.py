@@ -18,7 +18,7 @@ from transformers import (
 
 from indictune.config.arguments import ModelArguments, ProblemType
 from indictune.errors import UserError
-from indictune.models.adapters import HEAD_NAMES, add_lora, nf4_config
+from indictune.models.adapters import HEAD_NAMES, add_lora
 from indictune.models.config_shapes import check_shapes
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.load import (
@@ -27,7 +27,6 @@ from indictune.models.load import (
     load_config,
     read_weights,
     set_padding,
-    stored_quantisation,
 )
 from indictune.models.load_errors import MODEL_FLAG
 
@@ -110,9 +109,7 @@ def load_classifier(
     _set_labels(config, labels, problem_type)
     if args.dropout is not None:
         set_config_dropout(config, args.dropout)
-    is_stored_so = bool(stored_quantisation(config))
-    quantisation = nf4_config() if args.method == "qlora" and not is_stored_so else None
-    base, new_weights = read_weights(kind, args, config, quantisation, torch.float32)
+    base, new_weights = read_weights(kind, args, config, torch.float32)
     check_vocabulary(args, base, tokenizer)
     set_padding(base, tokenizer)
     model: Model = base if args.method == "full" else _add_lora(base, args, new_weights)

@@ -25,7 +25,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.adapters import freeze_quantised
+from indictune.models.adapters import freeze_quantised, nf4_config
 from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
 from indictune.models.position_limits import POSITIONS_AFTER_PADDING
 from indictune.models.trust import (
@@ -59,7 +59,7 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
 
 
 def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], task: str) -> PreTrainedConfig:
-    """The model's configuration. It is cheap to read, so checks can come before any weights.
+    """The configuration of a model to train, before any weights are read.
 
     Args:
         args: name the model.
@@ -67,8 +67,7 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
         task: name of such a model, for messages.
 
     Raises:
-        UserError: the model is unknown, unreadable, an adapter, unfit for the task, or not trusted; or `--method full`
-            would train quantised weights.
+        UserError: as `read_config`; or `adapter-as-model`, `no-model-for-task` or `full-of-quantised`.
     """
     path = Path(builtin.resolve(args.model_name_or_path))
     if (path / ADAPTER_CONFIG).exists():
@@ -92,15 +91,10 @@ def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTo
     """The model's tokenizer, which keeps vowel signs if its vocabulary has them, and has a padding token.
 
     ALBERT's and BERT's tokenizers drop the vowel signs of Indic scripts as accents by default. This is switched off
-    if that restores signs; the setting is saved with the tokenizer. A model whose vocabulary lacks the signs stays as
-    it was trained, and a warning names the scripts.
+    if that restores signs. A model whose vocabulary lacks the signs stays as it was trained, with a warning.
 
-    A tokenizer without a padding token (LLaMA) pads with its end-of-text token. No text holds that token, and a
-    classifier on a decoder reads the last token that is not padding. A new token would add a row to the embedding.
-
-    Args:
-        args: name the model.
-        flag: in front of its name in messages.
+    A tokenizer without a padding token (LLaMA) pads with its end-of-text token: a new token would add a row to the
+    embedding.
 
     Raises:
         UserError: as `read_tokenizer`; or `tokenizer-without-words` or `tokenizer-without-padding`.
@@ -154,28 +148,29 @@ def read_weights(
     kind: type[Any],
     args: ModelArguments,
     config: PreTrainedConfig,
-    quantisation: BitsAndBytesConfig | None,
     dtype: torch.dtype,
     flag: str = MODEL_FLAG,
+    quantisation: BitsAndBytesConfig | None = None,
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model, and the names of its parameters that the checkpoint lacks or has in another shape.
 
-    A quantised model is frozen and computed in bf16. Its unquantised weights are bf16 in a causal language model, and
-    fp32 in a classifier.
+    A quantised model is frozen and computed in bf16. Its unquantised weights are fp32 in a classifier. In a causal
+    language model they are bf16 as the packed weights are, to be sharded with them.
 
     Args:
         kind: transformers' Auto class for the task.
-        args: name the model.
+        args: name the model and the method; `qlora` quantises weights while they are read.
         config: of the model.
-        quantisation: of the weights while they are read, or None.
-        dtype: of the weights that are not quantised. transformers' default is the checkpoint's type, and
-            half-precision weights lose small updates.
+        dtype: of the weights, unless they are quantised.
         flag: in front of the model's name in messages.
+        quantisation: of the weights while they are read, instead of the method's.
 
     Raises:
         UserError: the weights are unreadable or not trusted; or `adapter-beside-model` or `weights-do-not-fit`.
     """
     name = builtin.resolve(args.model_name_or_path)
+    if args.method == "qlora" and not stored_quantisation(config):
+        quantisation = nf4_config()
     is_quantised = quantisation is not None or bool(stored_quantisation(config))
     check_weights_setting(config, flag)
     if Path(name).is_dir():
@@ -223,8 +218,8 @@ def runs_own_code(model: nn.Module) -> bool:
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Make the tokenizer's padding token the model's: a classifier on a decoder finds the end of a text by it.
 
-    Set it after loading: if it is set before, the embedding never trains the row of LLaMA's end-of-text token. Models
-    that count positions from the padding token keep theirs: another one would shift every text.
+    If it were set before loading, the embedding would never train the row of LLaMA's end-of-text token. Models that
+    count positions from the padding token keep theirs: another one would shift every text.
     """
     if model.config.model_type not in POSITIONS_AFTER_PADDING:
         model.config.pad_token_id = tokenizer.pad_token_id
@@ -233,9 +228,7 @@ def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> N
 def check_vocabulary(
     args: ModelArguments, model: Model, tokenizer: PreTrainedTokenizerBase, flag: str = MODEL_FLAG
 ) -> None:
-    """Refuse a tokenizer with token ids beyond the rows of the model's embedding.
-
-    This compares the largest id, not the number of tokens: ids may have gaps.
+    """Refuse a tokenizer with token ids beyond the rows of the model's embedding. Ids may have gaps.
 
     Raises:
         UserError: `token-id-without-row`.

@@ -143,7 +143,7 @@ def _read_base(
     quantisation = take_quantisation(config, base_config)
     if args.base_weights == "original":
         quantisation = None
-    model, new = read_weights(kind, base, config, quantisation, dtype, BASE_FLAG)
+    model, new = read_weights(kind, base, config, dtype, BASE_FLAG, quantisation)
     if any(getattr(module, "source_cls", None) is Conv1D for module in model.modules()):
         # transformers (5.23) would dequantise these layers of GPT-2 to transposed weights.
         raise UserError("adapter-cannot-be-merged", "--adapter", adapter, found="a quantised base with Conv1D layers")

@@ -25,6 +25,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALPHABET_BLOCKS = {"Devanagari": (0x0900, 0x097F), "Tamil": (0x0B80, 0x0BFF), "Telugu": (0x0C00, 0x0C7F)}
 EMOTICONS = (0x1F600, 0x1F64F)
 JOINERS = "\u200c\u200d"
+SEED = 0
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class Size:
     num_layers: int = 2
     vocab_size: int = 5000
     max_length: int = 512
-    seed: int = 0
 
 
 def build(texts: Sequence[str], folder: Path | str, size: Size | None = None) -> None:
@@ -57,7 +57,7 @@ def build(texts: Sequence[str], folder: Path | str, size: Size | None = None) ->
     )
     # `torch.manual_seed` would also seed the GPUs' generators, which `fork_rng(devices=[])` does not restore.
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(size.seed)
+        torch.default_generator.manual_seed(SEED)
         model = BertModel(config)
     model.save_pretrained(folder)
 

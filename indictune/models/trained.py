@@ -51,7 +51,7 @@ def load_trained(
     with explained(args, Exception, flag="--model"):
         config = AutoConfig.from_pretrained(config_file(folder), trust_remote_code=trust_remote_code)
     if not (Path(folder) / ADAPTER_CONFIG).exists():
-        model, new = read_weights(kind, args, config, None, dtype, "--model")
+        model, new = read_weights(kind, args, config, dtype, "--model")
         if new:
             raise UserError("model-not-trained", "--model", folder, weight=min(new))
         return model
@@ -61,7 +61,7 @@ def load_trained(
     args.model_name_or_path, args.model_revision = base.name, base.commit_hash or base.revision
     flag = f"--model {folder}: its base"
     quantisation = take_quantisation(config, read_config(args, flag))
-    model, new = read_weights(kind, args, config, quantisation, dtype, flag)
+    model, new = read_weights(kind, args, config, dtype, flag, quantisation)
     return add_adapter(model, new, Path(folder), "--model")
 
 

@@ -49,10 +49,6 @@ def is_inside(name: str) -> bool:
 def check_links(folder: Path, flag: str) -> None:
     """Refuse links to files outside a model's folder, except links to weights.
 
-    Args:
-        folder: of the model.
-        flag: that names the model, for messages.
-
     Raises:
         UserError: `link-outside-model`.
     """
@@ -66,11 +62,6 @@ def check_links(folder: Path, flag: str) -> None:
 
 def check_tokenizer_settings(name: str, revision: str | None, flag: str) -> None:
     """Refuse tokenizer settings that name files outside the model's folder: their lines would become tokens.
-
-    Args:
-        name: folder of the model, or its name on the Hub.
-        revision: on the Hub.
-        flag: that names the model, for messages.
 
     Raises:
         UserError: `tokenizer-file-outside-model`.
@@ -151,10 +142,6 @@ def check_adapter(folder: Path, flag: str) -> None:
 
     Other kinds than LoRA name files of other folders: MULTITASK_PROMPT_TUNING a pickle, XLORA further adapters.
     `megatron_config` makes peft import a module. peft reads a pickle where there is no safetensors file.
-
-    Args:
-        folder: of the adapter, with its `adapter_config.json`.
-        flag: that names the adapter, for messages.
 
     Raises:
         UserError: `adapter-config-unreadable`, `adapter-kind`, `adapter-pickled` or `adapter-without-weights`.
