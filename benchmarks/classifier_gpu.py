@@ -114,7 +114,7 @@ def write_model(folder: Path, shape: dict[str, Any]) -> None:
 
 
 def write_rows(path: Path, size: Size, count: int | None = None) -> np.ndarray:
-    """Write rows as long as tweets, whose word frequencies follow Zipf's law; return their lengths in tokens."""
+    """Write rows as long as tweets, with words by Zipf's law. Return their lengths in tokens."""
     generator = np.random.default_rng(0)
     lengths = draw_lengths(TWEETS, count or size.rows, generator).clip(min=3)  # with two special tokens
     ids = len(SPECIAL) + generator.permutation(size.model["vocab_size"] - len(SPECIAL))[: size.used_ids]
@@ -176,7 +176,7 @@ def compare_compiled(plan: Plan, note: Note) -> None:
 
 
 def job_of(plan: Plan, name: str, steps: int) -> Job:
-    """The job of a part, with a folder and a cache of its own."""
+    """The job of a part, with a separate folder and cache."""
     folder = plan.folder / name
     folder.mkdir()
     os.environ["INDICTUNE_CACHE"] = str(folder / "cache_of_ours")

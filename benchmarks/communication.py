@@ -40,7 +40,7 @@ class Count:
     Attributes:
         bytes_of_steps: sent in each step but the first.
         elements: of all trained parameters.
-        elements_in_units: of those that FSDP gathers block by block, and again in the backward pass.
+        elements_in_units: of parameters that FSDP gathers block by block, and again in the backward pass.
     """
 
     bytes_of_steps: list[int]

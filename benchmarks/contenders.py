@@ -1,4 +1,4 @@
-"""The training runs that `benchmarks/speed.py` and `benchmarks/gpu.py` compare, each in a process of its own."""
+"""The training runs that `benchmarks/speed.py` and `benchmarks/gpu.py` compare, each in a separate process."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def bytes_of_states(weights: Weights, method: str, strategy: str) -> float:
 
 
 def expected(text: str) -> str:
-    """The header lines of a recipe, whose own command names the strategy and the number of processes."""
+    """The header lines of a recipe. Its command names the strategy and the number of processes."""
     recipe: dict[str, Any] = yaml.safe_load(text)
     launched = COMMAND.search(text)
     assert launched is not None

@@ -100,7 +100,7 @@ def _record(folder: Path) -> list[dict[str, Any]]:
 
 
 def _unchanged_saves(folder: Path) -> list[int]:
-    """Steps whose saved weights and optimizer states equal those of the save before."""
+    """Steps that saved the weights and optimizer states of the save before."""
     paths = store.listed(folder)[::-1]
     saved = [_states(path) for path in paths]
     same = [len(before) == len(now) and all(map(torch.equal, before, now)) for before, now in pairwise(saved)]

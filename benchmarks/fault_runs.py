@@ -38,7 +38,7 @@ class Job:
     """Runs of one contender under one launch.
 
     Attributes:
-        contender: whose script runs.
+        contender: runs its script.
         work: folder for the runs.
         launch: a key of its `launches`.
         kind: a key of its `flags`. Kinds that begin with "accumulation" halve the micro-batch.
@@ -143,12 +143,12 @@ def ended(folder: Path) -> bool:
 
 
 def newest_whole(folder: Path) -> int:
-    """Step of the newest whole checkpoint; 0 if there is none."""
+    """Step of the newest complete checkpoint; 0 without one."""
     return max((store.step_of(path) for path in store.listed(folder) if _is_whole(path)), default=0)
 
 
 def is_torn(folder: Path) -> bool:
-    """Whether a folder has a checkpoint that is not whole."""
+    """Whether a folder has an incomplete checkpoint."""
     return not all(map(_is_whole, store.listed(folder)))
 
 
@@ -159,7 +159,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def resumed_from(output: str, folder: Path) -> int:
-    """Step of the checkpoint that the last start of a run resumed from, by its output; 0 if it started afresh."""
+    """Step of the checkpoint that the last start of a run resumed from, by its output; 0 if it resumed from none."""
     steps = re.findall(rf"{RESUMED}{re.escape(str(folder))}/{store.PREFIX}(\d+)\b", output)
     return int(steps[-1]) if steps else 0
 
@@ -170,7 +170,7 @@ def weights(folder: Path) -> str:
 
 
 def steps_lost(folder: Path) -> int:
-    """Logged steps that no whole checkpoint holds; 0 without a log."""
+    """Logged steps that no complete checkpoint holds; 0 without a log."""
     log = folder / "train_log.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
     steps = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
@@ -200,7 +200,7 @@ def epochs(folder: Path) -> float:
 
 
 def status_of(folder: Path) -> tuple[str, str]:
-    """State and message of `status.json`; empty if there is none."""
+    """State and message of `status.json`; empty without a file."""
     path = folder / "status.json"
     status = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"state": "", "message": ""}
     return status["state"], status["message"]
@@ -212,7 +212,7 @@ def says_it_is_resumable(folder: Path, code: int | None, is_of_the_run: bool) ->
 
 
 def kill_processes_of(folder: Path) -> None:
-    """Kill what outlived its launcher."""
+    """Kill processes that outlived their launcher."""
     for pid in processes_of(folder):
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()

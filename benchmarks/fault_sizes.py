@@ -92,7 +92,7 @@ def renumber_step(checkpoint: Path, step: int) -> None:
 
 
 def _memory(many: Contender, work: Path, steps: int) -> Found:
-    """Memory of a whole run: peaks of its own process, of a child, and of all; and growth after 1,000 steps."""
+    """Memory of a whole run: peaks of the main process, of a child, and of all; and growth after 1,000 steps."""
     rows = work / "anew.jsonl"  # a new name, so that the stock Trainer prepares it again
     (work / "many.jsonl").rename(rows)
     command = tuple(str(rows) if word.endswith("many.jsonl") else word for word in many.command)

@@ -76,7 +76,7 @@ def outcomes_of_stops(job: Job, places: list[str]) -> Found:
 
 
 def seconds_since(signalled: Path) -> float | None:
-    """Seconds since the signal whose time `faulty.py` wrote to a file, which is removed; None if unsent."""
+    """Seconds since the signal, by the time that `faulty.py` wrote to a file, which is removed. None if unsent."""
     if not signalled.exists():
         return None
     then = float(signalled.read_text(encoding="ascii"))
@@ -125,7 +125,7 @@ def _refused(job: Job, error: str, write: str, every: int) -> Counter[str]:
             shutil.rmtree(folder)
             break
         if code == 0:
-            refused[f"ended all the same, {job.verdict(folder, code, output, 0)}"] += 1
+            refused[f"ended anyway, {job.verdict(folder, code, output, 0)}"] += 1
         else:
             refused.update(outcomes_of_a_refused_write(job, folder, code, output))
     return +refused

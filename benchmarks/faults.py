@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.faults [--counts short|full] [--rows 1 3 ...]
 
-The short counts take ten minutes on 2 cores, the full ones hours. `--rows` writes a result file of its own.
+The short counts take ten minutes on 2 cores, the full ones hours. `--rows` writes a separate result file.
 
 Each run trains the built-in BERT on 32 rows for 8 steps in 2 epochs and saves each step. After a fault it is started
-again, without a hand, until a start succeeds or three have failed. `Job.verdict` defines `exact` and the other
+again until a start succeeds or three have failed. `Job.verdict` defines `exact` and the other
 outcomes. Rows 11, 12, 14, 15 and 16 count our tests; the stock stack's figures for them are in the result files.
 """
 

@@ -3,9 +3,9 @@
     python -m benchmarks.gpu [--minutes 9] [--parts classifier losses llama llama_losses]
     python -m benchmarks.gpu --parts compiled | epoch | llama_lora
 
-The classifier is a BERT of IndicBERT-v2's shape with random weights on rows as long as tweets, trained by the recipe
-for IndicBERT v2 and by transformers' Trainer. LLaMA is an 8B model under QLoRA, by us and by TRL. Compiling, a whole
-epoch of 2M rows, and LoRA need a run of their own.
+The classifier is a BERT of IndicBERT-v2's shape with random weights, on rows as long as tweets. The recipe for
+IndicBERT v2 and transformers' Trainer train it. LLaMA is an 8B model under QLoRA, trained by us and by TRL. Compiling,
+a complete epoch of 2M rows, and LoRA need separate runs.
 
 Each part is a process with a time limit. If a part fails, the others still run, except `inputs`, which all need. The
 result file is rewritten after each finding. The program exits with 1 if a part failed, or losses do not agree or

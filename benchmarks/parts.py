@@ -64,7 +64,7 @@ def run_part(part: Part, plan: Plan, note: Note) -> None:
         if process.exitcode and not failed:
             note({"error": f"It ended with exit code {process.exitcode}."})
     finally:
-        with contextlib.suppress(ProcessLookupError):  # all of them ended
+        with contextlib.suppress(ProcessLookupError):  # all have ended
             os.killpg(process.pid or 0, signal.SIGKILL)
         process.kill()
         process.join()

@@ -148,20 +148,20 @@ def watched_children() -> Iterator[dict[str, int]]:
                     with suppress(FileNotFoundError, ProcessLookupError, StopIteration):
                         peaks[child] = _peak_bytes(child)  # the last value counts; before exec it is the parent's
 
-    with looking(look, LOOK_EVERY_S):
+    with polling(look, LOOK_EVERY_S):
         yield peaks
 
 
 @contextmanager
-def looking(look: Callable[[], None], every_s: float) -> Iterator[None]:
+def polling(look: Callable[[], None], every_s: float) -> Iterator[None]:
     """Call a function repeatedly in a thread while the block runs."""
     over = threading.Event()
 
-    def keep_looking() -> None:
+    def keep_polling() -> None:
         while not over.wait(every_s):
             look()
 
-    watcher = threading.Thread(target=keep_looking)
+    watcher = threading.Thread(target=keep_polling)
     watcher.start()
     try:
         yield

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.real_tweets --data ../shared/data/sentiment
 
 A tenth of each training file chooses the best epoch; the validation files are scored once, at the end. The baselines
-train on the same cleaned rows, and on the few (under 1%) that also stand in held-out files. `built_in` is `make demo`.
+train on the same cleaned rows, and on the few (under 1%) that are also in held-out files. `built_in` is `make demo`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Child processes that train, seen from the parent, which lets them run lap by lap."""
+"""Child processes that train. The parent lets them run lap by lap."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Runner:
 
 
 def _live(target: Target, contender: Contender, job: Job, connection: Connection) -> None:
-    """Fork further processes, as a script does; a spawned child would spawn its own, which import all anew."""
+    """Fork further processes, as a script does. A spawned child would spawn its own, which import everything again."""
     multiprocessing.set_start_method(None, force=True)
     target(contender, job, connection)
 

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.seeds [--data ../shared/data/sentiment] [--settings bf16 packing ...]
 
-`bf16` and `reduce_dtype` train the BERT of `benchmarks.speed` on tweets under DDP on two processes, or in one process
-if there is one GPU, which sends no gradients. The loss compared is the mean of the last third of the steps. On a CPU,
+`bf16` and `reduce_dtype` train the BERT of `benchmarks.speed` on tweets under DDP on two processes. With one GPU, one
+process trains, and sends no gradients. The loss compared is the mean of the last third of the steps. On a CPU,
 attention of joined rows stays in fp32. `packing` trains LLaMA's demo recipe, and as many rows in as many steps without
 packs; the loss compared is that of held-out rows, which are never packed. A setting is `inside` if its mean differs
 from the exact one by at most one standard deviation of the exact runs.
@@ -39,7 +39,7 @@ Pair = Callable[[Path, int], tuple[Losses, Losses]]  # folder and seed -> exact 
 
 
 def ranks() -> int:
-    """Processes of a classifier's run; each needs a GPU of its own if there is any."""
+    """Processes of a classifier's run; with GPUs, each needs one."""
     return 1 if torch.cuda.device_count() == 1 else 2
 
 

@@ -10,7 +10,7 @@ vocabulary of 250,000 has 30,000 tokens learned from the tweets and rows that no
 
 The losses of ours and of the Trainer on the same padded batches, in fp32 without dropout, must agree to 1e-4 and fall.
 The program fails, after it has written its results, if they do not, or if `ours_padded` is not slower than ours.
-`--steps` makes laps longer on an unsteady machine. `--compile` adds a compiled contender, whose losses are compared.
+`--steps` makes laps longer on an unsteady machine. `--compile` adds a compiled contender, and compares its losses.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def grouped_by_length(
     """Row numbers in batches as `train_sampling_strategy: group_by_length` makes them, for laps like a whole epoch.
 
     The sampler begins with its longest batches, so a short run would see nothing else. Each lap gets a batch of each
-    band of lengths instead: of many draws, the one whose mean padded length is nearest to that of all batches.
+    band of lengths instead: of many draws, the one with a mean padded length nearest to that of all batches.
     """
     lengths = lengths_of(model, rows)
     seeded = torch.Generator().manual_seed(seed)

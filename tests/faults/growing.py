@@ -58,14 +58,14 @@ def held() -> dict[str, int]:
 @contextmanager
 def watched_tree() -> Iterator[dict[str, int]]:
     """The most bytes of this process and all that it has started, looked at again and again while the block lasts."""
-    from benchmarks.preparation import looking
+    from benchmarks.preparation import polling
 
     most = {"tree": tree_bytes()}
 
     def look() -> None:
         most["tree"] = max(most["tree"], tree_bytes())
 
-    with looking(look, LOOK_EVERY_S):
+    with polling(look, LOOK_EVERY_S):
         yield most
 
 

@@ -188,7 +188,7 @@ def test_a_slurm_job_finds_its_ranks_whatever_the_script_is_called(slurm: dict[s
     assert (tmp_path / "calls").read_text(encoding="utf-8") == f"requeue {JOB_ID}\n"
 
 
-def test_a_slurm_job_that_is_asked_in_vain_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
+def test_a_slurm_job_that_ends_before_it_can_save_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
     """Its ranks were killed before one could tell anything; an attempt before has failed."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "status.json").write_text('{"state": "failed", "message": "x"}', encoding="utf-8")
@@ -245,7 +245,7 @@ def test_a_slurm_job_whose_ranks_do_not_end_is_queued_again_before_its_time_is_o
         (tmp_path / "said")
         .read_text(encoding="utf-8")
         .startswith(
-            "train.sbatch: the ranks have not ended 4 minutes after they were asked, and the time is nearly over\n"
+            "train.sbatch: the ranks still run 4 minutes after the request to stop, and the time is nearly over\n"
         )
     )
 
@@ -294,15 +294,14 @@ exit 75
     assert attempt(f"{JOB_ID}8") == again  # another job, perhaps with more time
     ended = (
         75,
-        f"train.sbatch: for the second time the job has come no further than {out}/checkpoint-10, and is not queued "
-        "again. Give it a longer --time: reading the rows, an evaluation and a save must be done 5 minutes before its "
-        "end.\n",
+        f"train.sbatch: the job has come no further than {out}/checkpoint-10 for the second time, and is not queued "
+        "again. Give it a longer --time: it must read the rows, evaluate and save 5 minutes before its end\n",
     )
     assert attempt(f"{JOB_ID}8") == (ended if ends else again)
 
 
-def test_the_folder_of_a_slurm_job_that_came_nowhere_is_its_users_alone(slurm: dict[str, str], tmp_path: Path) -> None:
-    """Whatever the umask: a run goes on from no folder that others can write to."""
+def test_only_the_user_can_write_to_the_folder_of_a_stalled_slurm_job(slurm: dict[str, str], tmp_path: Path) -> None:
+    """With any umask: a run does not resume from a folder that others can write to."""
     stopped = '#!/bin/bash\n[ "$1" = --overlap ] && exit\nkill -USR1 $PPID\nexit 1\n'
     (tmp_path / "bin" / "srun").write_text(stopped, encoding="utf-8")
     (tmp_path / "bin" / "sleep").write_text(SHORT_SLEEP, encoding="utf-8")
@@ -311,7 +310,7 @@ def test_the_folder_of_a_slurm_job_that_came_nowhere_is_its_users_alone(slurm: d
     variables = {**slurm, "SLURM_JOB_ID": JOB_ID, "SLURM_JOB_END_TIME": str(int(time.time()) + 100)}
     out = tmp_path / "runs" / "out"
     subprocess.run([*job, "--output_dir", str(out)], cwd=ROOT, env=variables, umask=0o002, check=False)
-    assert (out / ".in_vain").read_text(encoding="utf-8").split() == [JOB_ID]
+    assert (out / ".stalled").read_text(encoding="utf-8").split() == [JOB_ID]
     assert out.stat().st_mode & 0o777 == 0o755
 
 
@@ -380,7 +379,7 @@ def test_a_slurm_job_without_an_output_dir_is_refused() -> None:
     job = ["bash", "scripts/slurm/train.sbatch", "accelerate_configs/ddp.yaml", SCRIPT, "--config", "r.yaml"]
     refused = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert refused.stderr == "train.sbatch: --output_dir is missing: name it here, also where the recipe does\n"
+    assert refused.stderr == "train.sbatch: --output_dir is missing: name it here, even if the recipe does\n"
 
 
 @pytest.mark.parametrize("words", [[], ["accelerate_configs/ddp.yaml"]])
@@ -440,7 +439,7 @@ def test_torchrun_tells_that_it_would_start_what_does_not_go_on(finished_run: Fi
     )
 
 
-def test_torchrun_starts_a_run_that_was_asked_to_stop_in_vain(finished_run: FinishedRun, tmp_path: Path) -> None:
+def test_torchrun_restarts_a_run_that_did_not_save_when_asked(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", (*torchrun(2), "--max-restarts", "3"))
     result = job.start(f"SIGTERM@{STEP}:3")  # of each rank, in each start
     assert result.returncode != 0
