@@ -235,7 +235,7 @@ def test_a_label_column_of_free_text_in_a_folder_that_holds_another_run(job: Job
     assert hashes(finished_run.folder) == before
 
 
-def test_when_a_run_saves_is_told_with_the_other_problems_and_before_any_token(job: Job, tmp_path: Path) -> None:
+def test_problems_of_the_schedule_come_with_the_others(job: Job, tmp_path: Path) -> None:
     flags = ("--save_strategy", "often", "--ddp_timeout", "0", "--logging_steps", "0", "--label_column", "lable")
     found = job.refused(*flags).flags
     assert set(found) >= {"--save_strategy", "--ddp_timeout", "--logging_steps"}

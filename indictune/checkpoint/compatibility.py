@@ -14,7 +14,7 @@ from indictune.checkpoint import flag_files
 from indictune.checkpoint.store import Manifest, listed, read_manifest
 from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import Launch
-from indictune.config.recipe import whole_of
+from indictune.config.recipe import recorded_values
 from indictune.distributed.strategy_limits import runs_optimizer
 from indictune.errors import UserError
 from indictune.files import RECIPE
@@ -87,7 +87,7 @@ def settings_of(checkpoint: Path) -> dict[str, Any]:
     One that cannot be read tells nothing here: comparing files with their digests tells that.
     """
     try:
-        return whole_of(yaml.safe_load((checkpoint / RECIPE).read_text(encoding="utf-8")))
+        return recorded_values(yaml.safe_load((checkpoint / RECIPE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError):
         return {}
 

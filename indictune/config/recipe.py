@@ -71,7 +71,7 @@ class Recipe:
         except ValueError as error:
             raise UserError("value-refused", reason=str(error)) from error
 
-    def to_take_back(self, built: Sequence[Any], decided: Collection[str]) -> dict[str, Any]:
+    def to_record(self, built: Sequence[Any], decided: Collection[str]) -> dict[str, Any]:
         """The complete configuration for `recipe.yaml`. Values that the run derived are apart, under `decided`.
 
         Args:
@@ -139,7 +139,7 @@ def resolved(*arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in sorted(merged.items()) if name not in UNRECORDED_FIELDS}
 
 
-def whole_of(written: Any) -> dict[str, Any]:
+def recorded_values(written: Any) -> dict[str, Any]:
     """The complete configuration in the content of a `recipe.yaml`, derived values included."""
     if not isinstance(written, dict):
         return {}

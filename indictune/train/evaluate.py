@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import unresolved
-from indictune.config.recipe import Recipe, read_recipe, whole_of
+from indictune.config.recipe import Recipe, read_recipe, recorded_values
 from indictune.credentials import NOT_YAML, without_its_text
 from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem, problems_of
@@ -79,7 +79,7 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
     configuration: dict[str, Any] = {}
     try:
         if trained.exists():
-            configuration = whole_of(yaml.safe_load(trained.read_text(encoding="utf-8")))
+            configuration = recorded_values(yaml.safe_load(trained.read_text(encoding="utf-8")))
     except (OSError, *NOT_YAML) as error:
         reason = error if isinstance(error, OSError) else without_its_text(error)
         raise UserError("unreadable", "--model", f"{model}: its recipe.yaml", reason=reason) from None

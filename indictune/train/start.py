@@ -143,7 +143,7 @@ def flag_contents(plan: AnyPlan) -> flag_files.Content:
 def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint) -> None:
     """Write `recipe.yaml` on every disk, once nothing can refuse the run any more."""
     if args.should_save:
-        whole = plan.recipe.to_take_back((plan.model, plan.data, args), plan.derived)
+        whole = plan.recipe.to_record((plan.model, plan.data, args), plan.derived)
         checkpoint = None if point.checkpoint is None else str(point.checkpoint)
         configuration = whole | compatibility.in_the_states(checkpoint)
         write_yaml(plan.output_dir / RECIPE, configuration)

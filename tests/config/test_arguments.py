@@ -34,14 +34,14 @@ def problems_of(make: Callable[..., Any], **values: Any) -> list[Problem]:
 
 
 @pytest.mark.parametrize("arguments", [ModelArguments, TextArguments, DataArguments, EvaluateArguments])
-def test_every_field_of_ours_says_what_it_is(arguments: type[Any]) -> None:
+def test_every_field_of_ours_has_a_help_text(arguments: type[Any]) -> None:
     fields = dataclasses.fields(arguments)
     assert len(fields) >= 4
     for field in fields:
         assert field.metadata["help"].endswith("."), field.name
 
 
-def test_every_training_field_that_we_add_or_change_says_what_it_is() -> None:
+def test_every_training_field_that_we_add_or_change_has_a_help_text() -> None:
     ours = {**IndicTrainingArguments.__annotations__, **SentimentTrainingArguments.__annotations__}
     assert "global_batch_size" in ours
     for field in dataclasses.fields(SentimentTrainingArguments):

@@ -34,14 +34,14 @@ def problems_of(**values: Any) -> list[Problem]:
 
 
 @pytest.mark.parametrize("arguments", [ChatArguments, SourceArguments, ChatDataArguments])
-def test_every_field_of_ours_says_what_it_is(arguments: type[Any]) -> None:
+def test_every_field_of_ours_has_a_help_text(arguments: type[Any]) -> None:
     fields = dataclasses.fields(arguments)
     assert len(fields) >= 3
     for field in fields:
         assert field.metadata["help"].endswith("."), field.name
 
 
-def test_every_training_field_that_we_add_or_change_says_what_it_is() -> None:
+def test_every_training_field_that_we_add_or_change_has_a_help_text() -> None:
     ours = {**IndicTrainingArguments.__annotations__, **LlamaTrainingArguments.__annotations__}
     fields = [field for field in dataclasses.fields(LlamaTrainingArguments) if field.name in ours and field.init]
     assert {"global_batch_size", "learning_rate", "activation_offloading"} <= {field.name for field in fields}
@@ -51,12 +51,12 @@ def test_every_training_field_that_we_add_or_change_says_what_it_is() -> None:
 
 class TestFlags:
     @pytest.mark.parametrize("name", NO_FLAGS)
-    def test_what_trl_would_do_to_rows_is_no_flag(self, name: str) -> None:
+    def test_trls_preparation_of_rows_is_no_flag(self, name: str) -> None:
         assert name in {field.name for field in dataclasses.fields(SFTConfig)}
         (problem,) = read_recipe([f"--{name}", "1"], RUN).problems
         assert (problem.code, problem.flag) == ("unknown-name", f"--{name}")
 
-    def test_every_field_that_trl_adds_is_ours_to_offer_or_to_keep(self) -> None:
+    def test_every_field_that_trl_adds_is_a_flag_or_fixed(self) -> None:
         """A field of a later version shows up here, so that somebody decides what it is."""
         base = {field.name for field in dataclasses.fields(IndicTrainingArguments)}
         added = {field.name for field in dataclasses.fields(SFTConfig)} - base

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
-from indictune.config.recipe import DECIDED, TRUST_FIELDS, Recipe, read_recipe, resolved, whole_of
+from indictune.config.recipe import DECIDED, TRUST_FIELDS, Recipe, read_recipe, recorded_values, resolved
 from indictune.errors import UserError
 from indictune.files import RECIPE, write_yaml
 
@@ -49,7 +49,7 @@ def found(*argv: str) -> list[tuple[str, str, Any]]:
     return [(each.code, each.flag, each.value) for each in given.problems]
 
 
-def test_nothing_given_is_nothing_but_defaults() -> None:
+def test_without_flags_all_values_are_defaults() -> None:
     given = read()
     assert (given.values, given.problems, given.path) == ({}, [], None)
     assert given.build(ModelArguments) == ModelArguments()
@@ -61,7 +61,7 @@ def test_the_command_line_wins_over_the_recipe(recipe: WriteRecipe) -> None:
     assert values("--seed", "2", "--config", path) == {"seed": 2, "max_length": 64}
 
 
-def test_of_a_flag_given_twice_the_last_one_counts() -> None:
+def test_the_last_of_two_equal_flags_counts() -> None:
     assert values("--seed", "1", "--seed", "2") == {"seed": 2}
 
 
@@ -110,11 +110,11 @@ def test_an_empty_list_of_a_recipe_stays_empty(recipe: WriteRecipe) -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"), [(["--bf16"], True), (["--bf16", "true"], True), (["--bf16=false"], False)]
 )
-def test_a_switch_stands_alone_or_has_a_value(argv: list[str], expected: bool) -> None:
+def test_a_switch_may_have_a_value(argv: list[str], expected: bool) -> None:
     assert values(*argv) == {"bf16": expected}
 
 
-def test_a_switch_does_not_swallow_the_flag_behind_it() -> None:
+def test_a_switch_leaves_the_next_flag_alone() -> None:
     assert values("--bf16", "--seed", "3") == {"bf16": True, "seed": 3}
 
 
@@ -165,7 +165,7 @@ def test_on_and_off_are_no_booleans(recipe: WriteRecipe, written: str, read_as: 
     ],
 )
 def test_a_text_of_a_recipe_stays_as_it_is_written(recipe: WriteRecipe, written: str, read_as: dict[str, Any]) -> None:
-    """As on the command line, whatever YAML 1.1 takes it for."""
+    """As on the command line, even if YAML 1.1 reads it differently."""
     assert values("--config", recipe(written)) == read_as
 
 
@@ -179,7 +179,7 @@ def test_a_number_is_finite(recipe: WriteRecipe, name: str, number: str) -> None
     assert found("--config", path) == [("not-finite", f"r.yaml: {name}", number)]
 
 
-def test_what_the_run_decides_wins_over_what_was_given() -> None:
+def test_derived_values_win_over_given_ones() -> None:
     assert read("--lora_r", "4").build(ModelArguments, lora_r=8).lora_r == 8
 
 
@@ -273,7 +273,7 @@ class TestRecipeFile:
         (each,) = read("--config", recipe(content)).problems
         assert (each.code, each.details["found"]) == ("recipe-not-a-mapping", kind)
 
-    def test_bytes_that_are_no_utf8_are_told(self, tmp_path: Path) -> None:
+    def test_bytes_that_are_not_utf8_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "r.yaml").write_bytes(b"run_name: \xff\n")
         (each,) = read("--config", str(tmp_path / "r.yaml")).problems
         assert each.code == "unreadable"
@@ -303,7 +303,7 @@ class TestDataSource:
         assert given == {"train_file": "a.csv", "test_file": "c.csv", "max_length": 32}
 
 
-def test_all_problems_of_file_and_flags_are_there_at_once_beside_the_good_values(recipe: WriteRecipe) -> None:
+def test_all_problems_of_file_and_flags_come_at_once_and_good_values_stay(recipe: WriteRecipe) -> None:
     given = read(
         "--config", recipe("sed: 1\nmax_length: long\nlora_r: 4\n"), "--bf17", "--seed", "x", "--lora_alpha=8"
     )
@@ -321,7 +321,7 @@ def test_flags_are_still_checked_where_the_recipe_is_missing() -> None:
     assert [each.code for each in given.problems] == ["no-such-file", "unknown-name"]
 
 
-def test_a_recipe_that_cannot_be_read_is_told_from_none(recipe: WriteRecipe) -> None:
+def test_an_unreadable_recipe_differs_from_no_recipe(recipe: WriteRecipe) -> None:
     assert read().is_read
     assert read("--config", recipe("sed: 1\n")).is_read
     assert not read("--config", recipe("a: [\n")).is_read
@@ -337,7 +337,7 @@ def test_help_lists_the_fields_and_ends_well(capsys: pytest.CaptureFixture[str])
     assert "Rows of one optimizer step over all processes." in shown
 
 
-# Every kind of value that a field can hold, away from its default where there is another valid one here.
+# Every kind of value that a field can hold; not the default, if another value is valid here.
 FULL_RECIPE = """
 output_dir: out dir
 train_file: ट्रेन.csv
@@ -389,17 +389,17 @@ def test_a_resolved_run_reads_back_to_the_same_dataclasses(recipe: WriteRecipe, 
             assert getattr(after, field.name) == getattr(before, field.name), field.name
 
 
-def test_what_a_run_decides_for_itself_is_told_and_not_taken_back(tmp_path: Path) -> None:
+def test_derived_values_are_recorded_and_not_read_back(tmp_path: Path) -> None:
     """Another may have another launch or machine, validation rows, or another metric."""
     steps = ("--eval_strategy", "steps", "--save_strategy", "steps")
     given = read("--output_dir", "out", *steps, "--seed", "3", "--metric_for_best_model", "loss")
     decided = {"eval_strategy": "no", "load_best_model_at_end": False, "optim": "paged_adamw_8bit"}
     run = given.build(SentimentTrainingArguments, **decided, use_cpu=True)
-    write_yaml(tmp_path / RECIPE, given.to_take_back([run], {*decided, "use_cpu"}))
+    write_yaml(tmp_path / RECIPE, given.to_record([run], {*decided, "use_cpu"}))
     written = yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8"))
     assert written.keys() == resolved(run).keys() - written[DECIDED].keys() | {DECIDED, "eval_strategy"}
     assert written[DECIDED].items() >= {**decided, "greater_is_better": False}.items()
-    assert {name: value for name, value in whole_of(written).items() if name != DECIDED} == resolved(run)
+    assert {name: value for name, value in recorded_values(written).items() if name != DECIDED} == resolved(run)
     again = read("--config", str(tmp_path / "recipe.yaml"), "--metric_for_best_model", "accuracy")
     assert again.problems == []
     assert {name: again.values.get(name) for name in (*decided, "seed")} == {
@@ -422,14 +422,14 @@ def test_resolved_holds_every_field_but_secrets_and_what_a_rank_decides(recipe: 
 
 @pytest.mark.parametrize("name", TRUST_FIELDS)
 class TestTrust:
-    def test_is_refused_in_a_recipe_whatever_the_command_says(self, recipe: WriteRecipe, name: str) -> None:
+    def test_is_refused_in_a_recipe_with_any_flag(self, recipe: WriteRecipe, name: str) -> None:
         path = recipe(f"{name}: true\n")
         for flags in ((), (f"--{name}", "true")):
             given = read("--config", path, *flags)
             assert [(each.code, each.flag) for each in given.problems] == [("trust-in-file", f"r.yaml: {name}")]
             assert given.values == dict.fromkeys([name] if flags else [], True)
 
-    def test_of_an_earlier_runs_recipe_that_grants_none_is_passed_over(self, recipe: WriteRecipe, name: str) -> None:
+    def test_false_in_a_recipe_is_ignored(self, recipe: WriteRecipe, name: str) -> None:
         for none in ("false", "False"):
             given = read("--config", recipe(f"{name}: {none}\n"), f"--{name}", "true")
             assert (given.problems, given.values) == ([], {name: True})

@@ -80,17 +80,17 @@ class TestALimitOfTokens:
         assert self.steps([20, 18, 9, 5], 30, padded=False) == 1
         assert self.steps([20, 18, 9, 5], 30, padded=True) == 2
 
-    def test_every_step_of_every_epoch_is_looked_at(self) -> None:
+    def test_every_step_of_every_epoch_counts(self) -> None:
         # Which two rows of the eight come together depends on the epoch.
         lengths = [10, 10, 10, 10, 1, 1, 1, 1]
         assert [self.steps(lengths, 10, run, batch=2) for run in (4, 200)] == [1, 1]
         assert [self.steps([9, 9, 9, 9, 1, 1, 1, 1], 10, run) for run in (2, 100)] == [1, 2]
 
-    def test_what_never_comes_is_not_looked_at(self) -> None:
+    def test_steps_after_the_end_do_not_count(self) -> None:
         # In the first epoch all long rows come in its second step.
         assert [self.steps([1, 9, 9, 1, 1, 9, 1, 1], 10, run) for run in (1, 2)] == [1, 2]
 
-    def test_rows_that_are_longer_by_themselves_are_named(self) -> None:
+    def test_single_rows_over_the_limit_are_named(self) -> None:
         limit = "--max_tokens_per_device"
         with refused("rows-longer-than-limit", "2 training rows", "40 tokens", "t.csv:3, t.csv:5.", flag=limit):
             self.steps([9, 31, 4, 40], 30)

@@ -38,7 +38,7 @@ def ds_config(name: str) -> dict[str, Any]:
     return dict(json.loads((ROOT / "ds_configs" / f"{name}.json").read_text(encoding="utf-8")))
 
 
-def test_the_files_are_those_that_the_design_names() -> None:
+def test_the_files_are_those_of_the_design() -> None:
     assert sorted(path.name for path in (ROOT / "accelerate_configs").iterdir()) == sorted(
         f"{name}.yaml" for name in NAMES
     )
@@ -63,9 +63,7 @@ def launched(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_accelerate_makes_of_a_file_the_strategy_that_its_name_says(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accelerate_starts_the_strategy_in_the_files_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = launched(name, monkeypatch)
     launch = read_launch(environ)
     expected = {"single_gpu": ("single", 1), "fsdp2_qlora": ("fsdp2", 2)}.get(name, (name, 2))
@@ -129,7 +127,7 @@ def test_a_deepspeed_file_leaves_everything_that_a_flag_says_to_the_flag(name: s
 
 
 @pytest.mark.parametrize("name", DS_NAMES)
-def test_a_deepspeed_file_is_of_the_stage_that_its_name_says(name: str) -> None:
+def test_a_deepspeed_file_has_the_stage_in_its_name(name: str) -> None:
     zero = ds_config(name)["zero_optimization"]
     assert zero["stage"] == int(name[4])
     offloaded = {key for key in zero if key.startswith("offload_")}

@@ -89,7 +89,7 @@ def test_a_flag_that_contradicts_the_accelerate_config_is_refused(monkeypatch: p
         read_launch(ACCELERATE_FSDP, "mine.json")
 
 
-def test_evaluation_runs_side_by_side_where_a_stage_splits_only_training() -> None:
+def test_evaluation_under_zero_1_and_2_is_ddp() -> None:
     environ = {"ACCELERATE_USE_DEEPSPEED": "true"}
     evaluated = for_evaluation(Launch("zero2_offload", 2, 2, 1, {"zero_optimization": {"stage": 2}}), environ)
     assert evaluated == Launch("ddp", 2, 2, 1, None)
@@ -129,7 +129,7 @@ def test_several_processes_asked_for_and_one_started_is_refused(flag: str) -> No
         launch_of(environ)
 
 
-def test_an_address_that_a_cluster_sets_is_no_reason_to_refuse_plain_python() -> None:
+def test_plain_python_may_have_a_master_address() -> None:
     assert launch_of({"MASTER_ADDR": "10.0.0.1"}) == ("single", 1, 1, 0)
 
 

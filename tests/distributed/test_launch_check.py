@@ -44,7 +44,7 @@ def test_another_number_of_processes_than_was_asked_for_is_refused(one_process: 
 
 
 @pytest.mark.usefixtures("_threads_as_before")
-def test_one_process_needs_no_group_from_the_stand_in() -> None:
+def test_one_process_needs_no_group_from_the_fallback() -> None:
     assert cpu_fallback.start(Launch("single"), timeout_s=60) == {"use_cpu": True}
     assert not torch.distributed.is_initialized()
 
@@ -58,7 +58,7 @@ def _threads_as_before() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_threads_as_before")
 @pytest.mark.parametrize(("processes", "threads"), [(1, 8), (2, 4), (3, 2), (16, 1)])
-def test_the_stand_in_divides_the_cores_among_the_processes(
+def test_the_fallback_divides_the_cores_among_the_processes(
     processes: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -68,14 +68,14 @@ def test_the_stand_in_divides_the_cores_among_the_processes(
 
 
 @pytest.mark.usefixtures("_threads_as_before")
-def test_the_stand_in_leaves_threads_that_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fallback_leaves_threads_that_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     torch.set_num_threads(3)
     cpu_fallback.start(Launch("single"), timeout_s=60)
     assert torch.get_num_threads() == 3
 
 
-def test_the_stand_in_says_what_it_leaves_out() -> None:
+def test_the_fallback_says_what_it_leaves_out() -> None:
     (limit,) = cpu_fallback.limits(Launch("fsdp2_offload", 2))
     assert "without its CPU offload" in limit
     assert not any(cpu_fallback.limits(Launch(name, 2)) for name in ("single", "ddp", "fsdp2", "zero2_offload"))
@@ -88,7 +88,7 @@ def test_the_stand_in_says_what_it_leaves_out() -> None:
         ("auto", []),  # its layers are on all of them
     ],
 )
-def test_one_process_deals_its_batches_to_one_of_several_gpus_and_tells_of_those_that_stay_unused(
+def test_one_process_uses_one_gpu_and_reports_unused_ones(
     one_process: IndicTrainingArguments, device_map: str | None, told: list[str]
 ) -> None:
     assert use_one_gpu(one_process, device_map) == []

@@ -20,18 +20,18 @@ def waiting(folder: Path, command: list[str], *flags: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero2"])
-def test_it_is_what_was_asked_for(tmp_path: Path, strategy: str) -> None:
+def test_the_timeout_is_that_of_the_run(tmp_path: Path, strategy: str) -> None:
     of_zero = [["undefined", 777.0]] if strategy == "zero2" else []
     assert waiting(tmp_path, accelerate(strategy, 2)) == [["default_pg", 777.0], *of_zero]
 
 
-def test_it_is_what_was_asked_for_after_a_restart(tmp_path: Path) -> None:
+def test_the_timeout_is_that_of_the_run_after_a_restart(tmp_path: Path) -> None:
     command = [*torchrun(2), "--max-restarts", "1"]
     assert waiting(tmp_path, command, "--resume_from_checkpoint", "auto") == [["default_pg", 777.0]]
 
 
-def test_who_waits_long_for_a_rank_hears_at_once_that_it_is_gone(tmp_path: Path) -> None:
-    """Nodes with disks of their own hear of each other in no other way; to make the group would take 12 hours."""
+def test_a_long_wait_ends_at_once_when_a_rank_ends(tmp_path: Path) -> None:
+    """Nodes with separate disks learn of each other only by it; to make the group would take 12 hours."""
     told = tmp_path / "told"
     start([*torchrun(2), "tests/distributed/long_wait.py", str(told)], timeout_s=60)
     seconds, _, error = told.read_text(encoding="utf-8").partition(" ")

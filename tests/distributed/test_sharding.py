@@ -68,27 +68,27 @@ def test_a_model_without_layers_is_refused() -> None:
 
 @pytest.fixture
 def args(monkeypatch: pytest.MonkeyPatch) -> TrainingArguments:
-    """Of one of several processes, by what the state tells."""
+    """Of one of several processes, by their state."""
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"):
-        monkeypatch.setenv(name, "false")  # so that it is put back
+        monkeypatch.setenv(name, "false")  # restored afterwards
     made = TrainingArguments(output_dir="unused", use_cpu=True)
     monkeypatch.setattr(made.distributed_state, "distributed_type", DistributedType.MULTI_GPU)
     return made
 
 
-def test_accelerate_is_told_the_layers(monkeypatch: pytest.MonkeyPatch, args: TrainingArguments) -> None:
+def test_accelerate_gets_the_layers(monkeypatch: pytest.MonkeyPatch, args: TrainingArguments) -> None:
     monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "SomethingElse")
     fit_to_model(classifier("bert"), args)
     assert os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] == "BertLayer"
 
 
-def test_a_model_that_is_not_split_is_compiled_as_a_whole(args: TrainingArguments) -> None:
+def test_an_unsharded_model_is_compiled_as_a_whole(args: TrainingArguments) -> None:
     fit_to_model(classifier("bert"), args)
     assert not TorchDynamoPlugin(backend="inductor").use_regional_compilation
 
 
 @pytest.mark.parametrize("by_flag", [True, False], ids=["--fsdp", "accelerate's config"])
-def test_a_split_model_is_compiled_by_blocks(args: TrainingArguments, by_flag: bool) -> None:
+def test_a_sharded_model_is_compiled_by_blocks(args: TrainingArguments, by_flag: bool) -> None:
     if by_flag:
         args.fsdp_plugin_args = {"fsdp_version": 2}
     else:

@@ -65,16 +65,16 @@ def test_quantised_weights_are_not_trained_under_zero_3(
     ("strategy", "codes"),
     [("single", []), ("ddp", []), ("zero1", []), ("zero2", []), ("fsdp2", ["quantised-weights-sharded"])],
 )
-def test_only_fsdp2_asks_how_4_bit_weights_are_stored(strategy: str, codes: list[str]) -> None:
+def test_only_fsdp2_refuses_4_bit_weights_stored_in_bytes(strategy: str, codes: list[str]) -> None:
     assert found_in(strategy, NF4_IN_BYTES, method="lora") == codes
 
 
-def test_the_output_layer_is_not_trained_whole_under_fsdp2() -> None:
+def test_fsdp2_refuses_to_train_the_full_output_layer() -> None:
     assert found_in("fsdp2", method="lora", modules_to_save=["lm_head"]) == ["lm-head-under-fsdp2"]
     assert found_in("zero2", method="lora", modules_to_save=["lm_head"]) == []
 
 
-def test_a_model_spread_over_all_gpus_is_one_processs() -> None:
+def test_a_device_map_needs_a_single_process() -> None:
     assert found_in("single", world_size=1, method="qlora", device_map="auto") == []
     assert found_in("ddp", world_size=2, device_map="balanced") == ["device-map-with-processes"]
     both = ["quantised-weights-sharded", "device-map-with-processes"]
@@ -82,7 +82,7 @@ def test_a_model_spread_over_all_gpus_is_one_processs() -> None:
 
 
 @every_strategy
-def test_qlora_pages_its_optimizer_where_it_can(strategy: str) -> None:
+def test_qlora_pages_its_optimizer_under_single_and_ddp(strategy: str) -> None:
     paged = "paged_adamw_8bit" if strategy in ("single", "ddp") else None
     assert default_optimizer(Launch(strategy), "qlora", has_gpu=True) == paged
     assert default_optimizer(Launch(strategy), "qlora", has_gpu=False) is None
@@ -166,7 +166,7 @@ def test_deepspeed_cannot_skip_every_bad_step(strategy: str, asked: str, is_refu
     assert found == ([("skip-under-deepspeed", "--on_nonfinite")] if is_refused else [])
 
 
-def test_adafactor_adds_split_and_whole_tensors() -> None:
+def test_adafactor_mixes_sharded_and_full_tensors() -> None:
     """transformers 5.23 and torch 2.13; when it does not, `runs_optimizer` can let it through."""
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
@@ -183,7 +183,7 @@ def test_adafactor_adds_split_and_whole_tensors() -> None:
 @pytest.mark.parametrize(
     "kind", [adamw.AdamW8bit, adamw.PagedAdamW8bit, ademamix.AdEMAMix, lion.Lion8bit, rmsprop.RMSprop]
 )
-def test_bitsandbytes_updates_no_weight_that_is_split(kind: Callable[..., Optimizer]) -> None:
+def test_bitsandbytes_updates_no_sharded_weight(kind: Callable[..., Optimizer]) -> None:
     """bitsandbytes 0.50 and torch 2.13; when one is updated, `runs_optimizer` can let it through."""
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
@@ -196,7 +196,7 @@ def test_bitsandbytes_updates_no_weight_that_is_split(kind: Callable[..., Optimi
         distributed.destroy_process_group()
 
 
-def test_a_state_that_was_paged_is_an_ordinary_one_when_it_is_loaded(tmp_path: Path) -> None:
+def test_a_loaded_state_is_not_paged(tmp_path: Path) -> None:
     """torch 2.13 keeps what bitsandbytes has noted of a tensor; when it no longer does, `forget_pages` can go."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])

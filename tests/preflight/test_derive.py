@@ -65,7 +65,7 @@ def test_half_precision_uses_tf32_and_a_compiled_model_in_fp32_does_not(
     assert "tf32" not in made(*flags, "--tf32", "true")[0].derived
 
 
-def test_a_launch_that_cannot_be_read_is_a_problem_and_the_plan_is_there() -> None:
+def test_an_unreadable_launch_is_a_problem_of_a_complete_plan() -> None:
     plan, problems = made("--deepspeed", "no.json", **TWO_RANKS)
     assert len(problems) == 1
     assert problems[0].flag.startswith("--deepspeed") or "--deepspeed" in problems[0]

@@ -61,7 +61,7 @@ def without_mended_names() -> None:
 
 
 def without_borrowed_type() -> None:
-    """FSDP on the CPU as accelerate leaves it: the type that the stand-in borrows is taken back at once."""
+    """FSDP on the CPU as accelerate leaves it: the type that the fallback sets is reset at once."""
     start = cpu_fallback.start
 
     def and_back(launch: Launch, timeout_s: int) -> dict[str, Any]:
