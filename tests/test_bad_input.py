@@ -324,7 +324,7 @@ class TestUnderLaunchers:
         launcher[2:2] = ["--dynamo_backend", "inductor"]
         of_the_flag, of_the_launcher = job.refused("--max_tokens_per_device", "0", launcher=launcher).problems
         assert of_the_flag.endswith("[expected-at-least]")
-        assert of_the_launcher.endswith("[launcher-sets-compiler]")
+        assert of_the_launcher.endswith("[launcher-sets]")
 
     def test_the_deepspeed_launcher_passes_the_exit_code_on(self, job: Job) -> None:
         job.flags["train_file"] = job.path("missing.jsonl")

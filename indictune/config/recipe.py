@@ -50,13 +50,16 @@ class Recipe:
         values: field name -> value, of the given fields.
         problems: problems found so far; all are raised together, before anything slow.
         path: the recipe file, or None.
-        is_read: whether the recipe file could be read.
     """
 
     values: dict[str, Any]
     problems: Problems
     path: Path | None = None
-    is_read: bool = True
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the recipe file, if there is one, could be read."""
+        return all(each.flag != "--config" for each in self.problems)
 
     def build(self, arguments: type[Arguments], **decided: Any) -> Arguments:
         """Make `arguments` from the given values; `decided` values win over them.
@@ -110,13 +113,11 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
 
     path = None
     in_file: dict[str, list[str]] = {}
-    is_read = True
     if "config" in flags:
         named = " ".join(flags.pop("config")) or "(no file named)"
-        path, is_read = Path(named), False
+        path = Path(named)
         with problems.collecting():
             in_file = _read_file(path)
-            is_read = True
         _drop_tokens(f"{path}: ", in_file, problems)
         _drop_trust(f"{path}: ", in_file, problems)
     if any(name in flags for name in DATA_SOURCE_FIELDS if name != "dataset_config_name"):
@@ -127,7 +128,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
         for name, words in entries.items():
             with problems.collecting():
                 values[name] = _convert(parser, prefix, name, words)
-    return Recipe(values, problems, path, is_read)
+    return Recipe(values, problems, path)
 
 
 def resolved(*arguments: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from indictune.preflight.fixed_values import check_fixed_values
 from indictune.preflight.integrations import check_hub, check_loggers
 from indictune.preflight.model import check_model
 from indictune.preflight.optimizer import check_optimizer
-from indictune.preflight.processes import check_compiler, check_number_type, check_processes
+from indictune.preflight.processes import check_launcher_settings, check_number_type, check_processes
 from indictune.preflight.resume import check_resume
 from indictune.preflight.schedule import check_evaluations, check_schedule
 from indictune.preflight.values import check_metric, check_values
@@ -33,7 +33,7 @@ CHECKS: tuple[Check, ...] = (
     check_values,
     check_schedule,
     check_optimizer,
-    check_compiler,
+    check_launcher_settings,
     check_number_type,
     check_hub,
     check_loggers,
@@ -65,7 +65,7 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
 
 def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
     """As `preflight`, of an evaluation without training."""
-    checks: tuple[Check, ...] = (check_compiler, check_number_type)
+    checks: tuple[Check, ...] = (check_launcher_settings, check_number_type)
     checks += (check_processes,) if plan.launch.is_known else ()
     return list(dict.fromkeys(each for check in checks for each in check(plan)))
 

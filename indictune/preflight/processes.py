@@ -19,23 +19,23 @@ def check_processes(plan: AnyPlan) -> list[Problem]:
 
 
 def check_number_type(plan: AnyPlan) -> list[Problem]:
-    """Refuse fp16 without a GPU, and a number type that only the launcher names.
+    """Refuse fp16 without a GPU: accelerate (1.15) would train in fp32 without a warning."""
+    return [problem("fp16-without-gpu", "--fp16", "true")] if plan.training.fp16 and not plan.gpus else []
 
-    accelerate (1.15) trains in fp32 on a CPU without a warning. transformers (5.23) takes the type of accelerate's
-    flag or file, and neither `recipe.yaml` nor the saved model would record it.
+
+def check_launcher_settings(plan: AnyPlan) -> list[Problem]:
+    """Refuse a number type and a compiler that only the launcher names: `recipe.yaml` would not record them.
+
+    transformers (5.23) takes the type of accelerate's flag or file, and accelerate takes its own compiler.
     """
     training, found = plan.training, []
-    if training.fp16 and not plan.gpus:
-        found.append(problem("fp16-without-gpu", "--fp16", "true"))
-    asked = plan.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     own = "fp16" if training.fp16 else "no" if training.bf16 is False else "bf16"  # None is bf16, of a LLaMA
+    asked = plan.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if asked not in ("no", own):
-        instead = f"--{asked} true" if asked in ("bf16", "fp16") else "--bf16 true"
-        found.append(problem("launcher-sets-number-type", "--mixed_precision", asked, own=own, instead=instead))
+        instead = "--bf16 true or --fp16 true"
+        found.append(problem("launcher-sets", "--mixed_precision", asked, instead=instead))
+    backend = plan.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    if backend != "no":
+        instead = f"--torch_compile true --torch_compile_backend {backend}"
+        found.append(problem("launcher-sets", "--dynamo_backend", backend, instead=instead))
     return found
-
-
-def check_compiler(plan: AnyPlan) -> list[Problem]:
-    """Refuse a compiler that only the launcher names: `recipe.yaml` would not record it."""
-    backend = plan.environ.get("ACCELERATE_DYNAMO_BACKEND", "NO").lower()
-    return [] if backend == "no" else [problem("launcher-sets-compiler", "--dynamo_backend", backend)]

@@ -54,9 +54,9 @@ def test_a_push_needs_a_valid_name(
     ("names", "code"),
     [
         (["none"], None),
-        (["none", "tensorboard"], "logger-stands-alone"),
-        (["all", "tensorboard"], "logger-stands-alone"),
-        (["tensorbord"], "logger-unknown"),
+        (["none", "tensorboard"], "logger-missing"),
+        (["all", "tensorboard"], "logger-missing"),
+        (["tensorbord"], "logger-missing"),
     ],
 )
 def test_loggers_are_known_and_installed(names: list[str], code: str | None) -> None:
