@@ -241,12 +241,6 @@ class ExactTrainer(TaskTrainer):
         candidates: list[Any] = [*self.callback_handler.callbacks, self.control]
         return [each for each in candidates if isinstance(each, ExportableState)]
 
-    def forget_uncompared_best(self) -> None:
-        """Restore the best step where the Trainer (5.23) took one whose weights are not kept."""
-        if self._best_before is not None:
-            self.state.best_metric, self.state.best_global_step = self._best_before
-            self._best_before = None
-
     def check_weights(self) -> None:
         """Raise `NonFiniteLossError` if a weight is NaN or infinite. All ranks must call it."""
         assert self.model is not None

@@ -22,11 +22,12 @@ from indictune.data.cache import write_through
 from indictune.distributed import node_disks, sharding
 from indictune.files import write_json
 from indictune.hub import push
+from indictune.models.active_vocabulary import active_embedding
 from indictune.models.atomic_folder import match_config_mode
 from indictune.run import Run
 from indictune.stop_signals import Stopped
 from indictune.train.exact_trainer import ExactTrainer
-from indictune.train.verify import shapes_when_saved, verify_saved
+from indictune.train.verify import verify_saved
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +80,11 @@ def put_in_place(folder: Path, target: Path) -> None:
 
 
 def _bytes_of_weights(trainer: ExactTrainer) -> int:
-    """Of the saved weights, on all ranks together."""
+    """Of the saved weights, on all ranks together, with the unused rows of the embedding."""
     model = sharding.unwrapped(trainer)
-    shapes, is_adapter = shapes_when_saved(model), isinstance(model, PeftModel)
+    shapes, active, is_adapter = sharding.full_shapes(model), active_embedding(model), isinstance(model, PeftModel)
+    if active is not None:
+        shapes[active[0]] = (len(active[1].position_of), active[1].embedding_dim)
     saved = [(name, each) for name, each in model.named_parameters() if each.requires_grad or not is_adapter]
     return sum(math.prod(shapes[name]) * each.element_size() for name, each in saved)
 

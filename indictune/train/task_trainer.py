@@ -51,6 +51,12 @@ class TaskTrainer(Trainer):
     def log_on(self, unlogged: dict[str, Any]) -> None:
         """Go on with what `unlogged` gave to a checkpoint."""
 
+    def forget_uncompared_best(self) -> None:
+        """Restore the best step where the Trainer (5.23) took one whose weights are not kept."""
+        if self._best_before is not None:
+            self.state.best_metric, self.state.best_global_step = self._best_before
+            self._best_before = None
+
     @cached_property
     def disks_group(self) -> ProcessGroup | None:
         """The ranks that write what other nodes give, where each node has its own disk. All must ask for it."""

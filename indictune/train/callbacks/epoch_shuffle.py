@@ -1,4 +1,4 @@
-"""Each epoch its own shuffle."""
+"""Shuffle each epoch anew."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from indictune.data.batching import TrainingBatches
 class EpochShuffle(TrainerCallback):
     """Tells the batches which epoch begins.
 
-    The Trainer (transformers 5.23) tells a loader and what lies within its batch sampler, and not that itself: every
-    epoch would repeat the first one's order. Ours is told of one epoch alone, that in whose middle a run goes on:
-    accelerate (1.15) puts a SkipBatchSampler around it.
-
-    Args:
-        batches: of the Trainer.
+    The Trainer (5.23) does not tell a batch sampler that has no sampler inside: every epoch would repeat the first
+    one's order.
     """
 
     def __init__(self, batches: TrainingBatches) -> None:

@@ -1,31 +1,21 @@
-"""Corrects what the Trainer keeps wrongly between steps."""
+"""Correct what the Trainer records wrongly between steps."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-
-class Records(Protocol):
-    """What is corrected, of a trainer."""
-
-    _tr_loss: torch.Tensor
-
-    def forget_uncompared_best(self) -> None: ...
+from indictune.train.task_trainer import TaskTrainer
 
 
 class KeepRecords(TrainerCallback):
     """Forgets a NaN that was logged, and a best step whose weights are not kept.
 
     The Trainer (5.23) subtracts the summed loss from itself after it is logged, which keeps a NaN.
-
-    Args:
-        trainer: of the run.
     """
 
-    def __init__(self, trainer: Records) -> None:
+    def __init__(self, trainer: TaskTrainer) -> None:
         self.trainer = trainer
 
     def on_log(
@@ -42,5 +32,4 @@ class KeepRecords(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.trainer.forget_uncompared_best()
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        self.trainer.forget_uncompared_best()
+    on_train_end = on_step_begin

@@ -14,7 +14,6 @@ from indictune.train import bad_steps
 from indictune.train.callbacks.heartbeat import ReportProgress
 from indictune.train.callbacks.load_best import LoadBest
 from indictune.train.callbacks.resume import GoOn, LeaveBehind
-from indictune.train.callbacks.spikes import WarnOfSpikes
 from indictune.train.callbacks.step_flags import StepFlags
 from indictune.train.callbacks.tensorboard import ContinuedTensorBoard
 from indictune.train.callbacks.train_log import TrainLog
@@ -44,7 +43,6 @@ def watch(
     trainer.add_callback(StepFlags(trainer))
     if trainer.pop_callback(TensorBoardCallback) is not None:
         trainer.add_callback(ContinuedTensorBoard())  # type: ignore[no-untyped-call]
-    trainer.add_callback(WarnOfSpikes())
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     trainer.add_callback(ReportProgress())
