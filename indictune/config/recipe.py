@@ -49,12 +49,10 @@ class Recipe:
     Attributes:
         values: field name -> value, of the given fields.
         problems: problems found so far; all are raised together, before anything slow.
-        path: the recipe file, or None.
     """
 
     values: dict[str, Any]
     problems: Problems
-    path: Path | None = None
 
     @property
     def is_read(self) -> bool:
@@ -128,7 +126,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
         for name, words in entries.items():
             with problems.collecting():
                 values[name] = _convert(parser, prefix, name, words)
-    return Recipe(values, problems, path)
+    return Recipe(values, problems)
 
 
 def resolved(*arguments: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""YAML as its author wrote it: YAML 1.1 takes 010 for 8, `no` for false, and of a key that stands twice the last."""
+"""YAML as its author wrote it. YAML 1.1 reads 010 as 8, `no` as false, and keeps the last of two equal keys."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ _NUMBERS = {f"{_TAG}bool", f"{_TAG}int", f"{_TAG}float"}
 
 
 class _UniqueKeys(BaseConstructor):
-    """Refuses a mapping with a key that stands twice, as the standard asks.
-
-    Raises:
-        ConstructorError: it names the key and its place.
-    """
+    """Raises a `ConstructorError` with the place of a key that a mapping has twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+                raise ConstructorError(None, None, f"the key {key.value} is there twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -34,9 +30,9 @@ class TextLoader(_UniqueKeys, yaml.BaseLoader):
 
 
 class RecipeLoader(_UniqueKeys, yaml.SafeLoader):
-    """Reads keys and values as text, for the type of a key's field to decide; nothing (`null`, `~`) stays nothing.
+    """Reads keys and values as text, which the type of the field converts; `null` and `~` stay None.
 
-    A mapping that is a value, such as `{num_cycles: 2}`, has no fields: its numbers and truth values are read as such.
+    In a mapping that is a value, such as `{num_cycles: 2}`, numbers and booleans are read as such: it has no fields.
     """
 
     depth = 0

@@ -29,12 +29,6 @@ def local_world_size_of(environ: Mapping[str, str]) -> int:
     return int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or world_size_of(environ))
 
 
-def starts_all_here(environ: Mapping[str, str]) -> bool:
-    """Whether one launcher started all ranks, on this node and so at once. By hand, a rank may come minutes later."""
-    is_launched = environ.keys() & {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}  # torchrun's and accelerate's, deepspeed's
-    return bool(is_launched) and local_world_size_of(environ) == world_size_of(environ)
-
-
 def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: str | None = None) -> Launch:
     """What the launcher and the flags ask for.
 

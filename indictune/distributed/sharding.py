@@ -91,12 +91,6 @@ def save_code(model: nn.Module, folder: str | Path) -> None:
     plain.config.auto_map = {**plain.config.auto_map, own._auto_class: f"{module}.{own.__name__}"}
 
 
-def gather_full_model(accelerator: Accelerator) -> None:
-    """Make the next `save_model` write the complete model, even if checkpoints are shards."""
-    if accelerator.distributed_type == DistributedType.FSDP:
-        accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-
-
 def without_tied_copies(model: nn.Module | None, state: dict[str, Any] | None) -> dict[str, Any] | None:
     """Complete weights by name, without copies of tied ones.
 

@@ -51,7 +51,7 @@ def found(*argv: str) -> list[tuple[str, str, Any]]:
 
 def test_without_flags_all_values_are_defaults() -> None:
     given = read()
-    assert (given.values, given.problems, given.path) == ({}, [], None)
+    assert (given.values, given.problems) == ({}, [])
     assert given.build(ModelArguments) == ModelArguments()
 
 
