@@ -1,6 +1,6 @@
 """Fine-tune a classifier of tokens, such as named entities.
 
-python scripts/train_tokens.py --model_name_or_path google/muril-base-cased --train_file train.conll --output_dir out
+python scripts/train_tokens.py --config recipes/tokens/demo.yaml
 
 accelerate launch --config_file accelerate_configs/fsdp2.yaml --num_processes 8 \
     scripts/train_tokens.py --config my_tokens.yaml

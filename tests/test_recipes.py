@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.expected_memory import expected
-from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.arguments import (
+    DataArguments,
+    IndicTrainingArguments,
+    ModelArguments,
+    SentimentTrainingArguments,
+)
 from indictune.config.chat_arguments import ChatDataArguments, LlamaModelArguments, LlamaTrainingArguments
 from indictune.config.recipe import read_recipe
 
@@ -16,8 +21,13 @@ RECIPES = sorted((Path(__file__).parents[1] / "recipes").rglob("*.yaml"))
 TYPES = {
     "sentiment": (ModelArguments, DataArguments, SentimentTrainingArguments),
     "llama": (LlamaModelArguments, ChatDataArguments, LlamaTrainingArguments),
+    "tokens": (ModelArguments, DataArguments, IndicTrainingArguments),
 }
-SCRIPT = {"sentiment": "scripts/train_sentiment.py", "llama": "scripts/train_llama.py"}
+SCRIPT = {
+    "sentiment": "scripts/train_sentiment.py",
+    "llama": "scripts/train_llama.py",
+    "tokens": "scripts/train_tokens.py",
+}
 
 every_recipe = pytest.mark.parametrize("path", RECIPES, ids=[f"{path.parent.name}/{path.name}" for path in RECIPES])
 
