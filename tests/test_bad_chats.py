@@ -151,7 +151,7 @@ def test_a_target_that_matches_nothing_is_told_with_what_else_does_not_fit_the_m
     assert re.findall(r"^  \d\. (--\w+)", message, re.MULTILINE) == [
         "--max_length",
         "--lora_target_modules",
-        "--attn_implementation",
+        "--packing",
     ]
 
 

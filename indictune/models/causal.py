@@ -21,13 +21,13 @@ from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.load import (
     Model,
     check_vocabulary,
-    has_own_code,
     load_config,
     read_weights,
     set_padding,
     stored_quantisation,
 )
 from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
+from indictune.models.unpadded import why_not_joined
 
 OUTPUT_LAYER = "lm_head"
 
@@ -58,16 +58,11 @@ def check_packing(args: ModelArguments, config: PreTrainedConfig) -> None:
     """Refuse to pack rows if documents of one pack could see each other.
 
     Raises:
-        UserError: `packing-of-unknown-model`, `packing-of-own-code` or `packing-with-attention`.
+        UserError: `packing-impossible`.
     """
-    if config.model_type not in PACKED_MODELS:
-        details = {"model": args.model_name_or_path, "model_type": config.model_type}
-        raise UserError("packing-of-unknown-model", "--packing", known=", ".join(PACKED_MODELS), **details)
-    if has_own_code(args, config):
-        raise UserError("packing-of-own-code", "--packing", model=args.model_name_or_path)
-    if args.attn_implementation not in PACKED_ATTENTION:
-        known = ", ".join(filter(None, PACKED_ATTENTION))
-        raise UserError("packing-with-attention", "--attn_implementation", args.attn_implementation, known=known)
+    reason = why_not_joined(args, config, PACKED_MODELS, PACKED_ATTENTION)
+    if reason is not None:
+        raise UserError("packing-impossible", "--packing", "true", reason=reason)
 
 
 def load_causal(

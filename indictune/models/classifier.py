@@ -21,13 +21,7 @@ from indictune.errors import UserError
 from indictune.models.adapters import HEAD_NAMES, add_lora
 from indictune.models.config_shapes import check_shapes
 from indictune.models.dropout import set_config_dropout, set_module_dropout
-from indictune.models.load import (
-    Model,
-    check_vocabulary,
-    load_config,
-    read_weights,
-    set_padding,
-)
+from indictune.models.load import Model, check_vocabulary, load_config, read_weights, set_padding
 from indictune.models.load_errors import MODEL_FLAG
 
 logger = logging.getLogger(__name__)
@@ -106,7 +100,9 @@ def load_classifier(
     """
     config = load_classifier_config(args) if config is None else config
     _check_head(config, labels)
-    _set_labels(config, labels, problem_type)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = problem_type or "single_label_classification"
     if args.dropout is not None:
         set_config_dropout(config, args.dropout)
     base, new_weights = read_weights(kind, args, config, torch.float32)
@@ -138,12 +134,6 @@ def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:
         ", ".join(labels),
         fate,
     )
-
-
-def _set_labels(config: PreTrainedConfig, labels: Sequence[str], problem_type: ProblemType | None) -> None:
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: index for index, label in enumerate(labels)}
-    config.problem_type = problem_type or "single_label_classification"
 
 
 def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str]) -> PeftModel:

@@ -28,13 +28,7 @@ from indictune.models import builtin
 from indictune.models.adapters import freeze_quantised, nf4_config
 from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
 from indictune.models.position_limits import POSITIONS_AFTER_PADDING
-from indictune.models.trust import (
-    ADAPTER_CONFIG,
-    check_indexes,
-    check_links,
-    check_tokenizer_settings,
-    check_weights_setting,
-)
+from indictune.models.trust import check_indexes, check_links, check_tokenizer_settings, check_weights_setting
 from indictune.models.vowel_signs import lost_vowel_signs
 
 logger = logging.getLogger(__name__)
@@ -46,11 +40,13 @@ def read_config(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedConfi
     """The configuration of a model that is trusted.
 
     Raises:
-        UserError: the configuration is unreadable or not trusted.
+        UserError: the configuration is unreadable or not trusted, or `adapter-as-model`.
     """
     path = builtin.resolve(args.model_name_or_path)
     check_links(Path(path), flag)
     with explained(args, Exception, flag=flag):
+        if find_adapter_config_file(path, revision=args.model_revision):  # transformers 5.23 would load the adapter
+            raise UserError("adapter-as-model", flag, args.model_name_or_path)
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             path, revision=args.model_revision, trust_remote_code=args.trust_remote_code
         )
@@ -67,11 +63,8 @@ def load_config(args: ModelArguments, known: Container[type[PreTrainedConfig]], 
         task: name of such a model, for messages.
 
     Raises:
-        UserError: as `read_config`; or `adapter-as-model`, `no-model-for-task` or `full-of-quantised`.
+        UserError: as `read_config`; or `no-model-for-task` or `full-of-quantised`.
     """
-    path = Path(builtin.resolve(args.model_name_or_path))
-    if (path / ADAPTER_CONFIG).exists():
-        raise UserError("adapter-as-model", MODEL_FLAG, args.model_name_or_path)
     config = read_config(args)
     brings_code = args.trust_remote_code and "auto_map" in config.to_dict()
     if type(config) not in known and not brings_code:
@@ -166,7 +159,7 @@ def read_weights(
         quantisation: of the weights while they are read, instead of the method's.
 
     Raises:
-        UserError: the weights are unreadable or not trusted; or `adapter-beside-model` or `weights-do-not-fit`.
+        UserError: the weights are unreadable or not trusted; or `weights-do-not-fit`.
     """
     name = builtin.resolve(args.model_name_or_path)
     if args.method == "qlora" and not stored_quantisation(config):
@@ -176,8 +169,6 @@ def read_weights(
     if Path(name).is_dir():
         check_indexes(Path(name), flag)
     with explained(args, *BROKEN, flag=flag):
-        if find_adapter_config_file(name, revision=args.model_revision):  # transformers 5.23 would load the adapter
-            raise UserError("adapter-beside-model", flag, args.model_name_or_path)
         model, info = kind.from_pretrained(
             name,
             config=config,

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_files
 
-from indictune.errors import UserError, problem
+from indictune.errors import UserError
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -120,21 +120,17 @@ def check_indexes(folder: Path, flag: str) -> None:
     """Refuse an index of weights that names a file outside its folder: transformers 5.23 would read it.
 
     Raises:
-        UserError: `index-outside-model` or `index-unreadable`, one for each such index.
+        UserError: `index-outside-model` or `index-unreadable`.
     """
-    problems = []
     for index in sorted(folder.glob("*.index.json")):
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             outside = sorted(name for name in names if not is_inside(name))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(problem("index-unreadable", flag, folder, file=index.name, reason=repr(error)))
-            continue
+            raise UserError("index-unreadable", flag, folder, file=index.name, reason=repr(error)) from error
         if outside:
             named = ", ".join(map(repr, outside[:3]))
-            problems.append(problem("index-outside-model", flag, folder, file=index.name, named=named))
-    if problems:
-        raise UserError(problems=problems)
+            raise UserError("index-outside-model", flag, folder, file=index.name, named=named)
 
 
 def check_adapter(folder: Path, flag: str) -> None:

@@ -37,7 +37,7 @@ def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, confi
     Raises:
         UserError: `padding-needed`.
     """
-    reason = _why_padded(args, config, CLASSIFIERS)
+    reason = why_not_joined(args, config, CLASSIFIERS)
     if args.device_map is not None:  # accelerate moves the inputs of layers, but not what the hooks here keep
         reason = f"--device_map {args.device_map} may put a row's states and its boundaries on different GPUs"
     if reason is not None and padding_free == "on":
@@ -49,20 +49,26 @@ def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, confi
 
 def pads_causal(args: ModelArguments, config: PreTrainedConfig) -> bool:
     """Whether the rows of a causal language model are padded."""
-    reason = _why_padded(args, config, CAUSAL)
+    reason = why_not_joined(args, config, CAUSAL)
     if reason is not None:
         _log_padding(reason)
     return reason is not None
 
 
-def _why_padded(args: ModelArguments, config: PreTrainedConfig, types: Collection[str]) -> str | None:
-    """Why a model must pad its rows; None if it need not."""
+def why_not_joined(
+    args: ModelArguments,
+    config: PreTrainedConfig,
+    types: Collection[str],
+    attentions: Collection[str | None] = ATTENTIONS,
+) -> str | None:
+    """Why a model may not keep joined rows apart; None if it is known to."""
     if has_own_code(args, config):
         return "the model has its own code, which may not keep joined rows apart"
     if config.model_type not in types:
-        return f"models of type {config.model_type} may need padding ({', '.join(types)} do not)"
-    if args.attn_implementation not in ATTENTIONS:
-        return f"--attn_implementation {args.attn_implementation} needs padding"
+        return f"models of type {config.model_type} may not keep joined rows apart ({', '.join(types)} do)"
+    if args.attn_implementation not in attentions:
+        known = ", ".join(filter(None, attentions))
+        return f"--attn_implementation {args.attn_implementation} may not keep joined rows apart ({known} does)"
     return None
 
 

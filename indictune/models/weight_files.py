@@ -49,20 +49,14 @@ class Checkpoint:
 def weights_files(folder: Path, flag: str) -> list[Path]:
     """The safetensors files of a model.
 
-    Args:
-        folder: of the model.
-        flag: that names the model, for messages.
-
     Raises:
-        UserError: `weights-pickled`, `weights-missing`, or the index names files that are missing or outside.
+        UserError: `weights-missing`, or as `check_indexes`.
     """
     names = [WHOLE]
     if (folder / INDEX).is_file():
         check_indexes(folder, flag)
         names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
     missing = [name for name in names if not (folder / name).is_file()]
-    if missing == [WHOLE] and any(folder.glob("pytorch_model*.bin")):
-        raise UserError("weights-pickled", flag, folder)
     if missing:
         raise UserError("weights-missing", flag, folder, files=", ".join(missing[:3]))
     return [folder / name for name in names]

@@ -362,7 +362,7 @@ class TestAFinishedModel:
         save_file({"a": torch.zeros(1)}, adapter / "adapter_model.safetensors")
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             shutil.copy(adapter / name, base)
-        with refused("adapter-beside-model"):
+        with refused("adapter-as-model"):
             load_trained(adapter)
 
 

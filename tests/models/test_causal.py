@@ -306,16 +306,16 @@ class TestPacking:
     def test_other_models_and_attentions_are_refused(self) -> None:
         check_packing(ModelArguments("some/llama"), CONFIGS["llama"]())
         check_packing(ModelArguments("some/llama", attn_implementation="flash_attention_2"), CONFIGS["llama"]())
-        with refused("packing-with-attention", "flex_attention", flag="--attn_implementation"):
+        with refused("packing-impossible", "flex_attention", flag="--packing"):
             check_packing(ModelArguments("some/llama", attn_implementation="flex_attention"), CONFIGS["llama"]())
-        with refused("packing-of-unknown-model", "bert", "some/model", flag="--packing"):
+        with refused("packing-impossible", "bert", flag="--packing"):
             check_packing(ModelArguments("some/model"), CONFIGS["bert"]())
 
     def test_own_code_is_refused_where_it_would_run(self) -> None:
         config = CONFIGS["llama"]()
         config.auto_map = {"AutoModelForCausalLM": "modeling_abacus.Abacus"}
         check_packing(ModelArguments("some/llama"), config)  # transformers' own class is taken
-        with refused("packing-of-own-code", "some/llama", flag="--packing"):
+        with refused("packing-impossible", "its own code", flag="--packing"):
             check_packing(ModelArguments("some/llama", trust_remote_code=True), config)
         config.auto_map = {"AutoConfig": "configuration_abacus.Config"}
         check_packing(ModelArguments("some/llama", trust_remote_code=True), config)
