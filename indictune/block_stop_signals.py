@@ -1,13 +1,37 @@
-"""Importing this blocks the signals that ask a run to stop, until it listens (`stop_signals.let_through`).
+"""Importing this makes a process ready to be stopped while it imports the rest, which takes seconds.
 
-Scripts import it first. Their imports take seconds, in which a signal would end the process without a message, and a
-dying launcher would leave it behind. Ctrl-C is not blocked.
+It blocks the signals that ask a run to stop until the run listens (`stop_signals.let_through`), and sends this process
+a SIGTERM when its launcher dies. Ctrl-C is not blocked.
 """
 
+import os
 import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+
+_LOOK_EVERY_S = 0.5
+
+
+def _end_with_launcher(parent: int, script: str) -> None:
+    """Wait until the parent dies, or an ancestor that was given the script too, and send a SIGTERM.
+
+    `accelerate launch` with one process (1.15) dies of a SIGTERM and leaves its child running. So does `deepspeed`
+    (0.19), which starts the ranks by another process.
+    """
+    import psutil  # slow
+
+    with suppress(psutil.NoSuchProcess):
+        launchers = [psutil.Process(parent)]
+        for each in launchers[0].parents():
+            with suppress(psutil.Error):  # of another user
+                launchers += [each] if script in each.cmdline() else []
+        while all(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in launchers):
+            time.sleep(_LOOK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
-
-from indictune.exit_with_launcher import end_with_launcher  # noqa: E402, its SIGTERM is to be blocked too
-
-end_with_launcher()
+if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
+    threading.Thread(target=_end_with_launcher, args=(os.getppid(), sys.argv[0]), daemon=True).start()

@@ -16,7 +16,7 @@ from tests.ranks.launching import ROOT, start
 
 # Each may import those of the lines above it, and itself.
 LAYERS = [
-    {"indictune.credentials", "indictune.errors", "indictune.block_stop_signals", "indictune.exit_with_launcher"}
+    {"indictune.credentials", "indictune.errors", "indictune.block_stop_signals"}
     | {"indictune.console_text", "indictune.progress", "indictune.versions", "indictune.cache_folders", "indictune"}
     | {"indictune.files", "indictune.stop_signals"},
     {"indictune.config"},

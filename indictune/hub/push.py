@@ -1,9 +1,10 @@
-"""Upload the files of a finished run to the Hub."""
+"""The push to the Hub: the repository when a run begins, its files when it is finished."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+import logging
+from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast
@@ -11,11 +12,42 @@ from typing import cast
 from huggingface_hub import HfApi
 from transformers import Trainer
 
+from indictune.checkpoint import store
 from indictune.config.arguments import IndicTrainingArguments
+from indictune.errors import UserError
 from indictune.files import METRICS, NOT_PUSHED, write_json
 from indictune.hub.card import write_card
-from indictune.hub.repository import name_of
 from indictune.models.atomic_folder import MODEL_FILES
+
+logger = logging.getLogger(__name__)
+
+
+def name_of(hub_model_id: str | None, output_dir: Path) -> str:
+    """The name of the repository, as the Trainer chooses it (5.23). Without a namespace it is in the user's own."""
+    return hub_model_id or output_dir.absolute().name
+
+
+def make_repository(args: IndicTrainingArguments, make: Callable[[], None]) -> None:
+    """Make the repository, so that no run trains towards an impossible push.
+
+    A resumed run continues without the Hub: its push makes the repository too.
+
+    Args:
+        args: of the run.
+        make: makes it.
+
+    Raises:
+        UserError: it could not be made, for a run that has saved nothing yet.
+    """
+    folder = Path(str(args.output_dir))
+    try:
+        make()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
+        refusal = UserError("no-repository", "--push_to_hub", name_of(args.hub_model_id, folder), reason=reason)
+        if not store.listed(folder):
+            raise refusal from error
+        logger.warning("%s This run continues, and its push at the end tries again.", refusal.message)
 
 
 def begin_push(trainer: Trainer, saved: Collection[str]) -> None:

@@ -9,7 +9,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 
 from indictune.config.plan import AnyPlan
 from indictune.errors import Problem, problem
-from indictune.hub.repository import name_of
+from indictune.hub.push import name_of
 
 
 def check_hub(plan: AnyPlan) -> list[Problem]:

@@ -28,7 +28,6 @@ from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed import elastic, launch
 from indictune.errors import UserError
-from indictune.exit_with_launcher import end_with_launcher
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 from indictune.hub import push
 from indictune.run import Run
@@ -114,7 +113,6 @@ def _outcome(main: Callable[[Run], None], run: SupervisedRun, replaceable: Colle
     """Run the script on this rank; returns how it ended here."""
     try:
         stop_signals.let_through()
-        end_with_launcher()  # only `indictune evaluate` did not do so before
         run.open(replaceable)
         main(run)
     except Finished as done:

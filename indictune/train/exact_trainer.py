@@ -27,7 +27,7 @@ from indictune.data.collation import Row, lengths_of
 from indictune.distributed import sharding, tf32
 from indictune.distributed.communication import set_up_communication, settle_buckets
 from indictune.distributed.model_state import ModelState
-from indictune.hub.repository import make_repository
+from indictune.hub.push import make_repository
 from indictune.models.load import Model
 from indictune.progress import HERE
 from indictune.stop_signals import Stopped, StopRequest
