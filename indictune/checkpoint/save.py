@@ -270,7 +270,8 @@ class Checkpoints:
         return self.request.epoch_ends and is_due
 
     def _reporting_disk_errors(self, step: int) -> AbstractContextManager[None]:
-        return disk_errors.telling(self.output_dir, step, _bytes_in_memory(self.state.model.model))
+        size_bytes = _bytes_in_memory(self.state.model.model)
+        return disk_errors.reporting(self.output_dir, f"{store.PREFIX}{step}", UNFINISHED, size_bytes)
 
 
 def planned(output_dir: Path) -> list[Path]:

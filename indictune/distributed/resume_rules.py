@@ -9,6 +9,10 @@ from indictune.config.plan import Launch, family_of
 _INTERCHANGEABLE = frozenset({"single", "ddp", "fsdp2"})
 
 
+# A pattern of flags that say how a run is distributed, which changes no step.
+FLAGS_OF_STRATEGIES = "(ddp|fsdp)(_.*)?"
+
+
 def can_resume(strategy: str, world_size: int, launch: Launch) -> bool:
     """Whether weights and optimizer states can be carried over.
 

@@ -147,7 +147,7 @@ def _end_of_finished(run: SupervisedRun, message: str) -> End:
             except RuntimeError as error:
                 return End("failed", str(error))
         run.show(message)
-        for note in compatibility.differences_when_finished(run.output_dir, run.recipe.values):
+        for note in compatibility.ignored_when_finished(run.output_dir, run.recipe.values):
             run.show_error(f"warning: {note}")
     return End("ok", "")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from indictune.checkpoint import resume, store
+from indictune.checkpoint import store
+from indictune.checkpoint.resume import AllRanksReader, newest_whole
 from indictune.checkpoint.save import planned
+from indictune.checkpoint.trust import check_trusted
 from indictune.train.bad_steps import mean_over_ranks
 from indictune.train.collective_flags import CollectiveFlags
 from indictune.train.task_trainer import TaskTrainer
@@ -18,8 +20,8 @@ def drop_if_bad(trainer: TaskTrainer) -> None:
     """Leave a bad step out before the optimizer takes it. All ranks must call it, and wait for each other.
 
     Both `skip` and `rollback` drop its gradient. `rollback` also restores weights and optimizer states from the last
-    checkpoint before it. That is one that the run saved by its own plan, or began with: a stop must not change the
-    result. Rows and the schedule of the learning rate continue.
+    checkpoint before it that the run saved by its own plan: a stop must not change the result. Rows and the schedule
+    of the learning rate continue.
 
     Raises:
         NonFiniteLossError: there were more than `--max_nonfinite_steps`, or no checkpoint to roll back to.
@@ -49,11 +51,14 @@ def drop_if_bad(trainer: TaskTrainer) -> None:
 
 def _roll_back(trainer: TaskTrainer, step: int, loss: float) -> None:
     output_dir = Path(str(trainer.args.output_dir))
-    found = [path for path in planned(output_dir) if store.step_of(path) < step]
-    whole = resume.to_roll_back_to(found, trainer.args, trainer.trusts_checkpoint)
+    reader = AllRanksReader(trainer.args, trainer.trusts_checkpoint, trainer.disks_group)
+    earlier = [path for path in reader.listed(planned(output_dir)) if store.step_of(path) < step]
+    whole, damaged = newest_whole(earlier, reader)
+    for path, problems in damaged.items():
+        logger.warning("Passed over %s: %s", path.name, "; ".join(problems[:3]))
     if whole is None:
         raise trainer.bad_steps.stop("no-checkpoint-to-roll-back-to", step, loss)
-    resume.check_trusted(whole, output_dir, trainer.trusts_checkpoint, "--on_nonfinite rollback to")
+    check_trusted(whole, output_dir, trainer.trusts_checkpoint, "--on_nonfinite rollback to")
     assert trainer.lr_scheduler is not None
     assert trainer.optimizer is not None
     schedule = trainer.lr_scheduler.state_dict()

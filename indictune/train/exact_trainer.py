@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy
 
-from indictune.checkpoint import resume
+from indictune.checkpoint.resume import AllRanksReader, can_load_best
 from indictune.checkpoint.rng_state import RandomStates
 from indictune.checkpoint.save import Checkpoints, RunFacts, weights_are_finite
 from indictune.checkpoint.train_state import Counters, TrainState
@@ -221,8 +221,9 @@ class ExactTrainer(TaskTrainer):
         )
         facts = RunFacts(self.strategy, self.batches.steps_per_epoch, self.data_digest, self.validation_digest)
         self.checkpoints = Checkpoints(self.args, self._train_state(), facts, self.stop_request, self.disks_group)
+        # From here on a stop waits: torch (2.13) reports what a read of shards raises as a failure.
+        self.stop_request.wait_for_the_step()
         if resume_from_checkpoint is not None:
-            self.stop_request.wait_for_the_step()  # torch (2.13) reports what a read of shards raises as a failure
             self.checkpoints.state.restore(Path(resume_from_checkpoint))
         return prepared
 
@@ -252,7 +253,8 @@ class ExactTrainer(TaskTrainer):
         state, best = self.state, self.checkpoints.state.best
         if not self.args.load_best_model_at_end or best is None:
             return
-        if resume.can_load_best(best, self.args, self.trusts_checkpoint, self.disks_group):
+        reader = AllRanksReader(self.args, self.trusts_checkpoint, self.disks_group)
+        if can_load_best(best, reader):
             self.checkpoints.state.model.restore_weights(best)
             state.best_model_checkpoint = str(best)
         else:

@@ -49,7 +49,7 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     trainer.check_weights()
     trainer.look_for_stop("the trained model was to be saved; a resumed run saves it", at_once=True)
     unfinished = run.output_dir / UNFINISHED_MODEL
-    with disk_errors.telling_of_model(run.output_dir, _bytes_of_weights(trainer)):
+    with disk_errors.reporting(run.output_dir, "the model", UNFINISHED_MODEL, _bytes_of_weights(trainer)):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
         node_disks.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
     try:

@@ -16,15 +16,11 @@ from indictune.errors import Problem, UserError, problem
 from indictune.models.active_vocabulary import active_embedding
 from indictune.train.exact_trainer import ExactTrainer
 
-# Flags that change the steps, or what all ranks do together. Of files, the contents are compared.
-_NAMES_OF_FILES = ("model_name_or_path", "class_weights")
-FLAGS = (
-    *(name for name in compatibility.OF_THE_STEPS if name not in _NAMES_OF_FILES),
-    *(*compatibility.IN_THE_STATES, *compatibility.OF_THE_DEALING, *compatibility.OF_THE_BEST),
-    *(*compatibility.OF_THE_ADAPTER, "method", "seed", "data_seed", "global_batch_size", "active_vocabulary"),
-    *("on_nonfinite", "max_nonfinite_steps"),
-    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "logging_strategy", "logging_steps"),
-)
+# Names of files may differ between nodes: their content is compared.
+_FILES = ("model_name_or_path", "class_weights", "train_file", "validation_file", "dataset_name", "deepspeed")
+# They change no step, but all ranks act on them together.
+_TOGETHER = {"on_nonfinite", "max_nonfinite_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps"}
+_TOGETHER |= {"logging_strategy", "logging_steps"}
 
 
 def check_alike(
@@ -45,20 +41,21 @@ def check_alike(
     """
     if trainer.args.world_size == 1:
         return
+    names = {name for name in given if compatibility.changes_steps(name) and name not in _FILES} | _TOGETHER
     own = _contents(trainer) | {
         "test rows": None if test is None else validation_digest(test),
         "class weights": str(in_files.get("class_weights", given.get("class_weights"))),
         "settings in --deepspeed": str(in_files.get("deepspeed")),
-        **{f"--{name}": given.get(name) for name in FLAGS},
+        **{f"--{name}": given.get(name) for name in names},
     }
     everyone = collectives.gather_from_all((socket.gethostname(), own))
     host_of_0, expected = everyone[0]
     problems: dict[Problem, None] = {}  # each once, though several ranks of a node have it
     for rank, (host, values) in enumerate(everyone):
         place = f"rank {rank}" if host == host_of_0 else f"rank {rank} on {host}"
-        for name in expected:
-            if values[name] != expected[name]:
-                told = f" {values[name]}" if name.startswith("--") else ""  # others are long
+        for name in sorted({*expected, *values}):
+            if values.get(name) != expected.get(name):
+                told = f" {values.get(name)}" if name.startswith("--") else ""  # others are long
                 problems[problem("ranks-differ", name, told, rank=place, host=host_of_0)] = None
     if problems:
         raise UserError(problems=list(problems))

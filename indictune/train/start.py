@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from transformers import set_seed
 
-from indictune.checkpoint import abandoned, compatibility, copying, flag_files, resume, store
-from indictune.checkpoint.resume_point import ResumePoint
+from indictune.checkpoint import compatibility, flag_files, store, trust
+from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resume_point, end_if_finished
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.config.recipe import resolved
@@ -19,7 +19,7 @@ from indictune.distributed import batch_size, collectives, launch_check, node_di
 from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import UserError
-from indictune.files import AUTO, RECIPE, write_yaml
+from indictune.files import AUTO, METRICS, RECIPE, write_yaml
 from indictune.preflight.derive import checked_accumulation
 from indictune.run import Run
 from indictune.tasks.protocol import Tokens
@@ -78,13 +78,10 @@ def start(
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
     plan, args = bring_up(plan, run)
     point = _resume_point(plan, args, run)
-    trusts = plan.model.trust_checkpoint
-    run.warn(resume.doubts_to_come(plan.output_dir, trusts))
     if point.checkpoint is not None:
         logger.info("Resuming from %s", point.checkpoint)
     elif plan.training.resume_from_checkpoint == AUTO:
         logger.info("%s holds no whole checkpoint: starting afresh", plan.output_dir)
-        run.warn(abandoned.notes(plan.output_dir))
     logger.info(
         "%s on %d process(es), global batch of %d rows = %d x %d rows x %d accumulation step(s)",
         *(plan.launch.strategy, args.world_size, args.global_batch_size, args.world_size),
@@ -110,7 +107,7 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Tra
 
 
 def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> ResumePoint:
-    """The checkpoint to resume from, after what a killed run left half-written is gone.
+    """The checkpoint to resume from. Leftovers of a killed run are removed, and damaged checkpoints set aside.
 
     Raises:
         UserError: another run writes to this disk, or the checkpoint is damaged or does not fit.
@@ -118,21 +115,22 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
     args.save_on_each_node = not node_disks.disk_is_shared(output_dir, args)
     if args.should_save:
-        copying.recover(output_dir)
+        store.remove_leftovers(output_dir)
     collectives.barrier()
     asked = plan.recipe.values.get("resume_from_checkpoint")
-    resume.end_if_finished(output_dir, asked)
-    found = store.listed(output_dir)
-    if asked != AUTO:
-        found = [] if asked is None else [Path(asked)]
-    chosen, best = resume.newest_whole(found, asked, args, trusts)
-    for each in filter(None, (chosen, best)):
-        resume.check_trusted(each, output_dir, trusts)
-    if chosen is not None:
-        configuration = resolved(plan.model, plan.data, args)
-        run.warn(resume.check_fits(chosen, plan.launch, configuration, plan.model_values))
-        run.warn(compatibility.differences(chosen, configuration, flag_contents(plan), args.world_size))
-    return ResumePoint(chosen, best)
+    end_if_finished(output_dir, asked)
+    reader = AllRanksReader(args, trusts, node_disks.group_of_disks(args))
+    point = choose_resume_point(output_dir, asked, reader)
+    run.warn([*point.warnings, *trust.warnings(output_dir, trusts)])
+    for each in filter(None, (point.checkpoint, point.best)):
+        trust.check_trusted(each, output_dir, trusts)
+    if point.checkpoint is not None:
+        now = resolved(plan.model, plan.data, args)
+        compatibility.check_fits(point.checkpoint, plan.launch, now, plan.model_values)
+        run.warn(compatibility.resume_warnings(point.checkpoint, plan.launch, now | flag_contents(plan)))
+    for each in filter(Path.exists, point.damaged if args.should_save else ()):
+        store.set_aside(each)
+    return point
 
 
 def flag_contents(plan: AnyPlan) -> flag_files.Content:
@@ -141,10 +139,12 @@ def flag_contents(plan: AnyPlan) -> flag_files.Content:
 
 
 def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint) -> None:
-    """Write `recipe.yaml` on every disk, once nothing can refuse the run any more."""
+    """Write `recipe.yaml` on every disk, once nothing can refuse the run any more.
+
+    A finished run that is resumed by name is no longer finished: `metrics.json`, its mark, is removed.
+    """
     if args.should_save:
         whole = plan.recipe.to_record((plan.model, plan.data, args), plan.derived)
-        checkpoint = None if point.checkpoint is None else str(point.checkpoint)
-        configuration = whole | compatibility.in_the_states(checkpoint)
-        write_yaml(plan.output_dir / RECIPE, configuration)
+        (plan.output_dir / METRICS).unlink(missing_ok=True)
+        write_yaml(plan.output_dir / RECIPE, whole | compatibility.kept_settings(point.checkpoint))
         flag_files.write(plan.output_dir, flag_contents(plan))

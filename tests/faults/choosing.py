@@ -1,4 +1,4 @@
-"""Two ranks, as on two nodes with a disk each, choose the checkpoint of a name; each says what it has got.
+"""Two ranks, as on two nodes with a disk each, choose a named checkpoint; each writes what it has chosen.
 
 torchrun --nproc_per_node 2 tests/faults/choosing.py NAME FOLDER_OF_RANK_0 FOLDER_OF_RANK_1
 """
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
-from indictune.checkpoint import resume
+from indictune.checkpoint.resume import AllRanksReader, choose_resume_point
+from indictune.distributed.node_disks import group_of_disks
 from indictune.errors import UserError
 
 if __name__ == "__main__":
@@ -20,7 +21,8 @@ if __name__ == "__main__":
     assert args.world_size == 2
     named = Path(folder, sys.argv[1])
     try:
-        told = f"takes {resume.newest_whole([named], str(named), args, False)[0]}"
+        reader = AllRanksReader(args, False, group_of_disks(args))
+        outcome = f"takes {choose_resume_point(Path(folder), str(named), reader).checkpoint}"
     except UserError as error:
-        told = error.message
-    Path(folder, "told").write_text(told)
+        outcome = error.message
+    Path(folder, "outcome").write_text(outcome)

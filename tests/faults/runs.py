@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from indictune.checkpoint import store
+from indictune.checkpoint.resume import best_of
 from tests.ranks.launching import SCRIPT, Run, python, start
 
 FAULTY = "tests/faults/faulty.py"
@@ -28,6 +29,12 @@ _NO_POWERS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner"
 AS_A_USER = (*(_NO_POWERS if os.getuid() == 0 else ()), *python())
 _OF_STATES = (".safetensors", ".distcp", ".pt", ".pth")  # weights, the optimizer's, the schedule's, random numbers
 _WITH_PADDING = "_optim_states.pt"  # DeepSpeed's (0.19.8), which is whatever was in the memory
+
+
+def best_step(checkpoint: Path) -> int | None:
+    """The step of the best checkpoint that another one names."""
+    best = best_of(checkpoint)
+    return None if best is None else store.step_of(best)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from indictune.checkpoint import store
 from indictune.models.trust import ADAPTER
 from tests.conftest import FinishedRun
-from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, STEP, Job
+from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, STEP, Job, best_step
 from tests.ranks import test_llama
 from tests.ranks.launching import accelerate, python
 
@@ -184,7 +184,7 @@ def test_the_newest_is_rolled_back_to_where_the_best_is_damaged(finished_run: Fi
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     at_step_5 = "FLIPPED_BEST@indictune.train.exact_trainer:ExactTrainer.training_step:9"
     job.start(f"{at_step_5}+NAN@indictune.tasks.loss:ExactLoss.__call__:9")
-    assert [store.best_step(job.folder / f"checkpoint-{step}") for step in (2, 4)] == [None, 3]
+    assert [best_step(job.folder / f"checkpoint-{step}") for step in (2, 4)] == [None, 3]
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
     assert weights(job, 5) == weights(job, 4)
 

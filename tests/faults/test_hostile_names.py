@@ -19,9 +19,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, TrainerState
 
-from indictune.checkpoint import resume, store
-from indictune.checkpoint.best import best_of
+from indictune.checkpoint import store
+from indictune.checkpoint.resume import ResumePoint, best_of
 from indictune.checkpoint.store import MANIFEST, FileDigest
+from indictune.checkpoint.trust import check_trusted
 from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.console_text import printable, table
 from indictune.data import hub_datasets
@@ -36,7 +37,7 @@ from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.load import load_tokenizer
 from indictune.models.trust import is_inside
 from indictune.models.weight_files import INDEX, weights_files
-from indictune.train.callbacks.resume import GoOn
+from indictune.train.callbacks.resume import RestoreProgress
 from tests.checkpoint.test_store import write
 from tests.faults import hostile
 from tests.faults.canaries import model_in
@@ -246,7 +247,8 @@ class TestAState:
     @pytest.mark.parametrize("step", ["x/../../outside/checkpoint-4", 4.5, True, ["4"]])
     def test_whose_best_step_is_no_number_has_none(self, tmp_path: Path, step: Any) -> None:
         state = TrainerState(best_global_step=step)
-        GoOn(MagicMock(), write(tmp_path, 8), None)._find_best(state, ends_with_best=True)
+        point = ResumePoint(write(tmp_path, 8))
+        RestoreProgress(MagicMock(), point)._restore_best(state, ends_with_best=True)
         assert state.best_global_step is None
 
     def test_whose_best_checkpoint_is_a_link_is_refused(self, tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ class TestAState:
         best = self.best(tmp_path / "out", "checkpoint-4")
         assert best is not None
         with pytest.raises(UserError, match="is not in this run's"):
-            resume.check_trusted(best, tmp_path / "out", trust_checkpoint=False)
+            check_trusted(best, tmp_path / "out", trust_checkpoint=False)
 
 
 class TestADataset:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from indictune.checkpoint import compatibility, flag_files, resume, store
-from indictune.config.plan import Launch
-from indictune.errors import UserError
+from indictune.checkpoint import store
 from indictune.models.active_vocabulary import read_row_ids
 from indictune.models.adapter_base import fingerprint
-from tests.checkpoint.test_resume import OF_THIS_RUN
-from tests.checkpoint.test_store import manifest, write
 from tests.conftest import FinishedRun
 from tests.faults.canaries import model_in
-from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
-from tests.ranks.launching import ROOT, SCRIPT, Run, accelerate, python, start, torchrun
+from tests.faults.runs import EXIT_RESUMABLE, STEP, Job, best_step
+from tests.ranks.launching import ROOT, SCRIPT, Run, python, start, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -65,78 +62,16 @@ def test_settings_that_differ_are_named_with_both_values(job: Job) -> None:
     ]
     result = replace(job, flags=(*job.flags, *more)).start()
     assert result.returncode == 0, result.stderr
-    assert [line for line in result.stderr.splitlines() if "other settings" in line] == [
-        "warning: checkpoint-4 was written with other settings: --num_train_epochs 2.0, now 1.5; --class_weights "
-        "None, now balanced; --padding_free auto, now off; --full_determinism False, now True; "
-        "--per_device_train_batch_size 4, now 2: the steps from here on are by the new ones.",
-        "warning: checkpoint-4 was written with other settings: --learning_rate 0.0001, now 0.5; --weight_decay 0.0, "
-        "now 0.25: the old ones stay, which are part of its optimizer's states.",
-    ]
+    lines = [line for line in result.stderr.splitlines() if "other settings" in line]
+    changed, stays = sorted(lines, key=lambda line: "optimizer state" in line)
+    both = {"num_train_epochs": "2.0, now 1.5", "class_weights": "None, now balanced", "padding_free": "auto, now off"}
+    both |= {"full_determinism": "False, now True", "per_device_train_batch_size": "4, now 2"}
+    assert sorted(re.findall(r"--(\w+) (.*?)[;.] ", changed)) == sorted(both.items())
+    assert "--learning_rate 0.0001, now 0.5; --weight_decay 0.0, now 0.25. Its optimizer state keeps" in stays
     log = Run(job.folder).log
     assert (log[-1]["step"], log[-1]["learning_rate"]) == (6, 1e-4)
     recipe = yaml.safe_load((job.folder / "recipe.yaml").read_text(encoding="utf-8"))
     assert [recipe[name] for name in ("learning_rate", "weight_decay", "num_train_epochs")] == [0.0001, 0.0, 1.5]
-
-
-def written_by_two(folder: Path, recipe: str) -> Path:
-    """A checkpoint of two processes and of these packages, as far as its settings are compared."""
-    (folder / "recipe.yaml").write_text(recipe)
-    (folder / store.MANIFEST).write_text(manifest(4, world_size=2, versions={}).to_json())
-    return folder
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("attn_implementation", "tf32", "torch_compile", "padding_free", "use_liger_kernel", "full_determinism"),
-    ],
-)
-@pytest.mark.parametrize("world_size", [2, 1])
-def test_a_setting_by_which_numbers_are_rounded_or_drawn_is_named(tmp_path: Path, name: str, world_size: int) -> None:
-    checkpoint = written_by_two(tmp_path, f"{name}: before")
-    (told,) = compatibility.differences(checkpoint, {name: "after"}, {}, world_size)
-    assert f": --{name} before, now after: the steps from here on are by the new ones." in told
-
-
-@pytest.mark.parametrize("name", ["optim", "optim_args"])
-def test_an_optimizer_of_the_same_states_stays_as_it_was(tmp_path: Path, name: str) -> None:
-    checkpoint = written_by_two(tmp_path, f"{name}: before")
-    (told,) = compatibility.differences(checkpoint, {name: "after"}, {}, 2)
-    assert f": --{name} before, now after: the old ones stay, " in told
-    assert compatibility.in_the_states(str(checkpoint)) == {name: "before"}
-
-
-def test_how_rows_are_dealt_is_named_where_the_number_of_ranks_is_not_told_already(tmp_path: Path) -> None:
-    checkpoint = written_by_two(tmp_path, "per_device_train_batch_size: 4\nmax_tokens_per_device: 90")
-    now = {"per_device_train_batch_size": 2, "max_tokens_per_device": None}
-    (told,) = compatibility.differences(checkpoint, now, {}, 2)
-    assert "--per_device_train_batch_size 4, now 2; --max_tokens_per_device 90, now None: " in told
-    assert compatibility.differences(checkpoint, now, {}, 1) == []
-
-
-def test_what_a_run_has_decided_is_compared_as_what_it_was_given(tmp_path: Path) -> None:
-    checkpoint = written_by_two(tmp_path, "max_steps: 9\ndecided: {tf32: true, optim: adamw_8bit}")
-    (told,) = compatibility.differences(checkpoint, {"tf32": None, "max_steps": 9}, {}, 2)
-    assert ": --tf32 True, now None: " in told
-    (told,) = compatibility.other_optimizer(checkpoint, "adamw_torch", "ddp", Launch("ddp", 2))
-    assert "give --optim adamw_8bit" in told
-
-
-def test_what_files_that_flags_name_say_is_compared_value_by_value(tmp_path: Path) -> None:
-    before: flag_files.Content = {
-        "class_weights": {"no": 1.0, "yes": 2.0},
-        "deepspeed": {"scheduler.params.warmup_num_steps": 5},
-    }
-    flag_files.write(tmp_path, before)
-    assert flag_files.differences(tmp_path, before) == []
-    assert flag_files.differences(tmp_path, {"class_weights": {"no": 1.0, "yes": 3.0}, "deepspeed": {}}) == [
-        "--class_weights: yes 2.0, now 3.0",
-        "--deepspeed: scheduler.params.warmup_num_steps 5, now (none)",
-    ]
-    assert flag_files.differences(tmp_path, {}) == []
-    flag_files.write(tmp_path, {})
-    assert not (tmp_path / flag_files.NAME).exists()
-    assert flag_files.differences(tmp_path, before) == []
 
 
 def test_class_weights_that_were_edited_between_two_starts_are_named_with_both_values(
@@ -150,7 +85,7 @@ def test_class_weights_that_were_edited_between_two_starts_are_named_with_both_v
     weights.write_text(json.dumps({**of_labels, "positive": 3.0}))
     result = job.start(f"SIGTERM@{STEP}:1")
     assert result.returncode == EXIT_RESUMABLE, result.stderr
-    told = "--class_weights: positive 2.0, now 3.0: the steps from here on are by the new ones."
+    told = "--class_weights positive=2.0, now positive=3.0. "
     assert f"checkpoint-2 was written with other settings: {told}" in result.stderr
     result = job.start()
     assert result.returncode == 0, result.stderr
@@ -175,7 +110,8 @@ def test_a_schedule_of_a_deepspeed_file_that_was_edited_between_two_starts_is_na
     warm_up_from(2e-5)
     result = job.start()
     assert result.returncode == 0, result.stderr
-    told = "--deepspeed: scheduler.params.warmup_min_lr 1e-05, now 2e-05: the steps from here on are by the new ones."
+    name = "scheduler.params.warmup_min_lr"
+    told = f"--deepspeed {name}=1e-05, now {name}=2e-05. "
     assert f"checkpoint-2 was written with other settings: {told}" in result.stderr
 
 
@@ -205,23 +141,12 @@ def test_a_deepspeed_file_that_gains_or_loses_a_schedule_or_an_optimizer_is_refu
         file.write_text(json.dumps({**config, **now}))
         result = job.start()
         was, is_now = (value, "(none)") if began_with else ("(none)", value)
-        assert (
-            f"--deepspeed: {name}.type {was}, now {is_now}: checkpoint-2 holds a state of the first" in result.stderr
-        )
+        assert f"{name}.type in --deepspeed {is_now}: checkpoint-2 was written with {was}, " in result.stderr
         assert "Traceback" not in result.stderr.partition("indictune: ")[0]
         assert job.status["state"] == "user_error"
     file.write_text(json.dumps({**config, **began_with}))
     result = job.start()
     assert (result.returncode, job.status["state"]) == (0, "ok"), result.stderr
-
-
-@pytest.mark.slow
-def test_micro_batches_that_fit_another_number_of_ranks_are_not_named(job: Job) -> None:
-    flags = (*job.flags, "--per_device_train_batch_size", "2")
-    result = replace(job, launcher=tuple(accelerate("ddp", 2)), flags=flags).start()
-    assert result.returncode == 0, result.stderr
-    assert "dropout draws other numbers than it would have" in result.stderr
-    assert "other settings" not in result.stderr
 
 
 def test_how_often_a_run_logs_evaluates_and_saves_is_as_its_own_command_says(job: Job) -> None:
@@ -249,10 +174,10 @@ def test_packages_of_other_versions_are_named_with_both(job: Job) -> None:
     (checkpoint / store.MANIFEST).write_text(others.to_json(), encoding="utf-8")
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert [line for line in result.stderr.splitlines() if "other packages" in line] == [
-        f"warning: checkpoint-4 was written by other packages: torch 2.0, now {version('torch')}; accelerate 1.0, "
-        f"now {version('accelerate')}: the steps from here on are by the new ones."
-    ]
+    (line,) = (line for line in result.stderr.splitlines() if "other packages" in line)
+    assert f"torch 2.0, now {version('torch')}" in line
+    assert f"accelerate 1.0, now {version('accelerate')}" in line
+    assert "peft" not in line
 
 
 def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_before_the_model_is_read(job: Job) -> None:
@@ -261,27 +186,6 @@ def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_befo
     assert result.returncode == 2
     refused = sorted(line.split()[1] for line in job.status["message"].splitlines()[1:])
     assert refused == ["--lr_scheduler_type", "--method", "--optim", "--save_total_limit"]
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "is_told"),
-    [
-        ("reduce_lr_on_plateau", "linear", True),
-        ("reduce_lr_on_plateau", "greedy", True),
-        ("greedy", "greedy", False),
-        ("linear", "cosine", False),
-    ],
-)
-def test_a_schedule_by_evaluations_and_another_do_not_take_over_from_each_other(
-    tmp_path: Path, before: str, now: str, is_told: bool
-) -> None:
-    """Where it can, the difference is told as that of any setting is."""
-    (tmp_path / "recipe.yaml").write_text(f"lr_scheduler_type: {before}")
-    told = f"--lr_scheduler_type {now}: {tmp_path.name} was written with {before}, whose state is another; "
-    assert [each.startswith(told) for each in compatibility.other_schedule(tmp_path, {"lr_scheduler_type": now})] == (
-        [True] if is_told else []
-    )
-    assert compatibility.other_schedule(tmp_path, {}) == []
 
 
 def plateau(**given: Any) -> tuple[str, ...]:
@@ -307,7 +211,7 @@ def test_a_schedule_by_evaluations_goes_on_by_new_settings_from_the_learning_rat
     assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
     result = replace(job, flags=(*flags, "--lr_scheduler_kwargs", json.dumps(now))).start()
     assert result.returncode == 0, result.stderr
-    assert f"--lr_scheduler_kwargs {before}, now {now}: the steps from here on are by the new ones." in result.stderr
+    assert "--lr_scheduler_kwargs factor=0.5, now factor=0.1. The new ones count" in result.stderr
     rates = {entry["step"]: entry["learning_rate"] for entry in Run(job.folder).log}
     assert [rates[step] for step in (4, 5, 8)] == pytest.approx([1e-4, 5e-5, rate])
     schedule = schedule_in(job.folder / "checkpoint-8")
@@ -324,10 +228,10 @@ def test_a_recipe_that_has_rotted_is_no_other_optimizer(job: Job) -> None:
     assert recipe.read_bytes() != whole
     named = ("--resume_from_checkpoint", str(recipe.parent))
     assert replace(job, flags=(*job.flags, *named)).start().returncode == 2
-    assert job.status["message"].startswith(f"{' '.join(named)}: is damaged: {recipe} is not as it was written. ")
+    assert f"{' '.join(named)}: this is no whole checkpoint: {recipe} is not as" in job.status["message"]
     result = job.start()
     assert result.returncode == 0, result.stderr
-    assert f"checkpoint-4 cannot be gone on from: {recipe} is not as it was written" in result.stderr
+    assert f"Passed over checkpoint-4: {recipe} is not as it was written" in result.stderr
     assert f"Resuming from {job.folder / 'checkpoint-2'}" in (job.folder / "logs/rank-0.log").read_text()
 
 
@@ -339,39 +243,6 @@ def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) 
     assert "it was trained on other rows, or in another order" in job.status["message"]
     assert (job.folder / "rejected.jsonl").read_text() == "{}\n"
     assert (job.folder / "recipe.yaml").read_bytes() == recipe
-
-
-@pytest.mark.parametrize(("name", "value", "before"), [("max_steps", "3", "-1"), ("num_train_epochs", "0.5", "2.0")])
-def test_an_end_that_the_checkpoint_is_past_is_refused_with_all_other_problems(
-    job: Job, name: str, value: str, before: str
-) -> None:
-    """The run would be finished at once, and for good."""
-    result = replace(job, flags=(*job.flags, f"--{name}", value, "--save_total_limit", "0")).start()
-    assert result.returncode == 2
-    shown = value if name == "max_steps" else float(value)
-    assert (
-        f"--{name} {shown}: checkpoint-4 is past that end (--{name} {before}, now {shown}). Give what it was written "
-        f"with, or start afresh in another --output_dir; `indictune checkpoint {job.folder / 'checkpoint-4'} "
-        "--convert_to FOLDER` makes a model of it as it is."
-    ) in job.status["message"]
-    assert "--save_total_limit 0" in job.status["message"]
-    assert not (job.folder / "metrics.json").exists()
-
-
-def test_the_end_of_the_same_flags_is_not_past_and_one_that_is_not_known_neither(tmp_path: Path) -> None:
-    """0.9 epochs of 4 steps are 4 steps, which are a whole epoch."""
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"max_steps": -1, "num_train_epochs": 0.9}))
-    state = tmp_path / "trainer_state.json"
-    for text in ('{"global_step": 4, "epoch": 1.0}', "{", '{"global_step": "4", "epoch": null}', "{}", "[]"):
-        state.write_text(text)
-        assert compatibility.past_the_end(tmp_path, {"max_steps": -1, "num_train_epochs": 0.9}) == []
-    for text in ("{", '{"global_step": "4", "epoch": null}', "{}", "[]", "[" * 200_000):
-        state.write_text(text)
-        assert compatibility.past_the_end(tmp_path, {"max_steps": 3, "num_train_epochs": 0.9}) == []
-    state.write_text('{"global_step": 4, "epoch": 1.0}')
-    assert compatibility.past_the_end(tmp_path, {"max_steps": 4, "num_train_epochs": 0.9}) == []
-    assert compatibility.past_the_end(tmp_path, {}) == []
-    assert len(compatibility.past_the_end(tmp_path, {"max_steps": -1, "num_train_epochs": 0.8})) == 1
 
 
 def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
@@ -387,50 +258,11 @@ def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
     result = start([*command, *more])
     assert result.returncode == 0
     assert result.stdout == f"{out}: this run is finished; there is nothing to resume.\n"
-    assert result.stderr == (
-        f"warning: {out} was trained with other settings: --num_train_epochs 2.0, now 13.0; --learning_rate 0.0001, "
-        "now 0.001: they count for nothing, because the run is finished. To train by them, name a checkpoint, such as "
-        f"--resume_from_checkpoint {out / 'checkpoint-8'}, or give another --output_dir.\n"
-    )
+    assert "--num_train_epochs 2.0, now 13.0" in result.stderr
+    assert "--learning_rate 0.0001, now 0.001" in result.stderr
+    assert result.stderr.count("\n") == 1
     assert json.loads((out / "status.json").read_text()) == {"state": "ok", "message": ""}
-    push = start([*command, "--resume_from_checkpoint", "auto", "--push_to_hub", "--hub_model_id", "me/out"])
-    assert push.returncode == 2
-    assert push.stderr == (
-        f"indictune: --push_to_hub: the run in {out} is finished, and was not to be pushed to me/out. Type `hf upload "
-        f"me/out {out} --include config.json --include metrics.json --include model.safetensors --include "
-        "tokenizer.json --include tokenizer_config.json`, if all that it names is the run's own; without "
-        "--push_to_hub, this run is done.\n"
-    )
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("validation_file", "new.csv"), ("test_file", "a b.csv"), ("chat_template", "llama3"), ("packing", True)),
-        *(("train_on_prompts", True), ("num_sample_generations", 8), ("push_to_hub", True)),
-    ],
-)
-def test_what_else_counts_for_nothing_where_a_run_is_finished(tmp_path: Path, name: str, value: object) -> None:
-    (tmp_path / "recipe.yaml").write_text(f"{name}: null", encoding="utf-8")
-    (told,) = compatibility.differences_when_finished(tmp_path, {name: value})
-    assert f": --{name} None, now {value}: they count for nothing, because the run is finished. " in told
-    scored = f" `indictune evaluate --model {tmp_path} --test_file 'a b.csv'` scores the model as it is."
-    assert told.endswith(scored) == (name == "test_file")
-
-
-def test_optimizers_with_the_same_states_take_over_from_each_other(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"optim": "adamw_torch_fused"}))
-    assert compatibility.other_optimizer(tmp_path, "adamw_torch", "ddp", Launch("single")) == []
-    assert len(compatibility.other_optimizer(tmp_path, "adafactor", "ddp", Launch("single"))) == 1
-
-
-@pytest.mark.parametrize("recipe", [None, "", "\t", "a: [", "- a", "decided: a"])
-def test_a_checkpoint_that_does_not_tell_its_settings_is_not_compared(tmp_path: Path, recipe: str | None) -> None:
-    if recipe is not None:
-        (tmp_path / "recipe.yaml").write_text(recipe)
-    assert compatibility.differences(tmp_path, {"learning_rate": 1.0}, {}, 1) == []
-    assert compatibility.other_optimizer(tmp_path, "sgd", "ddp", Launch("single")) == []
 
 
 @pytest.mark.parametrize(
@@ -459,14 +291,11 @@ def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     more = ("--early_stopping_patience", "1", "--metric_for_best_model", "loss", *plateau(mode="min"))
     result = replace(job, flags=(*job.flags, *more)).start()
     assert result.returncode == 0, result.stderr
-    assert (
-        "checkpoint-4 was written with other settings: --metric_for_best_model macro_f1, now loss; "
-        "--greater_is_better True, now False: what was the best until now is forgotten, and "
-        "--early_stopping_patience counts anew."
-    ) in result.stderr
-    assert "other validation rows" not in result.stderr
+    for change in ("--metric_for_best_model macro_f1, now loss", "--greater_is_better True, now False"):
+        assert change in result.stderr
+    assert "the best so far is forgotten" in result.stderr
     last = store.listed(job.folder)[0]
-    assert (last.name, store.best_step(last)) == ("checkpoint-8", 6)
+    assert (last.name, best_step(last)) == ("checkpoint-8", 6)
     state = json.loads((last / "trainer_state.json").read_text())
     assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
     schedule = schedule_in(last)
@@ -496,13 +325,10 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     more = (*files, "--validation_file", str(other), "--early_stopping_patience", "1")
     result = replace(job, flags=(*job.flags, *more)).start()
     assert result.returncode == 0, result.stderr
-    told = (
-        "checkpoint-4 was compared with others on other validation rows: what was the best until now is forgotten, "
-        "and --early_stopping_patience counts anew."
-    )
+    told = "checkpoint-4 was compared with others by another metric or on other validation rows: the best so far is"
     assert (told in result.stderr) is is_known
     last = store.listed(job.folder)[0]
-    assert (last.name, store.best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
+    assert (last.name, best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
     assert schedule_in(last)["num_bad_epochs"] == 1  # that step is no better than the best
 
 
@@ -540,7 +366,7 @@ def test_rows_whose_tokens_the_run_trains_already_may_take_the_place_of_others(
     assert "[checkpoint-lacks-rows]" in refused.stderr
     result = replace(job, flags=(*files, str(known))).start()
     assert result.returncode == 0, result.stderr
-    assert "other validation rows: what was the best until now is forgotten" in result.stderr
+    assert "other validation rows: the best so far is forgotten" in result.stderr
     after = read_row_ids(job.folder / "checkpoint-8")
     assert before is not None
     assert after is not None
@@ -555,17 +381,6 @@ def evaluated(state: Mapping[str, Any], step: int) -> dict[str, float]:
     """What a state tells of the evaluation of a step."""
     (entry,) = (entry for entry in state["log_history"] if entry["step"] == step and "eval_loss" in entry)
     return dict(entry)
-
-
-@pytest.mark.parametrize("config", ["config.json", "base_config.json"])
-def test_a_model_of_another_shape_is_told(tmp_path: Path, config: str) -> None:
-    (tmp_path / config).write_text('{"model_type": "bert", "hidden_size": 128, "vocab_size": 9, "dtype": "float32"}')
-    same = {"model_type": "bert", "hidden_size": 128, "vocab_size": 10, "num_hidden_layers": 2}
-    assert compatibility.other_shape(tmp_path, same) is None
-    assert compatibility.other_shape(tmp_path, {**same, "hidden_size": 256}) == "hidden_size 128, here 256"
-    assert compatibility.other_shape(tmp_path, {}) is None
-    (tmp_path / config).write_text("[")
-    assert compatibility.other_shape(tmp_path, {**same, "hidden_size": 256}) is None
 
 
 def test_another_model_is_refused_and_the_same_in_another_place_is_not(job: Job, tmp_path: Path) -> None:
@@ -599,88 +414,11 @@ def test_an_adapter_does_not_go_on_from_other_weights_in_the_same_folder(
     weights = load_file(base / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, base / "model.safetensors", {"format": "pt"})
     assert job.start().returncode == 2
-    assert job.status["message"] == (
-        f"--model_name_or_path {base}: checkpoint-2 is an adapter on {base} when its files had the fingerprint "
-        f"{noted['fingerprint'][:16]}; those that are there now have {fingerprint(base)[:16]}. Give the folder with "
-        "the weights that it was trained on, or start afresh in another --output_dir."
-    )
+    message = job.status["message"]
+    assert message.startswith(f"--model_name_or_path {base}: checkpoint-2 is an adapter on {base} with ")
+    assert noted["fingerprint"][:16] in message
+    assert fingerprint(base)[:16] in message
     save_file(weights, base / "model.safetensors", {"format": "pt"})
     moved = base.rename(tmp_path / "moved")
     result = replace(job, flags=(*flags, "--model_name_or_path", str(moved))).start()
     assert result.returncode == 0, result.stderr
-
-
-class TestOtherBase:
-    def test_of_the_hub_is_told_by_its_commit(self, tmp_path: Path) -> None:
-        checkpoint = write(tmp_path, 4)
-        noted = {"name": "me/base", "revision": "main", "commit_hash": "abc", "fingerprint": None}
-        (checkpoint / "base_model.json").write_text(json.dumps(noted))
-        now = {**OF_THIS_RUN, "model_name_or_path": "me/base"}
-        for same in ("abc", None):
-            resume.check_fits(checkpoint, Launch("ddp", 2), now, {"_commit_hash": same})
-        with pytest.raises(UserError) as caught:
-            resume.check_fits(checkpoint, Launch("ddp", 2), now, {"_commit_hash": "def"})
-        assert caught.value.problems == [
-            "--model_name_or_path me/base: checkpoint-4 is an adapter on commit abc of me/base, and this is commit "
-            "def. Give --model_name_or_path me/base --model_revision abc, or start afresh in another --output_dir."
-        ]
-
-    def test_is_not_told_by_a_record_that_is_damaged_or_by_none(self, tmp_path: Path) -> None:
-        assert compatibility.other_base(tmp_path, "me/base", "def") is None
-        (tmp_path / "base_model.json").write_text("{")
-        assert compatibility.other_base(tmp_path, "me/base", "def") is None
-
-
-class TestMisfits:
-    """Of an adapter's weights; what is compared is what `recipe.yaml` holds."""
-
-    LORA: ClassVar[dict[str, Any]] = {
-        "method": "lora",
-        "lora_r": 8,
-        "lora_alpha": 16,
-        "lora_target_modules": ["query", "value"],
-        "use_dora": False,
-        "modules_to_save": [],
-    }
-
-    def misfits(self, folder: Path, before: Mapping[str, Any], **now: Any) -> list[str]:
-        (folder / "recipe.yaml").write_text(yaml.safe_dump(dict(before)))
-        return compatibility.misfits(folder, {**before, **now})
-
-    @pytest.mark.parametrize(
-        ("name", "value", "told"),
-        [
-            ("method", "qlora", "--method qlora: {} was written with --method lora, "),
-            ("method", "full", "--method full: {} was written with --method lora, "),
-            ("lora_r", 16, "--lora_r 16: {} was written with --lora_r 8, "),
-            (
-                *("lora_target_modules", ["value"]),
-                "--lora_target_modules value: {} was written with --lora_target_modules query value, ",
-            ),
-            ("use_dora", True, "--use_dora True: {} was written with --use_dora False, "),
-            (
-                "modules_to_save",
-                ["pooler"],
-                "--modules_to_save pooler: {} was written with --modules_to_save (none), ",
-            ),
-        ],
-    )
-    def test_another_value_is_named_with_the_old_one(
-        self, tmp_path: Path, name: str, value: object, told: str
-    ) -> None:
-        way_out = "and its weights fit no other; give that, or start afresh in another --output_dir."
-        assert self.misfits(tmp_path, self.LORA, **{name: value}) == [told.format(tmp_path.name) + way_out]
-
-    @pytest.mark.parametrize(
-        ("name", "value"), [("lora_alpha", 32), ("lora_target_modules", ["value", "query"]), ("use_dora", False)]
-    )
-    def test_what_changes_no_shape_fits(self, tmp_path: Path, name: str, value: object) -> None:
-        assert self.misfits(tmp_path, self.LORA, **{name: value}) == []
-
-    def test_flags_of_adapters_count_for_nothing_where_there_is_none(self, tmp_path: Path) -> None:
-        assert self.misfits(tmp_path, {**self.LORA, "method": "full"}, lora_r=16) == []
-
-    def test_what_is_not_known_is_not_compared(self, tmp_path: Path) -> None:
-        assert compatibility.misfits(tmp_path, self.LORA) == []
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(self.LORA))
-        assert compatibility.misfits(tmp_path, {}) == []

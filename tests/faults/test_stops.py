@@ -19,7 +19,7 @@ from indictune.config.arguments import DataArguments, ModelArguments, SentimentT
 from indictune.config.plan import unresolved
 from indictune.config.recipe import read_recipe
 from tests.conftest import FinishedRun
-from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, FAULTY, SAVE, STEP, Job, wait_for
+from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, FAULTY, SAVE, STEP, Job, best_step, wait_for
 from tests.ranks import test_llama
 from tests.ranks.launching import ROOT, SCRIPT, Run, accelerate, python, start, torchrun
 
@@ -429,7 +429,7 @@ def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) 
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
     assert job.start("SIGKILL@indictune.train.finish:save_model:1").returncode == -9
     last, first = store.listed(job.folder)
-    assert store.best_step(last) == store.step_of(first)
+    assert best_step(last) == store.step_of(first)
     content = bytearray((first / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (first / "model.safetensors").write_bytes(content)
@@ -537,21 +537,6 @@ def test_an_evaluation_that_is_made_up_for_elsewhere_changes_no_random_number(
     assert result.returncode == 0, result.stderr
     assert job.outcome()["weights"] == unbroken["weights"]
     assert job.outcome()["history"] == unbroken["history"]
-
-
-def test_a_named_checkpoint_whose_replacement_is_cut_is_gone_on_from_by_the_same_command(
-    recipe: Path, unbroken: dict[str, Any], tmp_path: Path
-) -> None:
-    """It is written anew when its evaluation has been made up for."""
-    job = Job(recipe, tmp_path / "out")
-    assert job.start(f"SIGTERM@{EVALUATION}:2").returncode == EXIT_RESUMABLE
-    again = replace(job, flags=("--resume_from_checkpoint", str(job.folder / "checkpoint-2")))
-    assert again.start("SIGKILL@pathlib:Path.rename:2").returncode == -9
-    assert store.listed(job.folder) == []
-    assert (job.folder / ".replaced-checkpoint").is_dir()
-    result = again.start()
-    assert result.returncode == 0, result.stderr
-    assert job.outcome() == unbroken
 
 
 def test_an_evaluation_that_is_due_is_left_out_where_nothing_is_evaluated_any_more(

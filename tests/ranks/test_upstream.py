@@ -220,7 +220,7 @@ def test_a_loss_that_is_nan_is_logged_for_ever(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_logging_as_seldom_as_before(tmp_path: Path) -> None:
-    """transformers 5.23; see `GoOn.on_train_begin`."""
+    """transformers 5.23; see `RestoreProgress.on_train_begin`."""
     StockTrainer(tmp_path, max_steps=2, logging_steps=3).train()
     again = StockTrainer(tmp_path, max_steps=6, logging_steps=1)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from transformers import EarlyStoppingCallback
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from indictune.checkpoint.resume_point import ResumePoint
+from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.run import Run
 from indictune.train import bad_steps
 from indictune.train.callbacks.heartbeat import ReportProgress
 from indictune.train.callbacks.load_best import LoadBest
-from indictune.train.callbacks.resume import GoOn, LeaveBehind
+from indictune.train.callbacks.resume import RestoreProgress
 from indictune.train.callbacks.step_flags import StepFlags
 from indictune.train.callbacks.tensorboard import ContinuedTensorBoard
 from indictune.train.callbacks.train_log import TrainLog
@@ -35,8 +35,6 @@ def watch(
     trainer.stop_request = run.stop_request
     trainer.strategy = plan.launch.strategy
     trainer.trusts_checkpoint = plan.model.trust_checkpoint
-    checkpoint, best = point.checkpoint, point.best
-    trainer.add_callback(LeaveBehind(plan.output_dir, checkpoint, best, run.stop_request))
     trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", trainer.throughput))
     path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, trainer.strategy)
@@ -47,6 +45,5 @@ def watch(
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     trainer.add_callback(ReportProgress())
     trainer.add_callback(LoadBest(trainer))
-    if checkpoint is not None:
-        here = None if best is None else plan.output_dir / best.name
-        trainer.add_callback(GoOn(trainer, checkpoint, here))
+    if point.checkpoint is not None:
+        trainer.add_callback(RestoreProgress(trainer, point))
