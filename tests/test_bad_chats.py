@@ -94,7 +94,7 @@ ROWS: dict[str, tuple[list[object], str]] = {
 
 
 @pytest.mark.parametrize(("rows", "code"), ROWS.values(), ids=ROWS.keys())
-def test_a_bad_row_is_told_with_its_place(job: Job, rows: list[object], code: str) -> None:
+def test_a_bad_row_is_reported_with_its_place(job: Job, rows: list[object], code: str) -> None:
     message = job.message(train_file=job.write("bad.jsonl", *rows))
     assert f"[{code}]" in message
     assert f"{job.folder / 'bad.jsonl'}:{len(rows)}" in message
@@ -139,13 +139,13 @@ def test_modules_trained_whole_beside_a_quantised_base_need_half_precision(job: 
     assert "[modules-to-save-need-bf16]" not in job.message(bf16="true")
 
 
-def test_a_target_that_matches_nothing_is_told_with_the_names_that_exist(job: Job) -> None:
+def test_a_target_that_matches_nothing_is_reported_with_the_names_that_exist(job: Job) -> None:
     message = job.message(method="lora", lora_target_modules="query")
     assert message.startswith("--lora_target_modules query: ")
     assert "[no-such-module]" in message
 
 
-def test_a_target_that_matches_nothing_is_told_with_what_else_does_not_fit_the_model(job: Job) -> None:
+def test_a_target_that_matches_nothing_is_reported_with_what_else_does_not_fit_the_model(job: Job) -> None:
     flags = {"max_length": "513", "packing": "true", "attn_implementation": "flex_attention"}
     message = job.message(method="lora", lora_target_modules="query", **flags)
     assert re.findall(r"^  \d\. (--\w+)", message, re.MULTILINE) == [
@@ -180,7 +180,7 @@ def test_options_of_adapters_without_an_adapter_are_refused(job: Job) -> None:
     assert "--modules_to_save" in message
 
 
-def test_every_problem_is_told_at_once(job: Job) -> None:
+def test_every_problem_is_reported_at_once(job: Job) -> None:
     message = job.message(max_length="513", global_batch_size="7", train_file="no.jsonl", metric_for_best_model="f1")
     for part in ("--max_length 513", "--global_batch_size 7", "--train_file no.jsonl: ", "--metric_for_best_model f1"):
         assert part in message

@@ -42,8 +42,7 @@ def deal_by_tokens(lengths: torch.Tensor, parts: int) -> torch.Tensor:
 def deal_by_length(lengths: torch.Tensor, parts: int) -> torch.Tensor:
     """Deal the rows of each batch to `parts` micro-batches of rows of like length, for models that need padding.
 
-    Each part is a run of the rows in falling order; of all such cuts it is one whose largest part has the fewest
-    tokens, padding included.
+    Each part is a run of the rows in falling order. No other cut has a largest part of fewer tokens, padding included.
 
     Args and result as of `deal_by_tokens`.
     """
@@ -146,13 +145,7 @@ def smallest_accumulation(
     """The smallest accumulation with which no micro-batch of a run has more than `max_tokens` tokens.
 
     A batch that fits into some micro-batches fits into more: with one part more, no part of either deal grows.
-
-    Args:
-        lengths: tokens of each row, int64 [rows], none above `max_tokens`.
-        max_tokens: that one rank computes at once, padding included.
-        steps: optimizer steps of the run.
-
-    The others as of `deal_epoch`.
+    `max_tokens` counts padding, and no row is longer. The other arguments are those of `deal_epoch`.
     """
     steps_per_epoch = -(-len(lengths) // global_batch_size)
     fewest = 1
@@ -170,16 +163,8 @@ class TrainingBatches(Sampler[MicroBatch]):
     """The micro-batches of one rank, epoch by epoch.
 
     Each row comes exactly once an epoch, in the global batch that `deal_epoch` chooses. Every global batch has world
-    size x accumulation micro-batches, even with fewer rows, so every rank takes part in every collective.
-
-    Args:
-        lengths: tokens of each row.
-        global_batch_size: rows of one optimizer step over all ranks.
-        accumulation_steps: micro-batches for each rank and optimizer step.
-        rank: of this process.
-        world_size: number of processes.
-        seed: of the shuffle.
-        padded: whether rows are padded to the longest of their micro-batch.
+    size x accumulation micro-batches, even with fewer rows, so every rank takes part in every collective. Arguments
+    are those of `deal_epoch`; `accumulation_steps` are micro-batches of one rank in an optimizer step.
     """
 
     def __init__(
@@ -256,14 +241,8 @@ def _micro_batch(deal: Deal, number: int) -> MicroBatch:
 class EvaluationBatches(Sampler[MicroBatch]):
     """The evaluation batches of one rank: each row once over all ranks, rows of like length together.
 
-    Every rank gets the same number of batches, and at each step batches of the same number of rows, padded with
-    `NO_ROW` where rows run out, because results are gathered step by step.
-
-    Args:
-        lengths: tokens of each row.
-        batch_size: rows of a batch on one rank.
-        rank: of this process.
-        world_size: number of processes.
+    At each step every rank gets a batch of the same number of rows, because results are gathered step by step. Where
+    rows run out, it is filled with `NO_ROW`. `batch_size` is the number of rows of a batch on one rank.
     """
 
     def __init__(self, lengths: Sequence[int] | torch.Tensor, batch_size: int, rank: int, world_size: int) -> None:

@@ -49,13 +49,13 @@ def tokenised(
         template: from `choose_template`.
         max_length: rows keep their first tokens, this many.
         train_on_prompts: the loss counts every token, not only those of answers.
-        bad: gets rows that the template refuses or whose answers it does not mark, and rows all of whose answers lie
-            beyond `max_length`.
+        bad: gets rows that the template refuses, rows without a marked answer, and rows that lose all answers by the
+            cut.
 
     Yields:
-        The columns of `SCHEMA`, in the order of the rows: `labels` (the token where the loss counts it, else -100;
-        always -100 at the first token, which nothing predicts), `length` and `full_length` (tokens after and before
-        the cut), and `rows` (the row's index, in a list as packs have it).
+        The columns of `SCHEMA`, in the order of the rows. `labels` has the tokens that the loss counts, and -100 for
+        the others. The first token never counts, because nothing predicts it. `length` and `full_length` are the
+        tokens after and before the cut. `rows` has the row's index, in a list as packs have it.
 
     Raises:
         UserError: the tokenizer is not a fast one; after the last row, bad rows stop the run, or are too many.
@@ -122,13 +122,9 @@ def _add_bad(bad: BadRows, batch: pa.RecordBatch, row: int, code: str, **details
 def _columns(
     batch: pa.RecordBatch, first: int, kept: Sequence[tuple[int, Ids, Ids]], max_length: int
 ) -> pa.RecordBatch:
-    """The columns of the rows that are kept.
+    """The columns of the rows that are kept: `kept` has the index in the batch, tokens and labels of each, uncut.
 
-    Args:
-        batch: of conversations.
-        first: index of its first row in the split.
-        kept: of each row, its index in the batch, tokens and labels, uncut.
-        max_length: tokens that a row keeps.
+    `first` is the index of the batch's first row in the split.
     """
     rows, ids, labels = zip(*kept, strict=True)
     full_lengths = np.array([len(each) for each in ids], dtype=np.int32)

@@ -42,7 +42,7 @@ class ListColumn:
 
 
 class IndexedRows(torch.utils.data.Dataset[Row]):
-    """A tokenised dataset whose rows know their number. `NO_ROW` gives a dummy row that does not count.
+    """A tokenised dataset that gives each row with its number. `NO_ROW` gives a dummy row that does not count.
 
     Args:
         dataset: columns `input_ids` and `labels` (a number, a list of one length in all rows, or one label a token);
@@ -186,10 +186,7 @@ def _matrix(column: pa.ChunkedArray) -> np.ndarray:
 def in_order(row_numbers: np.ndarray, gathered: Iterable[np.ndarray], num_rows: int) -> list[np.ndarray]:
     """The gathered results of each row, in the dataset's order, without dummy rows.
 
-    Args:
-        row_numbers: of what was gathered, int64 [gathered].
-        gathered: arrays, each [gathered, ...].
-        num_rows: of the dataset.
+    `row_numbers` is int64 [gathered], and each result [gathered, ...].
 
     Raises:
         RuntimeError: a row is missing or duplicate.

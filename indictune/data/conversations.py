@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -44,18 +44,13 @@ class Conversations(StoredRows):
 
     The table has columns `messages` (list of `role` and `content`: an optional system message, then user and assistant
     by turns, the last of assistant; none is empty), `language` (string), `line`, and `as_written` (bool, the same in
-    all rows). No nulls.
+    all rows: each is one prompt and one completion, given as plain texts). No nulls.
     """
-
-    @property
-    def as_written(self) -> bool:
-        """Whether each row is one prompt and one completion, given as plain texts."""
-        return bool(self.table["as_written"][0].as_py())
 
 
 @dataclass(frozen=True)
 class ConversationSplits:
-    """All conversations of a run; `as_written` is the same in all of them.
+    """All conversations of a run.
 
     Attributes:
         rows: the conversations, by split.
@@ -65,12 +60,12 @@ class ConversationSplits:
 
     rows: Mapping[str, Conversations]
     folder: Path
-    notes: Sequence[str] = field(default_factory=list)
+    notes: Sequence[str]
 
     @property
     def as_written(self) -> bool:
-        """As of the rows."""
-        return next(iter(self.rows.values())).as_written
+        """Whether all rows are prompts and completions, given as plain texts."""
+        return _as_written(self.rows)
 
 
 def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
@@ -133,11 +128,7 @@ def load_conversations(
 
 
 def _read_split(source: ChatSource, path: Path, bad: BadRows) -> Conversations:
-    """Read and check the rows of one split; `path` gets the table.
-
-    Raises:
-        UserError: all problems of the rows at once.
-    """
+    """Read and check the rows of one split; `path` gets the table."""
     with bad.problems.collecting():
         rows = _rows(source.read(bad), bad)
         batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
@@ -169,14 +160,17 @@ def _language(record: dict[str, object], messages: list[dict[str, str]]) -> str:
 def _mixed_forms(splits: Mapping[str, Conversations]) -> Iterator[Problem]:
     """A problem for each split that mixes plain texts and messages, or differs in this from the first split."""
     for rows in splits.values():
-        expected = next(iter(splits.values())).as_written
-        row = pc.index(rows.table["as_written"], not expected).as_py()
+        row = pc.index(rows.table["as_written"], not _as_written(splits)).as_py()
         if row >= 0:
             yield problem("forms-mixed", rows.origin, rows.location(row))
 
 
+def _as_written(splits: Mapping[str, Conversations]) -> bool:
+    return bool(next(iter(splits.values())).table["as_written"][0].as_py())
+
+
 def leak_note(train: Conversations, path: Path, held_out: Conversations) -> str | None:
-    """A note about training rows, stored at `path`, that also stand in held-out rows; None if none does."""
+    """A note about training rows, stored at `path`, that are held-out rows too; None if there are none."""
     count = sum(pc.sum(mask).as_py() or 0 for mask in leaked_rows(path, held_out.table, _whole_text))
     if not count:
         return None

@@ -59,8 +59,8 @@ def messages_of(row: Row) -> list[Message]:
     without text is left out.
 
     Raises:
-        RowError: a text is missing, empty or of the wrong type, a role is unknown or out of order, the last message is
-            not an answer, or the row has a key that training would ignore.
+        RowError: a text is missing, empty or of the wrong type. Or a role is unknown or out of order, the last message
+            is not an answer, or training would ignore a key.
     """
     form = _form_of(row)
     _check_ignored(row, form)
@@ -68,7 +68,8 @@ def messages_of(row: Row) -> list[Message]:
         _check_keys(row, "the row", ("system",), ())
         messages = _turn(_text(row, "prompt"), _text(row, "completion"))
     elif form == _ALPACA:
-        messages = _history(row) + _turn(_instruction(row), _text(row, "output"))
+        asked = filter(str.strip, (_text(row, "instruction"), _text(row, "input")))
+        messages = _history(row) + _turn("\n\n".join(asked), _text(row, "output"))
     else:
         messages = [message for key in form for message in _listed(row, key)]
     messages = [{"role": "system", "content": _text(row, "system")}, *messages]
@@ -78,7 +79,7 @@ def messages_of(row: Row) -> list[Message]:
 
 
 def _form_of(row: Row) -> tuple[str, ...]:
-    """The keys of the only form whose keys all have values."""
+    """The keys of the form of a row. All of them have values."""
     filled = {key for key, value in row.items() if value is not None}
     forms = [form for form in _FORMS if filled.issuperset(form)]
     if len(forms) != 1:
@@ -89,7 +90,7 @@ def _form_of(row: Row) -> tuple[str, ...]:
 
 def _check_ignored(row: Row, form: tuple[str, ...]) -> None:
     """Refuse keys of the row with which every answer alike would be the wrong thing to learn."""
-    # Thoughts of a row with several answers belong to none of them.
+    # In a row of several answers, nobody knows whose thoughts these are.
     empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA) else _TOOLS
     _check_keys(row, "the row", empty, ("weight",))
     for key in ("kto_tag", "label") if form == _PROMPT else ("kto_tag",):  # elsewhere, a label of 0 may be a class
@@ -107,10 +108,6 @@ def _check_keys(held: Row, where: str, empty: Iterable[str], one: Iterable[str])
 
 def _turn(prompt: str, answer: str) -> list[Message]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-
-
-def _instruction(row: Row) -> str:
-    return "\n\n".join(text for text in (_text(row, "instruction"), _text(row, "input")) if text.strip())
 
 
 def _history(row: Row) -> list[Message]:

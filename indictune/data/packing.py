@@ -75,20 +75,15 @@ def packing_facts(packed: Dataset, max_length: int) -> str:
     rows = int(pc.sum(pc.list_value_length(packed.data["rows"])).as_py())
     places = len(packed) * max_length
     empty = 1 - pc.sum(packed.data["length"]).as_py() / places
-    return f"{rows:,} rows in {len(packed):,} packs of {max_length:,} places for tokens; {empty:.1%} of them are empty"
+    return (
+        f"{rows:,} rows in {len(packed):,} packs of {max_length:,} places for tokens; {empty:.1%} of these are empty"
+    )
 
 
 def _batch(
     packs: Sequence[np.ndarray], columns: Sequence[ListColumn], lengths: np.ndarray, numbers: np.ndarray
 ) -> pa.RecordBatch:
-    """The columns of some packs.
-
-    Args:
-        packs: indices in the group of the rows of each pack.
-        columns: of the group, `input_ids` and `labels`.
-        lengths: tokens of each row of the group.
-        numbers: of each row of the group, its index among all rows.
-    """
+    """The columns of some packs: indices of rows in the group. `numbers` has the index of each row in the split."""
     rows = np.concatenate(packs)
     pack_rows = [len(pack) for pack in packs]
     pack_lengths = np.array([lengths[pack].sum() for pack in packs], dtype=np.int32)

@@ -134,7 +134,7 @@ def _tokenise(
     template: str,
     args: ChatDataArguments | EvaluateArguments,
 ) -> list[str]:
-    """Write the tokens of a split.
+    """Write the tokens of a split, and return sentences for the user.
 
     Args:
         stored: file of the rows.
@@ -142,12 +142,6 @@ def _tokenise(
         rows: of the split.
 
     The others as of `tokenise_splits`.
-
-    Returns:
-        Sentences for the user.
-
-    Raises:
-        UserError: unusable rows.
     """
     bad = bad_rows(rows.source, args, folder)
     bad.files = list(rows.files)
@@ -165,7 +159,7 @@ def _tokenise(
 
 
 def _pack(path: Path, max_length: int) -> None:
-    """Replace the rows of a table by packs of them."""
+    """Replace the rows of a table by packs."""
     groups = with_progress(stored_groups(path), "packing the train rows", map_table(path).num_rows)
     unfinished = path.with_suffix(".unfinished")
     write_table(unfinished, packing.SCHEMA, packed(groups, max_length))

@@ -38,8 +38,8 @@ def choose_template(
 
     Args:
         tokenizer: of the model.
-        name: `--chat_template`: a built-in template or a .jinja file. None takes the tokenizer's own. If that does not
-            mark answers, TRL's version of it does.
+        name: `--chat_template`: a built-in template or a .jinja file. None takes the tokenizer's own, or TRL's
+            version of that, which marks answers.
         as_written: the rows are prompt and completion texts; without a name, they stay as they are.
         train_on_prompts: answers need no marks, because the loss counts every token.
 
@@ -50,14 +50,13 @@ def choose_template(
     if name is None and not as_written:
         name, template = f"of {tokenizer.name_or_path}", _own_template(tokenizer, train_on_prompts)
     else:
-        name = name or "plain"
-        template = _named_template(name)
+        name, template = name or "plain", _named_template(name or "plain")
     _check_template(template, name, tokenizer, train_on_prompts)
     return template
 
 
 def _own_template(tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> str:
-    """The tokenizer's template, or TRL's version of it that marks answers."""
+    """The tokenizer's template, or TRL's version, which marks answers."""
     try:
         own = tokenizer.get_chat_template()
     except ValueError as error:
@@ -83,12 +82,7 @@ def _named_template(name: str) -> str:
 
 
 def _check_template(template: str, name: str, tokenizer: PreTrainedTokenizerBase, train_on_prompts: bool) -> None:
-    """Write out a short conversation.
-
-    Raises:
-        UserError: that fails, marks no answer though training needs it, or writes special tokens that the tokenizer
-            lacks.
-    """
+    """Write out a short conversation, and refuse what `choose_template` says."""
     try:
         text, spans = apply_template(EXAMPLE, tokenizer, template, marked=not train_on_prompts)
     except Exception as error:  # a template is a program: it can raise anything

@@ -91,29 +91,24 @@ def tokenise(
     folder = build_once("tokens", parts, "The token ids", make)
     _reset(tokenizer)
     datasets = {name: mapped_dataset(folder, name) for name in given}
-    _check_tokens(given, datasets)
-    _warn_of_long_rows(given, datasets, max_length)
+    _check_lengths(given, datasets, max_length)
     return datasets
 
 
-def _warn_of_long_rows(given: Mapping[str, Rows], datasets: Mapping[str, Dataset], max_length: int) -> None:
-    """Warn of rows as long as the limit: those that are cut, and the few that just fit."""
+def _check_lengths(given: Mapping[str, Rows], datasets: Mapping[str, Dataset], max_length: int) -> None:
+    """Refuse rows without tokens. Warn of rows as long as the limit: those that are cut, and the few that just fit."""
+    problems = Problems()
     for name, rows in given.items():
-        reach = pc.sum(pc.greater_equal(datasets[name].data["length"], max_length)).as_py()
+        lengths = datasets[name].data["length"]
+        empty = pc.index(lengths, 0).as_py()
+        if empty >= 0:
+            problems.append(problem("text-without-tokens", rows.origin, rows.location(empty)))
+        reach = pc.sum(pc.greater_equal(lengths, max_length)).as_py()
         if reach:
             logger.warning(
                 f"{rows.origin} {rows.source}: {reach:,} of {len(rows):,} rows ({reach / len(rows):.1%}) reach "
                 f"--max_length {max_length}; longer ones lose their ends."
             )
-
-
-def _check_tokens(given: Mapping[str, Rows], datasets: Mapping[str, Dataset]) -> None:
-    problems = Problems()
-    for name, dataset in datasets.items():
-        rows = given[name]
-        first = pc.index(dataset.data["length"], 0).as_py()
-        if first >= 0:
-            problems.append(problem("text-without-tokens", rows.origin, rows.location(first)))
     problems.raise_any()
 
 

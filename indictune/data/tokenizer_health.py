@@ -16,8 +16,8 @@ _MEASURED_ROWS = 1_000  # of each language; enough for two digits
 def tokenizer_health(rows: Conversations, tokens: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
     """A table with a line for each language, in alphabetical order.
 
-    Its columns are the number of rows, the tokens of a word (of up to 1,000 rows, without the chat template), and the
-    share of rows that are cut.
+    Its columns are the number of rows, the tokens per word, and the share of rows that are cut. Tokens per word are
+    measured on up to 1,000 rows, without the chat template.
 
     Args:
         rows: of one split.

@@ -15,12 +15,11 @@ RowResults = tuple[np.ndarray, np.ndarray, np.ndarray]
 def answer_metrics(results: RowResults, languages: Sequence[str]) -> dict[str, Any]:
     """Metrics over all tokens that count, together and by language.
 
-    Sums are taken over tokens before anything is divided, so that a long answer counts by its length and the numbers
-    do not depend on how rows were put into batches.
+    Tokens are summed before anything is divided. So a long answer counts by its length, and the numbers do not depend
+    on how rows were put into batches.
 
     Args:
-        results: summed cross-entropy in nats, number of tokens and number of tokens whose likeliest prediction is
-            right, each [rows].
+        results: summed cross-entropy in nats, number of tokens and number of tokens predicted right, each [rows].
         languages: of each row.
 
     Returns:

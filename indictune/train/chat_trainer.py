@@ -48,8 +48,8 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         of_text = model.config.get_text_config()
         balances = getattr(of_text, "router_aux_loss_coef", None)
         super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, data_collator=collator)
-        # transformers (5.23) counts a step's tokens for models that take the count: not Gemma 3n, Gemma 4, or code of
-        # its own without **kwargs. TRL (1.16) gives it to none: it divides by it itself, else by a micro-batch's own.
+        # transformers (5.23) counts a step's tokens only for models that accept the count. Gemma 3n, Gemma 4, and a
+        # model's own code without **kwargs do not. TRL (1.16) divides by the count, or by a micro-batch's without it.
         self.model_accepts_loss_kwargs = True
         if balances is not None:
             _leave_out_balancing(of_text, balances)
@@ -63,7 +63,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
             raise ValueError("The Trainer did not count the tokens of the global batch (num_items_in_batch is None).")
         loss = super().compute_loss(*args, **settings)
         means = self._metrics["train"]
-        # TRL (1.16) takes both for 0 where no rank has an answer's token: of the ragged end's empty micro-batches.
+        # TRL (1.16) adds a 0 to both means for a micro-batch without an answer's token on any rank.
         if means["entropy"][-1] == means["mean_token_accuracy"][-1] == 0:
             for name in ("entropy", "mean_token_accuracy"):
                 means[name].pop()
@@ -83,9 +83,9 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
 
 
 def _leave_out_balancing(config: PreTrainedConfig, coefficient: float) -> None:
-    """Keep what a mixture of experts says of the loss that balances them, which TRL (1.16) sets to 0 to leave it out.
+    """Restore the coefficient of the loss that balances experts, which TRL (1.16) sets to 0 to leave it out.
 
-    It is a product of a micro-batch's means: a sum over micro-batches depends on how a global batch is dealt.
+    It is a product of a micro-batch's means. A sum over micro-batches would depend on how a global batch is dealt.
     """
     config.router_aux_loss_coef = coefficient
     if coefficient:
@@ -99,8 +99,8 @@ def _leave_out_balancing(config: PreTrainedConfig, coefficient: float) -> None:
 def _keep_trained_weights_in_fp32(model: nn.Module) -> None:
     """Undo what TRL does to an adapter on a quantised base (1.16): it casts the matrices to bf16.
 
-    An update smaller than a 256th of a weight is lost there, and the order in which gradients are summed, which
-    differs between strategies, would show in the result.
+    An update smaller than a 256th of a weight is lost there. The order in which gradients are summed differs between
+    strategies, and would show in the result.
     """
     for parameter in model.parameters():
         if parameter.requires_grad:

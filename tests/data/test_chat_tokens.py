@@ -374,21 +374,21 @@ def test_a_template_that_writes_the_date_writes_the_same_on_every_day(byte_level
     assert written == f"26 Jul 2024{HINDI[0][0]}"
 
 
-def test_rows_that_the_template_refuses_are_told_by_reason(byte_level: PreTrainedTokenizerFast) -> None:
+def test_rows_that_the_template_refuses_are_reported_by_reason(byte_level: PreTrainedTokenizerFast) -> None:
     tool = [*chat(("Q", "A")), {"role": "tool", "content": "T"}]
     late = [*chat(("Q", "A")), {"role": "system", "content": "S"}]
     found = problems_raised(lambda: encode(byte_level, "llama2", rows(tool, chat(("Q", "A")), late, tool)))
     assert found == [f"--train_file t.jsonl:{line} template-refuses-row" for line in (1, 3, 4)]
 
 
-def test_refused_rows_of_all_batches_are_told(byte_level: PreTrainedTokenizerFast) -> None:
+def test_refused_rows_of_all_batches_are_reported(byte_level: PreTrainedTokenizerFast) -> None:
     tool = [*chat(("Q", "A")), {"role": "tool", "content": "T"}]
     good = [chat(("Q", "A"))] * 800
     found = problems_raised(lambda: encode(byte_level, "llama2", rows(*good, tool, *good, tool)))
     assert found == [f"--train_file t.jsonl:{line} template-refuses-row" for line in (801, 1602)]
 
 
-def test_rows_whose_answers_the_template_does_not_mark_are_told(byte_level: PreTrainedTokenizerFast) -> None:
+def test_rows_whose_answers_the_template_does_not_mark_are_reported(byte_level: PreTrainedTokenizerFast) -> None:
     template = MARKED.replace("{%- generation", "{% if m.content != 'A' %}{%- generation").replace(
         "{% endgeneration %}", "{% endgeneration %}{% endif %}"
     )

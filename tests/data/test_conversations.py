@@ -124,7 +124,7 @@ def test_parquet_holds_typed_parts_and_history(write: Write) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_a_rejected_answer_is_told_by_0_as_pandas_writes_it(write: Write, name: str) -> None:
+def test_a_rejected_answer_is_reported_by_0_as_pandas_writes_it(write: Write, name: str) -> None:
     rows: list[Row] = [{"prompt": "a", "completion": "b", "label": label} for label in (1, 0)]
     location = "a.parquet row 2" if name == "a.parquet" else "a.jsonl:2"
     assert problems_raised(lambda: of_file(write(name, rows))) == [f"--test_file {location} key-ignored"]
@@ -139,9 +139,9 @@ def test_json_may_hold_its_rows_as_data_and_numbers_are_texts(write: Write) -> N
 
 
 def test_only_plain_texts_are_as_written(write: Write) -> None:
-    assert of_file(write("a.jsonl", [{"prompt": "a", "completion": "b"}])).as_written
+    assert of_file(write("a.jsonl", [{"prompt": "a", "completion": "b"}])).table["as_written"].to_pylist() == [True]
     for row in (chat("a", "b"), in_lists(chat("a", "b")), {"instruction": "a", "output": "b"}):
-        assert not of_file(write("a.jsonl", [row])).as_written
+        assert of_file(write("a.jsonl", [row])).table["as_written"].to_pylist() == [False]
 
 
 def test_a_row_names_its_language_or_its_script_decides(write: Write) -> None:
@@ -168,7 +168,7 @@ def test_order_and_lines_across_chunks(write: Write, monkeypatch: pytest.MonkeyP
         assert table["messages"].num_chunks == 4
 
 
-def test_rows_in_train_and_held_out_are_told(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_train_and_held_out_are_reported(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "_CHUNK_ROWS", 2)
     monkeypatch.setattr(rows_module, "_LEAK_BATCHES", 1)
     system = {"role": "system", "content": "c"}
@@ -203,7 +203,7 @@ def test_a_second_call_reads_no_file_again(write: Write, monkeypatch: pytest.Mon
     monkeypatch.setattr(conversations, "messages_of", lambda *_: pytest.fail("read again"))
     second = load(args)
     assert second.folder == first.folder
-    assert (second.notes, second.rows["train"].as_written, second.rows["train"].origin) == (
+    assert (second.notes, second.as_written, second.rows["train"].origin) == (
         first.notes,
         True,
         "--train_file",
@@ -222,7 +222,7 @@ def test_rows_are_read_anew_when_a_file_changes(write: Write) -> None:
     assert texts_of(second.rows["train"]) == [["a", "c"]]
 
 
-def test_problems_are_told_every_time(write: Write) -> None:
+def test_problems_are_reported_every_time(write: Write) -> None:
     files = {"train_file": write("train.jsonl", [chat("a", "")]), "test_file": write("test.jsonl", [chat("a", "b")])}
     first = problems_of(**files)
     assert len(first) == 1

@@ -34,7 +34,7 @@ def test_the_longest_rows_come_first_and_each_goes_where_it_leaves_the_least_spa
 
 def test_the_facts_count_rows_packs_and_empty_places() -> None:
     facts = packing_facts(pack(dataset(4, 1, 5, 3, 2), 6), 6)
-    assert facts == "5 rows in 3 packs of 6 places for tokens; 16.7% of them are empty"
+    assert facts == "5 rows in 3 packs of 6 places for tokens; 16.7% of these are empty"
 
 
 def test_rows_of_a_selection_keep_their_numbers() -> None:

@@ -107,7 +107,7 @@ def test_tokens_are_made_anew_when_a_row_or_the_tokenizer_changes(tokenizer: Pre
 
 
 @pytest.mark.usefixtures("empty_cache")
-def test_a_refused_row_is_told_every_time(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_refused_row_is_reported_every_time(tokenizer: PreTrainedTokenizerBase) -> None:
     for _ in range(2):
         found = problems_raised(lambda: prepare(tokenizer, max_length=3))
         assert found[0] == "--train_file train.jsonl:1 answers-cut-off"

@@ -160,7 +160,9 @@ def test_each_split_is_tokenised_and_one_that_is_not_there_stays_none(splits: Sp
     assert test["length"][:] == [2, 2]
 
 
-def test_rows_that_reach_the_limit_are_told_of_each_split(splits: Splits, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_reach_the_limit_are_reported_for_each_split(
+    splits: Splits, caplog: pytest.LogCaptureFixture
+) -> None:
     tokenise_splits(splits, words_tokenizer(), LABELS, 3)
     assert caplog.messages == []
     for _ in range(2):  # the second time from the cache
