@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from indictune.config.arguments import (
@@ -31,12 +30,11 @@ def plan_of(
 ) -> AnyPlan:
     """A plan with the given values and the defaults; `steps` of accumulation follow from other values."""
     plan: RunPlan[DataArguments, IndicTrainingArguments] = RunPlan(
-        recipe=Recipe(dict(training or {}), Problems()),
+        recipe=Recipe({**(training or {}), "output_dir": output_dir}, Problems()),
         model=unresolved(ModelArguments, {"model_name_or_path": "some/model", **(model or {})}),
         data=unresolved(DataArguments, {}),
         training=unresolved(arguments, training or {}),
         launch=launch or Launch("single"),
-        output_dir=Path(output_dir),
         gpus=gpus,
         environ=environ or {},
     )

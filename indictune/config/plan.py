@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from transformers import PreTrainedConfig
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
@@ -69,7 +70,6 @@ class RunPlan(Generic[Data, Training]):
         training: the training arguments with given and derived values. Read fields only: `__post_init__`, which would
             start the process group, has not run.
         launch: what the launcher asked for.
-        output_dir: folder of the run.
         gpus: that this process sees.
         environ: environment variables of this process.
         model_config: configuration of the model; None where it could not be read.
@@ -80,12 +80,16 @@ class RunPlan(Generic[Data, Training]):
     model: ModelArguments
     data: Data
     training: Training
-    launch: Launch
-    output_dir: Path
-    gpus: int
-    environ: Mapping[str, str] = field(repr=False)
+    launch: Launch = Launch("single")
+    gpus: int = field(default_factory=torch.cuda.device_count)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     model_config: PreTrainedConfig | None = field(default=None, repr=False)
     derived: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the run."""
+        return Path(self.recipe.values.get("output_dir") or ".")
 
     @property
     def configuration(self) -> dict[str, Any]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from transformers import PreTrainedConfig
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
@@ -70,10 +68,6 @@ def plan_of_rows(recipe: Recipe, task: Task[Any, Data, Training]) -> tuple[RunPl
         model=model,
         data=_built(recipe, task.data_arguments, problems),
         training=unresolved(task.training_arguments, recipe.values),
-        launch=Launch("single"),
-        output_dir=Path(recipe.values.get("output_dir") or "."),
-        gpus=torch.cuda.device_count(),
-        environ={},
         model_config=problems.attempt(task.read_config, model),
     )
     return plan, problems
@@ -106,8 +100,6 @@ def make_evaluation_plan(
         data=asked,
         training=arguments,
         launch=launch,
-        output_dir=Path(recipe.values.get("output_dir") or "."),
-        gpus=torch.cuda.device_count(),
         environ=environ,
         model_config=problems.attempt(read_config, model) if config_file(asked.model).is_file() else None,
     )
