@@ -199,7 +199,7 @@ def test_broken_files_are_told_together_with_their_lines(job: Job) -> None:
         f"--train_file {train} column-missing",
         f"--validation_file {validation}:2 invalid-json",
         f"--validation_file {validation}:3 not-utf8",
-        f"--test_file {test} file-empty",
+        f"--test_file {test} no-rows",
     ]
 
 
@@ -207,10 +207,10 @@ def test_labels_are_checked_over_all_files(job: Job) -> None:
     job.write("one.jsonl", ("अच्छा", "positive"), ("ठीक", "positive"))
     job.flags["train_file"] = job.path("one.jsonl")
     train, validation = job.flags["train_file"], job.flags["validation_file"]
-    assert job.refused().codes == [
-        f"--train_file {train} one-label",
-        f"--validation_file {validation} label-unknown",
-    ]
+    assert job.refused().codes == [f"--train_file {train} one-label"]
+    job.flags |= {"train_file": validation, "validation_file": job.path("other.jsonl")}
+    job.write("other.jsonl", ("अच्छा", "good"))
+    assert job.refused().codes == [f"--validation_file {job.path('other.jsonl')} label-unknown"]
 
 
 def test_rows_without_any_text_are_told(job: Job) -> None:
@@ -220,7 +220,7 @@ def test_rows_without_any_text_are_told(job: Job) -> None:
 
 
 def test_a_label_column_of_free_text_in_a_folder_that_holds_another_run(job: Job, finished_run: FinishedRun) -> None:
-    texts = [f"यह फिल्म नंबर {number} है" for number in range(6)]
+    texts = [f"यह फिल्म नंबर {number} है" for number in range(21)]
     job.write("text.jsonl", *((text, text) for text in texts))
     job.flags |= {"train_file": job.path("text.jsonl"), "output_dir": str(finished_run.folder)}
     del job.flags["validation_file"]

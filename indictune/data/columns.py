@@ -61,12 +61,7 @@ def existing_columns(
 
 
 def check_columns(source: str, present: Collection[str], columns: Mapping[str, str]) -> None:
-    """Check that each wanted column exists once.
-
-    Args:
-        source: file or split, for messages.
-        present: names of all columns.
-        columns: role ("text", "label", "language") -> name of its column.
+    """Check that each wanted column is present once.
 
     Raises:
         UserError: one problem for every column that is missing or duplicate.
@@ -122,7 +117,7 @@ def text_batches(
         names: role -> name of its column.
         optional: roles that get a column of nulls if `names` lacks them.
         source: file or split, for messages.
-        lists: names of columns that may hold lists, which are joined by `joined_list`.
+        lists: names of columns that may hold lists.
 
     Raises:
         UserError: one problem for every column that holds neither text, numbers nor booleans.

@@ -17,16 +17,15 @@ from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.languages import language_of
 from indictune.data.messages import RowError, is_prompt_text, messages_of
-from indictune.data.progress_bar import with_progress
+from indictune.data.progress_log import with_progress
 from indictune.data.read_files import Record, without_surrogates
-from indictune.data.row_sources import SPLITS, Reader, Source, file_source, refuse_early, sources_by_split
+from indictune.data.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
 from indictune.data.rows import StoredRows, leaked_rows, read_facts, write_facts
 from indictune.data.split_rows import split_records
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 
 ChatSource = Source[Record]
 
-_READER: Reader[Record] = Reader("builtin:chats", "samples/chats", split_records)
 # Rows held as Python objects before they become arrow arrays; a conversation may be long.
 _CHUNK_ROWS = 2_000
 _SCHEMA = pa.schema(
@@ -70,12 +69,12 @@ class ConversationSplits:
 
 def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
     """The sources of conversations by split; arguments as of `sources_by_split`."""
-    return sources_by_split(args, problems, _READER)
+    return sources_by_split(args, problems, "builtin:chats", split_records)
 
 
 def evaluated_file(path: str) -> dict[str, ChatSource]:
     """The source of `--test_file`, a json, jsonl or parquet file."""
-    return {"test": file_source(path, "--test_file", _READER)}
+    return {"test": file_source(path, "--test_file", split_records)}
 
 
 def is_as_written(source: ChatSource) -> bool | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 _FLAG = "--dataset_name"
 _EXTENSIONS = {"csv": (".csv", ".tsv"), "json": (".json", ".jsonl", ".ndjson")}  # by the builder's name
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# Settings for reading csv files that change no cell.
-_HARMLESS = {"sep", "chunksize"}
-# Settings for reading json files that change values.
-_JSON_SETTINGS = ("encoding", "encoding_errors", "field")
+# Settings of `datasets` that change no value.
+_HARMLESS = ("name", "version", "description", "data_dir", "data_files", "features", "sep", "chunksize")
 
 
 @dataclass(frozen=True)
@@ -125,15 +123,10 @@ def _declared(features: Features | Mapping[str, Any]) -> dict[str, Sequence[str]
 
 
 def _changed_settings(config: Any) -> list[str]:
-    """Settings of the dataset's README.md that change what its files hold."""
-    from datasets.packaged_modules.csv.csv import CsvConfig
-    from datasets.packaged_modules.json.json import JsonConfig
-
-    if isinstance(config, CsvConfig):
-        plain = CsvConfig().pd_read_csv_kwargs
-        given = config.pd_read_csv_kwargs.items()
-        return sorted(name for name, value in given if name not in _HARMLESS and value != plain[name])
-    return [name for name in _JSON_SETTINGS if getattr(config, name) != getattr(JsonConfig(), name)]
+    """Settings of the dataset's README.md that change how its files are read."""
+    plain = type(config)()
+    names = [each.name for each in fields(config) if each.name not in _HARMLESS]
+    return sorted(name for name in names if getattr(config, name) != getattr(plain, name))
 
 
 def _check_files(name: str, files: Mapping[str, Sequence[str]]) -> None:

@@ -115,14 +115,9 @@ def record_rows(
     bad: BadRows,
     lists: Collection[str] = (),
 ) -> Iterator[tuple[int, tuple[str | None, ...]]]:
-    """The wanted values of JSON objects. A key that an object lacks is null, if another object has it.
+    """The wanted values of JSON objects, with their lines; arguments as of `read_batches`.
 
-    Args:
-        path: of the file.
-        records: its values, with their lines.
-        columns: as of `read_batches`, like `optional`.
-        bad: gets values that are no object, and objects with a list or object for a text.
-        lists: names that may hold lists, which are joined by `joined_list`.
+    A key that an object lacks is null, if another object has it.
     """
     names = (*columns.values(), *optional.values())
     present: dict[str, None] = {}  # an ordered set, for the message

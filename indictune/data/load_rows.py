@@ -20,7 +20,7 @@ from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.label_spellings import Spellings
 from indictune.data.labels import checked_labels, unknown_labels
 from indictune.data.lost_letters import lost_letters_notes
-from indictune.data.progress_bar import with_progress
+from indictune.data.progress_log import with_progress
 from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
 from indictune.errors import Problems, UserError, attributed_to
@@ -152,16 +152,7 @@ def _load(
 def _read_split(
     source: TextSource, args: TextArguments, notes: list[str], path: Path, bad: BadRows, spellings: Spellings
 ) -> Rows | None:
-    """Read, clean and check the rows of one split; None for a split that may lack labels and does.
-
-    Args:
-        source: of the rows.
-        args: how they are read.
-        notes: get sentences for the user.
-        path: gets the table.
-        bad: gets the rows that cannot be used.
-        spellings: collect those of the labels.
-    """
+    """Read, clean and check the rows of one split into a table; None for a split that may lack labels and does."""
     empty: list[pa.Array] = []
     batches = _with_text(cleaned(spellings.read(source.read(bad), bad.location)), empty)
     write_table(path, SCHEMA, with_progress(batches, f"reading {source.name}"))
@@ -206,13 +197,6 @@ def _keep_labelled(path: Path, bad: BadRows, column: str) -> None:
 
 def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[str], path: Path) -> Rows:
     """The training rows; with `drop`, without those whose text also stands in held-out rows.
-
-    Args:
-        train: rows.
-        held_out: validation and test rows.
-        drop: `--drop_leaked_rows`.
-        notes: get sentences for the user.
-        path: of the training rows' table, which is written anew if rows are dropped.
 
     Raises:
         UserError: no row would be left.

@@ -21,7 +21,7 @@ from indictune.data.chat_tokens import tokenised
 from indictune.data.conversations import ChatSource, Conversations, ConversationSplits, is_as_written
 from indictune.data.messages import Message
 from indictune.data.packing import packed, packing_facts, stored_groups
-from indictune.data.progress_bar import with_progress
+from indictune.data.progress_log import with_progress
 from indictune.data.row_sources import SPLITS
 from indictune.data.rows import read_facts, write_facts
 from indictune.data.templates import choose_template

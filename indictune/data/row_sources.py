@@ -24,24 +24,12 @@ from indictune.errors import Problems, UserError, attributed_to
 logger = logging.getLogger(__name__)
 
 BUILTIN_PREFIX = "builtin:"
+# Name of a built-in dataset -> its folder in `indictune/data`, with a jsonl file for each split.
+BUILTIN = {"builtin:tweets": "samples", "builtin:chats": "samples/chats"}
 SPLITS = ("train", "validation", "test")
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Reader(Generic[Item]):
-    """How one kind of rows is read.
-
-    Attributes:
-        builtin: name of the built-in dataset of this kind.
-        builtin_folder: its folder in `indictune/data`, with a jsonl file for each split.
-        read: reads a split; rows that cannot be read go to the bad rows.
-    """
-
-    builtin: str
-    builtin_folder: str
-    read: Callable[[SplitRows, BadRows], Iterator[Item]]
+Read = Callable[[SplitRows, BadRows], Iterator[Item]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,7 @@ class Source(Generic[Item]):
     origin: str
     read: Callable[[BadRows], Iterator[Item]]
     fingerprint: str
-    may_lack_labels: bool = False
+    may_lack_labels: bool
 
 
 def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
@@ -71,61 +59,67 @@ def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
     return columns, {"language": "language"}
 
 
-def text_reader(args: TextArguments, problem_type: str | None) -> Reader[pa.RecordBatch]:
+def text_reader(args: TextArguments, problem_type: str | None) -> Read[pa.RecordBatch]:
     """Read labelled texts; only a row of several labels may hold a list of them."""
     columns, optional = columns_of(args)
     lists = [args.label_column] if problem_type == MULTI_LABEL else []
-    read = partial(split_batches, columns=columns, optional=optional, lists=lists)
-    return Reader("builtin:tweets", "samples", read)
+    return partial(split_batches, columns=columns, optional=optional, lists=lists)
 
 
 def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source[pa.RecordBatch]]:
     """The sources of labelled texts by split; arguments as of `sources_by_split`."""
-    return sources_by_split(args, problems, text_reader(args, args.problem_type))
+    return sources_by_split(args, problems, "builtin:tweets", text_reader(args, args.problem_type))
 
 
-def sources_by_split(args: SourceArguments, problems: Problems, reader: Reader[Item]) -> dict[str, Source[Item]]:
+def sources_by_split(
+    args: SourceArguments, problems: Problems, builtin: str, read: Read[Item]
+) -> dict[str, Source[Item]]:
     """The sources by split. A file that a flag names replaces the dataset's own split.
 
     Args:
         args: name the rows.
         problems: get a dataset that cannot be found. A missing file is reported when it is read. Nothing is downloaded
             if there are problems already.
-        reader: of the rows.
+        builtin: name of the built-in dataset of this kind.
+        read: yields the rows of a split.
     """
     sources: dict[str, Source[Item]] = {}
-    if args.dataset_name is not None:
+    name = args.dataset_name
+    if name == builtin:
+        folder = Path(str(resources.files("indictune.data"))) / BUILTIN[builtin]
+        sources = {split: file_source(str(folder / f"{split}.jsonl"), _origin(name), read) for split in SPLITS}
+    elif name is not None:
         with problems.collecting():
-            sources = _dataset_sources(args.dataset_name, args.dataset_config_name, reader, is_read=not problems)
+            if name.startswith(BUILTIN_PREFIX):
+                raise UserError("builtin-dataset-unknown", "--dataset_name", name, expected=builtin)
+            found = _used_splits(name, args.dataset_config_name, is_read=not problems)
+            sources = {split: _source(f"{name}/{split}", _origin(name), rows, read) for split, rows in found.items()}
     for split in SPLITS:
         path = getattr(args, f"{split}_file")
         if path is not None:
-            sources[split] = file_source(path, f"--{split}_file", reader)
+            sources[split] = file_source(path, f"--{split}_file", read)
     return sources
 
 
-def file_source(path: str, origin: str, reader: Reader[Item]) -> Source[Item]:
+def file_source(path: str, origin: str, read: Read[Item]) -> Source[Item]:
     """The rows of a file that the flag `origin` named."""
-    return _source(path, origin, SplitFiles((path,)), reader)
+    return _source(path, origin, SplitFiles((path,)), read)
 
 
-def _source(name: str, origin: str, rows: SplitRows, reader: Reader[Item]) -> Source[Item]:
-    is_test = str(rows.split) == "test"
-    return Source(name_of(name, rows), origin, partial(reader.read, rows), fingerprint_of(rows), is_test)
+def _source(name: str, origin: str, rows: SplitRows, read: Read[Item]) -> Source[Item]:
+    return Source(name_of(name, rows), origin, partial(read, rows), fingerprint_of(rows), str(rows.split) == "test")
 
 
-def _dataset_sources(name: str, config: str | None, reader: Reader[Item], is_read: bool) -> dict[str, Source[Item]]:
-    origin = f"--dataset_name {name}"
-    if name == reader.builtin:
-        folder = Path(str(resources.files("indictune.data"))) / reader.builtin_folder
-        return {split: file_source(str(folder / f"{split}.jsonl"), origin, reader) for split in SPLITS}
-    if name.startswith(BUILTIN_PREFIX):
-        raise UserError("builtin-dataset-unknown", "--dataset_name", name, expected=reader.builtin)
+def _origin(name: str) -> str:
+    return f"--dataset_name {name}"
+
+
+def _used_splits(name: str, config: str | None, is_read: bool) -> dict[str, SplitRows]:
+    """The splits of a dataset that a run reads; a warning names the others."""
     found = load_hub_dataset(name, config, is_read)
-    used = [split for split in SPLITS if split in found]
     if unused := [shortened(split) for split in found if split not in SPLITS]:
-        logger.warning("%s: ignoring its rows of %s; using those of %s.", origin, ", ".join(unused), ", ".join(used))
-    return {split: _source(f"{name}/{split}", origin, found[split], reader) for split in used}
+        logger.warning("%s: ignoring its rows of %s.", _origin(name), ", ".join(unused))
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 def refuse_early(found: Problems, sources: Iterable[Source[Any]], first: int) -> None:
@@ -139,12 +133,10 @@ def refuse_early(found: Problems, sources: Iterable[Source[Any]], first: int) ->
     Raises:
         UserError: `found`, and the problems of the first rows.
     """
-    if not found:
-        return
-    problems, are_long = Problems(found), False
-    for source in sources:
-        with problems.collecting(), attributed_to(source.origin):
+    early, are_long = Problems(found), False
+    for source in sources if found else ():
+        with early.collecting(), attributed_to(source.origin):
             are_long |= len(list(islice(source.read(BadRows(source.name)), first + 1))) > first
     if are_long:
         logger.warning("Reading only the first rows, because the run is refused in any case.")
-        problems.raise_any()
+        early.raise_any()

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.data.arrow_tables import map_table, smaller_batches, stored_batches, write_table
 from indictune.data.cache import build_once, file_digest
 from indictune.data.load_rows import Rows, Splits
-from indictune.data.progress_bar import with_progress
+from indictune.data.progress_log import with_progress
 from indictune.data.targets import target_type, targets
 from indictune.errors import Problems, problem
 

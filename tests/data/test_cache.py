@@ -26,7 +26,7 @@ from indictune.config.arguments import DataArguments
 from indictune.data import cache
 from indictune.data.cache import build_once, file_digest
 from indictune.data.load_rows import Splits, load_splits
-from indictune.data.progress_bar import with_progress
+from indictune.data.progress_log import with_progress
 from indictune.errors import UserError
 from indictune.progress import HERE
 from tests.refusals import refused

@@ -219,7 +219,7 @@ def test_splits_that_a_run_does_not_read_are_told(folder: Path, caplog: pytest.L
     else:
         assert load_splits(DataArguments(dataset_name="set")).validation is None
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "--dataset_name set: ignoring its rows of validation_matched, validation_other; using those of train, test."
+        "--dataset_name set: ignoring its rows of validation_matched, validation_other."
     ]
     caplog.clear()
     (folder / "README.md").unlink()

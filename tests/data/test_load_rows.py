@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.resources
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from indictune.data import rows as rows_module
 from indictune.data.bad_rows import BadRows
 from indictune.data.label_spellings import Spellings
 from indictune.data.load_rows import Rows, load_splits, load_test_rows
-from indictune.data.row_sources import sources_of, text_reader
+from indictune.data.row_sources import sources_of
 from indictune.errors import Problems, UserError, problem
 from tests.problems import problems_raised
 
@@ -299,7 +298,7 @@ def test_builtin_rows_come_from_the_folder_of_their_name(write: Write, monkeypat
         write(f"{split}.jsonl", labelled((f"{split} a", 0), (f"{split} b", 1)))
     monkeypatch.setattr(importlib.resources, "files", lambda package: Path("/"))
     folder = str(Path.cwd())
-    monkeypatch.setattr(row_sources, "text_reader", lambda *args: replace(text_reader(*args), builtin_folder=folder))
+    monkeypatch.setitem(row_sources.BUILTIN, "builtin:tweets", folder)
     splits = load_splits(DataArguments(dataset_name="builtin:tweets"))
     assert columns_of(splits.test)["text"] == ["test a", "test b"]
 
