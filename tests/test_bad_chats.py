@@ -35,7 +35,7 @@ def main() -> Callable[[Any], None]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose configuration can be read, and whose weights cannot: what loads it fails otherwise than told."""
+    """A model with a good configuration and broken weights: loading it fails with an error that no test expects."""
     folder = tmp_path_factory.mktemp("model")
     for path in Path(builtin.resolve("builtin:tiny-indic-llama")).iterdir():
         shutil.copy(path, folder)
@@ -132,7 +132,7 @@ def test_a_tokenizer_without_a_template_is_refused_before_many_rows_are_read(job
     assert "many.jsonl" not in message
 
 
-def test_modules_trained_whole_beside_a_quantised_base_need_half_precision(job: Job) -> None:
+def test_modules_trained_whole_on_a_quantised_base_need_half_precision(job: Job) -> None:
     """Else the run failed when its model was read back, at its end."""
     message = job.message(method="qlora", modules_to_save="lm_head", bf16="false", chat_template="llama4")
     assert "[modules-to-save-need-bf16]" in message

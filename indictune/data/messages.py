@@ -44,11 +44,7 @@ class RowError(Exception):
 
 
 def is_prompt_text(row: Row) -> bool:
-    """Whether a row is one prompt and one completion, both plain texts.
-
-    Raises:
-        RowError: the row has no known form.
-    """
+    """Whether a row is one prompt and one completion, both plain texts; raises `RowError` if it has no known form."""
     return _form_of(row) == _PROMPT and not any(isinstance(row[key], list) for key in _PROMPT)
 
 
@@ -82,10 +78,9 @@ def _form_of(row: Row) -> tuple[str, ...]:
     """The keys of the form of a row. All of them have values."""
     filled = {key for key, value in row.items() if value is not None}
     forms = [form for form in _FORMS if filled.issuperset(form)]
-    if len(forms) != 1:
-        keys = ", ".join(sorted(map(_shown, filled))[:_MAX_KEYS])
-        raise RowError("unknown-form", keys=keys or "(none)")
-    return forms[0]
+    if len(forms) == 1:
+        return forms[0]
+    raise RowError("unknown-form", keys=", ".join(sorted(map(_shown, filled))[:_MAX_KEYS]) or "(none)")
 
 
 def _check_ignored(row: Row, form: tuple[str, ...]) -> None:

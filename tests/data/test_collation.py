@@ -81,7 +81,7 @@ def test_a_row_that_stands_for_nothing_is_two_tokens_that_nobody_counts(dataset:
     assert torch.nn.CrossEntropyLoss().ignore_index == IGNORED_LABEL
 
 
-def test_it_stands_in_a_batch_beside_others_and_alone(dataset: Dataset) -> None:
+def test_it_is_in_a_batch_with_others_and_alone(dataset: Dataset) -> None:
     rows = IndexedRows(dataset)
     collate = PadToLongest(0, "right", with_row_numbers=True)
     assert as_lists(collate([rows[0], rows[NO_ROW]])) == {
@@ -127,7 +127,7 @@ def test_a_row_for_nothing_has_labels_for_its_tokens_where_the_others_have(answe
     }  # fmt: skip
 
 
-def test_a_row_for_nothing_beside_a_first_row_of_one_token() -> None:
+def test_a_dummy_row_where_the_first_row_has_one_token() -> None:
     rows = IndexedRows(Dataset.from_dict({"input_ids": [[4], [5, 6]], "labels": [[-100], [-100, 6]]}))
     assert plain(rows[NO_ROW]) == {"input_ids": [4], "labels": [-100], "seq_lengths": [1], "row": -1}
 

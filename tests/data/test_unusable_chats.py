@@ -60,7 +60,7 @@ def rejected(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_they_are_left_out_and_written_down_beside_those_that_could_not_be_read(
+def test_they_are_left_out_and_written_down_with_those_that_could_not_be_read(
     tokenizer: PreTrainedTokenizerBase, packing: bool
 ) -> None:
     allowed: dict[str, Any] = {"bad_rows": "quarantine", "max_bad_fraction": 0.6, "packing": packing}
