@@ -43,12 +43,11 @@ def set_up_communication(accelerator: Accelerator, args: IndicTrainingArguments,
 def settle_buckets(model: nn.Module, step: Callable[[], object]) -> None:
     """Run backward passes until DDP sends gradients in the buckets that it keeps from then on.
 
-    DDP (torch 2.13) sends them in one bucket until it has seen in which order they come, and then in several. The
-    bucket decides in which order the gradients of three ranks or more are added, so a resumed run would differ in the
-    last bit from one that was not stopped. Two numbers have one sum.
+    DDP (torch 2.13) sends one bucket until it knows the order of the gradients, and then several. With three ranks or
+    more, the buckets decide in which order gradients are added: a resumed run would differ in the last bit.
 
     Args:
-        model: as it is distributed.
+        model: wrapped.
         step: the forward and backward pass of a micro-batch. Its gradients are dropped.
     """
     passes = passes_until_settled(model)
@@ -73,9 +72,9 @@ def passes_until_settled(model: nn.Module) -> int:
 def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":
     """How replicas sum their gradients.
 
-    The Trainer (5.23) looks for unused parameters in every forward pass unless activations are checkpointed, keeps
-    each gradient twice, and broadcasts the buffers, which are constants, before every forward pass. With a static
-    graph torch finds parameters without a gradient once. Some models have them (XLNet).
+    The Trainer (5.23) looks for unused parameters in every forward pass unless activations are checkpointed. It keeps
+    each gradient twice, and broadcasts constant buffers before every forward pass. With a static graph torch looks for
+    unused parameters once. Some models have them (XLNet).
     """
     # torch 2.13 fails under accumulation with a static graph: "expect_autograd_hooks_ INTERNAL ASSERT FAILED".
     static_graph = args.gradient_accumulation_steps == 1 if args.ddp_static_graph is None else args.ddp_static_graph

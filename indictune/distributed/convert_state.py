@@ -29,11 +29,9 @@ WHOLE_STATES = "optimizer.pt"
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Load a checkpoint's weights in place, whole or in shards. All ranks must call it.
+    """Load a checkpoint's weights, whole or in shards, into an unwrapped model. All ranks must call it.
 
-    Args:
-        model: unwrapped, in shards or whole. Of an adapted model, only the adapter is loaded.
-        checkpoint: folder.
+    Of an adapted model, only the adapter is loaded.
 
     Raises:
         RuntimeError: the checkpoint lacks a weight, or has it in another shape.
@@ -48,18 +46,17 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     missing = sorted(weights.keys() - stored.shapes.keys())
     if missing:
         raise RuntimeError(f"{checkpoint}: the saved weights lack {', '.join(missing[:3])}.")
+    active = active_embedding(model)
     for name, weight in weights.items():
-        weight.copy_(_split_like(weight, _used_rows(model, name, stored.read(name)), name))
+        whole = stored.read(name)
+        if active is not None and name == active[0]:
+            whole = whole[active[1].row_ids]  # saved with all rows
+        weight.copy_(_split_like(weight, whole, name))
 
 
 def load_states(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> None:
-    """Load the optimizer states of a checkpoint, whole or in shards. All ranks must call it.
-
-    Args:
-        model: as for `load_weights`.
-        optimizer: of the model, not wrapped by accelerate.
-        checkpoint: folder.
-    """
+    """Load a checkpoint's optimizer states, whole or in shards, into an optimizer without accelerate's wrapper. All
+    ranks must call it."""
     shards = checkpoint / STATE_SHARDS
     if shards.is_dir():
         states = get_optimizer_state_dict(model, optimizer)  # makes those of a new optimizer
@@ -87,12 +84,6 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
         state = get_peft_model_state_dict(model, state, adapter_name=model.active_adapter)
     first_names = {id(weight): name for name, weight in reversed(state.items())}  # tied ones have several
     return {name: weight.detach() for name, weight in state.items() if first_names[id(weight)] == name}
-
-
-def _used_rows(model: nn.Module, name: str, weight: Tensor) -> Tensor:
-    """The trained rows of an embedding with an active vocabulary; any other weight as it is."""
-    active = active_embedding(model)
-    return weight[active[1].row_ids] if active is not None and active[0] == name else weight
 
 
 def _split_like(target: Tensor, whole: Tensor, name: str) -> Tensor:

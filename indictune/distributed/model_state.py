@@ -25,9 +25,7 @@ class ModelState:
     """The weights and optimizer states of a training run. All ranks must call its methods.
 
     Attributes:
-        accelerator: that prepared model and optimizer.
-        args: of the run.
-        model: without DDP, DeepSpeed or the compiler around it.
+        model: unwrapped.
         wrapped: the model as the strategy wraps it; under DeepSpeed the engine.
         optimizer: as accelerate wraps it.
     """
@@ -52,9 +50,7 @@ class ModelState:
     def write(self, folder: Path, with_shards: bool) -> None:
         """Write the optimizer states, and weights that are in shards; whole weights are saved as a model.
 
-        Args:
-            folder: gets the files.
-            with_shards: False if FSDP2's shards are written later, from `async_shards.copied`.
+        Without `with_shards`, FSDP2's shards are written later, from `async_shards.copied`.
         """
         if self._is_deepspeed:
             engine: Any = self.wrapped
@@ -99,13 +95,9 @@ def engine_keeps(scheduler: object) -> bool:
 
 
 def write_weights(trainer: Trainer, folder: Path, in_shards: bool, save: Callable[[], None]) -> None:
-    """Write the whole weights to `folder`. All ranks must call it.
+    """Write the whole weights to `folder`, except FSDP2's if a checkpoint has them in shards. All ranks must call it.
 
-    Args:
-        trainer: of the run.
-        folder: gets the files.
-        in_shards: leave FSDP2's weights out, because a checkpoint has them in shards.
-        save: the library's saving, which gathers the weights of every other strategy.
+    `save` is the library's saving, which gathers the weights of every other strategy.
     """
     if trainer.accelerator.distributed_type != DistributedType.FSDP:
         save()

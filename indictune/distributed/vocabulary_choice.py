@@ -78,7 +78,7 @@ def use_active_vocabulary(
         args: of the run.
         datasets: all rows that the model will see, with `input_ids`.
         tokenizer: of the model.
-        checkpoint: that the run resumes from, or None.
+        checkpoint: to resume from, or None.
 
     Raises:
         UserError: `on` is impossible for this model, the checkpoint does not train a row that the data uses, or it
@@ -95,11 +95,8 @@ def use_active_vocabulary(
     if checkpoint is not None and began_with_others(checkpoint, gather_from_all(active.unused)[0]):
         raise UserError("checkpoint-of-other-weights", "--resume_from_checkpoint", checkpoint)
     model.set_input_embeddings(active)
-    rows = len(active.position_of)
-    logger.info(
-        "active vocabulary: %s of %s embedding rows are trained. Unused rows are not decayed.",
-        *(f"{len(row_ids):,}", f"{rows:,}"),
-    )
+    counts = f"{len(row_ids):,} of {len(active.position_of):,}"
+    logger.info("active vocabulary: %s embedding rows are trained. Unused rows are not decayed.", counts)
 
 
 def _rows_to_train(

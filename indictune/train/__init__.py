@@ -1,1 +1,1 @@
-"""The run itself: the Trainer, what watches it, and the session that every script shares."""
+"""Train: the trainers, their callbacks, and the check of the saved model."""

@@ -1,4 +1,4 @@
-"""Batches on their way to the device."""
+"""Copy batches to the device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def sent_to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """A batch whose tensors are copied without waiting, from pinned memory where the loader pins.
+    """Copy a batch's tensors without waiting, from pinned memory if the loader pins.
 
-    The Trainer's own copy waits for each tensor (5.23, `_prepare_input`), and finds these in place.
+    The Trainer's own copy waits for each tensor (5.23, `_prepare_input`).
     """
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value

@@ -96,7 +96,7 @@ def finish(
 
     Args:
         trainer: after `train` and `save_model`.
-        run: whose folder gets `metrics.json`.
+        run: its folder gets `metrics.json`.
         result: of `train`.
         test_dataset: rows evaluated only here, or None.
         saved_files: from `save_model`.

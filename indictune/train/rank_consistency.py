@@ -26,7 +26,7 @@ _TOGETHER |= {"logging_strategy", "logging_steps"}
 def check_alike(
     trainer: ExactTrainer, test: Dataset | None, given: Mapping[str, Any], in_files: flag_files.Content
 ) -> None:
-    """Refuse to train where a rank has other rows or flags than rank 0. All ranks must call it.
+    """Refuse to train if a rank has other rows or flags than rank 0. All ranks must call it.
 
     Each rank takes its micro-batches from its own rows: some rows would be trained on twice and others never.
 
@@ -34,7 +34,7 @@ def check_alike(
         trainer: of the run, before it trains.
         test: rows that are evaluated after the training, or None.
         given: the flags of this rank, by field.
-        in_files: what files of this rank say of the steps.
+        in_files: the contents of files that flags name.
 
     Raises:
         UserError: on all ranks, with all differences.
@@ -55,8 +55,8 @@ def check_alike(
         place = f"rank {rank}" if host == host_of_0 else f"rank {rank} on {host}"
         for name in sorted({*expected, *values}):
             if values.get(name) != expected.get(name):
-                told = f" {values.get(name)}" if name.startswith("--") else ""  # others are long
-                problems[problem("ranks-differ", name, told, rank=place, host=host_of_0)] = None
+                value = f" {values.get(name)}" if name.startswith("--") else ""  # others are long
+                problems[problem("ranks-differ", name, value, rank=place, host=host_of_0)] = None
     if problems:
         raise UserError(problems=list(problems))
 

@@ -23,7 +23,7 @@ def write_model(trainer: Trainer, folder: Path, save: Callable[[], None]) -> Non
     with "KeyError", or writes empty tensors. `node_disks.give_files` brings the model there.
 
     Args:
-        trainer: whose model it is.
+        trainer: of the model.
         folder: is made on every disk. A checkpoint's may get shards later, in place of whole weights.
         save: the library's saving, into `folder`.
     """

@@ -1,1 +1,1 @@
-"""What happens between the steps, one concern a file."""
+"""Callbacks of the trainers, one concern a file."""

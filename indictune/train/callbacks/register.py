@@ -28,7 +28,7 @@ def watch(
     Args:
         trainer: of the run.
         plan: of the run; its folder gets `train_log.jsonl`.
-        run: whose signals stop the training.
+        run: its signals stop the training.
         point: to resume from.
         row_location: of a training row: `file:line`.
     """

@@ -1,4 +1,4 @@
-"""TensorBoard's log of a run, however often it is stopped."""
+"""Keep one TensorBoard log for a run that is resumed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 
 class ContinuedTensorBoard(TensorBoardCallback):
-    """Logs to `runs/` and goes on there, hiding what was logged after the checkpoint.
+    """Logs to `runs/` at each start, and hides the steps after the checkpoint.
 
-    transformers (5.23) begins a folder each time, named by the time and the host, so that a run that goes on becomes
-    two with steps in both.
+    transformers (5.23) begins a folder at each start, named by time and host: a resumed run would become two runs.
     """
 
     def on_train_begin(

@@ -1,4 +1,4 @@
-"""`train_log.jsonl`: one JSON object a logged step."""
+"""Write `train_log.jsonl`, one JSON object for each logged step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ LOGGED = ("loss", "grad_norm", "learning_rate")
 
 
 class TrainLog(TrainerCallback):
-    """Appends to the log on rank 0. A resumed run drops what was logged after its checkpoint, then goes on; for what
-    the log lacks, it writes what the checkpoint knows of it, without rates.
+    """Appends to the log on rank 0. A resumed run drops the lines after its checkpoint.
 
-    Args:
-        path: of the log.
-        throughput: gives the rates.
+    Lines that are missing, for example on a new disk, come from the checkpoint, without rates.
     """
 
     def __init__(self, path: Path, throughput: Throughput) -> None:
@@ -35,7 +32,6 @@ class TrainLog(TrainerCallback):
         path = self.record.path
         done = keep_lines(path, lambda entry: int(entry["step"]) <= state.global_step)
         kept = {entry["step"]: entry for entry in done}
-        # A new disk, a checkpoint from elsewhere, or a disk that had been full.
         known = {entry["step"]: entry for entry in state.log_history if "loss" in entry}
         if known.keys() - kept.keys() or not path.exists():
             entries = sorted((known | kept).items())
@@ -54,13 +50,8 @@ class TrainLog(TrainerCallback):
         entry = {"step": state.global_step, "epoch": state.epoch}
         entry |= {name: logs[name] for name in LOGGED if name in logs} | self.throughput.lap()
         self.record.append(json_line(entry))
-        logger.info(
-            "step %d of %d: loss %.4f, %.0f rows/s",
-            state.global_step,
-            state.max_steps,
-            entry["loss"],
-            entry["samples_per_second"],
-        )
+        rate = entry["samples_per_second"]
+        logger.info("step %d of %d: loss %.4f, %.0f rows/s", state.global_step, state.max_steps, entry["loss"], rate)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.is_world_process_zero:
