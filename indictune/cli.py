@@ -96,7 +96,3 @@ def _until_stopped(command: Callable[[Sequence[str]], int], argv: Sequence[str])
     except Stopped:
         print("indictune: stopped. Nothing is left half-written; the same command begins again.", file=sys.stderr)
         return EXIT_RESUMABLE
-
-
-if __name__ == "__main__":
-    sys.exit(main())

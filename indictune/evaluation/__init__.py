@@ -1,1 +1,1 @@
-"""What a trained classifier is worth: its metrics, as numbers and as text."""
+"""Metrics and tables."""

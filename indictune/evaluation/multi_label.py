@@ -38,14 +38,11 @@ def multi_label_metrics(
     label_names: Sequence[str],
     threshold: float,
 ) -> dict[str, Any]:
-    """Score several labels a row.
+    """Score several labels a row. The other arguments are those of `classification_metrics`.
 
     Args:
         probabilities: float [rows, labels].
         references: 0 or 1 [rows, labels].
-        losses: of each row, float [rows].
-        languages: of each row, [rows].
-        label_names: [labels].
         threshold: a label is predicted if its probability reaches it.
 
     Returns:

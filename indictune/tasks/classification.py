@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.arguments import DataArguments, ModelArguments
+from indictune.config.arguments import SentimentTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.class_weights import as_tensor, check_file, class_weights
@@ -30,7 +32,7 @@ from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import EvaluationPlan, Inputs, Task, TestTokens, Tokens
 from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
 
-Plan = RunPlan[DataArguments, SentimentTrainingArguments]
+Plan = RunPlan[DataArguments, Args]
 
 LANGUAGE_METRICS = language_metric("")
 # Of the modes that are not one label a text, the default first.
@@ -42,27 +44,20 @@ METRICS = {
 
 @dataclass(frozen=True)
 class ClassifiedRows:
-    """The rows of a classifier's run.
-
-    Attributes:
-        splits: training, validation and test rows.
-        tokenizer: of the model.
-        labels: in the order of the class ids.
-        weights: of each label in the loss; None where all count alike.
-    """
+    """The rows of a run, its labels in the order of the class ids, and their weights in the loss, None if equal."""
 
     splits: Splits
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     labels: list[str]
     weights: dict[str, float] | None
 
 
-class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArguments]):
-    """A text gets one of several labels, several of them, or a number: `--problem_type`."""
+class Classification(Task[ClassifiedRows, DataArguments, Args]):
+    """A text gets one label, several labels, or a number: `--problem_type`."""
 
     model_arguments = ModelArguments
     data_arguments = DataArguments
-    training_arguments = SentimentTrainingArguments
+    training_arguments = Args
     name = "classification"
     lower_is_better = ("mae",)
     head = "ForSequenceClassification"
@@ -77,18 +72,11 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
         if plan.training.padding_free == "on":
             found += problems_of(self.pads, plan)
         training, mode = plan.training, plan.data.problem_type
-        of_classes = {
-            "--class_weights": training.class_weights is not None,
-            "--label_smoothing_factor": training.label_smoothing_factor != 0,
-        }
-        given = of_classes if mode in METRICS else {}
-        given |= {"--regression_loss": training.regression_loss != "mse" and mode != REGRESSION}
-        found += [
-            problem("not-of-this-problem-type", flag, problem_type=mode)
-            for flag, is_given in given.items()
-            if is_given
-        ]
-        return found
+        given = {"--regression_loss": training.regression_loss != "mse" and mode != REGRESSION}
+        if mode in METRICS:
+            given["--class_weights"] = training.class_weights is not None
+            given["--label_smoothing_factor"] = training.label_smoothing_factor != 0
+        return found + [problem("not-of-this-problem-type", flag, problem_type=mode) for flag in given if given[flag]]
 
     def metrics(self, plan: Plan) -> tuple[str, ...]:
         return METRICS.get(str(plan.data.problem_type), self.scores)
@@ -116,9 +104,8 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
 
     def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:
         splits = rows.splits
-        train, validation, test = tokenise_splits(
-            splits, rows.tokenizer, rows.labels, plan.data.max_length, plan.data.problem_type
-        )
+        settings = plan.data.max_length, plan.data.problem_type
+        train, validation, test = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
         assert train is not None
         return Tokens(train, validation, test, splits.train.location, splits.folder, splits.notes)
 
@@ -126,18 +113,11 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
         assert plan.model_config is not None
         return pads(plan.training.padding_free, plan.model, plan.model_config)
 
-    def load_model(
-        self, plan: Plan, args: SentimentTrainingArguments, rows: ClassifiedRows, reads_weights: bool
-    ) -> Model:
+    def load_model(self, plan: Plan, args: Args, rows: ClassifiedRows, reads_weights: bool) -> Model:
         return load_classifier(plan.model, rows.labels, rows.tokenizer, plan.data.problem_type)
 
     def objective(
-        self,
-        args: SentimentTrainingArguments,
-        config: PreTrainedConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        padded: bool,
-        rows: ClassifiedRows | None,
+        self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: ClassifiedRows | None
     ) -> Objective:
         if config.problem_type == REGRESSION:
             return Regression(config, tokenizer, padded, args.regression_loss)
@@ -146,9 +126,7 @@ class Classification(Task[ClassifiedRows, DataArguments, SentimentTrainingArgume
         weights = None if rows is None else as_tensor(rows.weights, rows.labels)
         return SingleLabel(config, tokenizer, padded, ExactLoss(weights, args.label_smoothing_factor))
 
-    def tokenise_test(
-        self, plan: EvaluationPlan, tokenizer: PreTrainedTokenizerBase | None, problems: Problems
-    ) -> TestTokens:
+    def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, config = plan.data, plan.model_config
         mode = None if config is None else config.problem_type
         labels = None if config is None else problems.attempt(class_names, config)
@@ -168,7 +146,7 @@ def check_metric(metric: str, validation: Rows | None) -> None:
     """Refuse to compare checkpoints by a language that no validation row has: the first evaluation would fail.
 
     Raises:
-        UserError: it is the metric of such a language.
+        UserError: `metric-of-unseen-language`.
     """
     name = metric.removeprefix("eval_")
     if validation is None or not name.startswith(LANGUAGE_METRICS):

@@ -17,7 +17,7 @@ from indictune.data.collation import IGNORED_LABEL
 
 
 class SharedLoss(ABC):
-    """A loss that is summed over a micro-batch and divided by the labels of the whole global batch."""
+    """A loss that is summed over a micro-batch and divided by the labels of the global batch."""
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
         """This micro-batch's share of the loss, a scalar.
@@ -44,13 +44,12 @@ class SharedLoss(ABC):
 class ExactLoss(SharedLoss):
     """Cross-entropy of rows, or of tokens.
 
-    Class weights multiply each loss. The divisor stays the number of labels: torch's own weighted mean would divide
-    by the weights that happen to be in a micro-batch. Label smoothing is that of torch's cross-entropy, where each
-    label's term has that label's weight.
+    Class weights multiply each loss. The divisor stays the number of labels: torch's weighted mean would divide by the
+    weights in a micro-batch. Label smoothing is torch's, where each label's term has that label's weight.
 
     Args:
         class_weights: float [labels], or None for equal ones.
-        label_smoothing: share of the target that is spread evenly over all labels, from 0 to 1.
+        label_smoothing: share of the target that is spread over all labels, from 0 to 1.
     """
 
     def __init__(self, class_weights: Tensor | None = None, label_smoothing: float = 0.0) -> None:
@@ -60,7 +59,7 @@ class ExactLoss(SharedLoss):
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Of `logits` [rows, classes] or [rows, tokens, classes] and int64 `labels` [rows] or [rows, tokens]."""
         if self.class_weights is not None:
-            self.class_weights = self.class_weights.to(logits.device)  # once: each copy makes the host wait for a GPU
+            self.class_weights = self.class_weights.to(logits.device)  # once, because the host waits for each copy
         losses = functional.cross_entropy(
             *(logits.flatten(0, -2), labels.flatten()),
             weight=self.class_weights,
@@ -110,5 +109,5 @@ class MultiLabelLoss(SharedLoss):
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Plain cross-entropy of each row, float32 [rows]: what evaluations report, without weights or smoothing."""
+    """Cross-entropy of each row, float32 [rows], without weights or smoothing: the loss of evaluations."""
     return functional.cross_entropy(logits.float(), labels, reduction="none")

@@ -1,4 +1,4 @@
-"""What a trainer minimises, and what an evaluation measures: the part of a task that sees batches and logits."""
+"""What a trainer minimises and an evaluation measures: the part of a task that sees batches and logits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Objective(ABC):
     """How a model of one task is trained and scored.
 
     Attributes:
-        loss: of a micro-batch; None where the trainer has its own.
+        loss: of a micro-batch; None if the trainer has its own.
     """
 
     loss: SharedLoss | None = None
@@ -43,8 +43,8 @@ class Objective(ABC):
 
         Args:
             dataset: the rows.
-            results: what `measure` kept of each row, in the dataset's order.
-            is_validation: whether the rows may decide something, such as a threshold.
+            results: of `measure`, in the dataset's order.
+            is_validation: whether the rows may fit something, such as a threshold.
         """
 
     @abstractmethod
@@ -53,12 +53,12 @@ class Objective(ABC):
 
     @abstractmethod
     def tables(self, block: dict[str, Any]) -> str:
-        """A block as people read it."""
+        """A block as tables for the console."""
 
     @abstractmethod
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         """The saved model; a `device_map` of "cpu" keeps it there."""
 
     def fitted(self) -> dict[str, Any]:
-        """Entries for the `config.json` of the saved model, decided by the validation rows."""
+        """Entries for the `config.json` of the saved model, fitted on the validation rows."""
         return {}

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
 from datasets import Dataset
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import RowArguments, RunPlan
-from indictune.data.collation import lengths_of
 from indictune.errors import Problem, Problems
 from indictune.models.load import Model
 from indictune.tasks.objective import Objective
@@ -29,29 +28,21 @@ TestTokens = tuple[Dataset, Sequence[str]]  # of a file for a saved model, and n
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is read of a run's inputs before any row.
+    """The tokenizer of the model, and the sources of the rows by split. A refused one is None."""
 
-    Attributes:
-        tokenizer: of the model; None where it was refused.
-        sources: where the rows come from, by split; None where they were refused.
-    """
-
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: Tokenizer | None
     sources: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokenised rows of a run.
+    """The tokenised rows of each split: columns `input_ids`, `labels`, `length`, `language`, among others.
 
     Attributes:
-        train: columns `input_ids`, `labels`, `length`, among others.
-        validation: likewise, with `language`; or None.
-        test: likewise; or None.
-        row_location: tells where a training row comes from (`file:line`), by its number.
-        folder: holds the prepared rows, and the rows that were left out; None where they are not kept.
-        notes: for the user, known once the rows are tokenised.
-        summary: a table for the user; empty where there is none.
+        row_location: the `file:line` of a training row, given by its number.
+        folder: of the cached rows, with those that were left out; None without a cache.
+        notes: for the user.
+        summary: a table for the user, or empty.
     """
 
     train: Dataset
@@ -66,11 +57,6 @@ class Tokens:
     def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:
         """Training, validation and test rows."""
         return self.train, self.validation, self.test
-
-    @property
-    def lengths(self) -> torch.Tensor:
-        """Tokens of each training row, int64 [rows]."""
-        return lengths_of(self.train)
 
 
 class Task(ABC, Generic[Rows, Data, Training]):
@@ -116,7 +102,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
         return self.scores
 
     def language_metrics(self, plan: RunPlan[Data, Training]) -> str:
-        """What the names of such metrics of one language begin with; empty where there are none."""
+        """The prefix of metrics of one language, or empty."""
         return ""
 
     @abstractmethod
@@ -125,10 +111,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
 
     @abstractmethod
     def read(self, plan: RunPlan[Data, Training], inputs: Inputs, problems: Problems) -> Rows | None:
-        """Read, clean and check all rows.
-
-        With problems, reads only the first rows, which tell of missing columns. None where there are problems.
-        """
+        """Read, clean and check the rows; after a problem only the first ones. None if refused."""
 
     @abstractmethod
     def tokenise(self, plan: RunPlan[Data, Training], rows: Rows) -> Tokens:
@@ -146,17 +129,12 @@ class Task(ABC, Generic[Rows, Data, Training]):
             plan: of the run.
             args: as transformers has completed them.
             rows: of the run.
-            reads_weights: False where another rank sends the weights.
+            reads_weights: False if another rank sends the weights.
         """
 
     @abstractmethod
     def objective(
-        self,
-        args: Training,
-        config: PreTrainedConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        padded: bool,
-        rows: Rows | None,
+        self, args: Training, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: Rows | None
     ) -> Objective:
         """What the trainer minimises and measures.
 
@@ -173,12 +151,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
         return any(str(name).endswith(self.head) for name in config.get("architectures") or [])
 
     @abstractmethod
-    def tokenise_test(
-        self,
-        plan: EvaluationPlan,
-        tokenizer: PreTrainedTokenizerBase | None,
-        problems: Problems,
-    ) -> TestTokens:
+    def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         """The token ids of `--test_file` for a saved model, and notes for the user.
 
         Args:

@@ -75,7 +75,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""
         return {"of_micro_batches": self._metrics["train"], "num_tokens": self._total_train_tokens}
 
-    def log_on(self, unlogged: dict[str, Any]) -> None:
+    def restore_unlogged(self, unlogged: dict[str, Any]) -> None:
         if unlogged:
             self._metrics["train"].clear()
             self._metrics["train"].update(unlogged["of_micro_batches"])

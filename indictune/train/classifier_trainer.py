@@ -1,4 +1,4 @@
-"""transformers' Trainer for tasks that bring a loss of their own."""
+"""The trainer of tasks whose objective has a loss."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ class IndicTrainer(ExactTrainer):
     """Trains a model towards an objective.
 
     Args:
-        model: with a head for the task.
-        args: with `gradient_accumulation_steps` already decided.
-        train_dataset: columns `input_ids`, `labels`, `length`.
-        eval_dataset: likewise, with `language`; or None.
-        tokenizer: saved with the model.
-        objective: loss, collation and metrics.
-        padded: whether the rows of a training micro-batch are padded, as `Task.pads` says.
+        objective: loss, collation and metrics. The other arguments are those of `ExactTrainer`.
     """
 
     args: IndicTrainingArguments

@@ -1,4 +1,4 @@
-"""An evaluation in which every row counts once, whatever the number of processes."""
+"""Evaluate so that every row counts once, at any number of processes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ from indictune.train.task_trainer import TaskTrainer
 
 
 def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[str, float]:
-    """Score a dataset, log the flat metrics and keep the nested ones. All ranks must call it.
-
-    Args:
-        trainer: whose model is evaluated.
-        dataset: the rows.
-        prefix: of the names of the flat metrics.
+    """Score a dataset, log the flat metrics with a prefix, and keep the nested ones. All ranks must call it.
 
     Raises:
         Stopped: a rank was asked to stop.
@@ -62,7 +57,7 @@ def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays [rows] or [rows, ...] of several batches as one. Where rows are of several widths, -100 fills them up."""
+    """Concatenate arrays [rows] or [rows, ...] of several batches. Shorter rows are filled with -100."""
     if parts[0].ndim == 2:
         widest = max(each.shape[1] for each in parts)
         fill = [((0, 0), (0, widest - each.shape[1])) for each in parts]
@@ -71,7 +66,7 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...]:
-    """The row numbers of a batch, and what the task measures of each row; each [rows]."""
+    """The row numbers of a batch [rows], and what the task measures of each row."""
     HERE.passed("evaluating a batch")
     trainer.look_for_stop("the finished model was evaluated; going on evaluates it again")
     inputs = sent_to_device(batch, trainer.args.device)
@@ -81,7 +76,7 @@ def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[t
 
 
 def _prepared(trainer: TaskTrainer) -> nn.Module:
-    """The model, prepared by accelerate where nothing was trained."""
+    """The model. accelerate prepares it, if no training has done so."""
     assert trainer.model is not None
     accelerator = trainer.accelerator
     if trainer.is_deepspeed_enabled and trainer.deepspeed is None:

@@ -118,7 +118,7 @@ class ExactTrainer(TaskTrainer):
             states, unlogged = RandomStates(), copy.deepcopy(self.unlogged())
             settle_buckets(args[0], step)
             states.restore()
-            self.log_on(unlogged)
+            self.restore_unlogged(unlogged)
         loss = step()
         self.nonfinite.note_loss(loss)
         return loss

@@ -1,4 +1,4 @@
-"""`samples.jsonl`: answers of the trained model beside the references."""
+"""Write `samples.jsonl`: answers of the trained model and their references."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from indictune.train.exact_trainer import ExactTrainer
 def write_samples(
     trainer: ExactTrainer, run: Run, chats: Sequence[Sequence[Message]], template: str, max_new_tokens: int
 ) -> None:
-    """Let the trained model answer conversations. All ranks must call it: each may hold a part of the weights.
+    """Let the trained model answer conversations, one JSON object a row: `prompt`, `reference` and `answer`.
 
-    Writes one JSON object a row: `prompt` (text, as the model reads it), `reference` and `answer`.
+    All ranks must call it, because each may hold a part of the weights.
 
     Args:
         trainer: after training.
         run: its folder gets the file.
         chats: the last answer of each is the reference. Without any, no file is written.
-        template: writes them out.
-        max_new_tokens: of an answer, at most.
+        template: of the chats.
+        max_new_tokens: limit of an answer.
 
     Raises:
-        Stopped: a rank was asked to stop, and going on need not train again.
+        Stopped: a rank was asked to stop. A resumed run need not train again.
     """
     if not chats:
         return
     tokenizer = trainer.processing_class
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     ends, lines = answer_ends(tokenizer, template), []
-    trainer.asked_before = None  # in training, where a step would be lost otherwise
+    trainer.asked_before = None  # was of the training, where a stop would lose a step
     for messages in chats:
         prompt = prompt_ids(messages, tokenizer, template)
         answer = greedy(trainer, prompt, max_new_tokens, ends)
@@ -56,8 +56,8 @@ def write_samples(
 def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: Collection[int]) -> list[int]:
     """The likeliest continuation, token by token, up to one of `ends`.
 
-    Not `generate`: it calls the model below peft's, whose split weights are gathered only by a call from the top.
-    Every rank computes the same, and takes rank 0's token so that all stop together.
+    `generate` would call the model inside peft's, but only a call of the outer model gathers sharded weights. Every
+    rank computes the same, and takes rank 0's token so that all stop together.
     """
     model, device = trainer.model_wrapped, trainer.args.device
     model.eval()
@@ -67,7 +67,7 @@ def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: 
         while len(answer) < max_new_tokens:
             HERE.passed("writing samples")
             trainer.look_for_stop("the trained model wrote samples; going on writes them")
-            # Without a mask, attention over joined rows takes a window that a layer has for none.
+            # Without a mask, the attention for joined rows would ignore a layer's sliding window.
             mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
             output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
             HERE.passed("computing a token of a sample")

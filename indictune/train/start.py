@@ -15,6 +15,7 @@ from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resu
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.config.recipe import resolved
+from indictune.data.collation import lengths_of
 from indictune.distributed import batch_size, collectives, launch_check, node_disks, process_group
 from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.strategy_limits import check_communication
@@ -50,9 +51,9 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
         run.warn([f"Ignoring --per_device_train_batch_size {given}: --max_tokens_per_device is given."])
     rows, world_size = training.global_batch_size, plan.launch.world_size
     seed = training.seed if training.data_seed is None else training.data_seed
-    run_steps = batch_size.steps_of_run(len(tokens.lengths), rows, training.max_steps, training.num_train_epochs)
+    run_steps = batch_size.steps_of_run(len(tokens.train), rows, training.max_steps, training.num_train_epochs)
     steps = batch_size.accumulation_for_tokens(
-        tokens.lengths, tokens.row_location, max_tokens, rows, world_size, seed, run_steps, padded
+        lengths_of(tokens.train), tokens.row_location, max_tokens, rows, world_size, seed, run_steps, padded
     )
     plan = plan.derive(
         gradient_accumulation_steps=checked_accumulation(plan, steps, "--max_tokens_per_device"),

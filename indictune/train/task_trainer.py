@@ -1,4 +1,4 @@
-"""What a trainer has and asks of its task, without what it overrides of transformers' Trainer."""
+"""The state of a trainer and its questions to the task, without overrides of transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ class TaskTrainer(Trainer):
     bad_steps: BadSteps
     nonfinite: NonFinite
     stop_request: StopRequest
-    detailed_metrics: dict[str, dict[str, Any]]  # nested, of each evaluation by its prefix
-    strategy: str = "single"  # of the launch, in the names of `accelerate_configs/`
+    detailed_metrics: dict[str, dict[str, Any]]  # of each evaluation, by its prefix
+    strategy: str = "single"  # of the launch, named as in `accelerate_configs/`
     checkpoints: Checkpoints  # made when the training is prepared
-    asked_before: CollectiveFlags | None = None  # to stop, at the batch or token before
-    trusts_checkpoint = False  # the user vouches for the pickles of checkpoints
-    has_begun = False  # to train
-    _best_before: tuple[Any, Any] | None = None  # best metric and step, before a step that is not compared
+    asked_before: CollectiveFlags | None = None  # whether to stop, from the previous call of `look_for_stop`
+    trusts_checkpoint = False  # `--trust_checkpoint`: read pickles of checkpoints
+    has_begun = False  # the training
+    _best_before: tuple[Any, Any] | None = None  # best metric and step before a step without evaluation
 
     def unlogged(self) -> dict[str, Any]:
-        """What the task logs beside the loss, since the last logged step, as JSON holds it; the same on all ranks."""
+        """Values for the next log entry besides the loss, as JSON. They are equal on all ranks."""
         return {}
 
-    def log_on(self, unlogged: dict[str, Any]) -> None:
-        """Go on with what `unlogged` gave to a checkpoint."""
+    def restore_unlogged(self, unlogged: dict[str, Any]) -> None:
+        """Restore what `unlogged` returned for a checkpoint."""
 
     def forget_uncompared_best(self) -> None:
-        """Restore the best step where the Trainer (5.23) took one whose weights are not kept."""
+        """Restore the best step, if the Trainer (5.23) took one whose weights are not kept."""
         if self._best_before is not None:
             self.state.best_metric, self.state.best_global_step = self._best_before
             self._best_before = None
 
     @cached_property
     def disks_group(self) -> ProcessGroup | None:
-        """The ranks that write what other nodes give, where each node has its own disk. All must ask for it."""
+        """The ranks that write files for their node, if each node has its own disk. All ranks must call it."""
         return node_disks.group_of_disks(self.args)
 
     @cached_property
@@ -70,28 +70,28 @@ class TaskTrainer(Trainer):
 
     @cached_property
     def validation_digest(self) -> str | None:
-        """Digest of the rows that checkpoints are compared on; None where there are none."""
+        """Digest of the validation rows, or None."""
         return None if self.eval_dataset is None else validation_digest(self.eval_dataset)
 
     def look_for_stop(self, what: str, at_once: bool = False) -> None:
-        """Stop now if a rank was asked to, unless that would lose the step. Known one call later, so that none waits.
+        """Stop if a rank was asked to in the previous call, unless that would lose the step. So no rank waits.
 
         Args:
-            what: was done, and what a resumed run does, as the message says it.
-            at_once: wait for the other ranks: what comes next takes long.
+            what: the rest of the message: what was done, and what a resumed run does.
+            at_once: wait for the other ranks now, because a long step follows.
 
         Raises:
             Stopped: on all ranks.
         """
         last = store.path_of(Path(str(self.args.output_dir)), self.state.global_step)
-        is_lost = not self.is_in_train and not last.is_dir()  # in training, the step is saved yet
+        is_lost = not self.is_in_train and not last.is_dir()  # in training, the step will be saved
         now = CollectiveFlags(self.stop_request.asked, is_lost, device=self.args.device)
         before, self.asked_before = now if at_once else self.asked_before, now
         if before is not None and before.read() == [True, False]:
             raise Stopped(f"stopped while {what}.")
 
     def evaluation_loader(self, dataset: Dataset) -> DataLoader[Row]:
-        """Every row of a dataset once over all ranks."""
+        """Reads every row once over all ranks."""
         batches = EvaluationBatches(
             lengths_of(dataset), self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
         )

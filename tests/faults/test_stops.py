@@ -203,7 +203,7 @@ def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
     recipe: Path, tmp_path: Path, name: str
 ) -> None:
     cache = {"INDICTUNE_CACHE": str(tmp_path / "cache")}
-    prepare = ["indictune/cli.py", "prepare", "--config", str(recipe)]
+    prepare = ["indictune/__main__.py", "prepare", "--config", str(recipe)]
     stopped = start([*python(), FAULTY, f"{name}@indictune.data.cache:write_through:1", *prepare], cache)
     assert stopped.returncode == EXIT_RESUMABLE, stopped.stderr
     last = stopped.stderr.splitlines()[-1]
@@ -215,7 +215,7 @@ def test_preparing_that_is_stopped_says_so_and_keeps_nothing_half_done(
 
 def test_a_command_that_is_interrupted_leaves_no_traceback(tmp_path: Path) -> None:
     event = "SIGINT@indictune.checkpoint.command:read_recipe:1"
-    stopped = start([*python(), FAULTY, event, "indictune/cli.py", "checkpoint", str(tmp_path)])
+    stopped = start([*python(), FAULTY, event, "indictune/__main__.py", "checkpoint", str(tmp_path)])
     said = "indictune: stopped. Nothing is left half-written; the same command begins again.\n"
     assert (stopped.returncode, stopped.stderr) == (EXIT_RESUMABLE, said)
 

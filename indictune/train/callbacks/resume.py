@@ -141,7 +141,7 @@ class RestoreProgress(TrainerCallback):
         carried = collectives.gather_from_all(loss)  # the Trainer's own mean is of this start's steps alone
         trainer._total_loss_scalar -= sum(carried) / len(carried)
         trainer._globalstep_last_logged = since_step
-        trainer.log_on(counters[0]["task"] if counters else {})
+        trainer.restore_unlogged(counters[0]["task"] if counters else {})
         trainer.throughput.count_on(counters[0]["throughput"] if counters else {})
         left_out = max((each["left_out"] for each in counters), default=0)
         trainer.bad_steps.count = max(trainer.bad_steps.count, *collectives.gather_from_all(left_out))
