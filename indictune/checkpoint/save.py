@@ -1,4 +1,4 @@
-"""Saves a training run's state so that a checkpoint is whole or not there, whichever strategy holds it in parts."""
+"""Save the state of a training run, so that a checkpoint is whole or absent under every strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -26,36 +25,21 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.distributed import async_shards, collectives, node_disks, sharding
 from indictune.files import RECIPE
 from indictune.progress import HERE
+from indictune.stop_signals import StopRequest
 from indictune.versions import versions_of_steps
 
 logger = logging.getLogger(__name__)
 
 
-class AsksToStop(Protocol):
-    """A request to stop, of one rank.
-
-    Attributes:
-        asked: whether this rank was asked.
-        agreed: whether all ranks know that one of them was asked.
-        evaluation_due: whether the last step was to be evaluated, and was not.
-        epoch_ends: whether the end of an epoch, or of the training, comes before another step.
-    """
-
-    asked: bool
-    agreed: bool
-    evaluation_due: bool
-    epoch_ends: bool
-
-
 @dataclass
 class RunFacts:
-    """What a manifest says of a run besides its step.
+    """What every manifest of a run records; see `Manifest`.
 
     Attributes:
-        strategy: of the launch, in the names of `accelerate_configs/`.
+        strategy: of the launch, as in `accelerate_configs/`.
         steps_per_epoch: optimizer steps.
         data: digest of the training rows and their order.
-        validation: digest of the rows that checkpoints are compared on; None where there are none.
+        validation: digest of the rows that checkpoints are compared on; None without such rows.
     """
 
     strategy: str
@@ -69,9 +53,9 @@ class Unfinished:
     """A checkpoint that is being written.
 
     Attributes:
-        folder: it is written to.
-        manifest: of the step at which it was begun, without its files.
-        settled: digests of this rank's share of the files, once all files are on the disk.
+        folder: gets its files.
+        manifest: of its step, without files.
+        settled: digests of this rank's share of the files, once they are on the disk.
     """
 
     folder: Path
@@ -87,7 +71,7 @@ class Checkpoints:
         state: that is saved.
         facts: of the run.
         request: to stop this rank.
-        disks_group: the ranks that write what other nodes give, where each node has its own disk.
+        disks_group: the first rank of each disk, if there are several.
     """
 
     def __init__(
@@ -95,7 +79,7 @@ class Checkpoints:
         args: IndicTrainingArguments,
         state: TrainState,
         facts: RunFacts,
-        request: AsksToStop,
+        request: StopRequest,
         disks_group: ProcessGroup | None,
     ) -> None:
         self.args = args
@@ -108,7 +92,7 @@ class Checkpoints:
 
     @cached_property
     def writers(self) -> ProcessGroup | None:
-        """The ranks where they write while the training continues."""
+        """A group of all ranks for writing in the background; None if they do not."""
         return async_shards.group_of_writers(self.args)
 
     @property
@@ -119,14 +103,11 @@ class Checkpoints:
     def save(self, counters: Counters) -> None:
         """Write a checkpoint and commit it. Under `--async_save` the shards may be written later.
 
-        Every rank writes its part below a hidden folder. Then all ranks digest and sync a share of the files, and the
+        Every rank writes its part below a hidden folder. Then all ranks hash and sync a share of the files, and the
         first rank of each disk writes the manifest and renames the folder.
 
-        Args:
-            counters: of this rank.
-
         Raises:
-            SaveError: the disk does not take it.
+            SaveError: it cannot be written.
         """
         self.finish()
         folder = store.path_of(self.output_dir / UNFINISHED, self.step)
@@ -153,7 +134,7 @@ class Checkpoints:
         """Wait until the checkpoint that is being written is on the disk, and commit it.
 
         Raises:
-            SaveError: the disk does not take it.
+            SaveError: it cannot be written.
         """
         unfinished, self.unfinished = self.unfinished, None
         if unfinished is None:
@@ -167,7 +148,7 @@ class Checkpoints:
             if self.args.should_save:
                 files = {name: found for where, part, *_ in parts if where == disk for name, found in part.items()}
                 store.seal(unfinished.folder, replace(unfinished.manifest, files=files, save=parts[0][-1]))
-            collectives.barrier()  # no disk of several gives the name before all hold what it is given to
+            collectives.barrier()  # no disk renames its folder before all disks have sealed theirs
             if self.args.should_save:
                 store.give_name(unfinished.folder, last)
                 shutil.rmtree(self.output_dir / UNFINISHED, ignore_errors=True)
@@ -177,7 +158,7 @@ class Checkpoints:
         self.request.agreed |= any(asked for _, _, asked, _ in parts)
 
     def is_planned(self) -> bool:
-        """Whether the run would save this step if it were not asked to stop there."""
+        """Whether the run saves this step by its own flags, and not only because it is stopped."""
         strategy, progress = self.args.save_strategy, self.state.progress
         if strategy == SaveStrategy.BEST:
             return progress.best_global_step == progress.global_step
@@ -187,12 +168,8 @@ class Checkpoints:
         return progress.global_step % every == 0 or progress.global_step >= progress.max_steps
 
     def is_compared(self) -> bool:
-        """Whether the evaluation of this step may be the best: under `--load_best_model_at_end`, only where the run
-        saves the step by its own plan.
-
-        The weights of any other step are not kept, or only because the run was asked to stop there. The model at the
-        end would differ from that of a run that was not stopped.
-        """
+        """Whether the evaluation of this step may be the best: under `--load_best_model_at_end`, only of a planned
+        step. Other weights are not kept, or only by a stop, which must not change the final model."""
         if not self.args.load_best_model_at_end or self.args.save_strategy != SaveStrategy.STEPS:
             return True
         return self.is_planned()
@@ -205,8 +182,10 @@ class Checkpoints:
                 self.state.best = path
 
     def _rotate(self, last: Path) -> None:
-        """Delete what `--save_total_limit` leaves no room for. The checkpoint just committed stays, and so do the best
-        and the one that a bad step rolls back to. A disk that refuses ends no run: `last` is there."""
+        """Delete checkpoints beyond `--save_total_limit`, but not the last, the best, or one to roll back to.
+
+        An error only warns: `last` is saved.
+        """
         kept = [last]
         if self.state.best is not None:
             kept.append(self.output_dir / self.state.best.name)
@@ -218,7 +197,7 @@ class Checkpoints:
             logger.warning("%s is saved, and an older checkpoint cannot be removed: %s", last.name, error)
 
     def _write_in_background(self, folder: Path) -> Future[dict[str, FileDigest]]:
-        """Copy this rank's shards; write and settle the copies while the training continues."""
+        """Copy this rank's shards, and write the copies while the training continues."""
         copies, group = async_shards.copied(self.state.model.model, self.state.model.optimizer), self.writers
 
         def write_and_settle() -> dict[str, FileDigest]:
@@ -231,13 +210,13 @@ class Checkpoints:
         return settled
 
     def _settle(self, folder: Path, group: ProcessGroup | None = None) -> dict[str, FileDigest]:
-        """Sync this rank's share of the files to the disk when all ranks have written; returns their digests."""
+        """Sync this rank's share of the files when all ranks have written; returns their digests."""
         collectives.barrier(group)
         node_disks.give_files(folder, True, self.args, self.disks_group)
         return store.settle(folder, self._share(folder, group))
 
     def _share(self, folder: Path, group: ProcessGroup | None) -> list[str]:
-        """The files on its disk that this rank digests; one rank lists them for all that share the disk."""
+        """The files that this rank hashes; one rank lists them for all that share its disk."""
         mine = (node_disks.disk_of(self.args), store.files_in(folder) if self.args.should_save else None)
         listed = collectives.gather_from_all(mine, group)
         names = next(names for disk, names in listed if disk == mine[0] and names is not None)
@@ -275,20 +254,20 @@ class Checkpoints:
 
 
 def planned(output_dir: Path) -> list[Path]:
-    """The run's checkpoint folders that it saved by its plan, or whose manifest cannot be read; the newest first."""
+    """The checkpoints of a run that it saved by its own flags, or whose manifest is damaged; newest first."""
     manifests = {path: store.read_manifest(path) for path in store.listed(output_dir)}
     return [path for path, manifest in manifests.items() if manifest is None or manifest.planned]
 
 
 def copy_recipe(output_dir: Path, folder: Path) -> None:
-    """Keep in a checkpoint the settings that it was written with; those of the run may change."""
+    """Copy the settings of a run into a checkpoint: those of the run may change later."""
     for name in (RECIPE, flag_files.NAME):
         if (output_dir / name).exists():
             shutil.copyfile(output_dir / name, folder / name)
 
 
 def weights_are_finite(model: nn.Module, device: torch.device) -> bool:
-    """Whether no trained weight is NaN or infinite, whichever rank holds it. All ranks must call it."""
+    """Whether all trained weights on all ranks are finite. All ranks must call it."""
     bad = torch.zeros((), dtype=torch.int32, device=device)
     for held in map(sharding.local_part, _trained(model)):
         if held.numel():
@@ -305,6 +284,6 @@ def _trained(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _bytes_in_memory(model: nn.Module) -> int:
-    """Of this rank's weights and the two states of each."""
+    """Size of this rank's trained weights and of two fp32 states for each."""
     trained = [sharding.local_part(each) for each in _trained(model)]
     return sum(each.nbytes + 8 * each.numel() for each in trained)

@@ -32,13 +32,13 @@ Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
-    """Cut global batches so that no process gets more than `--max_tokens_per_device` at once, where that is given.
+    """Cut global batches so that no process gets more than `--max_tokens_per_device` at once, if that is given.
 
     Args:
         plan: of the run.
         tokens: of the rows.
         padded: whether rows are padded to the longest of their micro-batch.
-        run: warns of a flag without effect.
+        run: warns of an ignored flag.
 
     Raises:
         UserError: a row is too long, or the DeepSpeed file has other sizes.
@@ -135,7 +135,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
 
 
 def flag_contents(plan: AnyPlan) -> flag_files.Content:
-    """What the files that flags name say of the steps."""
+    """The values in files that flags name, as far as they change the steps."""
     return flag_files.read(plan.configuration, plan.launch.deepspeed)
 
 
