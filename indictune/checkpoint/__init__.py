@@ -1,1 +1,1 @@
-"""Folders that are whole or not there: written, verified, chosen, gone on from and converted."""
+"""Folders that are whole or not there: written, verified, chosen, resumed and converted."""

@@ -1,4 +1,4 @@
-"""The states of all generators of random numbers that a run draws from."""
+"""Save and restore the random number generators of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 @dataclass(frozen=True)
 class RandomStates:
-    """The states when this was made: of this process, and of its GPUs, in the order of `_gpus`."""
+    """The current states of this process and of its GPUs, in the order of `_gpus`."""
 
     python: Any = field(default_factory=random.getstate)
     numpy: Any = field(default_factory=np.random.get_state)
@@ -23,7 +23,7 @@ class RandomStates:
     cuda: list[torch.Tensor] = field(default_factory=lambda: [torch.cuda.get_rng_state(gpu) for gpu in _gpus()])
 
     def restore(self) -> None:
-        """Draw from now on as from then on, on as many GPUs as there are now."""
+        """Restore the states, on the GPUs that there are now."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
@@ -34,23 +34,15 @@ class RandomStates:
 def save(folder: Path, args: TrainingArguments) -> None:
     """Write this rank's states to a checkpoint.
 
-    The Trainer (5.23) writes the state of one GPU under plain python, and those of all visible GPUs under a launcher.
-    It restores neither where it looks for the other, or finds fewer GPUs. Here each rank has its own file, under a
-    name that the Trainer does not look for: it would restore them at another time.
-
-    Raises:
-        OSError, RuntimeError: the disk does not take it.
+    The Trainer (5.23) saves one GPU under plain python and all visible GPUs under a launcher, and restores neither
+    under the other. Each rank has its own file, which the Trainer ignores: it would restore it too early.
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(vars(RandomStates()), _path(folder, args))
 
 
 def load(folder: Path, args: TrainingArguments) -> None:
-    """Restore this rank's states from a checkpoint. They stay as they are where it has none of this rank.
-
-    Raises:
-        OSError, RuntimeError, pickle.UnpicklingError: they cannot be read.
-    """
+    """Restore this rank's states from a checkpoint, if it has any."""
     path = _path(folder, args)
     if path.is_file():
         with safe_globals():  # type: ignore[no-untyped-call]
@@ -63,8 +55,7 @@ def _path(folder: Path, args: TrainingArguments) -> Path:
 
 
 def _gpus() -> list[int]:
-    """Numbers of the GPUs that this process draws on: a rank of several on its own, one process perhaps on all, over
-    which `--device_map` spreads its layers. Their generators stand on the host: to ask one touches no GPU."""
+    """The GPUs that this process draws numbers on: its own, or all for a single process (`--device_map`)."""
     if not torch.cuda.is_available():
         return []
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:

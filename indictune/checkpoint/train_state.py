@@ -29,7 +29,7 @@ class Counters:
         loss: sum of this rank's losses since the last logged step.
         since_step: the last logged step.
         task: what the task logs in addition; the same on all ranks.
-        left_out: bad steps that were skipped or rolled back.
+        left_out: number of bad steps that were skipped or rolled back.
         throughput: rows, tokens and seconds since the run began.
     """
 
@@ -49,9 +49,9 @@ class TrainState:
         scheduler: of the learning rate.
         scaler: of the loss, under fp16; else None.
         progress: step, epoch and log history. The step is also the position in the rows: batches follow from it.
-        exportable: gives the callbacks that have a state of their own.
-        save_model: writes model and tokenizer to a folder, where they are kept whole.
-        best: the best checkpoint so far; None before the first.
+        exportable: returns the callbacks with a state to save.
+        save_model: writes model and tokenizer to a folder, if they are kept whole.
+        best: the best checkpoint so far, or None.
     """
 
     model: ModelState
@@ -63,13 +63,7 @@ class TrainState:
     best: Path | None = None
 
     def write(self, folder: Path, counters: Counters, with_shards: bool = True) -> None:
-        """Write the state to a folder.
-
-        Args:
-            folder: gets the files.
-            counters: of this rank.
-            with_shards: False where shards are written later, from copies.
-        """
+        """Write the state and this rank's counters to a folder; shards may be written later, from copies."""
         args = self.model.args
         self.save_model(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +80,7 @@ class TrainState:
         (folder / name).write_text(json.dumps(vars(counters)), encoding="utf-8")
 
     def _write_progress(self, folder: Path) -> None:
-        """Write `trainer_state.json`, which transformers reads for the position, with the best checkpoint named."""
+        """Write `trainer_state.json`, from which transformers reads the position."""
         states: dict[str, Any] = {}
         for each in self.exportable():
             states[type(each).__name__] = each.state()
@@ -99,9 +93,9 @@ class TrainState:
             progress.best_model_checkpoint = None  # else the Trainer would load it at the end of the training
 
     def restore(self, checkpoint: Path) -> None:
-        """Take weights, optimizer states, schedule and loss scale from a checkpoint, whichever strategy wrote it.
+        """Restore weights, optimizer states, schedule and loss scale from a checkpoint of any strategy.
 
-        `rng_state` is restored apart, when the first batch has been read. Raises as `ModelState.restore`.
+        `rng_state` is restored later, when the first batch has been read. Raises as `ModelState.restore`.
         """
         self.model.restore(checkpoint)
         if not engine_keeps(self.scheduler):
@@ -111,11 +105,6 @@ class TrainState:
 
 
 def read_counters(checkpoint: Path, rank: int | None = None) -> list[dict[str, Any]]:
-    """The counters that the disk holds: of one rank, or of all.
-
-    Args:
-        checkpoint: whole.
-        rank: whose counters; None for all ranks.
-    """
+    """The counters in a checkpoint on this disk: of one rank, or of all."""
     paths = sorted(checkpoint.glob(COUNTERS.format(rank="*" if rank is None else rank)))
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
