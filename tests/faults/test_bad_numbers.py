@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from indictune.checkpoint import store
 from indictune.models.trust import ADAPTER
 from tests.conftest import FinishedRun
-from tests.faults.runs import EVALUATION, EXIT_RESUMABLE, STEP, Job, best_step
+from tests.faults.runs import EXIT_RESUMABLE, STEP, Job, best_step
 from tests.ranks import test_llama
 from tests.ranks.launching import accelerate, python
 
@@ -187,38 +187,6 @@ def test_the_newest_is_rolled_back_to_where_the_best_is_damaged(finished_run: Fi
     assert [best_step(job.folder / f"checkpoint-{step}") for step in (2, 4)] == [None, 3]
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
     assert weights(job, 5) == weights(job, 4)
-
-
-def test_the_checkpoint_of_another_folder_that_it_went_on_from_is_rolled_back_to(
-    saved_run: Job, tmp_path: Path
-) -> None:
-    other = saved_run.folder / "checkpoint-4"
-    named = ("--resume_from_checkpoint", str(other), "--trust_checkpoint", "true")
-    job = replace(saved_run, folder=tmp_path / "out", flags=(*STEP_BY_STEP, "--on_nonfinite", "rollback", *named))
-    result = job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:1")
-    assert result.returncode == 0, result.stderr
-    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
-    assert store.digest(job.folder / "checkpoint-5/model.safetensors") == store.digest(other / "model.safetensors")
-
-
-@pytest.mark.parametrize(("every", "event"), [("4", f"SIGTERM@{STEP}:1"), ("1", f"SIGTERM@{EVALUATION}:1")])
-def test_the_checkpoint_of_a_stop_is_rolled_back_to_where_a_run_begins_with_it_in_another_folder(
-    finished_run: FinishedRun, tmp_path: Path, every: str, event: str
-) -> None:
-    """It has no other, and would end at the same step whenever it was started again. In its own folder, the run would
-    not have it if it had not been stopped. One that was stopped in an evaluation is saved again after it."""
-    flags = ("--on_nonfinite", "rollback", "--save_steps", "4", "--eval_steps", every, "--save_total_limit", "20")
-    stopped = Job(finished_run.recipe, tmp_path / "stopped", flags=flags)
-    assert stopped.start(event).returncode == EXIT_RESUMABLE
-    (checkpoint,) = store.listed(stopped.folder)
-    named = ("--resume_from_checkpoint", str(checkpoint), "--trust_checkpoint", "true")
-    job = replace(stopped, folder=tmp_path / "out", flags=(*flags, *named))
-    assert job.start(f"SIGKILL@{STEP}:1").returncode == -9
-    assert [path.name for path in store.listed(job.folder)] == [checkpoint.name]
-    job = replace(job, flags=flags)
-    result = job.start("NAN@indictune.tasks.loss:ExactLoss.__call__:1")
-    assert result.returncode == 0, result.stderr
-    assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(store.step_of(checkpoint) + 1, "rollback")]
 
 
 def test_a_checkpoint_that_others_can_write_is_not_rolled_back_to(saved_run: Job, tmp_path: Path) -> None:

@@ -436,7 +436,7 @@ def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) 
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert f"{first / 'model.safetensors'} is not as it was written" in result.stderr
-    assert f"{last.name} is gone on from all the same: no other is whole. Its best is forgotten." in result.stderr
+    assert f"The best checkpoint so far, {first.name}, is forgotten: " in result.stderr
 
 
 def test_a_best_step_that_was_not_saved_hinders_nothing(recipe: Path, tmp_path: Path) -> None:
