@@ -42,7 +42,6 @@ class Objective(ABC):
         """The block of `metrics.json` of an evaluation.
 
         Args:
-            dataset: the rows.
             results: of `measure`, in the dataset's order.
             is_validation: whether the rows may fit something, such as a threshold.
         """

@@ -126,9 +126,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
         """The model, ready to train.
 
         Args:
-            plan: of the run.
             args: as transformers has completed them.
-            rows: of the run.
             reads_weights: False if another rank sends the weights.
         """
 
@@ -140,8 +138,6 @@ class Task(ABC, Generic[Rows, Data, Training]):
 
         Args:
             args: as transformers has completed them.
-            config: of the model.
-            tokenizer: of the model.
             padded: what `pads` said.
             rows: of the run; None for a saved model, which is only evaluated.
         """

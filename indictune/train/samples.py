@@ -25,8 +25,6 @@ def write_samples(
     All ranks must call it, because each may hold a part of the weights.
 
     Args:
-        trainer: after training.
-        run: its folder gets the file.
         chats: the last answer of each is the reference. Without any, no file is written.
         template: of the chats.
         max_new_tokens: limit of an answer.
