@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from datasets import Dataset
 
 from indictune.checkpoint import compatibility, flag_files
 from indictune.checkpoint.digests import validation_digest
+from indictune.config.recipe import UNRECORDED_FIELDS
 from indictune.distributed import collectives, sharding
 from indictune.errors import Problem, UserError, problem
 from indictune.models.active_vocabulary import active_embedding
 from indictune.train.exact_trainer import ExactTrainer
 
-# Names of files may differ between nodes: their content is compared.
-_FILES = ("model_name_or_path", "class_weights", "train_file", "validation_file", "dataset_name", "deepspeed")
+# Names of files may differ between nodes: their content is compared. Launchers give each rank its own --local_rank.
+_FILES = ("model_name_or_path", "class_weights", "train_file", "validation_file", "dataset_name")
+_NOT_COMPARED = {*_FILES, *UNRECORDED_FIELDS}
 # They change no step, but all ranks act on them together.
 _TOGETHER = {"on_nonfinite", "max_nonfinite_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps"}
 _TOGETHER |= {"logging_strategy", "logging_steps"}
@@ -41,12 +43,11 @@ def check_alike(
     """
     if trainer.args.world_size == 1:
         return
-    names = {name for name in given if compatibility.changes_steps(name) and name not in _FILES} | _TOGETHER
     own = _contents(trainer) | {
         "test rows": None if test is None else validation_digest(test),
         "class weights": str(in_files.get("class_weights", given.get("class_weights"))),
         "settings in --deepspeed": str(in_files.get("deepspeed")),
-        **{f"--{name}": given.get(name) for name in names},
+        **{f"--{name}": given.get(name) for name in compared_flags(given)},
     }
     everyone = collectives.gather_from_all((socket.gethostname(), own))
     host_of_0, expected = everyone[0]
@@ -59,6 +60,11 @@ def check_alike(
                 problems[problem("ranks-differ", name, value, rank=place, host=host_of_0)] = None
     if problems:
         raise UserError(problems=list(problems))
+
+
+def compared_flags(given: Iterable[str]) -> set[str]:
+    """The flags that all ranks must have alike, out of those that were given."""
+    return {name for name in given if compatibility.changes_steps(name) and name not in _NOT_COMPARED} | _TOGETHER
 
 
 def _contents(trainer: ExactTrainer) -> dict[str, Any]:
