@@ -27,8 +27,7 @@ def class_weights(choice: str | None, train_labels: Iterable[str], labels: Seque
         labels: of the training rows.
 
     Raises:
-        UserError: the file cannot be read, misses a label, names one that is not there, or holds something else than
-            positive numbers.
+        UserError: as of `read_file`, or the file misses a label, or names one that no row has.
     """
     if choice is None:
         return None
@@ -45,11 +44,7 @@ def class_weights(choice: str | None, train_labels: Iterable[str], labels: Seque
 
 
 def check_file(choice: str | None) -> None:
-    """Check what is known of `--class_weights` before any row is read.
-
-    Raises:
-        UserError: the file cannot be read, or holds something else than a positive number for each label.
-    """
+    """Check what is known of `--class_weights` before any row is read; raises as `read_file`."""
     if choice is not None and choice != BALANCED:
         read_file(choice)
 

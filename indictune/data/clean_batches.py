@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import cached_property
 from itertools import chain, islice
 
@@ -33,7 +33,7 @@ def cleaned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from map(clean_batch, first)
         return
     with ExitStack() as stack:
-        workers = [stack.enter_context(_Worker()) for _ in range(min(os.cpu_count() or 1, _MAX_WORKERS))]
+        workers = [stack.enter_context(closing(_Worker())) for _ in range(min(os.cpu_count() or 1, _MAX_WORKERS))]
         idle, busy = deque(workers), deque[_Worker]()
         for batch in chain(first, batches):
             if not idle:
@@ -104,11 +104,9 @@ class _Worker:
         code = self._process.wait()
         return RuntimeError(f"A process that cleans rows ended with code {code}; was there too little memory?")
 
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()  # all results were taken, or nobody needs them
+    def close(self) -> None:
+        """End the process: all results were taken, or nobody needs them."""
+        self._process.kill()
         self._process.communicate()
 
 

@@ -1,4 +1,4 @@
-"""Check names and types of columns, and read their values as text, whatever kind of file they come from."""
+"""Check names and types of columns, and read their values as text."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from indictune.data.columns import check_columns, joined_list, shortened
 from indictune.data.text_lines import decoded_lines
 from indictune.errors import UserError
 
-_SPACE = re.compile(r"[ \t\n\r]*")
-_LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[')
+_LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[[ \t\n\r]*')
 _NEXT = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+(?!\])|(?=\]))")  # after an element: another one, or the list's end
 _BEGINNING_BYTES = 1 << 16
 _HALF_EMOJI = "has half of an emoji (one \\ud800 to \\udfff alone), which is read as U+FFFD."
@@ -83,8 +82,7 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
     opening = _LIST.match(text)
     if opening is None:
         raise UserError("json-list-missing", value=path)
-    number, counted = 1, 0
-    begin = _skip_space(text, opening.end())
+    number, counted, begin = 1, 0, opening.end()
     try:
         while text[begin : begin + 1] != "]":
             number, counted = number + text.count("\n", counted, begin), begin
@@ -168,8 +166,3 @@ def _text(value: object) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if value is None else str(value)
-
-
-def _skip_space(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    return match.end() if match else position

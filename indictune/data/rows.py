@@ -18,7 +18,7 @@ from indictune.data.bad_rows import row_location
 MAX_LISTED_ROWS = 20
 
 _FACTS = "facts.json"
-# Compared with the held-out rows at a time: each comparison gathers their texts anew.
+# Compared with the held-out rows at a time: each comparison gathers their texts again.
 _LEAK_BATCHES = 10
 
 
@@ -56,7 +56,7 @@ def listed(lines: pa.ChunkedArray, location: Callable[[int], str]) -> str:
 def leaked_rows(
     path: Path, held_out: pa.Table, text_of: Callable[[pa.RecordBatch], pa.Array]
 ) -> Iterator[pa.BooleanArray]:
-    """Which stored rows have a text that also stands in held-out rows, an array for each record batch.
+    """Which stored rows have a text that held-out rows have too, an array for each record batch.
 
     Args:
         path: of the stored table.

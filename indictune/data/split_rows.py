@@ -1,4 +1,4 @@
-"""Read the rows of a split: its files, or what `datasets` made of them."""
+"""Read the rows of a split: from its files, or from a `Dataset`."""
 
 from __future__ import annotations
 
