@@ -75,7 +75,7 @@ def groups_of_codes(text: str) -> list[tuple[str, list[str]]]:
     for line in text.splitlines():
         if banner := re.fullmatch(r"# -+ (.+)", line):
             title = banner[1].strip()
-        elif (code := re.fullmatch(r"\[([\w-]+)\]", line)) and code[1] != "legacy":
+        elif code := re.fullmatch(r"\[([\w-]+)\]", line):
             groups.setdefault(title, []).append(code[1])
     return [(title, sorted(codes)) for title, codes in groups.items()]
 

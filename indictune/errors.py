@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -44,33 +44,11 @@ class Problem:
 
     def __str__(self) -> str:
         """The problem, the way out and the code, on one line."""
-        if self.code == "legacy":
-            return in_one_line(str(self.value))
         given = {"flag": self.flag, "value": self.value, **self.details}
         entry = catalogue()[self.code]
         way_out = entry.get("way_out", "").format(**given) if self.way_out is None else self.way_out
         parts = [entry["problem"].format(**given).strip(), way_out, f"[{self.code}]"]
         return in_one_line(" ".join(filter(None, parts)))
-
-    # Until every message has a code, one without is its own sentence.
-    def __eq__(self, other: object) -> bool:
-        return str(self) == str(other)
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-    def __contains__(self, text: str) -> bool:
-        return text in str(self)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # pickle looks for methods before the fields are set: data workers raise problems
-            raise AttributeError(name)
-        return getattr(str(self), name)
-
-
-def of_sentence(text: Any) -> Problem:
-    """A problem that has no code yet."""
-    return text if isinstance(text, Problem) else Problem("legacy", "", text)
 
 
 def problem(code: str, flag: str = "", value: Any = None, way_out: str | None = None, **details: Any) -> Problem:
@@ -88,7 +66,7 @@ class UserError(Exception):
 
     def __init__(
         self,
-        code: Any = "",
+        code: str = "",
         flag: str = "",
         value: Any = None,
         way_out: str | None = None,
@@ -96,24 +74,22 @@ class UserError(Exception):
         problems: Sequence[Any] = (),
         **details: Any,
     ) -> None:
-        if not isinstance(code, str):
-            code, problems = "", code
-        if " " in code:
-            code, problems = "", [code]
-        self.problems: list[Any] = [of_sentence(each) for each in problems]
-        if code:
-            self.problems = [Problem(code, flag, value, way_out, details)]
+        self.problems: list[Problem] = list(problems) or [Problem(code, flag, value, way_out, details)]
         super().__init__(self.message)
+
+    def __reduce__(self) -> tuple[Callable[[], UserError], tuple[()]]:
+        """Pickle the problems: worker processes raise user errors too."""
+        return partial(UserError, problems=self.problems), ()
 
     @property
     def code(self) -> str:
         """The code of the first problem."""
-        return str(self.problems[0].code)
+        return self.problems[0].code
 
     @property
     def flag(self) -> str:
         """The flag of the first problem."""
-        return str(self.problems[0].flag)
+        return self.problems[0].flag
 
     @property
     def message(self) -> str:
@@ -136,12 +112,8 @@ def attributed_to(flag: str) -> Iterator[None]:
         raise UserError(problems=[replace(each, flag=each.flag or flag) for each in error.problems]) from error
 
 
-class Problems(list[Any]):
+class Problems(list[Problem]):
     """The problems found so far. Independent checks add to one list, which is raised once."""
-
-    def append(self, each: Any) -> None:
-        """One more."""
-        super().append(of_sentence(each))
 
     @contextmanager
     def collecting(self) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from indictune.errors import Problems, UserError, problem
@@ -52,3 +54,8 @@ def test_raise_any_raises_all_problems_at_once_and_nothing_without_any() -> None
     with pytest.raises(UserError) as raised:
         Problems([SEED, FILE]).raise_any()
     assert raised.value.problems == [SEED, FILE]
+
+
+def test_an_error_of_a_worker_process_keeps_its_problems() -> None:
+    error = pickle.loads(pickle.dumps(UserError(problems=[SEED, FILE])))
+    assert error.problems == [SEED, FILE]

@@ -23,7 +23,7 @@ from indictune.data.lost_letters import lost_letters_notes
 from indictune.data.progress_log import with_progress
 from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
-from indictune.errors import Problems, UserError, attributed_to
+from indictune.errors import Problem, Problems, UserError, attributed_to
 
 TextSource = Source[pa.RecordBatch]
 
@@ -87,7 +87,7 @@ def load_test_rows(
     path: str,
     args: EvaluateArguments,
     labels: Sequence[str] | None,
-    found: Sequence[str] = (),
+    found: Sequence[Problem] = (),
     problem_type: str | None = None,
 ) -> tuple[Rows, Path, list[str]]:
     """Read, clean and check a file of rows for a finished model, or take them from the cache.

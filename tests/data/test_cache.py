@@ -27,7 +27,7 @@ from indictune.data import cache
 from indictune.data.cache import build_once, file_digest
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.progress_log import with_progress
-from indictune.errors import UserError
+from indictune.errors import UserError, problem
 from indictune.progress import HERE
 from tests.refusals import refused
 
@@ -256,14 +256,16 @@ def test_a_damaged_folder_is_made_again(damage: str) -> None:
 
 
 def test_a_problem_leaves_nothing_and_is_told_again(folder: Path) -> None:
+    both = [problem("no-such-file", flag, "f") for flag in ("--train_file", "--test_file")]
+
     def refuse(unfinished: Path) -> None:
         (unfinished / "half").write_text("half")
-        raise UserError(["one", "two"])
+        raise UserError(problems=both)
 
     for _ in range(2):
         with pytest.raises(UserError) as raised:
             build_once("things", [], "The things", refuse)
-        assert raised.value.problems == ["one", "two"]
+        assert raised.value.problems == both
     assert visible(folder) == []
 
 
