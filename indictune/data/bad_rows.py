@@ -58,8 +58,6 @@ class BadRows:
         self.files: list[str] = []
         self._counts: Counter[str] = Counter()
         self._first: list[Problem] = []
-        self._remarks: dict[str, str] = {}
-        self._remark_counts: Counter[str] = Counter()
 
     def add(self, line: int, code: str, read: object, **details: Any) -> None:
         """Add a row that cannot be used.
@@ -79,17 +77,9 @@ class BadRows:
         """Add a break of the file after which nobody knows where the next row begins."""
         self.problems.append(self._problem(line, code, details))
 
-    def remark(self, line: int, what: str) -> None:
-        """Note a good row that the user should look at."""
-        self._remarks.setdefault(what, self.location(line))
-        self._remark_counts[what] += 1
-
     def notes(self) -> list[str]:
-        """Sentences for the user."""
-        more = {
-            what: f" So have {count - 1:,} more rows." * (count > 1) for what, count in self._remark_counts.items()
-        }
-        return [f"{location}: {what}{more[what]}" for what, location in self._remarks.items()]
+        """Sentences for the user about rows that were left out."""
+        return []
 
     def location(self, line: int) -> str:
         """Where a row stands, as `row_location` writes it."""
@@ -154,9 +144,8 @@ class Quarantine(BadRows):
 
     def notes(self) -> list[str]:
         if not self.count:
-            return super().notes()
-        left_out = f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."
-        return [*super().notes(), left_out]
+            return []
+        return [f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."]
 
 
 def bad_rows(source: str, args: BadRowArguments, folder: Path) -> BadRows:

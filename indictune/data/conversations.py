@@ -18,7 +18,7 @@ from indictune.data.cache import build_once
 from indictune.data.languages import language_of
 from indictune.data.messages import RowError, is_prompt_text, messages_of
 from indictune.data.progress_log import with_progress
-from indictune.data.read_files import Record, without_surrogates
+from indictune.data.read_files import Record
 from indictune.data.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
 from indictune.data.rows import StoredRows, leaked_rows, read_facts, write_facts
 from indictune.data.split_rows import split_records
@@ -152,7 +152,7 @@ def _rows(records: Iterator[Record], bad: BadRows) -> Iterator[dict[str, object]
 def _language(record: dict[str, object], messages: list[dict[str, str]]) -> str:
     named = record.get("language")
     if isinstance(named, str) and named.strip():
-        return without_surrogates(named.strip())
+        return named.strip()
     return language_of("\n".join(message["content"] for message in messages if message["role"] != "system"))
 
 

@@ -11,12 +11,7 @@ from indictune.data.bad_rows import BadRows
 from indictune.data.columns import existing_columns
 from indictune.data.text_lines import decoded_lines
 
-# A longer row is reported: a stray quote may have joined many rows.
-_MANY_LINES = 100
-_LONG_ROW = (
-    f"this row has over {_MANY_LINES} lines; if it should not, a quote is opened in its first line that makes one row "
-    "of all lines up to the next quote."
-)
+_MANY_LINES = 100  # a stray quote may have joined the rows of more lines
 _AROUND = '\ufeff" \t'  # around a name in a repeated header, if that file has a byte order mark
 
 Cells = tuple[str | None, ...]
@@ -69,9 +64,9 @@ def delimited_rows(
             bad.add(start, "field-count", "".join(row_lines), **counts)
         elif _is_header(fields, header):
             bad.add(start, "header-repeated", "".join(row_lines))
+        elif len(row_lines) > _MANY_LINES:
+            bad.add(start, "row-too-long", "".join(row_lines), lines=len(row_lines))
         else:
-            if len(row_lines) > _MANY_LINES:
-                bad.remark(start, _LONG_ROW)
             yield start, pick(fields)
 
 

@@ -17,7 +17,6 @@ from indictune.errors import UserError
 _LIST = re.compile(r'\s*(?:\{\s*(?:[^\[]*,\s*)?"data"\s*:\s*)?\[[ \t\n\r]*')
 _NEXT = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+(?!\])|(?=\]))")  # after an element: another one, or the list's end
 _BEGINNING_BYTES = 1 << 16
-_HALF_EMOJI = "has half of an emoji (one \\ud800 to \\udfff alone), which is read as U+FFFD."
 
 
 class _DuplicateKeyError(ValueError):
@@ -62,8 +61,10 @@ def json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
                 code, details = _fault(error)
                 bad.add(number, code, line, **details)
             else:
-                _remark_half_emoji(line, value, number, bad)
-                yield number, value
+                if _has_half_emoji(line, value):
+                    bad.add(number, "half-emoji", value)
+                else:
+                    yield number, value
 
 
 def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
@@ -87,8 +88,10 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
         while text[begin : begin + 1] != "]":
             number, counted = number + text.count("\n", counted, begin), begin
             value, end = _DECODER.raw_decode(text, begin)
-            _remark_half_emoji(text[begin:end], value, number, bad)
-            yield number, value
+            if _has_half_emoji(text[begin:end], value):
+                bad.add(number, "half-emoji", value)
+            else:
+                yield number, value
             following = _NEXT.match(text, end)
             if following is None:
                 raise json.JSONDecodeError("Expecting ',' and an element, or ']'", text, end)
@@ -153,13 +156,11 @@ def _fault(error: Exception) -> tuple[str, dict[str, Any]]:
     return "invalid-json", {"reason": "nested too deeply"}
 
 
-def _remark_half_emoji(written: str, value: object, line: int, bad: BadRows) -> None:
-    """Report half of a surrogate pair, which no text can hold: tweets are cut inside an emoji."""
-    if r"\ud" in written or r"\uD" in written:
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            bad.remark(line, _HALF_EMOJI)
+def _has_half_emoji(written: str, value: object) -> bool:
+    """Whether a value has half of a surrogate pair, which no text can hold: a tweet cut inside an emoji."""
+    if r"\ud" in written.lower():
+        return re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)) is not None
+    return False
 
 
 def _text(value: object) -> str | None:

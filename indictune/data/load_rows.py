@@ -19,7 +19,6 @@ from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.label_spellings import Spellings
 from indictune.data.labels import checked_labels, unknown_labels
-from indictune.data.lost_letters import lost_letters_notes
 from indictune.data.progress_log import with_progress
 from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
@@ -164,7 +163,6 @@ def _read_split(
         table = map_table(path)
     bad.finish(len(table))
     notes += [f"{source.origin} {note}" for note in bad.notes()]
-    notes += [f"{source.origin} {source.name}: {note}" for note in lost_letters_notes(table, bad.location)]
     lines = pa.chunked_array(empty, pa.int64())
     if len(table) == 0:
         raise UserError("no-texts", value=source.name, rows=len(lines), column=args.text_column)

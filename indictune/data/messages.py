@@ -7,7 +7,6 @@ from itertools import cycle
 
 from indictune.data.columns import shortened
 from indictune.data.json_rows import kind_of
-from indictune.data.read_files import without_surrogates
 
 Message = dict[str, str]
 Row = dict[str, object]
@@ -51,8 +50,7 @@ def is_prompt_text(row: Row) -> bool:
 def messages_of(row: Row) -> list[Message]:
     """The messages of a row: an optional system message, then user and assistant by turns.
 
-    Each has `role` and `content`. Texts stay as they are, except for halves of surrogate pairs. A system message
-    without text is left out.
+    Each has `role` and `content`. Texts stay as they are. A system message without text is left out.
 
     Raises:
         RowError: a text is missing, empty or of the wrong type. Or a role is unknown or out of order, the last message
@@ -111,7 +109,7 @@ def _history(row: Row) -> list[Message]:
     for pair in pairs if isinstance(pairs, list) else [pairs]:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
             raise _wrong_type("history", pair, "a list of [user, assistant] pairs of texts")
-        messages += _turn(*map(without_surrogates, pair))
+        messages += _turn(*pair)
     return messages
 
 
@@ -120,7 +118,7 @@ def _text(row: Row, key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str | None):
         raise _wrong_type(key, value, "text")
-    return without_surrogates(value or "")
+    return value or ""
 
 
 def _listed(row: Row, key: str) -> list[Message]:
@@ -151,7 +149,7 @@ def _part(part: object, where: str) -> str:
     if isinstance(part, dict) and part.get("type") == "text":
         text = part.get("text", part.get("value"))
         if isinstance(text, str):
-            return without_surrogates(text)
+            return text
         raise _wrong_type(where, text, "text")
     raise _wrong_type(where, part, 'text, or a list of {"type": "text", "text": ...}')
 
@@ -174,4 +172,4 @@ def _wrong_type(where: str, value: object, expected: str) -> RowError:
 
 
 def _shown(value: object) -> str:
-    return shortened(without_surrogates(str(value)))
+    return shortened(str(value))

@@ -88,11 +88,6 @@ def read_records(path: str, bad: BadRows) -> Iterator[Record]:
             bad.add(line, "not-an-object", record, held=kind_of(record))
 
 
-def without_surrogates(text: str) -> str:
-    """The text with U+FFFD for each half of a surrogate pair, which no file can hold."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 @contextmanager
 def arrow_errors(source: str) -> Iterator[None]:
     """Name the source where Arrow cannot read it, or Python cannot hold a text or time."""
@@ -144,16 +139,9 @@ def _json_values(path: str, extension: str, bad: BadRows) -> Iterator[tuple[int,
 def _batches(rows: Iterator[Row], columns: Mapping[str, str], optional: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     names = [*columns, *optional]
     while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
-        arrays = [_strings([cells[index] for _, cells in chunk]) for index in range(len(names))]
+        arrays = [pa.array([cells[index] for _, cells in chunk], pa.string()) for index in range(len(names))]
         lines = pa.array([line for line, _ in chunk], pa.int64())
         yield pa.record_batch([*arrays, lines], names=[*names, "line"])
-
-
-def _strings(values: list[str | None]) -> pa.Array:
-    try:
-        return pa.array(values, pa.string())
-    except UnicodeEncodeError:  # half of a \ud83d\ude00 pair: a tweet cut inside an emoji
-        return pa.array([value and without_surrogates(value) for value in values], pa.string())
 
 
 def _parquet_batches(

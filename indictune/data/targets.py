@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from indictune.data.columns import SEPARATOR, plain_label
 
-SINGLE_LABEL = "single_label_classification"
 REGRESSION = "regression"
 MULTI_LABEL = "multi_label_classification"
 SCORE = "score"  # the only "label" of a regression

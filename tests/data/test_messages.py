@@ -143,20 +143,6 @@ def test_texts_stay_as_they_are() -> None:
     assert messages_of({"instruction": " a ", "input": " x ", "output": " b "}) == turns(" a \n\n x ", " b ")
 
 
-def test_halves_of_surrogate_pairs_are_replaced_in_every_form() -> None:
-    half, whole = "a\ud83d", "a\ufffd"
-    part = {"type": "text", "text": half}
-    rows: list[Row] = [
-        {"messages": turns(half, half)},
-        {"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": half}]},
-        {"prompt": half, "completion": half},
-        {"instruction": half, "output": half},
-    ]
-    for row in rows:
-        assert messages_of(row) == turns(whole, whole)
-    assert messages_of({"instruction": "b", "output": "c", "history": [[half, half]]})[:2] == turns(whole, whole)
-
-
 @pytest.mark.parametrize("key", ["text", "value"])
 def test_typed_parts_are_joined(key: str) -> None:
     parts = [{"type": "text", key: "a ", "index": None}, {"type": "text", key: "b"}]

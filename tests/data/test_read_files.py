@@ -98,7 +98,7 @@ def test_jsonl_values_are_the_text_they_are_written_as(write: Write) -> None:
         '{"text": null, "label": true}',
         '{"text": "a\u2028b", "label": NaN}',
         '{"text": -0, "label": Infinity}',
-        '{"text": "\\ud83d\\ude02 \\ud83d", "label": null}',
+        '{"text": "\\ud83d\\ude02", "label": null}',
     ]
     assert rows_of(write("a.jsonl", "\ufeff" + "\r\n".join(lines))) == [
         ("NA", "1", 1),
@@ -106,7 +106,7 @@ def test_jsonl_values_are_the_text_they_are_written_as(write: Write) -> None:
         (None, "true", 4),
         ("a\u2028b", None, 5),
         ("-0", "Infinity", 6),
-        ("\U0001f602 \ufffd", None, 7),
+        ("\U0001f602", None, 7),
     ]
 
 

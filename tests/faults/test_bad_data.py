@@ -8,7 +8,7 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from indictune.cli import main
-from indictune.config.arguments import BadRowArguments, DataArguments
+from indictune.config.arguments import DataArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.data.bad_rows import REJECTED, keep_rejected
 from indictune.data.conversations import evaluated_file, load_conversations
@@ -82,7 +82,6 @@ READ_EXACTLY: dict[str, tuple[str, bytes, list[tuple[str | None, str | None]]]] 
     "text of NaN": ("f.jsonl", b'{"text": "NaN", "label": "nan"}', [("NaN", "nan")]),
     "a line break in a text": ("f.jsonl", b'{"text": "a\\nb", "label": "x"}', [("a\nb", "x")]),
     "an emoji of two escapes": ("f.jsonl", b'{"text": "\\ud83d\\ude02", "label": "x"}', [("\U0001f602", "x")]),
-    "half an emoji": ("f.jsonl", b'{"text": "a\\ud83d", "label": "x"}', [("a\ufffd", "x")]),
     "blank lines": ("f.jsonl", b'\n{"text": "a", "label": "x"}\n \n', [("a", "x")]),
     "a list in one line": ("f.json", LISTED.replace(b"\n", b""), [("a", "x"), ("b", "y")]),
     "jsonl named json": ("f.json", ROWS, [("a", "x"), ("b", "y")]),
@@ -293,34 +292,16 @@ def test_a_file_is_read_exactly(name: str, content: bytes, rows: list[tuple[str 
 
 
 @pytest.mark.parametrize("name", ["f.jsonl", "f.json"])
-def test_half_an_emoji_is_told_wherever_a_row_has_it(name: str) -> None:
-    """A text cannot hold it, so that what is read is not what the file says."""
+def test_half_an_emoji_is_a_bad_row(name: str) -> None:
     rows = [
         '{"text": "\\ud83d\\ude02", "label": "x"}',
         '{"text": "a\\ud83d", "label": "y"}',
-        '{"text": "\\\\ud83d", "label": "x"}',
+        '{"text": "\\\\ud83d", "label": "y"}',
     ]
     Path(name).write_text(",\n".join(rows).join("[]") if name == "f.json" else "\n".join(rows), encoding="utf-8")
-    what = "has half of an emoji (one \\ud800 to \\udfff alone), which is read as U+FFFD."
-    assert load_splits(DataArguments(train_file=name)).notes == [f"--train_file {name}:2: {what}"]
-    chats = [{"prompt": "a", "completion": "b\ud83d"}, {"prompt": "a", "completion": "b"}]
-    Path(name).write_text(json.dumps(chats) if name == "f.json" else "\n".join(map(json.dumps, chats)))
-    assert load_conversations(evaluated_file(name), BadRowArguments()).notes == [f"--test_file {name}:1: {what}"]
-
-
-@pytest.mark.parametrize("bad_rows", ["stop", "quarantine"])
-def test_the_first_of_many_odd_rows_is_located_and_the_others_counted(
-    bad_rows: Literal["stop", "quarantine"],
-) -> None:
-    Path("f.jsonl").write_text('{"text": "a\\ud83d", "label": "x"}\n{"text": "b", "label": "y"}\n' * 8)
-    Path("f.csv").write_bytes(HEAD + (b'"' + b"c\n" * 110 + b'",x\n') * 7 + GOOD)
-    splits = load_splits(DataArguments(train_file="f.jsonl", validation_file="f.csv", bad_rows=bad_rows))
-    notes = [note for note in splits.notes if "also stand in" not in note]
-    halves, lines = notes
-    assert halves.startswith("--train_file f.jsonl:1: has half of an emoji")
-    assert halves.endswith("7 more rows.")
-    assert lines.startswith("--validation_file f.csv:2: this row has over 100 lines")
-    assert lines.endswith("6 more rows.")
+    assert problems_of(train_file=name) == [f"--train_file {name}:2 half-emoji"]
+    kept = load_splits(DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.5)).train
+    assert kept.table["line"].to_pylist() == [1, 3]
 
 
 @pytest.mark.parametrize(("name", "content", "found"), REFUSED.values(), ids=REFUSED.keys())
@@ -409,10 +390,9 @@ def test_bad_rows_that_are_just_the_fraction_are_left_out(bad: int) -> None:
     assert problems_of(**share, max_bad_fraction=(bad - 1) / 100)[-1] == "--train_file f.csv too-many-bad-rows"
 
 
-def test_a_row_of_very_many_lines_is_told() -> None:
+def test_a_row_of_very_many_lines_is_bad() -> None:
     Path("f.csv").write_bytes(TABLE + b'"c,x\n' + GOOD * 50 + b'd",x\n' + b'"e\nf",x\n')
-    (note,) = load_splits(DataArguments(train_file="f.csv")).notes
-    assert note.startswith("--train_file f.csv:4: this row has over 100 lines; if it should not, a quote is")
+    assert problems_of(train_file="f.csv") == ["--train_file f.csv:4 row-too-long"]
 
 
 def test_unlabelled_test_rows_of_a_dataset_are_left_out_where_others_have_labels() -> None:
