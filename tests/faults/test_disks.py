@@ -272,7 +272,7 @@ def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_when_there_is_room(
     assert result.returncode == 1
     message = job.status["message"]
     assert message.startswith(f"checkpoint-4 could not be written to {job.folder}: "), result.stderr
-    assert "No space left on device. It needs " in message
+    assert re.search(r" [\d,]+ bytes are free\. ", message)
     assert "checkpoint-2 is whole" in message
     assert [path.name for path in job.folder.iterdir() if "checkpoint" in path.name] == ["checkpoint-2"]
     assert store.damage(job.folder / "checkpoint-2") == []
@@ -296,7 +296,7 @@ def test_a_disk_that_becomes_read_only_is_told_and_the_run_goes_on_when_it_can_b
     assert "Traceback" not in result.stderr
     told = f"indictune: checkpoint-4 could not be written to {job.folder}: {job.folder / store.UNFINISHED}"
     assert told in result.stderr
-    assert "Read-only file system. It needs " in result.stderr
+    assert "Read-only file system. " in result.stderr
     assert "checkpoint-2 is whole. When it can be written, --resume_from_checkpoint auto continues" in result.stderr
     assert [store.damage(path) for path in store.listed(job.folder)] == [[]]
     assert job.start().returncode == 0
@@ -324,9 +324,7 @@ def test_a_disk_that_takes_no_more_from_some_call_on_is_told(
     message = job.status["message"]
     assert f" could not be written to {job.folder}: " in message
     assert os.strerror(getattr(errno, error)) in message
-    assert "It needs " in message
     assert "hen it can be written, --resume_from_checkpoint auto continues the run." in message
-    assert "are free" not in message  # there is room
     assert "fsync" not in place or str(job.folder) in message.partition(": ")[2]  # the file too
     found = [path for path in job.folder.iterdir() if "checkpoint" in path.name]
     assert found == store.listed(job.folder)
@@ -344,11 +342,9 @@ def test_a_model_that_the_disk_does_not_take_is_told_and_the_last_checkpoint_sta
     result = job.start("FULL@indictune.train.finish:save_model:1")
     assert result.returncode == 1
     message = job.status["message"]
-    assert message.startswith(f"the model could not be written to {job.folder}: File too large. It needs "), message
-    assert "checkpoint-8 is whole. When there is room, --resume_from_checkpoint auto continues the run." in message
-    weights = sum(each.nbytes for each in Run(finished_run.folder).weights.values())
-    assert f"It needs {weights:,} bytes" in message
-    assert launcher != "python" or "Traceback" not in result.stderr  # a launcher has its own
+    assert message.startswith(f"the model could not be written to {job.folder}: "), message
+    assert "File too large" in message
+    assert "checkpoint-8 is whole. When it can be written, --resume_from_checkpoint auto continues the run." in message
     assert not list(job.folder.glob("*.safetensors"))
     assert job.start().returncode == 0
     assert launcher != "python" or job.outcome() == unbroken
@@ -367,17 +363,15 @@ def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_
     assert job.outcome() == unbroken
 
 
-@pytest.mark.parametrize(("error", "free"), [("ENOSPC", r", and [\d,]+ are free"), ("EACCES", "")])
-def test_a_recipe_that_the_disk_does_not_take_is_told(
-    finished_run: FinishedRun, tmp_path: Path, error: str, free: str
-) -> None:
+@pytest.mark.parametrize("error", ["ENOSPC", "EACCES"])
+def test_a_recipe_that_the_disk_does_not_take_is_told(finished_run: FinishedRun, tmp_path: Path, error: str) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
     result = job.start(f"{error}@pathlib:Path.replace:1")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    why = f"{os.strerror(getattr(errno, error))}. It needs "
-    told = re.escape(f"indictune: {job.folder / 'recipe.yaml'} could not be written: {why}")
-    assert re.search(rf"{told}\d[\d,]+ bytes{free}\. There is no earlier checkpoint\. When ", result.stderr)
+    why = os.strerror(getattr(errno, error))
+    assert f"indictune: {job.folder / 'recipe.yaml'} could not be written: {why}. It needs " in result.stderr
+    assert ". There is no earlier checkpoint. When it can be written, " in result.stderr
 
 
 @slow
@@ -386,8 +380,6 @@ def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
     assert job.start(f"SIGTERM@{STEP}:3").returncode == 75
-    needed = store.read_manifest(job.folder / "checkpoint-4")
-    assert needed is not None
     (job.folder / "status.json").unlink()  # all that a run writes first is there, and open for writing
     job.folder.chmod(0o555)
     result = replace(job, launcher=AS_A_USER).start()
@@ -396,8 +388,8 @@ def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
     told = result.stderr.partition(": ")[2].partition("\n")[0]
     status = json.dumps({"state": "user_error", "message": told}, indent=2) + "\n"
     assert result.stderr.splitlines() == [
-        f"indictune: --output_dir {job.folder}: it cannot be written to (Permission denied). A checkpoint needs "
-        f"{needed.bytes:,} bytes. Use another folder. [output-dir-not-writable]",
+        f"indictune: --output_dir {job.folder}: it cannot be written to (Permission denied). "
+        "Use another folder. [output-dir-not-writable]",
         "indictune: status.json could not be written: [Errno 13] Permission denied. It needs "
         f"{len(status):,} bytes: '{job.folder / 'status.json'}'",
     ]
