@@ -137,8 +137,6 @@ class Problems(list[Problem]):
 
 def problems_of(check: Callable[..., object], *args: Any, **named: Any) -> list[Problem]:
     """The problems that a check raises in a `UserError`; empty where it passes."""
-    try:
-        check(*args, **named)
-    except UserError as error:
-        return error.problems
-    return []
+    found = Problems()
+    found.attempt(check, *args, **named)
+    return found

@@ -7,8 +7,8 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,17 @@ def write_whole(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     content = _encoded(text)
-    with _naming(path, content):
+    try:
         temporary.unlink(missing_ok=True)  # an unpacked folder may bring a link under that name
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-            temporary.replace(path)
-        except BaseException:
+        with temporary.open("xb") as file:
+            file.write(content)
+        temporary.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
-            raise
+        if isinstance(error, OSError):
+            raise _named(error, path, len(content)) from error
+        raise
 
 
 def _encoded(text: str) -> bytes:
@@ -57,22 +59,18 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", errors="backslashreplace")
 
 
-@contextmanager
-def _naming(path: Path, content: bytes) -> Iterator[None]:
-    """A block that writes a file. Its `OSError` names the file and the bytes: that of a full disk names none."""
-    try:
-        yield
-    except OSError as error:
-        reason = str(error.strerror)
-        if error.errno in NO_ROOM | REFUSED:
-            reason += f". It needs {len(content):,} bytes"
-        if error.errno in NO_ROOM:
-            reason += f", and {shutil.disk_usage(path.parent).free:,} are free"
-        raise OSError(error.errno, reason, str(path)) from error
+def _named(error: OSError, path: Path, needed_bytes: int) -> OSError:
+    """The error with the name of the file and the bytes: that of a full disk names none."""
+    reason = str(error.strerror)
+    if error.errno in NO_ROOM | REFUSED:
+        reason += f". It needs {needed_bytes:,} bytes"
+    if error.errno in NO_ROOM:
+        reason += f", and {shutil.disk_usage(path.parent).free:,} are free"
+    return OSError(error.errno, reason, str(path))
 
 
 class Record:
-    """A growing file of JSON lines. A line that the disk refuses waits for the next one, and the run continues.
+    """A growing file of JSON lines. A line that the disk refuses is lost, and the run continues.
 
     Args:
         path: of the file.
@@ -80,34 +78,21 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._waiting = ""
         self._warned = False
 
     def append(self, line: str) -> None:
-        """Add a line after those that wait. Warn the first time that the disk refuses."""
-        self._waiting += line
-        size = None
+        """Add a line. Warn the first time that the disk refuses one."""
         try:
-            size = self.path.stat().st_size if self.path.exists() else 0
-            content = _encoded(self._waiting)
-            with _naming(self.path, content):
-                _add(self.path, content)
+            _add(self.path, _encoded(line))
         except OSError as error:
-            with suppress(OSError):
-                if size is not None:
-                    os.truncate(self.path, size)  # a part of a line
             if not self._warned:
                 logger.warning("%s cannot be written: %s. The run continues.", self.path, error.strerror)
             self._warned = True
-        else:
-            self._waiting = ""
 
-    def end(self) -> None:
-        """Write the lines that wait, at the end of a run, or warn that they are missing."""
-        if self._waiting:
-            self.append("")
-        if self._waiting:
-            logger.warning("%s lacks its last %d lines.", self.path, self._waiting.count("\n"))
+
+def _add(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content)
 
 
 def json_line(entry: Mapping[str, Any]) -> str:
@@ -122,11 +107,6 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_as_json(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _add(path: Path, content: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(content)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -152,14 +132,11 @@ def keep_lines(path: Path, keeps: Callable[[dict[str, Any]], bool]) -> list[dict
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    kept = [line for line in lines if _is_kept(line, keeps)]
-    write_whole(path, "".join(f"{line}\n" for line in kept))
-    return [json.loads(line) for line in kept]
-
-
-def _is_kept(line: str, keeps: Callable[[dict[str, Any]], bool]) -> bool:
-    """Whether a line is kept. A killed run may have left an unfinished one."""
-    try:
-        return keeps(json.loads(line))
-    except (ValueError, KeyError, TypeError):
-        return False
+    kept = []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):  # a killed run may have left an unfinished line
+            entry = json.loads(line)
+            if keeps(entry):
+                kept.append((line, entry))
+    write_whole(path, "".join(f"{line}\n" for line, _ in kept))
+    return [entry for _, entry in kept]

@@ -50,7 +50,7 @@ class StopRequest:
         self.report_to: Sequence[int] = (2,)
         self._wait = False
         self._over = False
-        self._listener: threading.Thread | None = None
+        self._receiver_ends = threading.Event()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -64,7 +64,8 @@ class StopRequest:
         try:
             yield
         finally:
-            self._stop_listener(mask)
+            self._receiver_ends.set()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for number, handler in before.items():
                 if number == signal.SIGINT or not self._over:
                     signal.signal(number, handler)
@@ -72,15 +73,15 @@ class StopRequest:
     def wait_for_the_step(self) -> None:
         """From now on a signal is only noted: the training loop reads `asked`, saves, and raises `Stopped`.
 
-        A thread receives the scheduler's signals from now on, and the main thread blocks them. Programs that the run
-        starts inherit the blocked signals. torchrun and schedulers send SIGTERM to all processes of a rank: it would
-        kill the compilers that `--torch_compile` (torch 2.13) starts within a step, and the step would fail.
+        An idle thread receives the scheduler's signals from now on. The main thread blocks them, and still runs their
+        handler. Programs that the run starts inherit the blocked signals. torchrun and schedulers send SIGTERM to all
+        processes of a rank: it would kill the compilers that `--torch_compile` (torch 2.13) starts within a step, and
+        the step would fail.
         """
         self._wait = True
-        if self._listener is None and signal.getsignal(signal.SIGTERM) == self._handle:  # within `listening`
+        if signal.getsignal(signal.SIGTERM) == self._handle:  # within `listening`
+            threading.Thread(target=self._receiver_ends.wait, name="signals", daemon=True).start()
             signal.pthread_sigmask(signal.SIG_BLOCK, OF_SCHEDULERS)
-            self._listener = threading.Thread(target=self._listen, name="signals", daemon=True)
-            self._listener.start()
         if self.asked:
             raise NotBegun("stopped before there was anything to save.")
 
@@ -94,20 +95,6 @@ class StopRequest:
         self._over = True
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-
-    def _listen(self) -> None:
-        while self._listener is not None:
-            number = signal.sigwait(OF_SCHEDULERS)
-            if self._listener is not None and not self._over:
-                self._note(number)
-
-    def _stop_listener(self, mask: set[int | signal.Signals]) -> None:
-        """End the listening thread, and give the main thread its earlier mask."""
-        listener, self._listener = self._listener, None
-        if listener is not None and listener.ident is not None:
-            signal.pthread_kill(listener.ident, signal.SIGTERM)  # wakes it
-            listener.join(timeout=1)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked:  # a scheduler may repeat its signal while the run clears up

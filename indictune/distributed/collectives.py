@@ -36,12 +36,15 @@ def barrier(group: ProcessGroup | None = None) -> None:
 
 def from_rank_0(mine: T, long_wait: ProcessGroup | None) -> T:
     """Rank 0's object, on all ranks, after a wait of any length. `long_wait` comes from `long_wait_group`."""
-    return _after_long_wait(mine, long_wait)[0]
+    if long_wait is None:
+        return mine
+    HERE.passed(LONG_WAIT)
+    return gather_from_all(mine, long_wait)[0]
 
 
 def wait_for_all(long_wait: ProcessGroup | None) -> None:
     """Wait for all ranks for any length of time. `long_wait` comes from `long_wait_group`."""
-    _after_long_wait(None, long_wait)
+    from_rank_0(None, long_wait)
 
 
 def long_wait_group(args: TrainingArguments) -> ProcessGroup | None:
@@ -62,13 +65,6 @@ def new_cpu_group(timeout: timedelta, ranks: list[int] | None = None) -> Process
     group: ProcessGroup = torch.distributed.new_group(ranks, backend="gloo", timeout=timeout)
     _record_meeting(None)
     return group
-
-
-def _after_long_wait(mine: T, long_wait: ProcessGroup | None) -> list[T]:
-    if long_wait is None:
-        return [mine]
-    HERE.passed(LONG_WAIT)
-    return gather_from_all(mine, long_wait)
 
 
 def _record_meeting(group: ProcessGroup | None) -> None:

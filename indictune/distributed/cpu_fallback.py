@@ -42,10 +42,3 @@ def start(launch: Launch, timeout_s: int) -> dict[str, Any]:
         # FSDP's CPU offload refuses to run without an accelerator.
         os.environ["FSDP_OFFLOAD_PARAMS"] = "false"
     return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}
-
-
-def limits(launch: Launch) -> list[str]:
-    """What the fallback leaves out of the strategy, in sentences for the user."""
-    if launch.strategy == "fsdp2_offload":
-        return ["No accelerator: FSDP2 runs on the CPU, without its CPU offload."]
-    return []

@@ -29,8 +29,6 @@ _CHANGE_THE_STEPS = (
     *("prescale_gradients", "gradient_predivide_factor", "communication_data_type"),
 )
 
-# DeepSpeed's own schedules count steps, and load each other's state (0.19.8, `runtime/lr_schedules.py`).
-_OWN_SCHEDULES = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 _NONE = "(none)"
 
 
@@ -75,16 +73,7 @@ def other_states(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tupl
     """
     names = ("optimizer.type", "scheduler.type")
     pairs = [(name, str(before.get(name, _NONE)), str(now.get(name, _NONE))) for name in names]
-    return [
-        (name, was, is_now)
-        for name, was, is_now in pairs
-        if _kind_of_optimizer(was) != _kind_of_optimizer(is_now) and not {was, is_now} <= set(_OWN_SCHEDULES)
-    ]
-
-
-def _kind_of_optimizer(name: str) -> str:
-    """The optimizer that DeepSpeed (0.19.8) makes: `adam_w_mode` decides between Adam and AdamW, not the name."""
-    return "adam" if name.lower() == "adamw" else name.lower()
+    return [(name, was, is_now) for name, was, is_now in pairs if was.lower() != is_now.lower()]
 
 
 def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:

@@ -12,17 +12,18 @@ from indictune.config.plan import Launch
 from indictune.distributed import cpu_fallback, elastic, operator_locks
 
 
-def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> tuple[dict[str, Any], list[str]]:
+def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> dict[str, Any]:
     """Start the process group where the Trainer would not: after a restart, and on a machine without a GPU.
 
     Returns:
-        Training arguments that the CPU fallback needs, and its limits, in sentences for the user.
+        Training arguments that the CPU fallback needs.
     """
     limit_waiting(timeout_s)
-    operator_locks.wait_for_builds(launch, int(environ.get("LOCAL_RANK", "0")))
+    if launch.family.startswith("zero"):
+        operator_locks.remove_stale_locks()
     is_on_cpu = cpu_fallback.is_needed()
     elastic.join(environ, "gloo" if is_on_cpu else None, timeout_s)
-    return (cpu_fallback.start(launch, timeout_s), cpu_fallback.limits(launch)) if is_on_cpu else ({}, [])
+    return cpu_fallback.start(launch, timeout_s) if is_on_cpu else {}
 
 
 def limit_waiting(timeout_s: int) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate import Accelerator
 from accelerate.state import DistributedType
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -32,15 +31,11 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     Raises:
         ValueError: the model has no list of layers.
     """
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
+    lists = {name: each for name, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each) > 0}
     if not lists:
         raise ValueError(f"{type(model).__name__} has no list of repeated layers to shard.")
-    outermost = [candidate for candidate in lists if not any(_contains(other, candidate) for other in lists)]
+    outermost = [lists[name] for name in lists if not any(name.startswith(f"{outer}.") for outer in lists)]
     return sorted({type(block).__name__ for blocks in outermost for block in blocks})
-
-
-def _contains(outer: nn.ModuleList, inner: nn.ModuleList) -> bool:
-    return outer is not inner and any(module is inner for module in outer.modules())
 
 
 def fit_to_model(model: nn.Module, args: TrainingArguments) -> None:
@@ -212,17 +207,3 @@ def prepare_for_evaluation(trainer: Trainer) -> None:
     if accelerator.distributed_type == DistributedType.FSDP and model is not None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         trainer.model = trainer.model_wrapped = accelerator.prepare(model, optimizer)[0]
-
-
-def strategy_name(accelerator: Accelerator, asked: str) -> str:
-    """The strategy that a run used, named as in `accelerate_configs/`.
-
-    The accelerator does not know where states are offloaded; the strategy `asked` by the launch does.
-    """
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        family = f"zero{accelerator.state.deepspeed_plugin.zero_stage}"
-    elif accelerator.distributed_type == DistributedType.FSDP:
-        family = "fsdp2"
-    else:
-        family = "single" if accelerator.distributed_type == DistributedType.NO else "ddp"
-    return asked if asked.removesuffix("_offload") == family else family

@@ -18,22 +18,15 @@ PACKAGE = "indictune"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class TokenlessFormatter(logging.Formatter):
-    """Formats a message without tokens."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return without_tokens(super().format(record))
-
-
-class PrintableFormatter(TokenlessFormatter):
-    """Formats a message for a terminal: without control characters, and our own messages on one line."""
+class PrintableFormatter(logging.Formatter):
+    """Formats a message without tokens and control characters, and our own messages on one line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, logging's name
         message = super().formatMessage(record)
         return in_one_line(message) if record.name.partition(".")[0] == PACKAGE else message
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return printable(without_tokens(super().format(record)))
 
 
 class ConsoleHandler(logging.Handler):
@@ -78,7 +71,7 @@ class RankLog:
         file = _text(Unfailing(self.path, "ab"), "backslashreplace")
         self.descriptors = [*([self.console.fileno()] if rank == 0 else []), file.fileno()]
         file_handler = logging.StreamHandler(file)
-        file_handler.setFormatter(TokenlessFormatter(FORMAT))
+        file_handler.setFormatter(PrintableFormatter(FORMAT))
         root = logging.getLogger()
         root.setLevel(logging.INFO)
         root.addHandler(file_handler)

@@ -60,11 +60,6 @@ class BadSteps:
         more = f" and {others} more ({FILE} lists them)" if others > 0 else ""
         return ", ".join(places[:_ROWS_IN_MESSAGE]) + more
 
-    def end(self) -> None:
-        """Report at the end of a run if the record lacks lines."""
-        if self.record is not None:
-            self.record.end()
-
     def stop(self, code: str, step: int, loss: float | None, **details: Any) -> NonFiniteLossError:
         """The error that ends the run at a step, whose rows it records.
 

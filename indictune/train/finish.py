@@ -18,7 +18,7 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import disk_errors
 from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.data.cache import write_through
-from indictune.distributed import node_disks, sharding
+from indictune.distributed import node_disks
 from indictune.files import write_json
 from indictune.hub import push
 from indictune.models.atomic_folder import match_config_mode
@@ -148,7 +148,7 @@ def written(output_dir: Path) -> list[str]:
 def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
     """The first block of `metrics.json`: how the run was distributed."""
     return {
-        "strategy": sharding.strategy_name(trainer.accelerator, trainer.strategy),
+        "strategy": trainer.strategy,
         "world_size": trainer.args.world_size,
     }
 

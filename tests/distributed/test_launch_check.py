@@ -75,12 +75,6 @@ def test_the_fallback_leaves_threads_that_the_user_chose(monkeypatch: pytest.Mon
     assert torch.get_num_threads() == 3
 
 
-def test_the_fallback_says_what_it_leaves_out() -> None:
-    (limit,) = cpu_fallback.limits(Launch("fsdp2_offload", 2))
-    assert "without its CPU offload" in limit
-    assert not any(cpu_fallback.limits(Launch(name, 2)) for name in ("single", "ddp", "fsdp2", "zero2_offload"))
-
-
 @pytest.mark.parametrize(
     ("device_map", "told"),
     [

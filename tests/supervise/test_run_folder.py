@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -100,24 +99,7 @@ class TestWriting:
         assert yaml.safe_load((tmp_path / "recipe.yaml").read_text(encoding="utf-8")) == {"train_file": name}
         record = Record(tmp_path / "log.jsonl")
         record.append(json.dumps({"file": name}, ensure_ascii=False) + "\n")
-        record.end()
         assert json.loads((tmp_path / "log.jsonl").read_text(encoding="utf-8")) == {"file": name}
-
-    def test_a_folder_that_is_closed_for_a_while_ends_no_run(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        record, exists = Record(tmp_path / "log.jsonl"), Path.exists
-
-        def closed(path: Path, **how: bool) -> bool:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-        record.append("1\n")
-        monkeypatch.setattr(Path, "exists", closed)
-        record.append("2\n")
-        monkeypatch.setattr(Path, "exists", exists)
-        assert "Permission denied. The run continues." in caplog.text
-        record.append("3\n")
-        assert (tmp_path / "log.jsonl").read_text() == "1\n2\n3\n"
 
     def test_json_keeps_indian_scripts_readable(self, tmp_path: Path) -> None:
         write_json(tmp_path / "m.json", {"अच्छा": 1})

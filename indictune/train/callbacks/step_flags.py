@@ -55,7 +55,6 @@ class StepFlags(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._read(leave=0)
-        self.trainer.bad_steps.end()
 
     def _read(self, leave: int) -> None:
         while len(self._unread) > leave:

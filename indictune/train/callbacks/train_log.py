@@ -52,7 +52,3 @@ class TrainLog(TrainerCallback):
         self.record.append(json_line(entry))
         rate = entry["samples_per_second"]
         logger.info("step %d of %d: loss %.4f, %.0f rows/s", state.global_step, state.max_steps, entry["loss"], rate)
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.is_world_process_zero:
-            self.record.end()
