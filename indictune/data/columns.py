@@ -56,28 +56,18 @@ def existing_columns(
         UserError: one problem for every column that is missing or duplicate.
     """
     names = {**columns, **{role: name for role, name in optional.items() if name in present}}
-    check_columns(source, present, names)
-    return names
-
-
-def check_columns(source: str, present: Collection[str], columns: Mapping[str, str]) -> None:
-    """Check that each wanted column is present once.
-
-    Raises:
-        UserError: one problem for every column that is missing or duplicate.
-    """
     problems = Problems()
-    names = list(present)
-    shown = ", ".join(map(shortened, names)) or "no columns"
-    for role, name in columns.items():
-        problems.attempt(_check_unique, source, names, name)
-        if name not in names:
-            near = difflib.get_close_matches(name.lower(), [other.lower() for other in names], n=1)
-            hint = next((f"Did you mean {shortened(other)}?" for other in names if other.lower() in near), None)
+    shown = ", ".join(map(shortened, present)) or "no columns"
+    for role, name in names.items():
+        problems.attempt(_check_unique, source, present, name)
+        if name not in present:
+            near = difflib.get_close_matches(name.lower(), [other.lower() for other in present], n=1)
+            hint = next((f"Did you mean {shortened(other)}?" for other in present if other.lower() in near), None)
             problems.append(
                 problem("column-missing", "", source, hint, column=shortened(name), role=role, columns=shown)
             )
     problems.raise_any()
+    return names
 
 
 def check_schema(source: str, schema: pa.Schema) -> None:
@@ -98,7 +88,7 @@ def check_schema(source: str, schema: pa.Schema) -> None:
     problems.raise_any()
 
 
-def _check_unique(source: str, names: list[str], name: str) -> None:
+def _check_unique(source: str, names: Sequence[str], name: str) -> None:
     if (count := names.count(name)) > 1:
         raise UserError("column-duplicate", value=source, count=count, column=shortened(name))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import check_columns, joined_list, shortened
+from indictune.data.columns import existing_columns, joined_list, shortened
 from indictune.data.text_lines import decoded_lines
 from indictune.errors import UserError
 
@@ -136,7 +136,7 @@ def record_rows(
             yield line, tuple(map(_text, values))
     if present:
         with bad.problems.collecting():
-            check_columns(path, present, columns)
+            existing_columns(path, list(present), columns, {})
 
 
 def kind_of(value: object) -> str:

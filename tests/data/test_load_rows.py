@@ -442,16 +442,6 @@ class TestLabelsOfSeveralSpellings:
         labels = ["1", "1.0", 1, 1.0, "0.50", "true", "TRUE", True, " e\u0301", "v1.1", "v1.10"] * 2
         assert load_splits(DataArguments(**spelt(write, train=labels))).notes == []
 
-    def test_are_reported_if_they_look_alike_and_stay_several(self, write: Write) -> None:
-        labels = ["pos", "Pos", "pos\u200b", "neg", "neg\u200d", '"neg"', "\u2764"]
-        splits = load_splits(DataArguments(**spelt(write, train=labels * 2, validation=["\u2764", "pos"])))
-        assert len(splits.labels) == 7
-        stay = "look alike, and stay different classes. If they are one class, rename one."
-        assert splits.notes == [
-            f"labels 'pos' (train.jsonl:1), 'Pos' (train.jsonl:2) and 'pos\\u200b' (train.jsonl:3) {stay}",
-            f"labels 'neg' (train.jsonl:4), 'neg\\u200d' (train.jsonl:5) and '\"neg\"' (train.jsonl:6) {stay}",
-        ]
-
     def test_are_reported_across_splits_and_batches(self, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(read_files, "CHUNK_ROWS", 2)
         files = spelt(write, train=["0", "1", "0", "1.1"], validation=["0", "1.10"])
