@@ -68,7 +68,7 @@ def best_checkpoint(found: Sequence[Path], reader: Reader) -> Path | None:
 
 
 def shown(folder: Path, found: Sequence[Path], reader: Reader) -> str:
-    """A table of the checkpoints, their damage, the versions that wrote them, and what `auto` would do."""
+    """A table of the checkpoints, their damage, and what `auto` would do."""
     best = best_checkpoint(found, reader)
     resumes = folder not in found and not is_finished(folder)
     point = choose_resume_point(folder, AUTO if resumes else None, reader)
@@ -79,7 +79,7 @@ def shown(folder: Path, found: Sequence[Path], reader: Reader) -> str:
         about = _about(store.read_manifest(each))
         body.append([str(store.step_of(each)), *about, "damaged" if problems else "whole", ", ".join(notes)])
         damage += [in_one_line(f"damaged: {problem}") for problem in problems]
-    lines = [table(HEADER, body), *damage, *_versions(found)]
+    lines = [table(HEADER, body), *damage]
     if is_finished(folder):
         lines.append("The run is finished: --resume_from_checkpoint auto trains nothing.")
     elif resumes:
@@ -103,14 +103,3 @@ def _about(manifest: Manifest | None) -> tuple[str, str, str]:
         return "-", "-", "-"
     size = f"{manifest.bytes / 1e9:,.1f} GB" if manifest.bytes >= 1e9 else f"{manifest.bytes / 1e6:,.1f} MB"
     return f"{manifest.strategy} x {manifest.world_size}", size, f"{manifest.rows_of_epoch:,}"
-
-
-def _versions(found: Sequence[Path]) -> list[str]:
-    """The packages that wrote the checkpoints; a line for each set of versions."""
-    steps: dict[str, list[str]] = {}
-    for each in found:
-        manifest = store.read_manifest(each)
-        if manifest is not None:
-            text = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-            steps.setdefault(text, []).append(str(manifest.step))
-    return [f"written by {text}" + f" (step {', '.join(own)})" * (len(steps) > 1) for text, own in steps.items()]

@@ -94,7 +94,7 @@ def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: 
     found = [
         problem("resume-other-setting", f"--{name}", _shown(is_now), checkpoint=checkpoint.name, before=_shown(was))
         for name, (was, is_now) in differing.items()
-        if _fits_no_other(name, was, is_now, before.get("method"))
+        if _fits_no_other(name, was, is_now, before)
     ]
     optim = None if "optim" in [each.flag[2:] for each in found] else before.get("optim")
     lost = resume_rules.not_carried_over(manifest.strategy, manifest.world_size, launch, optim)
@@ -111,13 +111,15 @@ def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: 
         raise UserError(problems=found)
 
 
-def _fits_no_other(name: str, was: Any, is_now: Any, method: str | None) -> bool:
+def _fits_no_other(name: str, was: Any, is_now: Any, before: Mapping[str, Any]) -> bool:
     """Whether the state of a checkpoint fits no other value of a flag."""
     if name == "optim":
         return bool(_SAME_STATE.get(was, was) != _SAME_STATE.get(is_now, is_now))
     if name == "lr_scheduler_type":
         return bool({was, is_now} & set(BY_EVALUATIONS))  # the others only count steps
-    return name in ("global_batch_size", "method") or (name in _OF_THE_ADAPTER and method != "full")
+    if name in (*COMPARES, "lr_scheduler_kwargs"):
+        return before.get("lr_scheduler_type") in BY_EVALUATIONS  # the state holds both
+    return name in ("global_batch_size", "method") or (name in _OF_THE_ADAPTER and before.get("method") != "full")
 
 
 def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) -> list[str]:
@@ -148,9 +150,6 @@ def ignored_when_finished(output_dir: Path, given: Mapping[str, Any]) -> list[st
     """Which given flags differ from those of a finished run, in at most one sentence."""
     before = settings_of(output_dir)
     differing = changes(before, given)
-    for name in ("push_to_hub", "hub_model_id", "hub_revision"):
-        if name in given and name in before and given[name] != before[name]:
-            differing[name] = (before[name], given[name])
     if not differing:
         return []
     return [f"Ignoring {_listed(differing)}: the run is finished. To train with them, give another --output_dir."]

@@ -66,6 +66,12 @@ class TestRefused:
         with refused("resume-other-setting", "checkpoint-4", flag=f"--{name}"):
             check_fits(checkpoint, DDP, SETTINGS | {name: value}, {})
 
+    def test_another_metric_of_a_schedule_by_evaluations(self, tmp_path: Path) -> None:
+        checkpoint = written_with(tmp_path, lr_scheduler_type="greedy")
+        now = SETTINGS | {"lr_scheduler_type": "greedy", "metric_for_best_model": "accuracy"}
+        with refused("resume-other-setting", flag="--metric_for_best_model"):
+            check_fits(checkpoint, DDP, now, {})
+
     @pytest.mark.parametrize(
         ("name", "value"),
         [
@@ -160,7 +166,7 @@ class TestWarned:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("validation_file", "new.csv"), ("chat_template", "llama3"), ("packing", True), ("push_to_hub", True)],
+    [("validation_file", "new.csv"), ("chat_template", "llama3"), ("packing", True)],
 )
 def test_flags_that_a_finished_run_ignores_are_named(tmp_path: Path, name: str, value: object) -> None:
     (tmp_path / "recipe.yaml").write_text(f"{name}: null\nlogging_steps: 10", encoding="utf-8")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -188,38 +187,6 @@ def test_another_optimizer_or_method_is_refused_with_all_other_problems_and_befo
     assert refused == ["--lr_scheduler_type", "--method", "--optim", "--save_total_limit"]
 
 
-def plateau(**given: Any) -> tuple[str, ...]:
-    return ("--lr_scheduler_type", "reduce_lr_on_plateau", "--lr_scheduler_kwargs", json.dumps(given))
-
-
-def schedule_in(checkpoint: Path) -> dict[str, Any]:
-    return dict(torch.load(checkpoint / "scheduler.pt", weights_only=True))
-
-
-@pytest.mark.parametrize(
-    ("kind", "more", "rate"), [("reduce_lr_on_plateau", {}, 5e-5), ("greedy", {"max_lr": 1e-4}, 1e-4)]
-)
-def test_a_schedule_by_evaluations_goes_on_by_new_settings_from_the_learning_rate_as_it_is(
-    finished_run: FinishedRun, tmp_path: Path, kind: str, more: dict[str, float], rate: float
-) -> None:
-    """The accuracy of no step is better than that of step 2: step 4 halves the learning rate. Of those that come
-    after it, step 6 is the first, at which `greedy` raises it."""
-    flags = ("--logging_steps", "1", "--metric_for_best_model", "accuracy", "--lr_scheduler_type", kind)
-    of_both = {**more, "min_lr": 0, "mode": "max", "patience": 0}
-    before, now = ({"factor": factor, **of_both} for factor in (0.5, 0.1))
-    job = Job(finished_run.recipe, tmp_path / "out", flags=(*flags, "--lr_scheduler_kwargs", json.dumps(before)))
-    assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
-    result = replace(job, flags=(*flags, "--lr_scheduler_kwargs", json.dumps(now))).start()
-    assert result.returncode == 0, result.stderr
-    assert "--lr_scheduler_kwargs factor=0.5, now factor=0.1. The new ones count" in result.stderr
-    rates = {entry["step"]: entry["learning_rate"] for entry in Run(job.folder).log}
-    assert [rates[step] for step in (4, 5, 8)] == pytest.approx([1e-4, 5e-5, rate])
-    schedule = schedule_in(job.folder / "checkpoint-8")
-    assert schedule["_last_lr"][0] == pytest.approx(0.1 * rate)
-    if kind == "greedy":
-        assert schedule["_init_lrs"][0] == 1e-4  # to which its reset returns
-
-
 def test_a_recipe_that_has_rotted_is_no_other_optimizer(job: Job) -> None:
     """It still reads as one."""
     recipe = job.folder / "checkpoint-4" / "recipe.yaml"
@@ -283,12 +250,11 @@ def test_the_patience_is_that_of_the_command_that_goes_on(
 def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    """Else no loss is ever better than a score, and a run with a patience of 1 ends after step 4, where it stands. And
-    so is what a schedule has compared."""
-    flags = ("--learning_rate", "0", "--early_stopping_patience", "2", *plateau(mode="max"))
+    """Else no loss is ever better than a score, and a run with a patience of 1 ends after step 4, where it stands."""
+    flags = ("--learning_rate", "0", "--early_stopping_patience", "2")
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
-    more = ("--early_stopping_patience", "1", "--metric_for_best_model", "loss", *plateau(mode="min"))
+    more = ("--early_stopping_patience", "1", "--metric_for_best_model", "loss")
     result = replace(job, flags=(*job.flags, *more)).start()
     assert result.returncode == 0, result.stderr
     for change in ("--metric_for_best_model macro_f1, now loss", "--greater_is_better True, now False"):
@@ -298,8 +264,6 @@ def test_the_best_by_another_metric_is_forgotten_and_so_is_the_patience(
     assert (last.name, best_step(last)) == ("checkpoint-8", 6)
     state = json.loads((last / "trainer_state.json").read_text())
     assert (state["best_metric"], state["best_global_step"]) == (evaluated(state, 6)["eval_loss"], 6)
-    schedule = schedule_in(last)
-    assert (schedule["mode"], schedule["best"], schedule["num_bad_epochs"]) == ("min", state["best_metric"], 1)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -313,7 +277,7 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     rows[0]["label"] = next(row["label"] for row in rows if row["label"] != rows[0]["label"])
     other = tmp_path / "validation.jsonl"
     other.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    flags = ("--learning_rate", "0", "--early_stopping_patience", "2", *plateau(mode="min"))
+    flags = ("--learning_rate", "0", "--early_stopping_patience", "2")
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
     assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
     manifest = store.read_manifest(job.folder / "checkpoint-4")
@@ -329,7 +293,6 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     assert (told in result.stderr) is is_known
     last = store.listed(job.folder)[0]
     assert (last.name, best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
-    assert schedule_in(last)["num_bad_epochs"] == 1  # that step is no better than the best
 
 
 def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(

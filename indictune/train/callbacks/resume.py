@@ -7,16 +7,13 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import (
     EarlyStoppingCallback,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
-    get_scheduler,
 )
-from transformers.optimization import GreedyLR
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from indictune.checkpoint import compatibility, rng_state, store
@@ -179,7 +176,8 @@ class RestoreProgress(TrainerCallback):
             self.trainer.checkpoints.facts.validation = manifest.validation  # the best is still of those
         digests = manifest.validation, self.trainer.checkpoints.facts.validation
         has_other_rows = None not in digests and digests[0] != digests[1]
-        if has_other_rows or self._has_changed(*compatibility.COMPARES):
+        now = {name: getattr(self.trainer.args, name) for name in compatibility.COMPARES}
+        if has_other_rows or compatibility.has_changed(self.checkpoint, now):
             logger.warning(
                 "%s was compared with others by another metric or on other validation rows: the best so far is "
                 "forgotten, and --early_stopping_patience counts anew.",
@@ -188,24 +186,3 @@ class RestoreProgress(TrainerCallback):
             state.best_global_step = state.best_metric = self.trainer.checkpoints.state.best = None
             for each in self._early_stopping():
                 each.early_stopping_patience_counter = 0
-        if has_other_rows or self._has_changed(*compatibility.COMPARES, "lr_scheduler_kwargs"):
-            self._begin_schedule_anew()
-
-    def _has_changed(self, *names: str) -> bool:
-        return compatibility.has_changed(self.checkpoint, {name: getattr(self.trainer.args, name) for name in names})
-
-    def _begin_schedule_anew(self) -> None:
-        """Let a schedule that follows evaluations forget them, with this run's settings, from the current rate.
-
-        The Trainer has restored the checkpoint's best and settings over them (torch 2.13,
-        `ReduceLROnPlateau.load_state_dict`).
-        """
-        schedule, args = self.trainer.lr_scheduler, self.trainer.args
-        if isinstance(schedule, ReduceLROnPlateau | GreedyLR):
-            settings = args.lr_scheduler_kwargs
-            anew = get_scheduler(args.lr_scheduler_type, schedule.optimizer, scheduler_specific_kwargs=settings)
-            state = anew.state_dict()
-            if isinstance(schedule, GreedyLR):
-                # Its reset returns to this rate; the new one would return to the current one (transformers 5.23).
-                state["_init_lrs"] = schedule._init_lrs
-            schedule.load_state_dict(state)
