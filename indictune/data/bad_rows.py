@@ -27,10 +27,7 @@ _MAX_LISTED = 5
 def row_location(source: str, line: int, files: Sequence[str] = ()) -> str:
     """Where a row stands: `path:line`, as editors open it, or `source row number` in parquet files and datasets.
 
-    Args:
-        source: the file or split.
-        line: of the row.
-        files: of the split, if it has several; `line` then includes the file's number times `LINES_PER_FILE`.
+    If the split has several `files`, `line` includes the file's number times `LINES_PER_FILE`.
     """
     file, line = _file_and_line(source, line, files)
     return f"{file}:{line}" if Path(file).suffix.lower() in TEXT_EXTENSIONS else f"{file} row {line}"
@@ -86,10 +83,7 @@ class BadRows:
         return row_location(self.source, self._line_of_split(line), self.files)
 
     def finish(self, good: int) -> None:
-        """Check the bad rows once all rows were read.
-
-        Args:
-            good: number of usable rows.
+        """Check the bad rows once all rows were read, of which `good` are usable.
 
         Raises:
             UserError: all problems.

@@ -23,11 +23,7 @@ def lengths_of(dataset: Dataset) -> torch.Tensor:
 
 
 class ListColumn:
-    """A column of lists without copies: reading a row costs a slice, not a Python list.
-
-    Args:
-        column: of lists of numbers, as pyarrow keeps them.
-    """
+    """A column of lists of numbers without copies: reading a row costs a slice, not a Python list."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._chunks = [(chunk.offsets.to_numpy(), chunk.values.to_numpy()) for chunk in column.chunks]
@@ -79,13 +75,7 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
 
 
 class PadToLongest:
-    """Pad the rows of a micro-batch to its longest.
-
-    Args:
-        pad_token_id: fills rows up to the longest.
-        padding_side: `right`, or `left` for decoders.
-        with_row_numbers: add `row_numbers`, int64 [rows], for evaluation.
-    """
+    """Pad the rows of a micro-batch to its longest; for evaluation, add `row_numbers`, int64 [rows]."""
 
     def __init__(self, pad_token_id: int, padding_side: str, with_row_numbers: bool = False) -> None:
         self.pad_token_id = pad_token_id

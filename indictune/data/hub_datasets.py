@@ -132,9 +132,7 @@ def _changed_settings(config: Any) -> list[str]:
 def _check_files(name: str, files: Mapping[str, Sequence[str]]) -> None:
     """Refuse a dataset whose README.md names files outside it. `datasets` 5 reads them, wherever they are.
 
-    Args:
-        name: of the dataset, or its folder.
-        files: of each split: paths, or `hf://datasets/OWNER/NAME@COMMIT/PATH`.
+    The files of each split are paths, or `hf://datasets/OWNER/NAME@COMMIT/PATH`.
     """
     folder = Path(name).resolve()
     outside = [

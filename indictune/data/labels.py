@@ -31,12 +31,6 @@ def checked_labels(
 ) -> list[str]:
     """The names of the labels in the order of their ids: by number if all are numbers, else by the alphabet.
 
-    Args:
-        train: training rows.
-        held_out: validation and test rows.
-        column: of the labels.
-        problem_type: `--problem_type`.
-
     Raises:
         UserError: the labels are no numbers (of a regression); they are scores or free text, there is only one, or
             held-out rows have others (of a classification).

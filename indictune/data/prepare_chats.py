@@ -93,12 +93,6 @@ def tokenise_splits(
 ) -> Chats:
     """Tokenise all rows, and with `--packing` pack the training rows, or take them from the cache.
 
-    Args:
-        splits: the rows.
-        tokenizer: of the model.
-        template: from `choose_template`.
-        args: say how rows are cut, which tokens the loss counts, and what happens to unusable rows.
-
     Raises:
         UserError: unusable rows, of all splits at once.
     """
@@ -134,15 +128,7 @@ def _tokenise(
     template: str,
     args: ChatDataArguments | EvaluateArguments,
 ) -> list[str]:
-    """Write the tokens of a split, and return sentences for the user.
-
-    Args:
-        stored: file of the rows.
-        folder: gets a file of the same name with their tokens, and the rejected rows.
-        rows: of the split.
-
-    The others as of `tokenise_splits`.
-    """
+    """Write the tokens of the rows in file `stored` to `folder`, and return sentences for the user."""
     bad = bad_rows(rows.source, args, folder)
     bad.files = list(rows.files)
     tokens = tokenised(stored_batches(stored), tokenizer, template, args.max_length, args.train_on_prompts, bad)

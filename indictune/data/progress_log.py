@@ -16,13 +16,7 @@ _EVERY_S = 5.0
 
 
 def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Pass record batches on, and log every five seconds how many rows went by.
-
-    Args:
-        batches: of rows.
-        what: the work, such as "tokenising the train rows".
-        total: number of rows, if known.
-    """
+    """Pass record batches on, and log every five seconds how many rows went by, of `total` if known."""
     logged, rows, of_total = time.monotonic(), 0, f" of {total:,}" if total else ""
     for batch in batches:
         yield batch

@@ -67,11 +67,7 @@ def read_batches(
 def read_records(path: str, bad: BadRows) -> Iterator[Record]:
     """Read a json, jsonl or parquet file whose values may be lists and objects, a row at a time.
 
-    json and jsonl as in `read_batches`: a number is the text it is written as.
-
-    Args:
-        path: the file.
-        bad: gets the rows that cannot be read.
+    json and jsonl as in `read_batches`: a number is the text it is written as. `bad` gets the unreadable rows.
 
     Yields:
         The first line of a row, from 1 (in parquet the number of the row), and the row.

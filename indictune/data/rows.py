@@ -56,13 +56,7 @@ def listed(lines: pa.ChunkedArray, location: Callable[[int], str]) -> str:
 def leaked_rows(
     path: Path, held_out: pa.Table, text_of: Callable[[pa.RecordBatch], pa.Array]
 ) -> Iterator[pa.BooleanArray]:
-    """Which stored rows have a text that held-out rows have too, an array for each record batch.
-
-    Args:
-        path: of the stored table.
-        held_out: the rows to compare with.
-        text_of: makes one string of each row.
-    """
+    """Which rows of the table at `path` have a text that held-out rows have too, an array for each record batch."""
     values = pa.chunked_array([text_of(batch) for batch in held_out.to_batches()], pa.string())
     batches = stored_batches(path)
     while some := list(islice(batches, _LEAK_BATCHES)):

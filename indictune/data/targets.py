@@ -34,13 +34,7 @@ def target_type(labels: Sequence[str], problem_type: str | None) -> pa.DataType:
 
 
 def targets(rows: Sequence[str], labels: Sequence[str], problem_type: str | None) -> pa.Array:
-    """The targets of rows.
-
-    Args:
-        rows: the label of each row, as it is written.
-        labels: all names in the order of their ids.
-        problem_type: as in the model's configuration.
-    """
+    """The targets of rows, of which `rows` has the labels as written; `labels` has all names in order of their ids."""
     kind = target_type(labels, problem_type)
     if problem_type == REGRESSION:
         return pa.array(np.array(rows, np.float32), kind)

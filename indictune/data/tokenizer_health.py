@@ -18,12 +18,6 @@ def tokenizer_health(rows: Conversations, tokens: Dataset, tokenizer: PreTrained
 
     Its columns are the number of rows, the tokens per word, and the share of rows that are cut. Tokens per word are
     measured on up to 1,000 rows, without the chat template.
-
-    Args:
-        rows: of one split.
-        tokens: of those rows, as `tokenised` makes them.
-        tokenizer: of the model.
-        max_length: tokens that a row keeps.
     """
     cut = pc.greater(tokens.data["full_length"], max_length)
     by_language = pa.table([tokens.data["language"], cut], ["language", "cut"]).group_by("language")

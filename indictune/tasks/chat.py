@@ -40,13 +40,7 @@ Plan = RunPlan[ChatDataArguments, LlamaTrainingArguments]
 
 @dataclass(frozen=True)
 class ChatRows:
-    """The conversations of a run.
-
-    Attributes:
-        splits: training, validation and test conversations.
-        tokenizer: of the model.
-        template: writes a conversation out as one text.
-    """
+    """The conversations of a run, and the tokenizer and template that write them out."""
 
     splits: ConversationSplits
     tokenizer: PreTrainedTokenizerBase
@@ -55,11 +49,7 @@ class ChatRows:
 
 @dataclass(frozen=True)
 class ChatTokens(Tokens):
-    """The tokenised conversations.
-
-    Attributes:
-        chats: as they were tokenised.
-    """
+    """The tokenised conversations."""
 
     chats: Chats = field(kw_only=True)
 

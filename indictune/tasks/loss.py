@@ -33,12 +33,7 @@ class SharedLoss(ABC):
 
     @abstractmethod
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The sum of all losses, a scalar that depends on every logit.
-
-        Args:
-            logits: float32 [rows, ...].
-            labels: [rows, ...].
-        """
+        """The sum of all losses, a scalar that depends on every logit; `logits` are float32 [rows, ...]."""
 
 
 class ExactLoss(SharedLoss):
@@ -70,11 +65,7 @@ class ExactLoss(SharedLoss):
 
 
 class RegressionLoss(SharedLoss):
-    """Squared or Huber error of rows.
-
-    Args:
-        kind: `mse`, or `huber`, which grows linearly above 1.
-    """
+    """Squared error of rows, or with `kind="huber"` the Huber error, which grows linearly above 1."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

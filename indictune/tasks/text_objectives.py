@@ -65,11 +65,7 @@ class TextObjective(Objective):
 
 
 class SingleLabel(TextObjective):
-    """One of several labels.
-
-    Args:
-        loss: cross-entropy, with class weights or label smoothing.
-    """
+    """One of several labels."""
 
     def __init__(
         self,
@@ -106,11 +102,7 @@ class SingleLabel(TextObjective):
 
 
 class Regression(TextObjective):
-    """A number.
-
-    Args:
-        kind: of the loss, `mse` or `huber`.
-    """
+    """A number."""
 
     METRICS = ("pearson", "spearman", "mae")
 
