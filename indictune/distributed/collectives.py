@@ -42,11 +42,6 @@ def from_rank_0(mine: T, long_wait: ProcessGroup | None) -> T:
     return gather_from_all(mine, long_wait)[0]
 
 
-def wait_for_all(long_wait: ProcessGroup | None) -> None:
-    """Wait for all ranks for any length of time. `long_wait` comes from `long_wait_group`."""
-    from_rank_0(None, long_wait)
-
-
 def long_wait_group(args: TrainingArguments) -> ProcessGroup | None:
     """A group of all ranks in which a wait may last 12 hours; None in a run of one process.
 
