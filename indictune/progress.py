@@ -61,5 +61,5 @@ class Progress:
         return time.monotonic() - self._last
 
 
-HERE = Progress()
+OWN_PROGRESS = Progress()
 """The progress of this process. Code that prepares rows or reads weights knows no run."""

@@ -23,7 +23,7 @@ from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.distributed import async_shards, collectives, node_disks, sharding
 from indictune.files import RECIPE
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 from indictune.stop_signals import StopRequest
 from indictune.versions import versions_of_steps
 
@@ -112,7 +112,7 @@ class Checkpoints:
         folder = store.path_of(self.output_dir / UNFINISHED, self.step)
         self._name_best()
         with self._reporting_disk_errors(self.step):
-            HERE.passed("writing a checkpoint")
+            OWN_PROGRESS.passed("writing a checkpoint")
             self.state.write(folder, counters, with_shards=not self.args.async_save)
             if self.args.should_save:
                 copy_recipe(self.output_dir, folder)

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from indictune.cache_folders import cache_folder, kept_in
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 from indictune.versions import versions_of
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     content = json.dumps([_code_digest(), versions_of(_PACKAGES), unicodedata.unidata_version, *parts])
     digest = hashlib.sha256(content.encode()).hexdigest()[:24]
     folder = cache_folder() / "prepared" / f"{kind}-{digest}"
-    HERE.passed(f"preparing {what.lower()}")
+    OWN_PROGRESS.passed(f"preparing {what.lower()}")
     with kept_in(folder.parent, what):
         if _is_complete(folder):
             logger.info("%s: prepared before, in %s", what, folder)
@@ -67,7 +67,7 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
             with _locked(folder, what):
                 if not _is_complete(folder):
                     _build(folder, make)
-    HERE.passed(f"having prepared {what.lower()}")
+    OWN_PROGRESS.passed(f"having prepared {what.lower()}")
     return folder
 
 
@@ -109,7 +109,7 @@ def _locked(folder: Path, what: str) -> Iterator[None]:
             lock.acquire(timeout=_PATIENCE_S)
         except Timeout:
             logger.info("%s: another process prepares them; waiting for it", what)
-            with HERE.waiting(f"waiting for another process, which prepares {what.lower()}"):
+            with OWN_PROGRESS.waiting(f"waiting for another process, which prepares {what.lower()}"):
                 lock.acquire()
     except OSError as error:  # `_build` reports a disk that is full or read-only
         logger.info("%s: no lock (%s); each process prepares its own", what, error)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ def with_progress(batches: Iterable[pa.RecordBatch], what: str, total: int | Non
     logged, rows, of_total = time.monotonic(), 0, f" of {total:,}" if total else ""
     for batch in batches:
         yield batch
-        HERE.moved()
+        OWN_PROGRESS.moved()
         rows += batch.num_rows
         if time.monotonic() - logged > _EVERY_S:
             logger.info("%s: %s%s rows", what, f"{rows:,}", of_total)

@@ -20,7 +20,7 @@ from transformers import TrainingArguments
 
 from indictune.distributed import collectives
 from indictune.distributed.convert_state import STATE_SHARDS, WEIGHT_SHARDS
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 
 Shards = dict[str, dict[str, Any]]
 
@@ -57,7 +57,7 @@ class ReportingWriter(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         written = super().write_data(plan, planner)
-        HERE.passed("having written its shards")
+        OWN_PROGRESS.passed("having written its shards")
         return written
 
 

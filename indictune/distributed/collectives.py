@@ -9,7 +9,7 @@ import torch
 from torch.distributed import ProcessGroup
 from transformers import TrainingArguments
 
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def from_rank_0(mine: T, long_wait: ProcessGroup | None) -> T:
     """Rank 0's object, on all ranks, after a wait of any length. `long_wait` comes from `long_wait_group`."""
     if long_wait is None:
         return mine
-    HERE.passed(LONG_WAIT)
+    OWN_PROGRESS.passed(LONG_WAIT)
     return gather_from_all(mine, long_wait)[0]
 
 
@@ -56,7 +56,7 @@ def new_cpu_group(timeout: timedelta, ranks: list[int] | None = None) -> Process
 
     `timeout` limits both making the group and each of its collectives.
     """
-    HERE.passed(NEW_GROUP)
+    OWN_PROGRESS.passed(NEW_GROUP)
     group: ProcessGroup = torch.distributed.new_group(ranks, backend="gloo", timeout=timeout)
     _record_meeting(None)
     return group
@@ -65,4 +65,4 @@ def new_cpu_group(timeout: timedelta, ranks: list[int] | None = None) -> Process
 def _record_meeting(group: ProcessGroup | None) -> None:
     """Count the meeting only if all ranks take part: ranks with different counts look as if one held up the others."""
     if group is None:
-        HERE.passed("meeting the other ranks")
+        OWN_PROGRESS.passed("meeting the other ranks")

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 
 JOINING = "joining the other ranks"
 
@@ -51,7 +51,7 @@ def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> Non
     ("Gloo connectFullMesh failed ... Connection refused"; pytorch issue 135712). So each restart gets its own key
     prefix. On several nodes ranks cannot agree on one: `check_processes` refuses restarts there.
     """
-    HERE.passed(JOINING)
+    OWN_PROGRESS.passed(JOINING)
     restarts = count(environ)
     if restarts == 0 or not _is_one_node(environ):
         return

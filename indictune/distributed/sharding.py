@@ -17,7 +17,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from indictune.distributed.launch_check import came_up
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 
 EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
@@ -163,10 +163,10 @@ def reading_weights(args: TrainingArguments) -> Iterator[bool]:
 
     With `fsdp_cpu_ram_efficient_loading`, accelerate sends rank 0's weights to all ranks when it shards the model.
     """
-    HERE.passed("reading the weights")
+    OWN_PROGRESS.passed("reading the weights")
     with _hidden_from_transformers() as is_efficient:
         yield not is_efficient or args.process_index == 0
-    HERE.passed("making the trainer")
+    OWN_PROGRESS.passed("making the trainer")
 
 
 @contextmanager

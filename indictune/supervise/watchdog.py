@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from indictune.distributed import collectives, elastic
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 from indictune.supervise.heartbeat import Ranks
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Watchdog(threading.Thread):
         self.log = log
         self.ask = ask
         self.end = end
-        self.progress = HERE
+        self.progress = OWN_PROGRESS
         self.progress.passed("the start")  # imports took time on its clock
         self._reported_step, self._reported_at = 0, 0.0
         self._warned_at_s = 0.0

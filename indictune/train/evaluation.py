@@ -16,7 +16,7 @@ from transformers.trainer_utils import speed_metrics
 
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 from indictune.train.device_transfer import sent_to_device
 from indictune.train.task_trainer import TaskTrainer
 
@@ -67,7 +67,7 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...]:
     """The row numbers of a batch [rows], and what the task measures of each row."""
-    HERE.passed("evaluating a batch")
+    OWN_PROGRESS.passed("evaluating a batch")
     trainer.look_for_stop("the finished model was evaluated; going on evaluates it again")
     inputs = sent_to_device(batch, trainer.args.device)
     row_numbers = inputs.pop("row_numbers")

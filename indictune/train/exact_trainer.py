@@ -29,7 +29,7 @@ from indictune.distributed.communication import set_up_communication, settle_buc
 from indictune.distributed.model_state import ModelState
 from indictune.hub.push import make_repository
 from indictune.models.load import Model
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 from indictune.stop_signals import Stopped, StopRequest
 from indictune.tasks.objective import Batch
 from indictune.train.callbacks.epoch_shuffle import EpochShuffle
@@ -106,7 +106,7 @@ class ExactTrainer(TaskTrainer):
     ) -> tuple[list[Batch], Any]:
         """Move a step's micro-batches to the device. On a resume accelerate (1.15, `skip_first_batches`) replaces the
         loader by a plain one, so the loader cannot do it."""
-        on_device = HERE.passing("reading rows", (sent_to_device(batch, device) for batch in epoch_iterator))
+        on_device = OWN_PROGRESS.passing("reading rows", (sent_to_device(batch, device) for batch in epoch_iterator))
         samples: tuple[list[Batch], Any] = super().get_batch_samples(on_device, num_batches, device)
         return samples
 
@@ -126,7 +126,7 @@ class ExactTrainer(TaskTrainer):
     def compute_loss(self, *args: Any, **settings: Any) -> Any:
         """Record the last point that a rank passes before it waits for the others."""
         loss: Any = super().compute_loss(*args, **settings)
-        HERE.passed("a backward pass")
+        OWN_PROGRESS.passed("a backward pass")
         return loss
 
     def evaluate(

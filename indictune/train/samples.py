@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.data.chat_tokens import answer_ends, prompt_ids
 from indictune.data.messages import Message
 from indictune.files import write_whole
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 from indictune.run import Run
 from indictune.train.exact_trainer import ExactTrainer
 
@@ -63,12 +63,12 @@ def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: 
     tokens, cache = torch.tensor([prompt], device=device), None
     with torch.no_grad(), trainer.compute_loss_context_manager():
         while len(answer) < max_new_tokens:
-            HERE.passed("writing samples")
+            OWN_PROGRESS.passed("writing samples")
             trainer.look_for_stop("the trained model wrote samples; going on writes them")
             # Without a mask, the attention for joined rows would ignore a layer's sliding window.
             mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
             output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
-            HERE.passed("computing a token of a sample")
+            OWN_PROGRESS.passed("computing a token of a sample")
             tokens = broadcast(output.logits[:, -1:].argmax(-1))
             cache = output.past_key_values
             if int(tokens) in ends:

@@ -17,7 +17,7 @@ from indictune.data.collation import PadToLongest
 from indictune.distributed import collectives, sharding
 from indictune.models.active_vocabulary import active_embedding
 from indictune.models.load import runs_own_code
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 from indictune.train.exact_trainer import ExactTrainer
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
     trainer.look_for_stop("the saved model was read back; a resumed run saves it again", at_once=True)
     found: list[str] = []
     long_wait = collectives.long_wait_group(trainer.args)
-    HERE.passed("reading the saved model back")
+    OWN_PROGRESS.passed("reading the saved model back")
     if trainer.is_world_process_zero():
         try:
             found = _problems(trainer, folder, trained)

@@ -28,7 +28,7 @@ from indictune.data.cache import build_once, file_digest
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.progress_log import with_progress
 from indictune.errors import UserError, problem
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 from tests.refusals import refused
 
 # Adds a line to ./made when it begins, and takes a second.
@@ -93,23 +93,23 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
 
 
 def test_who_makes_it_waits_for_it_or_finds_it_has_passed_the_same_places(folder: Path) -> None:
-    counts = [HERE.count]
+    counts = [OWN_PROGRESS.count]
     build_once("others", [], "The others", writes(""))
-    counts.append(HERE.count)
+    counts.append(OWN_PROGRESS.count)
     build_once("others", [], "The others", writes(""))
-    counts.append(HERE.count)
+    counts.append(OWN_PROGRESS.count)
     slow = start_slow(3)
     while not list(folder.glob(".*/half")):
         time.sleep(0.02)
     build_once("things", ["key"], "The things", lambda _: pytest.fail("made twice"))
-    counts.append(HERE.count)
+    counts.append(OWN_PROGRESS.count)
     assert [count - counts[0] for count in counts] == [0, 2, 4, 6]
     assert slow.communicate(timeout=60)[0] == "whole\n"
 
 
 def test_a_process_moves_with_each_batch_that_it_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
     moves: list[None] = []
-    monkeypatch.setattr(HERE, "moved", lambda: moves.append(None))
+    monkeypatch.setattr(OWN_PROGRESS, "moved", lambda: moves.append(None))
     batches = [pa.record_batch({"text": ["a", "b"]})] * 3
     assert list(with_progress(batches, "reading")) == batches
     assert len(moves) == 3

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore
 
 from indictune.distributed.collectives import NEW_GROUP
 from indictune.distributed.elastic import JOINING
-from indictune.progress import HERE, Progress
+from indictune.progress import OWN_PROGRESS, Progress
 from indictune.supervise.heartbeat import Ranks
 from indictune.supervise.watchdog import Watchdog
 from tests.ranks.launching import python, start
@@ -229,9 +229,9 @@ def test_a_rank_that_hangs_and_lets_no_other_thread_run_leaves_its_stack(tmp_pat
 
 
 def test_what_a_rank_has_imported_before_it_is_watched_is_no_hang(tmp_path: Path) -> None:
-    count = HERE.count
+    count = OWN_PROGRESS.count
     Watchdog(Ranks(tmp_path, 0, 2, "attempt"), 1.0, tmp_path / "rank-0.log", pytest.fail, pytest.fail)
-    assert (HERE.count, HERE.place) == (count + 1, "the start")
+    assert (OWN_PROGRESS.count, OWN_PROGRESS.place) == (count + 1, "the start")
 
 
 ENDED = ("[rank 0] stopped by SIGTERM.", "resumable")

@@ -6,14 +6,14 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from indictune.progress import HERE
+from indictune.progress import OWN_PROGRESS
 
 
 class ReportProgress(TrainerCallback):
     """Records which step has ended, and that this rank still moves."""
 
     def _passed(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        HERE.step = state.global_step
-        HERE.passed("ending a step, a micro-batch or a checkpoint")
+        OWN_PROGRESS.step = state.global_step
+        OWN_PROGRESS.passed("ending a step, a micro-batch or a checkpoint")
 
     on_step_end = on_substep_end = on_prediction_step = on_save = _passed
