@@ -19,12 +19,7 @@ _FLAG = "--class_weights"
 
 
 def class_weights(choice: str | None, train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, float] | None:
-    """The weight of each label; None where all count alike.
-
-    Args:
-        choice: `--class_weights`: None, `balanced`, or a JSON or YAML file of `label: weight`.
-        train_labels: label of every training row.
-        labels: of the training rows.
+    """The weight of each label by `--class_weights`; None where all count alike.
 
     Raises:
         UserError: as of `read_file`, or the file misses a label, or names one that no row has.

@@ -49,13 +49,7 @@ class Conversations(StoredRows):
 
 @dataclass(frozen=True)
 class ConversationSplits:
-    """All conversations of a run.
-
-    Attributes:
-        rows: the conversations, by split.
-        folder: holds the tables as `<split>.arrow`; its name changes with everything that the rows depend on.
-        notes: sentences for the user, such as bad rows that were left out.
-    """
+    """All conversations of a run, by split; attributes as of `Splits`."""
 
     rows: Mapping[str, Conversations]
     folder: Path
@@ -91,10 +85,7 @@ def load_conversations(
 ) -> ConversationSplits:
     """Read and check conversations, or take them from the cache.
 
-    Args:
-        sources: of the rows, by split.
-        args: say what happens to bad rows.
-        found: problems of the run so far. With any, only the first rows of long files are read.
+    If problems were `found` so far, only the first rows of long files are read.
 
     Raises:
         UserError: all problems of all files at once, and those of `found`.

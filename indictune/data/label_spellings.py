@@ -21,12 +21,7 @@ class Spellings:
         self._found: dict[str, tuple[str, str]] = {}
 
     def read(self, batches: Iterator[pa.RecordBatch], location: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
-        """Pass batches of rows on, and keep the spellings of their labels.
-
-        Args:
-            batches: columns `label` (nullable strings) and `line`.
-            location: gives the location of a line.
-        """
+        """Pass batches of rows on, and keep the spellings of their labels, with the `location` of their lines."""
         for batch in batches:
             for label in pc.unique(batch["label"]).to_pylist():
                 plain = plain_label(label)

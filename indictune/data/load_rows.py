@@ -67,10 +67,7 @@ def load_splits(
 ) -> Splits:
     """Read, clean and check all rows of a run, or take them from the cache.
 
-    Args:
-        args: how they are read.
-        found: problems of the run so far. With any, only the first rows of long files are read.
-        sources: from `sources_of`, if the caller has them.
+    If problems were `found` so far, only the first rows of long files are read.
 
     Raises:
         UserError: all problems of all files and labels at once, and those of `found`.
@@ -91,12 +88,7 @@ def load_test_rows(
 ) -> tuple[Rows, Path, list[str]]:
     """Read, clean and check a file of rows for a finished model, or take them from the cache.
 
-    Args:
-        path: `--test_file`.
-        args: how it is read, and what happens to its bad rows.
-        labels: of the model; None accepts any.
-        found: problems of the command so far. With any, only the first rows of a long file are read.
-        problem_type: in the model's configuration.
+    `labels` are those of the model; None accepts any. `found` as of `load_splits`.
 
     Returns:
         The rows, the folder with `test.arrow` and the rejected rows, and notes for the user.

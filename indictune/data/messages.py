@@ -29,12 +29,7 @@ _COUNTS = ("none", "true", "1", "1.0")
 
 
 class RowError(Exception):
-    """A row that cannot be used.
-
-    Args:
-        code: of the problem, as in `errors.toml`.
-        details: of the problem.
-    """
+    """A row that cannot be used, with the code and details of its problem, as in `errors.toml`."""
 
     def __init__(self, code: str, **details: object) -> None:
         super().__init__(code)

@@ -125,10 +125,7 @@ def _used_splits(name: str, config: str | None, is_read: bool) -> dict[str, Spli
 def refuse_early(found: Problems, sources: Iterable[Source[Any]], first: int) -> None:
     """Raise problems that were found before any row was read, if reading all rows would take long.
 
-    Args:
-        found: the problems. Without any, nothing is read.
-        sources: of the rows.
-        first: number of items to read of each source, to report missing files and columns too.
+    The `first` items of each source are read, to report missing files and columns too.
 
     Raises:
         UserError: `found`, and the problems of the first rows.

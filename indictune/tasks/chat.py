@@ -139,13 +139,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
 
 
 class Answers(Objective):
-    """The tokens of the answers. The loss is TRL's, in pieces that never hold all logits.
-
-    Args:
-        pad_token_id: of the tokenizer.
-        dtype: in which activations are computed.
-        padded: whether rows of a training micro-batch are padded; packs never are.
-    """
+    """The tokens of the answers. The loss is TRL's, in pieces that never hold all logits."""
 
     def __init__(self, pad_token_id: int, dtype: torch.dtype, padded: bool) -> None:
         self.pad_token_id = pad_token_id

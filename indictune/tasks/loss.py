@@ -22,10 +22,7 @@ class SharedLoss(ABC):
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
         """This micro-batch's share of the loss, a scalar.
 
-        Args:
-            outputs: of the model, with `logits`.
-            labels: of the rows; `IGNORED_LABEL` is not counted.
-            num_items_in_batch: counted labels of the global batch.
+        `num_items_in_batch` is the number of labels of the global batch, without `IGNORED_LABEL`.
         """
         if num_items_in_batch is None:
             raise ValueError("The Trainer did not count the labels of the global batch (num_items_in_batch is None).")
