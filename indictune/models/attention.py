@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -156,11 +156,12 @@ def _attention_by_length(
     dtype = states[0].dtype
     # torch's CPU kernel is slower in bf16 than in fp32 (2.13).
     computed = dtype if states[0].is_cuda else torch.float32
+    pad, unpad = cast(Any, _Padded).apply, cast(Any, _Unpadded).apply
     by_length = _by_length(boundaries)
     sizes = [real.numel() for real in by_length.real]
     # [tokens, heads, width] again, contiguous for each token. Gather all runs at once: the gradient of each gather is
     # as large as all tokens.
-    padded = (torch.split(_pad(each[0].transpose(0, 1), by_length), sizes) for each in states)
+    padded = (torch.split(pad(each[0].transpose(0, 1), by_length), sizes) for each in states)
     outputs = []
     for real, is_full, *run_states in zip(by_length.real, by_length.is_full, *padded, strict=True):
         # Copy once, to the type and memory order of the computation.
@@ -171,7 +172,7 @@ def _attention_by_length(
         mask = _visible(real, is_full, bool(module.is_causal), sliding_window)
         output, _ = sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling)
         outputs.append(output.flatten(0, 1).to(dtype))
-    return _unpad(torch.cat(outputs), by_length)[None]
+    return unpad(torch.cat(outputs), by_length)[None]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -193,18 +194,8 @@ class _ByLength:
     is_full: list[bool]
 
 
-def _pad(states: torch.Tensor, by_length: _ByLength) -> torch.Tensor:
-    """[tokens, ...] to [slots, ...]."""
-    return _Padded.apply(states, by_length)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _unpad(states: torch.Tensor, by_length: _ByLength) -> torch.Tensor:
-    """[slots, ...] to [tokens, ...]."""
-    return _Unpadded.apply(states, by_length)  # type: ignore[no-any-return, no-untyped-call]
-
-
 class _Padded(torch.autograd.Function):
-    """Gather tokens into slots. The backward pass gathers, too: a token has one slot, and padding has no gradient.
+    """Gather tokens, [tokens, ...], into slots, [slots, ...]. The backward pass gathers, too: a token has one slot.
 
     The backward pass of `index_select` adds row by row (torch 2.13), which takes ten times as long in bf16.
     """
@@ -220,7 +211,7 @@ class _Padded(torch.autograd.Function):
 
 
 class _Unpadded(torch.autograd.Function):
-    """Gather slots into tokens. The gradient of padding is zero."""
+    """Gather slots, [slots, ...], into tokens, [tokens, ...]. The gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, by_length: _ByLength) -> torch.Tensor:

@@ -104,8 +104,8 @@ def load_tokenizer(args: ModelArguments, flag: str = MODEL_FLAG) -> PreTrainedTo
             tokenizer, lost = keeping, still_lost
     if lost:
         logger.warning(
-            "The tokenizer of %s loses vowel signs of %s text, so the model cannot tell such words apart. Use a model "
-            "that was trained on these scripts if your texts are written in them.",
+            "The tokenizer of %s loses vowel signs of %s text. Use a model that was trained on these scripts if your "
+            "texts are written in them.",
             args.model_name_or_path,
             ", ".join(lost),
         )

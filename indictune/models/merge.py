@@ -156,11 +156,7 @@ def _read_base(
 
 
 def _untie(model: PreTrainedModel) -> bool:
-    """Give the output layer its own copy of the input embedding: the adapter may change one without the other.
-
-    Returns:
-        Whether they were tied.
-    """
+    """Whether the output layer was tied to the input embedding, whose copy it gets: an adapter may change only one."""
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     is_tied = head is not None and head.weight is cast(nn.Embedding, model.get_input_embeddings()).weight
     if is_tied:
@@ -190,8 +186,7 @@ def _check_written(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _read_again(model: PreTrainedModel, folder: Path, **settings: Any) -> PreTrainedModel:
-    read: PreTrainedModel = type(model).from_pretrained(folder, dtype=model.dtype, device_map="cpu", **settings)
-    return read
+    return type(model).from_pretrained(folder, dtype=model.dtype, device_map="cpu", **settings)
 
 
 def _copy_description(adapter: Path, base: ModelArguments, folder: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -20,8 +21,7 @@ from indictune.data.cleaning import clean
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-# The vocabulary holds every letter and sign of these blocks, so no word of the three languages is unknown, even if
-# the vocabulary is learned from few texts.
+# The vocabulary holds every letter and sign of these blocks, so no word of the three languages is unknown.
 ALPHABET_BLOCKS = {"Devanagari": (0x0900, 0x097F), "Tamil": (0x0B80, 0x0BFF), "Telugu": (0x0C00, 0x0C7F)}
 EMOTICONS = (0x1F600, 0x1F64F)
 JOINERS = "\u200c\u200d"
@@ -90,8 +90,13 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int, max_length: int) -> P
 
 def sample_texts() -> list[str]:
     """The texts of the built-in training tweets, cleaned as a run cleans its rows."""
-    lines = resources.files("indictune").joinpath("data", "samples", "train.jsonl").read_text(encoding="utf-8")
-    return [clean(json.loads(line)["text"]) for line in lines.split("\n") if line]
+    return [clean(row["text"]) for row in sample_rows("train.jsonl")]
+
+
+def sample_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a built-in jsonl file."""
+    lines = resources.files("indictune").joinpath("data/samples", name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in lines.split("\n") if line]
 
 
 def _untrained() -> Tokenizer:
@@ -107,9 +112,8 @@ def _untrained() -> Tokenizer:
 def _learn_vocabulary(texts: Sequence[str], vocab_size: int) -> dict[str, int]:
     """Token -> id: the special tokens, every character of the alphabet inside and at the start of a word, and pieces.
 
-    The characters inside a word (`##x`) are special tokens for two reasons. The trainer adds only those that it saw
-    there. It also numbers them in the random order of a hash table, and ties between pieces depend on the numbers:
-    every process would learn another vocabulary (seen with tokenizers 0.23).
+    The characters inside a word (`##x`) are special tokens. Otherwise the trainer adds only those that it saw there,
+    in the random order of a hash table, and every process learns another vocabulary (tokenizers 0.23).
     """
     backend = _untrained()
     counts = Counter(char for text in texts for char in backend.normalizer.normalize_str(text) if not char.isspace())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -13,7 +12,8 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-SAMPLES = resources.files("indictune").joinpath("data", "samples")
+from indictune.models.tiny_bert import SEED, sample_rows
+
 TEMPLATE = resources.files("indictune").joinpath("data", "chat_templates", "llama3.jinja")
 
 # LLaMA 3's, so that its chat template fits.
@@ -21,14 +21,12 @@ BEGIN, END_OF_TEXT, END_OF_TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot
 SPECIAL_TOKENS = (BEGIN, END_OF_TEXT, END_OF_TURN, "<|start_header_id|>", "<|end_header_id|>", "<|pad|>")
 VOCABULARY = 4000
 MAX_LENGTH = 512
-SEED = 0
 
 
 def sample_texts() -> list[str]:
     """The texts of the built-in training tweets and chats."""
-    tweets = [json.loads(line)["text"] for line in _lines("train.jsonl")]
-    chats = [json.loads(line)["messages"] for line in _lines("chats", "train.jsonl")]
-    return tweets + [message["content"] for messages in chats for message in messages]
+    tweets = [row["text"] for row in sample_rows("train.jsonl")]
+    return tweets + [message["content"] for row in sample_rows("chats/train.jsonl") for message in row["messages"]]
 
 
 def build(texts: Sequence[str], folder: Path | str) -> None:
@@ -83,7 +81,3 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
         model_max_length=MAX_LENGTH,
         model_input_names=["input_ids", "attention_mask"],
     )
-
-
-def _lines(*path: str) -> list[str]:
-    return [line for line in SAMPLES.joinpath(*path).read_text(encoding="utf-8").split("\n") if line]

@@ -68,9 +68,7 @@ def load_trained(
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:
     """How an adapter's base is quantised while it is read; None if it is not, or if its files are quantised.
 
-    Args:
-        config: of the adapter. The quantisation is removed from it, unless the base's files are quantised.
-        base_config: of the base.
+    The quantisation is removed from the adapter's configuration, unless the base's files are quantised.
     """
     settings = stored_quantisation(config)
     if not settings or stored_quantisation(base_config):

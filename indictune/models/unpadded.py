@@ -180,10 +180,7 @@ class _LastTokens:
 def _last_tokens(input_ids: torch.Tensor, boundaries: torch.Tensor, pad_token_id: int | None) -> torch.Tensor:
     """The position of each row's last token that is not padding, or of its first token; int64 [rows].
 
-    Args:
-        input_ids: [tokens] of all rows.
-        boundaries: [rows + 1], the start of each row, and the end of the last one.
-        pad_token_id: or None.
+    Boundaries are the start of each row, and the end of the last one, [rows + 1].
     """
     starts = boundaries[:-1].long()
     if pad_token_id is None:
