@@ -13,6 +13,7 @@ import torch
 from accelerate.utils.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from indictune.models.active_vocabulary import active_embedding
-from indictune.models.weight_files import Checkpoint, weights_files
+from indictune.models.weight_files import weights_files
 
 WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"
 STATE_SHARDS = f"{OPTIMIZER_NAME}_0"
@@ -42,13 +43,13 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         return
     adapted = isinstance(model, PeftModel)
     files = [checkpoint / SAFETENSORS_WEIGHTS_NAME] if adapted else weights_files(checkpoint, str(checkpoint))
-    stored = Checkpoint(files)
-    missing = sorted(weights.keys() - stored.shapes.keys())
+    stored = {name: weight for file in files for name, weight in load_file(file).items()}  # memory-mapped
+    missing = sorted(weights.keys() - stored.keys())
     if missing:
         raise RuntimeError(f"{checkpoint}: the saved weights lack {', '.join(missing[:3])}.")
     active = active_embedding(model)
     for name, weight in weights.items():
-        whole = stored.read(name)
+        whole = stored[name]
         if active is not None and name == active[0]:
             whole = whole[active[1].row_ids]  # saved with all rows
         weight.copy_(_split_like(weight, whole, name))

@@ -13,7 +13,7 @@ def set_config_dropout(config: PreTrainedConfig, probability: float) -> None:
     are None to follow another one. Attention reads the configuration, not a module, so the fields themselves count.
     """
     for field, value in config.to_dict().items():
-        if "drop" in field and _is_probability(value):
+        if "drop" in field and (value is None or (type(value) in (int, float) and 0 <= value <= 1)):
             setattr(config, field, probability)
 
 
@@ -22,9 +22,3 @@ def set_module_dropout(model: nn.Module, probability: float) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability
-
-
-def _is_probability(value: object) -> bool:
-    if value is None:
-        return True
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0

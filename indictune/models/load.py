@@ -147,27 +147,21 @@ def read_weights(
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model, and the names of its parameters that the checkpoint lacks or has in another shape.
 
-    A quantised model is frozen and computed in bf16. Its unquantised weights are fp32 in a classifier. In a causal
-    language model they are bf16 as the packed weights are, to be sharded with them.
+    A quantised model is frozen and computed in bf16. Its other weights are fp32 in a classifier. In a causal language
+    model they are bf16, to be sharded with the packed ones.
 
-    Args:
-        kind: transformers' Auto class for the task.
-        args: name the model and the method; `qlora` quantises weights while they are read.
-        config: of the model.
-        dtype: of the weights, unless they are quantised.
-        flag: in front of the model's name in messages.
-        quantisation: of the weights while they are read, instead of the method's.
+    `kind` is transformers' Auto class for the task. `dtype` is used if the model is not quantised. `quantisation` is
+    applied while the weights are read; the method `qlora` brings its own. `flag` names the model in messages.
 
     Raises:
         UserError: the weights are unreadable or not trusted; or `weights-do-not-fit`.
     """
-    name = builtin.resolve(args.model_name_or_path)
-    if args.method == "qlora" and not stored_quantisation(config):
+    name, stored = builtin.resolve(args.model_name_or_path), stored_quantisation(config)
+    if args.method == "qlora" and not stored:
         quantisation = nf4_config()
-    is_quantised = quantisation is not None or bool(stored_quantisation(config))
+    is_quantised = quantisation is not None or bool(stored)
     check_weights_setting(config, flag)
-    if Path(name).is_dir():
-        check_indexes(Path(name), flag)
+    check_indexes(Path(name), flag)
     with explained(args, *BROKEN, flag=flag):
         model, info = kind.from_pretrained(
             name,
@@ -183,13 +177,12 @@ def read_weights(
             output_loading_info=True,
         )
     mismatched = {key for key, *_ in info["mismatched_keys"]}
-    wrong = sorted(key for key in mismatched if key.startswith(f"{model.base_model_prefix}."))
-    if wrong:
-        raise UserError("weights-do-not-fit", flag, args.model_name_or_path, weight=wrong[0])
+    for key in sorted(mismatched):
+        if key.startswith(f"{model.base_model_prefix}."):
+            raise UserError("weights-do-not-fit", flag, args.model_name_or_path, weight=key)
     if is_quantised:
         freeze_quantised(model, torch.bfloat16 if kind is AutoModelForCausalLM else torch.float32)
-    # Training reads a text once, so it needs no cache of keys and values.
-    model.config.use_cache = False
+    model.config.use_cache = False  # training reads a text once
     return model, set(info["missing_keys"]) | mismatched
 
 

@@ -29,6 +29,7 @@ ATTENTIONS = (None, "sdpa")  # `ATTENTION` can replace these
 # Classifiers of transformers (5.23) whose logits of a row depend on its padding: their convolutions, Fourier
 # transforms and landmarks ignore the mask.
 SEE_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
+_PADDING = "Padding rows, grouped by length: %s."
 
 
 def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, config: PreTrainedConfig) -> bool:
@@ -43,7 +44,7 @@ def pads(padding_free: Literal["auto", "on", "off"], args: ModelArguments, confi
     if reason is not None and padding_free == "on":
         raise UserError("padding-needed", "--padding_free", padding_free, reason=reason)
     if reason is not None and padding_free == "auto":
-        _log_padding(reason)
+        logger.warning(_PADDING, reason)
     return reason is not None or padding_free == "off"
 
 
@@ -51,7 +52,7 @@ def pads_causal(args: ModelArguments, config: PreTrainedConfig) -> bool:
     """Whether the rows of a causal language model are padded."""
     reason = why_not_joined(args, config, CAUSAL)
     if reason is not None:
-        _log_padding(reason)
+        logger.warning(_PADDING, reason)
     return reason is not None
 
 
@@ -72,10 +73,6 @@ def why_not_joined(
     return None
 
 
-def _log_padding(reason: str) -> None:
-    logger.warning("Padding rows, grouped by length: %s.", reason)
-
-
 def padding_notes(config: PreTrainedConfig, trains: bool) -> list[str]:
     """A note if padding changes the result of a model that is trained, or only evaluated."""
     if config.model_type not in SEE_PADDING:
@@ -87,19 +84,16 @@ def padding_notes(config: PreTrainedConfig, trains: bool) -> list[str]:
     ]
 
 
-def reads_unpadded(config: PreTrainedConfig, attn_implementation: str | None) -> bool:
-    """Whether `read_unpadded` supports a causal language model with this attention, or the default."""
-    return config.model_type in CAUSAL and attn_implementation in ATTENTIONS
-
-
 def uncounted_token(config: PreTrainedConfig) -> int | None:
     """The token without a position of its own: RoBERTa does not count its padding token."""
     return int(config.pad_token_id) if config.model_type in ("roberta", "xlm-roberta") else None
 
 
 def read_unpadded(model: nn.Module) -> None:
-    """Let a causal language model, or an adapter on one, read batches of `JoinRows` as well as padded ones."""
-    _own(model).set_attn_implementation(ATTENTION)
+    """Let a causal language model, or an adapter on one, read batches of `JoinRows` too, if it keeps them apart."""
+    own = _own(model)
+    if own.config.model_type in CAUSAL and own.config._attn_implementation in ATTENTIONS:
+        own.set_attn_implementation(ATTENTION)
 
 
 def classify_unpadded(model: nn.Module) -> None:

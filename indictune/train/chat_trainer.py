@@ -12,7 +12,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.models.load import Model
-from indictune.models.unpadded import read_unpadded, reads_unpadded
+from indictune.models.unpadded import read_unpadded
 from indictune.tasks.chat import Answers, compute_dtype
 from indictune.train.exact_trainer import ExactTrainer
 
@@ -53,7 +53,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         self.model_accepts_loss_kwargs = True
         if balances is not None:
             _leave_out_balancing(of_text, balances)
-        if not padded and reads_unpadded(model.config, model.config._attn_implementation):
+        if not padded:
             read_unpadded(model)
         _keep_trained_weights_in_fp32(model)
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from indictune.config.arguments import ModelArguments
 from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.models import unpadded
+from indictune.models.attention import ATTENTION
 from indictune.models.unpadded import (
     CAUSAL,
     CLASSIFIERS,
@@ -23,7 +24,6 @@ from indictune.models.unpadded import (
     pads,
     pads_causal,
     read_unpadded,
-    reads_unpadded,
     uncounted_token,
 )
 from tests.models.tiny import CONFIGS, SMALL
@@ -157,8 +157,8 @@ def test_a_causal_model_reads_documents_as_if_alone(model_type: str) -> None:
     documents, joined = joined_documents()
     with torch.no_grad():
         alone = torch.cat([model(input_ids=each, use_cache=False).logits for each in documents], 1)
-        assert reads_unpadded(model.config, model.config._attn_implementation)
         read_unpadded(model)
+        assert model.config._attn_implementation == ATTENTION
         together = model(**joined, use_cache=False).logits
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
