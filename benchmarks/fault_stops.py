@@ -23,7 +23,7 @@ from tests.ranks.launching import ROOT
 GRACE_S = 30  # SLURM (KillWait) and torchrun kill by default what has not ended by then
 HUNG_S = GRACE_S  # beyond the seconds of a run without a fault
 DISK_ERROR = re.compile("No space left|File too large|Read-only file system|Permission denied")
-BYTES_NEEDED = re.compile(r"needs? [\d,]+ bytes")
+BYTES_NEEDED = re.compile(r"needs?(?: about)? [\d,]+ bytes")
 
 
 def stops(contender: Contender, counts: Counts, work: Path) -> Found:

@@ -22,16 +22,17 @@ class SaveError(RuntimeError):
 
 
 @contextmanager
-def reporting(output_dir: Path, what: str, unfinished: str) -> Iterator[None]:
+def reporting(output_dir: Path, what: str, unfinished: str, needed_bytes: int) -> Iterator[None]:
     """A block that writes a checkpoint or the model. If it fails, the unfinished part is removed.
 
     Args:
         output_dir: of the run.
         what: is written: `checkpoint-<step>`, or `the model`.
         unfinished: name of the folder that it is written to.
+        needed_bytes: estimate of its size.
 
     Raises:
-        SaveError: with the error in the library's words, and the free space.
+        SaveError: with the error in the library's words, and the needed and the free bytes.
     """
     try:
         yield
@@ -41,8 +42,8 @@ def reporting(output_dir: Path, what: str, unfinished: str) -> Iterator[None]:
         if not isinstance(error, OSError):
             logger.exception("%s could not be written", what)
         raise SaveError(
-            f"{what} could not be written to {output_dir}: {_reason(error)}. {free:,} bytes are free. "
-            f"{_way_out(output_dir, what)}"
+            f"{what} could not be written to {output_dir}: {_reason(error)}. It needs about {needed_bytes:,} "
+            f"bytes, and {free:,} are free. {_way_out(output_dir, what)}"
         ) from error
 
 

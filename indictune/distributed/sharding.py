@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,6 +113,13 @@ def full_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter before sharding."""
     # A DTensor has the full shape. ZeRO-3 leaves an empty tensor with the shape in an attribute.
     return {name: tuple(vars(each).get("ds_shape", each.shape)) for name, each in model.named_parameters()}
+
+
+def whole_bytes(model: nn.Module) -> int:
+    """Size of the trained parameters before sharding."""
+    shapes = full_shapes(model)
+    trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    return sum(math.prod(shapes[name]) * each.element_size() for name, each in trained)
 
 
 def local_part(parameter: nn.Parameter) -> torch.Tensor:

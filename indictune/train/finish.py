@@ -18,7 +18,7 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import disk_errors
 from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.data.cache import write_through
-from indictune.distributed import node_disks
+from indictune.distributed import node_disks, sharding
 from indictune.files import write_json
 from indictune.hub import push
 from indictune.models.atomic_folder import match_config_mode
@@ -47,7 +47,8 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     trainer.check_weights()
     trainer.look_for_stop("the trained model was to be saved; a resumed run saves it", at_once=True)
     unfinished = run.output_dir / UNFINISHED_MODEL
-    with disk_errors.reporting(run.output_dir, "the model", UNFINISHED_MODEL):
+    needed_bytes = sharding.whole_bytes(sharding.unwrapped(trainer))
+    with disk_errors.reporting(run.output_dir, "the model", UNFINISHED_MODEL, needed_bytes):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
         node_disks.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
     try:

@@ -272,7 +272,7 @@ def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_when_there_is_room(
     assert result.returncode == 1
     message = job.status["message"]
     assert message.startswith(f"checkpoint-4 could not be written to {job.folder}: "), result.stderr
-    assert re.search(r" [\d,]+ bytes are free\. ", message)
+    assert re.search(r" It needs about [\d,]+ bytes, and [\d,]+ are free\. ", message)
     assert "checkpoint-2 is whole" in message
     assert [path.name for path in job.folder.iterdir() if "checkpoint" in path.name] == ["checkpoint-2"]
     assert store.damage(job.folder / "checkpoint-2") == []
