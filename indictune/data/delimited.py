@@ -31,7 +31,6 @@ def delimited_rows(
     # Without strict=True, csv drops a stray quote from a text, or takes all rows up to the next one as one.
     reader = csv.reader(_recorded_lines(path, row_lines, undecodable), delimiter=delimiter, strict=True)
     header: list[str] = []
-    pick: Callable[[list[str]], Cells]
     while True:
         row_lines.clear()
         undecodable.clear()
