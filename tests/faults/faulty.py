@@ -137,7 +137,7 @@ def hit(event: str) -> None:
         if now and name == "HELD":
             _wait_in_c(ctypes.PyDLL(None))
         if now and name == "REFUSED":
-            raise UserError("refused by this rank alone")
+            raise UserError("no-such-file", "--train_file", "refused by this rank alone")
         if calls >= int(count) and name in errno.errorcode.values():
             if settings.get("ignore_errors") or (settings.get("exist_ok") and os.path.isdir(args[0])):
                 return None  # as of a real disk: it would not be heard, or asked for nothing
