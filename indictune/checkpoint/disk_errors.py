@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,14 +22,14 @@ class SaveError(RuntimeError):
 
 
 @contextmanager
-def reporting(output_dir: Path, what: str, unfinished: str, needed_bytes: int) -> Iterator[None]:
+def reporting(output_dir: Path, what: str, unfinished: str, needed_bytes: Callable[[], int]) -> Iterator[None]:
     """A block that writes a checkpoint or the model. If it fails, the unfinished part is removed.
 
     Args:
         output_dir: of the run.
         what: is written: `checkpoint-<step>`, or `the model`.
         unfinished: name of the folder that it is written to.
-        needed_bytes: estimate of its size.
+        needed_bytes: estimates its size; called only after a failure.
 
     Raises:
         SaveError: with the error in the library's words, and the needed and the free bytes.
@@ -42,7 +42,7 @@ def reporting(output_dir: Path, what: str, unfinished: str, needed_bytes: int) -
         if not isinstance(error, OSError):
             logger.exception("%s could not be written", what)
         raise SaveError(
-            f"{what} could not be written to {output_dir}: {_reason(error)}. It needs about {needed_bytes:,} "
+            f"{what} could not be written to {output_dir}: {_reason(error)}. It needs about {needed_bytes():,} "
             f"bytes, and {free:,} are free. {_way_out(output_dir, what)}"
         ) from error
 

@@ -248,10 +248,13 @@ class Checkpoints:
         return self.request.epoch_ends and is_due
 
     def _reporting_disk_errors(self, step: int) -> AbstractContextManager[None]:
+        return disk_errors.reporting(self.output_dir, f"{store.PREFIX}{step}", UNFINISHED, self._needed_bytes)
+
+    def _needed_bytes(self) -> int:
+        """Size of the last checkpoint; of a first one an estimate, because most optimizers keep two moments."""
         manifests = map(store.read_manifest, store.listed(self.output_dir))
         of_last = next((manifest.bytes for manifest in manifests if manifest is not None), None)
-        needed_bytes = 3 * sharding.whole_bytes(self.state.model.model) if of_last is None else of_last  # two moments
-        return disk_errors.reporting(self.output_dir, f"{store.PREFIX}{step}", UNFINISHED, needed_bytes)
+        return 3 * sharding.whole_bytes(self.state.model.model) if of_last is None else of_last
 
 
 def planned(output_dir: Path) -> list[Path]:

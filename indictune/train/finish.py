@@ -8,6 +8,7 @@ import math
 import os
 import resource
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     trainer.check_weights()
     trainer.look_for_stop("the trained model was to be saved; a resumed run saves it", at_once=True)
     unfinished = run.output_dir / UNFINISHED_MODEL
-    needed_bytes = sharding.whole_bytes(sharding.unwrapped(trainer))
+    needed_bytes = partial(sharding.whole_bytes, sharding.unwrapped(trainer))
     with disk_errors.reporting(run.output_dir, "the model", UNFINISHED_MODEL, needed_bytes):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
         node_disks.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
