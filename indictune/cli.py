@@ -56,7 +56,7 @@ def prepare(argv: Sequence[str]) -> int:
 
 def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file."""
-    import indictune.block_stop_signals  # noqa: F401, before all that is slow
+    import indictune.block_stop_signals  # noqa: F401, before everything slow
     from indictune.supervise.execute import execute
     from indictune.train.evaluate import evaluation_of
 

@@ -52,7 +52,7 @@ class Source(Generic[Item]):
 
 
 def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
-    """Role -> column name: of the columns that a file must have, and of those that it may have."""
+    """The required columns of a file and the optional ones, each as role -> column name."""
     columns = {"text": args.text_column, "label": args.label_column}
     if args.language_column is not None:
         return columns | {"language": args.language_column}, {}

@@ -34,7 +34,7 @@ def disk_is_shared(folder: Path, args: TrainingArguments) -> bool:
 
 
 def disk_of(args: TrainingArguments) -> int:
-    """The first rank of those that share this rank's disk; `args.save_on_each_node` says whether there are several."""
+    """The first rank on this rank's disk. There are several disks if `args.save_on_each_node` is set."""
     return args.process_index - args.local_process_index if args.save_on_each_node else 0
 
 

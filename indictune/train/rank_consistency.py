@@ -63,7 +63,7 @@ def check_alike(
 
 
 def compared_flags(given: Iterable[str]) -> set[str]:
-    """The flags that all ranks must have alike, out of those that were given."""
+    """The given flags that must have equal values on all ranks."""
     return {name for name in given if compatibility.changes_steps(name) and name not in _NOT_COMPARED} | _TOGETHER
 
 
