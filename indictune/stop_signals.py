@@ -60,12 +60,12 @@ class StopRequest:
         process ends, and they would change its exit code.
         """
         before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             yield
         finally:
             self._receiver_ends.set()
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if self._wait:  # `wait_for_the_step` blocked them
+                let_through()
             for number, handler in before.items():
                 if number == signal.SIGINT or not self._over:
                     signal.signal(number, handler)

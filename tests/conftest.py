@@ -83,6 +83,13 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return FinishedRun(folder / "out", recipe, result.stdout, result.stderr)
 
 
+@pytest.fixture(autouse=True)
+def no_blocked_signals() -> Iterator[None]:
+    """A command that a test calls in this process blocks signals first, and the next tests' programs inherit that."""
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def pytest_collection_finish() -> None:
     """What a module that was imported holds back, every program that a test starts would hold back too."""
     held_back = signal.pthread_sigmask(signal.SIG_BLOCK, ())
