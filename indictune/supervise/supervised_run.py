@@ -72,7 +72,7 @@ class SupervisedRun(Run):
             tempfile.TemporaryFile(dir=self.output_dir).close()  # its lock may be writable all the same
             lock.wait_for_other_launch(self.output_dir, self._launch_name, self.rank)
             if self.rank == 0:
-                self._lock = lock.take(self.output_dir, self._launch_name)
+                self.lock_folder()
                 run_folder.check_free(self.output_dir, asked, replaceable)  # again, now that nobody else writes
                 (self.output_dir / run_folder.STATUS).unlink(missing_ok=True)
             log = RankLog(self.output_dir, self.rank, self.recipe.values.get("verbose", False))
@@ -84,6 +84,9 @@ class SupervisedRun(Run):
         except OSError as error:
             flag = "--output_dir"
             raise UserError("output-dir-not-writable", flag, self.output_dir, reason=error.strerror) from error
+
+    def lock_folder(self) -> None:
+        self._lock = lock.take(self.output_dir, self._launch_name)
 
     def _start_watchdog(self, log: Path) -> None:
         """A collective gives up after `--ddp_timeout`; half of that is long for anything."""

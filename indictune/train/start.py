@@ -114,6 +114,8 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     """
     output_dir, trusts = plan.output_dir, plan.model.trust_checkpoint
     args.save_on_each_node = not node_disks.disk_is_shared(output_dir, args)
+    if args.save_on_each_node and args.local_process_index == 0 and run.rank != 0:
+        run.lock_folder()  # on the disk of a node without rank 0
     if args.should_save:
         store.remove_leftovers(output_dir)
     collectives.barrier()

@@ -133,8 +133,8 @@ def test_nodes_go_on_from_a_named_checkpoint_that_one_of_them_has(finished_run: 
     folders = [tmp_path / "first", tmp_path / "second"]
     on_two_nodes("ddp", finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1")
     shutil.rmtree(folders[0])  # a new disk, on which rank 0 runs
-    said = on_two_nodes("ddp", finished_run.recipe, folders, named="checkpoint-2")
-    assert f"Resuming from {folders[0] / 'checkpoint-2'}" in said[0]
+    said = on_two_nodes("ddp", finished_run.recipe, folders, named="checkpoint-4")
+    assert f"Resuming from {folders[0] / 'checkpoint-4'}" in said[0]
     assert model_in(folders[0]) == model_in(folders[1]) != {}
 
 
