@@ -276,7 +276,7 @@ def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_a
         assert [each.poll() for each in ranks] == [None, None]
     (holder,) = (rank for rank, sentence in enumerate(expected) if min(times(sentence)))
     assert "in acquire" not in logs[holder].read_text("utf-8")
-    assert times("in _prepare")[holder] >= 3
+    assert times("in _read_split")[holder] >= 3
     assert times("in acquire")[1 - holder] >= 3
 
 
