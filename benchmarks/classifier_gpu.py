@@ -17,10 +17,10 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from transformers.utils.import_utils import is_torch_tf32_available
 
 from benchmarks.contenders import MAX_LENGTH, Contender, Job
-from benchmarks.parts import Note, Plan, show
 from benchmarks.row_lengths import TWEETS, draw_lengths
 from benchmarks.runner import Measured, measure_each
 from benchmarks.speed import grouped_by_length
+from benchmarks.timed_parts import Note, Plan, show
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LABELS = ("negative", "neutral", "positive")

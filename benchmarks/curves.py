@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from benchmarks import llama
-from benchmarks.agreement import AIM, judge, problems
 from benchmarks.classifier_gpu import LABELS, SIZES, SPECIAL, job_of
+from benchmarks.compare_curves import AIM, judge, problems
 from benchmarks.contenders import BATCH_SIZE, Contender, Job, compete
-from benchmarks.parts import Note, Plan
 from benchmarks.runner import Target, run_alone
 from benchmarks.speed import FP32, ROWS_OF_CURVE, STEPS_OF_CURVE, Row, write_rows
+from benchmarks.timed_parts import Note, Plan
 
 OURS_IN_FP32 = {"bf16": "false", "tf32": "false"}
 UPSTREAM_IN_FP32 = {"bf16": False, "tf32": False}

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.classifier_gpu import RECIPE, SIZES, write_rows
-from benchmarks.parts import Note, Plan
+from benchmarks.timed_parts import Note, Plan
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = "scripts/train_sentiment.py"

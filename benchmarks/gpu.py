@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks import classifier_gpu, curves, epoch, llama
 from benchmarks.environment import RESULTS, environment, results_path, write
-from benchmarks.parts import Part, Plan, run_part
+from benchmarks.timed_parts import Part, Plan, run_part
 
 # Each part, and its weight in the time that is left for it and the parts after it.
 PARTS: dict[str, tuple[Part, int]] = {

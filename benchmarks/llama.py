@@ -23,9 +23,9 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 from benchmarks.contenders import Contender, Job, Laps, count_positions, order_of, run_script, write_to_log
-from benchmarks.parts import Note, Plan, show
 from benchmarks.row_lengths import ANSWERS, PROMPTS, draw_lengths
 from benchmarks.runner import Measured, measure_each
+from benchmarks.timed_parts import Note, Plan, show
 from indictune.data.batching import TrainingBatches
 from indictune.models import builtin
 

@@ -12,7 +12,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from benchmarks.contenders import Contender, Job, compete
-from benchmarks.parts import last_lines
+from benchmarks.timed_parts import last_lines
 
 Target = Callable[[Contender, Job, Connection], None]
 

@@ -30,7 +30,7 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from benchmarks.agreement import judge, problems
+from benchmarks.compare_curves import judge, problems
 from benchmarks.contenders import BATCH_SIZE, MAX_LENGTH, Contender, Job
 from benchmarks.environment import environment, write_results
 from benchmarks.runner import Runner, run_alone

@@ -14,19 +14,16 @@ import sys
 
 import indictune.block_stop_signals  # noqa: F401, before everything slow
 from indictune.config.recipe import read_recipe
-from indictune.distributed.sharding import reading_weights
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
-from indictune.preflight.model import model_notes
 from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat
-from indictune.train.callbacks.register import watch
-from indictune.train.callbacks.resume import train
 from indictune.train.chat_trainer import LlamaTrainer
 from indictune.train.finish import finish, save_model
 from indictune.train.samples import write_samples
-from indictune.train.start import fit_batches, start
+from indictune.train.start import fit_batches, load_model, start
+from indictune.train.train_model import train
 
 
 def main(run: Run) -> None:
@@ -34,7 +31,6 @@ def main(run: Run) -> None:
     task = Chat()
     plan, problems = make_plan(run.recipe, os.environ, task)
     rows = read_rows(plan, task, problems + preflight(plan, task))
-    run.warn(model_notes(plan))
     tokens = task.tokenise(plan, rows)
     padded = task.pads(plan)
     plan = fit_batches(plan, tokens, padded, run)
@@ -42,10 +38,8 @@ def main(run: Run) -> None:
     run.warn(tokens.notes)
     run.show(f"\n{tokens.summary}\n")
 
-    with reading_weights(args) as reads_weights:
-        model = task.load_model(plan, args, rows, reads_weights)
+    model = load_model(task, plan, args, rows)
     trainer = LlamaTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, padded)
-    watch(trainer, plan, run, point, tokens.row_location)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
     samples = tokens.chats.samples(plan.data.num_sample_generations)

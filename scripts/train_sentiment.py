@@ -14,19 +14,16 @@ import sys
 
 import indictune.block_stop_signals  # noqa: F401, before everything slow
 from indictune.config.recipe import read_recipe
-from indictune.distributed.sharding import reading_weights
 from indictune.distributed.vocabulary_choice import use_active_vocabulary
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
-from indictune.preflight.model import model_notes
 from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.classification import Classification
-from indictune.train.callbacks.register import watch
-from indictune.train.callbacks.resume import train
 from indictune.train.classifier_trainer import IndicTrainer
 from indictune.train.finish import finish, save_model
-from indictune.train.start import fit_batches, start
+from indictune.train.start import fit_batches, load_model, start
+from indictune.train.train_model import train
 
 
 def main(run: Run) -> None:
@@ -34,19 +31,16 @@ def main(run: Run) -> None:
     task = Classification()
     plan, problems = make_plan(run.recipe, os.environ, task)
     rows = read_rows(plan, task, problems + preflight(plan, task))
-    run.warn(model_notes(plan))
     tokens = task.tokenise(plan, rows)
     padded = task.pads(plan)
     plan = fit_batches(plan, tokens, padded, run)
     plan, args, point = start(plan, run, has_validation=tokens.validation is not None)
     run.warn(tokens.notes)
 
-    with reading_weights(args) as reads_weights:
-        model = task.load_model(plan, args, rows, reads_weights)
+    model = load_model(task, plan, args, rows)
     use_active_vocabulary(model, args, tokens.datasets, rows.tokenizer, point.checkpoint)
     objective = task.objective(args, model.config, rows.tokenizer, padded, rows)
     trainer = IndicTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded)
-    watch(trainer, plan, run, point, tokens.row_location)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
     finish(trainer, run, result, tokens.test, saved_files)

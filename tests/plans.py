@@ -29,11 +29,12 @@ def plan_of(
     steps: int | None = None,
 ) -> AnyPlan:
     """A plan with the given values and the defaults; `steps` of accumulation follow from other values."""
+    values = {**(training or {}), "output_dir": output_dir}
     plan: RunPlan[DataArguments, IndicTrainingArguments] = RunPlan(
-        recipe=Recipe({**(training or {}), "output_dir": output_dir}, Problems()),
+        recipe=Recipe(values, Problems()),
         model=unresolved(ModelArguments, {"model_name_or_path": "some/model", **(model or {})}),
         data=unresolved(DataArguments, {}),
-        training=unresolved(arguments, training or {}),
+        training=unresolved(arguments, values),
         launch=launch or Launch("single"),
         gpus=gpus,
         environ=environ or {},

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks import environment as about
-from benchmarks.agreement import judge, problems
+from benchmarks.compare_curves import judge, problems
 from benchmarks.row_lengths import ANSWERS, PERCENT, PROMPTS, TWEETS, draw_lengths
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.parts import Note, Part, Plan, run_part
+from benchmarks.timed_parts import Note, Part, Plan, run_part
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 import yaml
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -30,12 +28,13 @@ from indictune.distributed import merge_shards
 from indictune.errors import UserError
 from indictune.files import RECIPE
 from indictune.models.active_vocabulary import began_with_others, read_row_ids, unused_digest
-from indictune.models.adapter_base import CONFIG, RECORD, config_file, continues_texts
+from indictune.models.adapter_base import CONFIG, RECORD, config_file
 from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, match_config_mode, whole_folder
 from indictune.models.load import read_weights
 from indictune.models.load_errors import explained
-from indictune.models.trust import ADAPTER
+from indictune.models.trusted_files import ADAPTER
 from indictune.models.weight_files import INDEX, weights_files
+from indictune.tasks.all_tasks import task_of
 
 FLAG = "--convert_to"
 COMMAND = "indictune checkpoint"
@@ -125,7 +124,7 @@ def _model(args: CheckpointArguments, checkpoint: Path, weights: dict[str, Tenso
     about = ModelArguments(str(checkpoint), trust_remote_code=args.trust_remote_code)
     with explained(about, OSError, ValueError, KeyError, flag=COMMAND):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=args.trust_remote_code)
-    kind = _kind_of(config.architectures)
+    kind = getattr(transformers, f"AutoModel{task_of(config.to_dict()).head}")
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, trust_remote_code=args.trust_remote_code)
     if (checkpoint / GENERATION).is_file():
@@ -145,13 +144,6 @@ def _model(args: CheckpointArguments, checkpoint: Path, weights: dict[str, Tenso
     if unexpected or missing:
         raise RuntimeError(f"{checkpoint}: missing weights {missing[:3]}, unexpected weights {unexpected[:3]}.")
     return model
-
-
-def _kind_of(architectures: Sequence[str] | None) -> Any:
-    if continues_texts(architectures):
-        return AutoModelForCausalLM
-    of_tokens = any(name.endswith("ForTokenClassification") for name in architectures or [])
-    return AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
 
 
 def _embedding_at_start(

@@ -89,7 +89,7 @@ class RunPlan(Generic[Data, Training]):
     @property
     def output_dir(self) -> Path:
         """The folder of the run."""
-        return Path(self.recipe.values.get("output_dir") or ".")
+        return Path(self.training.output_dir or ".")
 
     @property
     def configuration(self) -> dict[str, Any]:

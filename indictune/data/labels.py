@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -18,8 +19,8 @@ from indictune.data.targets import MULTI_LABEL, REGRESSION, names
 from indictune.errors import Problem, Problems, problem
 
 _MAX_LABELS = 1000
-_MAX_NUMBERS = 10  # of which some are no whole numbers
-_MAX_WHOLE_NUMBERS = 50
+_MAX_SCORES = 10
+_MAX_CLASS_NUMBERS = 50
 _MAX_UNIQUE = 20  # labels, if there is nearly one for each row
 _MAX_LISTED = 5
 _LARGEST = float(np.finfo(np.float32).max)
@@ -53,14 +54,16 @@ def checked_labels(
 def _doubt(counts: Mapping[str, int], rows: int, problem_type: str | None) -> str | None:
     """Code of the problem with labels that look like no classes, if there is one.
 
-    Scores are many numbers, such as 0, 0.1, ... 5 or 0, 1, ... 100. Free text has too many values, or nearly one for
-    each row.
+    Scores are more than ten numbers in steps, such as 0, 0.1, ... 5 or 0, 5, ... 100, or more than fifty whole ones.
+    Free text has too many values, or nearly one for each row.
     """
     if len(counts) < 2:
         return "one-label"
     if problem_type is None and _are_numbers(counts):
-        are_whole = all(float(label).is_integer() for label in counts)
-        if len(counts) > (_MAX_WHOLE_NUMBERS if are_whole else _MAX_NUMBERS):
+        numbers = [float(label) for label in counts]
+        are_whole = all(number.is_integer() for number in numbers)
+        are_class_numbers = are_whole and math.gcd(*(int(number - numbers[0]) for number in numbers)) == 1
+        if len(counts) > (_MAX_CLASS_NUMBERS if are_class_numbers else _MAX_SCORES):
             return "labels-look-continuous"
     if len(counts) > _MAX_LABELS or (2 * len(counts) > rows and len(counts) > _MAX_UNIQUE):
         return "labels-look-like-text"

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from indictune.errors import UserError
 from indictune.models import builtin
-from indictune.models.trust import ADAPTER_CONFIG
+from indictune.models.trusted_files import ADAPTER_CONFIG
 
 RECORD = "base_model.json"
 CONFIG = "base_config.json"

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from indictune.cache_folders import check_outside_checkpoints
 from indictune.errors import UserError
-from indictune.models.trust import is_outside
+from indictune.models.trusted_files import is_outside
 
 TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.jinja", "chat_template.json"),

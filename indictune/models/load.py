@@ -28,7 +28,7 @@ from indictune.models import builtin
 from indictune.models.adapters import freeze_quantised, nf4_config
 from indictune.models.load_errors import BROKEN, MODEL_FLAG, explained
 from indictune.models.position_limits import POSITIONS_AFTER_PADDING
-from indictune.models.trust import check_indexes, check_links, check_tokenizer_settings, check_weights_setting
+from indictune.models.trusted_files import check_indexes, check_links, check_tokenizer_settings, check_weights_setting
 from indictune.models.vowel_signs import lost_vowel_signs
 
 logger = logging.getLogger(__name__)

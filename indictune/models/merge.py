@@ -30,7 +30,7 @@ from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_fil
 from indictune.models.load import read_config, read_tokenizer, read_weights, stored_quantisation
 from indictune.models.load_errors import explained
 from indictune.models.trained import add_adapter, take_quantisation
-from indictune.models.trust import check_adapter, check_links
+from indictune.models.trusted_files import check_adapter, check_links
 
 BASE_FLAG = "--base_model"
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from indictune.errors import UserError
-from indictune.models.trust import check_indexes
+from indictune.models.trusted_files import check_indexes
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from indictune.config.arguments import SentimentTrainingArguments
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.strategy_limits import (
@@ -16,12 +15,12 @@ from indictune.distributed.strategy_limits import (
 )
 from indictune.distributed.vocabulary_choice import check_active_vocabulary
 from indictune.errors import Problem, Problems
+from indictune.preflight.check_resume import check_resume
 from indictune.preflight.fixed_values import check_fixed_values
 from indictune.preflight.integrations import check_hub, check_loggers
 from indictune.preflight.model import check_model
 from indictune.preflight.optimizer import check_optimizer
 from indictune.preflight.processes import check_launcher_settings, check_number_type, check_processes
-from indictune.preflight.resume import check_resume
 from indictune.preflight.schedule import check_evaluations, check_schedule
 from indictune.preflight.values import check_metric, check_values
 from indictune.tasks.protocol import Data, Rows, Task, Training
@@ -57,9 +56,9 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
     found = [*(each for check in checks for each in check(plan)), *check_metric(plan, task)]
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
-    if isinstance(plan.training, SentimentTrainingArguments) and plan.launch.is_known:
-        choice, optim = plan.training.active_vocabulary, str(plan.training.optim)
-        found += check_active_vocabulary(choice, plan.model.method, optim, plan.launch)
+    choice = plan.configuration.get("active_vocabulary")  # of a task that has the flag
+    if choice is not None and plan.launch.is_known:
+        found += check_active_vocabulary(choice, plan.model.method, str(plan.training.optim), plan.launch)
     return list(dict.fromkeys(found))
 
 

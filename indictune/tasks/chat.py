@@ -60,6 +60,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
     model_arguments = LlamaModelArguments
     data_arguments = ChatDataArguments
     training_arguments = LlamaTrainingArguments
+    head = "ForCausalLM"
     name = "chat"
     scores = ("loss", "answer_token_accuracy")
 

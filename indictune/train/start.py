@@ -18,12 +18,15 @@ from indictune.config.recipe import resolved
 from indictune.data.collation import lengths_of
 from indictune.distributed import batch_size, collectives, launch_check, node_disks, process_group
 from indictune.distributed.deepspeed_config import check_deepspeed_file
+from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import UserError
 from indictune.files import AUTO, METRICS, RECIPE, write_yaml
+from indictune.models.load import Model
 from indictune.preflight.derive import checked_accumulation
+from indictune.preflight.model import model_notes
 from indictune.run import Run
-from indictune.tasks.protocol import Tokens
+from indictune.tasks.protocol import Rows, Task, Tokens
 
 logger = logging.getLogger("indictune")
 
@@ -74,6 +77,7 @@ def start(
         UserError: transformers refuses a value, another strategy came up, or the checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
+    run.warn(model_notes(plan))
     if not has_validation:
         plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
@@ -89,6 +93,12 @@ def start(
         *(args.per_device_train_batch_size, args.gradient_accumulation_steps),
     )
     return plan, args, point
+
+
+def load_model(task: Task[Rows, Data, Training], plan: RunPlan[Data, Training], args: Training, rows: Rows) -> Model:
+    """The model, ready to train. All ranks must call it: one may read the weights and send them."""
+    with reading_weights(args) as reads_weights:
+        return task.load_model(plan, args, rows, reads_weights)
 
 
 def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Training], Training]:
@@ -119,7 +129,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     if args.should_save:
         store.remove_leftovers(output_dir)
     collectives.barrier()
-    asked = plan.recipe.values.get("resume_from_checkpoint")
+    asked = plan.training.resume_from_checkpoint
     end_if_finished(output_dir, asked)
     reader = AllRanksReader(args, trusts, node_disks.group_of_disks(args))
     point = choose_resume_point(output_dir, asked, reader)

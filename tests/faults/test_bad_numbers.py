@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from indictune.checkpoint import store
-from indictune.models.trust import ADAPTER
+from indictune.models.trusted_files import ADAPTER
 from tests.conftest import FinishedRun
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job, best_step
 from tests.ranks import test_llama

@@ -19,7 +19,7 @@ import pytest
 from indictune.checkpoint import store
 from indictune.cli import main
 from indictune.hub.push import published
-from indictune.models.trust import ADAPTER
+from indictune.models.trusted_files import ADAPTER
 from indictune.supervise.lock import LOCK
 from tests.checkpoint.test_store import write
 from tests.conftest import FinishedRun

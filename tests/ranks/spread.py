@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.agreement import LEARNED
+from benchmarks.compare_curves import LEARNED
 from tests.ranks.launching import Run
 
 LEARNS = ("--dropout", "0.1", "--learning_rate", "1e-3", "--max_steps", "36", "--save_strategy", "no")

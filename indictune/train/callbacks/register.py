@@ -11,9 +11,9 @@ from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
 from indictune.run import Run
 from indictune.train import bad_steps
-from indictune.train.callbacks.heartbeat import ReportProgress
 from indictune.train.callbacks.load_best import LoadBest
-from indictune.train.callbacks.resume import RestoreProgress
+from indictune.train.callbacks.report_progress import ReportProgress
+from indictune.train.callbacks.restore_progress import RestoreProgress
 from indictune.train.callbacks.step_flags import StepFlags
 from indictune.train.callbacks.tensorboard import ContinuedTensorBoard
 from indictune.train.callbacks.train_log import TrainLog

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from indictune.train.callbacks.resume import unlogged_loss
+from indictune.train.callbacks.restore_progress import unlogged_loss
 from tests.checkpoint.test_store import manifest
 
 

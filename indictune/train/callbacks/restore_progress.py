@@ -1,9 +1,8 @@
-"""Train from a resume point as if the run had never stopped."""
+"""Resume a training as if it had never stopped."""
 
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,48 +13,17 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import IntervalStrategy, TrainOutput
+from transformers.trainer_utils import IntervalStrategy
 
 from indictune.checkpoint import compatibility, rng_state, store
 from indictune.checkpoint.resume import ResumePoint, best_of
 from indictune.checkpoint.store import Manifest
 from indictune.checkpoint.train_state import read_counters
-from indictune.config.plan import AnyPlan
-from indictune.data.bad_rows import keep_rejected
 from indictune.distributed import collectives
 from indictune.errors import UserError
-from indictune.run import Run
-from indictune.tasks.protocol import Tokens
 from indictune.train.exact_trainer import ExactTrainer
-from indictune.train.rank_consistency import check_alike
-from indictune.train.start import flag_contents, write_recipe
 
 logger = logging.getLogger(__name__)
-
-
-def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
-    """Train, from the resume point if there is one. All ranks must call it.
-
-    Args:
-        trainer: of the run.
-        plan: of the run. `recipe.yaml` records it once nothing can refuse the run any more.
-        run: whose folder gets the records.
-        point: to resume from.
-        tokens: rows of the run.
-
-    Raises:
-        UserError: the checkpoint, or another rank, has other rows.
-    """
-    check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
-    if point.checkpoint is not None:
-        check_rows(trainer, point.checkpoint)
-    if tokens.folder is not None:
-        keep_rejected(tokens.folder, plan.output_dir, run.rank)
-    write_recipe(plan, trainer.args, point)
-    try:
-        return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
-    except NothingLeft:
-        return cast(TrainOutput, trainer._finalize_training(None, 0, time.time()))  # type: ignore[no-untyped-call]
 
 
 def check_rows(trainer: ExactTrainer, checkpoint: Path) -> None:
