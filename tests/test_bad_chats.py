@@ -132,13 +132,6 @@ def test_a_tokenizer_without_a_template_is_refused_before_many_rows_are_read(job
     assert "many.jsonl" not in message
 
 
-def test_modules_trained_whole_on_a_quantised_base_need_half_precision(job: Job) -> None:
-    """Else the run failed when its model was read back, at its end."""
-    message = job.message(method="qlora", modules_to_save="lm_head", bf16="false", chat_template="llama4")
-    assert "[modules-to-save-need-bf16]" in message
-    assert "[modules-to-save-need-bf16]" not in job.message(bf16="true")
-
-
 def test_a_target_that_matches_nothing_is_reported_with_the_names_that_exist(job: Job) -> None:
     message = job.message(method="lora", lora_target_modules="query")
     assert message.startswith("--lora_target_modules query: ")

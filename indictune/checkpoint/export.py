@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +12,8 @@ import transformers
 import yaml
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from indictune.checkpoint import store, trust
 from indictune.config.arguments import ModelArguments
@@ -57,6 +51,7 @@ def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) 
     """
     folder = Path(str(args.convert_to))
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # a head that the base lacks is the checkpoint's
     check_free(folder, FLAG)
     if store.step_of(folder) >= 0 and (folder.parent / RECIPE).is_file():
         raise UserError("model-named-like-checkpoint", FLAG, folder)
@@ -165,17 +160,5 @@ def _embedding_at_start(
         trust_checkpoint=args.trust_checkpoint,
     )
     flag = f"{checkpoint}, whose base is"
-    with _without_reports():  # a head that the base lacks is the checkpoint's
-        model, _ = read_weights(kind, base, config, torch.float32, flag)
+    model, _ = read_weights(kind, base, config, torch.float32, flag)
     return cast(nn.Embedding, model.get_input_embeddings()).weight.detach()
-
-
-@contextmanager
-def _without_reports() -> Iterator[None]:
-    """A block in which transformers does not report weights that a model lacks."""
-    before = get_verbosity()
-    set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        set_verbosity(before)

@@ -38,14 +38,6 @@ def why_not_own(checkpoint: Path, output_dir: Path) -> str | None:
     return next(filter(None, found), None)
 
 
-def warnings(output_dir: Path, trust_checkpoint: bool) -> list[str]:
-    """Warn of a folder whose checkpoints `check_trusted` would refuse; at most one sentence."""
-    why = None if trust_checkpoint else _open_to_others(output_dir.resolve())
-    if why is None:
-        return []
-    return [f"--output_dir: {why}: its checkpoints can be resumed only with --trust_checkpoint true."]
-
-
 def _open_to_others(path: Path) -> str | None:
     """How others may write to a file or folder; None if they cannot."""
     found = path.lstat()

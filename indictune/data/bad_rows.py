@@ -121,7 +121,9 @@ class Quarantine(BadRows):
         found = self._problem(line, code, details)
         reason = str(found).removeprefix(f"{found.value}: ")
         file, line = _file_and_line(self.source, self._line_of_split(line), self.files)
-        self._entries.write(_entry({"file": file, "line": line, "reason": reason, "read": read}))
+        entry = {"file": file, "line": line, "reason": reason, "read": read}
+        text = json.dumps(entry, ensure_ascii=False, default=str)
+        self._entries.write(f"{text}\n".encode(errors="backslashreplace"))  # half of a surrogate pair is no UTF-8
 
     def finish(self, good: int) -> None:
         self.problems.raise_any()
@@ -161,11 +163,3 @@ def copy_rejected(prepared: Path, folder: Path) -> None:
     if (prepared / REJECTED).exists():
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(prepared / REJECTED, folder / REJECTED)
-
-
-def _entry(entry: dict[str, object]) -> bytes:
-    """A line of json. Half of a surrogate pair, or a byte that is no UTF-8, is written as an escape."""
-    try:
-        return f"{json.dumps(entry, ensure_ascii=False, default=str)}\n".encode()
-    except UnicodeEncodeError:
-        return f"{json.dumps(entry, default=str)}\n".encode()

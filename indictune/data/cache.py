@@ -30,7 +30,6 @@ _PACKAGES = ("datasets", "pyarrow", "sentencepiece", "tokenizers", "transformers
 # Errors of file systems that cannot fsync a folder.
 _NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _PATIENCE_S = 1.0
-_HEAD_START_S = 0.3
 _STALE_S = 24 * 3600.0
 
 
@@ -60,8 +59,6 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
         if _is_complete(folder):
             logger.info("%s: prepared before, in %s", what, folder)
         else:
-            if os.environ.get("LOCAL_RANK", "0") != "0":
-                time.sleep(_HEAD_START_S)  # the first process of a machine shows its progress on the console
             folder.parent.mkdir(parents=True, exist_ok=True)
             _remove_stale(folder.parent)
             with _locked(folder, what):

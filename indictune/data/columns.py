@@ -15,19 +15,10 @@ from indictune.errors import Problems, UserError, problem
 SEPARATOR = "|"  # of the labels of one row
 _MAX_SHOWN = 30
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
-_DECIMAL = re.compile(r"(-?\d+)\.(\d*)")
+_WHOLE = re.compile(r"-?\d+\.0")
 
 
 def normalise_label(label: str | None) -> str | None:
-    """`plain_label`, with one spelling for each number: 0.50 is `0.5`, "1." is `1`. None for an empty label."""
-    label = plain_label(label)
-    if label and (decimal := _DECIMAL.fullmatch(label)):
-        whole, fraction = decimal[1], decimal[2].rstrip("0")
-        label = f"{whole}.{fraction}" if fraction else whole
-    return "0" if label == "-0" else label
-
-
-def plain_label(label: str | None) -> str | None:
     """A label without what file types add to it; None for an empty one.
 
     1, 1.0 and "1" are `1`; True and TRUE (pandas writes booleans so to csv) are `true`. Other labels keep their case
@@ -37,7 +28,7 @@ def plain_label(label: str | None) -> str | None:
         return None
     if label.lower() in ("true", "false"):
         return label.lower()
-    return label.removesuffix(".0") if _DECIMAL.fullmatch(label) else label
+    return label.removesuffix(".0") if _WHOLE.fullmatch(label) else label
 
 
 def joined_list(value: object) -> object:

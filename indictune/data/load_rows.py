@@ -17,7 +17,6 @@ from indictune.data.arrow_tables import map_table, stored_batches, write_table
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
-from indictune.data.label_spellings import Spellings
 from indictune.data.labels import checked_labels, unknown_labels
 from indictune.data.progress_log import with_progress
 from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of, text_reader
@@ -116,13 +115,11 @@ def _load(
         rows: dict[str, Rows] = {}
         notes: list[str] = []
         labels: list[str] = []
-        spellings = Spellings()
         for split, source in sources.items():
             with problems.collecting(), attributed_to(source.origin):
                 bad = bad_rows(source.name, args, folder)
-                read = _read_split(source, args, notes, folder / f"{split}.arrow", bad, spellings)
+                read = _read_split(source, args, notes, folder / f"{split}.arrow", bad)
                 rows |= {} if read is None else {split: read}
-        notes += spellings.notes()
         if "train" in rows:
             with problems.collecting():
                 held_out = [rows[split] for split in rows if split != "train"]
@@ -140,12 +137,10 @@ def _load(
     return {split: Rows(map_table(folder / f"{split}.arrow"), *each) for split, each in splits}, folder, facts
 
 
-def _read_split(
-    source: TextSource, args: TextArguments, notes: list[str], path: Path, bad: BadRows, spellings: Spellings
-) -> Rows | None:
+def _read_split(source: TextSource, args: TextArguments, notes: list[str], path: Path, bad: BadRows) -> Rows | None:
     """Read, clean and check the rows of one split into a table; None for a split that may lack labels and does."""
     empty: list[pa.Array] = []
-    batches = _with_text(cleaned(spellings.read(source.read(bad), bad.location)), empty)
+    batches = _with_text(cleaned(source.read(bad)), empty)
     write_table(path, SCHEMA, with_progress(batches, f"reading {source.name}"))
     table = map_table(path)
     labelled = len(table) - table["label"].null_count

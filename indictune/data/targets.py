@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pyarrow as pa
 
-from indictune.data.columns import SEPARATOR, plain_label
+from indictune.data.columns import SEPARATOR, normalise_label
 
 REGRESSION = "regression"
 MULTI_LABEL = "multi_label_classification"
@@ -16,7 +16,7 @@ SCORE = "score"  # the only "label" of a regression
 
 def parts(label: str) -> list[str]:
     """The labels of a row, written `a|b`; `|` alone is none."""
-    return [part for each in label.split(SEPARATOR) if (part := plain_label(each)) is not None]
+    return [part for each in label.split(SEPARATOR) if (part := normalise_label(each)) is not None]
 
 
 def names(labels: Collection[str], problem_type: str | None) -> list[str]:

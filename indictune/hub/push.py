@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import cast
 
 from huggingface_hub import HfApi
 from transformers import Trainer
@@ -65,22 +64,11 @@ def begin_push(trainer: Trainer, saved: Collection[str]) -> None:
         write_json(folder / NOT_PUSHED, sorted({*published(folder, saved), METRICS}))
 
 
-def finish_push(trainer: Trainer) -> None:
-    """Upload the finished run: its model, its card and its metrics, and nothing else. All ranks must call it.
+def push(folder: Path, args: IndicTrainingArguments) -> None:
+    """Upload what a finished run has not pushed yet, if anything: its model, card and metrics.
 
     The Trainer's own `push_to_hub` uploads the whole folder except checkpoints (5.23): logs, the recipe with paths of
     this machine, and `training_args.bin`, a pickle.
-
-    Raises:
-        RuntimeError: as `push`.
-    """
-    if trainer.is_world_process_zero():
-        args = cast(IndicTrainingArguments, trainer.args)
-        push(Path(str(args.output_dir)), args)
-
-
-def push(folder: Path, args: IndicTrainingArguments) -> None:
-    """Upload what a finished run has not pushed yet, if anything.
 
     Args:
         folder: of the run.

@@ -18,9 +18,6 @@ from indictune.models.adapter_base import CONFIG, record_base
 
 ALL_LINEAR = "all-linear"
 
-# Fields of an adapter's matrices. A recipe may hold them together with `--method full`, where they have no effect.
-OF_MATRICES = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
-
 # peft trains and saves modules of these names whole in every sequence classifier.
 HEAD_NAMES = ("classifier", "score")
 
@@ -85,15 +82,6 @@ def add_lora(
     return cast(PeftModel, get_peft_model(model, config, revision=args.model_revision))
 
 
-def without_effect(args: ModelArguments) -> list[str]:
-    """A note for each field of an adapter that the user set together with `--method full`."""
-    if args.method != "full":
-        return []
-    plain = type(args)()
-    given = [name for name in OF_MATRICES if getattr(args, name) != getattr(plain, name)]
-    return [f"Ignoring --{name}: it has no effect with --method full." for name in given]
-
-
 def check_published_base(args: ModelArguments, push_to_hub: bool) -> None:
     """Refuse to push an adapter on a local base: its files and card would name a path of this machine.
 
@@ -120,13 +108,3 @@ def save_adapter_extras(model: nn.Module, folder: str | Path) -> None:
         commit_hash = vars(base.config).get("_commit_hash")  # set only if the base came from the Hub
         revision = model.peft_config[model.active_adapter].revision or "main"
         record_base(folder, builtin.name_of(str(base.name_or_path)), revision, commit_hash)
-
-
-def check_precision(args: ModelArguments, is_half: bool) -> None:
-    """Refuse `--modules_to_save` with QLoRA in fp32: nothing casts between these modules and the base's bf16.
-
-    Raises:
-        UserError: `modules-to-save-need-bf16`.
-    """
-    if args.method == "qlora" and args.modules_to_save and not is_half:
-        raise UserError("modules-to-save-need-bf16", "--modules_to_save", " ".join(args.modules_to_save))

@@ -19,7 +19,6 @@ from transformers import (
 from indictune.config.arguments import ModelArguments, ProblemType
 from indictune.errors import UserError
 from indictune.models.adapters import HEAD_NAMES, add_lora
-from indictune.models.config_shapes import check_shapes
 from indictune.models.dropout import set_config_dropout, set_module_dropout
 from indictune.models.load import Model, check_vocabulary, load_config, read_weights, set_padding
 from indictune.models.load_errors import MODEL_FLAG
@@ -38,15 +37,6 @@ def load_classifier_config(args: ModelArguments) -> PreTrainedConfig:
     if config.is_encoder_decoder:
         raise UserError("encoder-decoder", MODEL_FLAG, args.model_name_or_path, model_type=config.model_type)
     return config
-
-
-def check_classifier(args: ModelArguments, config: PreTrainedConfig) -> None:
-    """Check a classifier's shapes, before any weights are read.
-
-    Raises:
-        UserError: as `check_shapes`.
-    """
-    check_shapes(AutoModelForSequenceClassification, args, config, HEAD_NAMES)
 
 
 def label_order(config: PreTrainedConfig, labels: Sequence[str]) -> list[str]:
@@ -124,16 +114,8 @@ def _known_labels(config: PreTrainedConfig) -> list[str]:
 def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:
     """Warn if the checkpoint's head has other labels than the data."""
     known = _known_labels(config)
-    if not known or sorted(known) == sorted(labels):
-        return
-    fate = "training starts from its weights" if len(known) == len(labels) else "a new head replaces it"
-    logger.warning(
-        "The head of %s was trained for %s, but the data have %s: %s.",
-        config.name_or_path,
-        ", ".join(known),
-        ", ".join(labels),
-        fate,
-    )
+    if known and sorted(known) != sorted(labels):
+        logger.warning("%s has a head for %s. It is trained for %s.", config.name_or_path, known, list(labels))
 
 
 def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str]) -> PeftModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -13,11 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import Problem, UserError, problem
-from indictune.models.adapters import ALL_LINEAR, HEAD_NAMES
+from indictune.models.adapters import ALL_LINEAR
 from indictune.models.load_errors import explained, first_line
-
-# QLoRA leaves these unquantised: heads and poolers, and the output layer, which transformers leaves out by itself.
-_UNQUANTISED = re.compile(rf"(^|\.)({'|'.join(HEAD_NAMES)}|head|pooler|lm_head)(\.|$)")
 
 
 def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, untouched: Sequence[str]) -> None:
@@ -30,8 +26,8 @@ def check_shapes(kind: type[Any], args: ModelArguments, config: PreTrainedConfig
         untouched: modules without LoRA matrices.
 
     Raises:
-        UserError: `attention-not-available`, `no-such-module` or `quantised-module-to-save`, with all problems; or
-            `model-unreadable` if the model fails with every attention.
+        UserError: `attention-not-available` or `no-such-module`, with all problems; or `model-unreadable` if the model
+            fails with every attention.
     """
     names_modules = args.method != "full" and (args.lora_target_modules != [ALL_LINEAR] or args.modules_to_save)
     if not names_modules and args.attn_implementation is None:
@@ -60,18 +56,13 @@ def _model(kind: type[Any], args: ModelArguments, config: PreTrainedConfig, atte
 
 
 def _name_problems(model: PreTrainedModel, args: ModelArguments, untouched: Sequence[str]) -> list[Problem]:
-    """Names without a match, which peft ignores if another name matches, and modules that QLoRA cannot train whole."""
+    """Names without a match, which peft ignores if another name matches."""
     modules = [name for name, _ in model.named_modules()]
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     targets = [name for name in linear if not name.startswith((*args.modules_to_save, *untouched))]
     wanted = [name for name in args.lora_target_modules if name != ALL_LINEAR]
     problems = _unmatched("--lora_target_modules", wanted, targets)
     problems += _unmatched("--modules_to_save", args.modules_to_save, modules)
-    whole = tuple(f"{name}." for name in modules if name.endswith(tuple(args.modules_to_save)))
-    quantised = [name for name in linear if f"{name}.".startswith(whole) and not _UNQUANTISED.search(name)]
-    if args.method == "qlora" and quantised:
-        given = "--modules_to_save", " ".join(args.modules_to_save)
-        problems.append(problem("quantised-module-to-save", *given, module=quantised[0]))
     return problems
 
 

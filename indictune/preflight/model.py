@@ -5,10 +5,9 @@ from __future__ import annotations
 from indictune.config.plan import AnyPlan
 from indictune.distributed.strategy_limits import check_weights
 from indictune.errors import Problem, problems_of
-from indictune.models.adapters import check_published_base, without_effect
+from indictune.models.adapters import check_published_base
 from indictune.models.load import stored_quantisation
 from indictune.models.position_limits import check_max_length
-from indictune.models.unpadded import padding_notes
 
 
 def check_model(plan: AnyPlan) -> list[Problem]:
@@ -19,14 +18,4 @@ def check_model(plan: AnyPlan) -> list[Problem]:
         *problems_of(check_max_length, config, plan.data.max_length),
         *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
         *problems_of(check_published_base, plan.model, plan.training.push_to_hub),
-    ]
-
-
-def model_notes(plan: AnyPlan) -> list[str]:
-    """What the user should know of the model. The plan passed `check_model`."""
-    config = plan.model_config
-    assert config is not None
-    return [
-        *padding_notes(config, trains=True),
-        *without_effect(plan.model),
     ]

@@ -27,7 +27,6 @@ from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
 from indictune.evaluation.console_tables import scores_table
 from indictune.models.adapter_base import continues_texts
-from indictune.models.adapters import check_precision
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.load import Model, load_tokenizer
 from indictune.models.trained import load_trained
@@ -72,8 +71,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         found = problems_of(check_causal, plan.model, plan.model_config)
         if plan.data.packing:
             found += problems_of(check_packing, plan.model, plan.model_config)
-        is_half = plan.training.bf16 is not False or plan.training.fp16
-        return found + problems_of(check_precision, plan.model, is_half)
+        return found
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
         sources = problems.attempt(sources_of, plan.data, problems)

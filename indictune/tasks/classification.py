@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transformers import PreTrainedConfig
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from indictune.config.arguments import DataArguments, ModelArguments
@@ -18,13 +18,14 @@ from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.tokenisation import tokenise, tokenise_splits
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.evaluation.metrics import language_metric
+from indictune.models.adapters import HEAD_NAMES
 from indictune.models.classifier import (
-    check_classifier,
     class_names,
     label_order,
     load_classifier,
     load_classifier_config,
 )
+from indictune.models.config_shapes import check_shapes
 from indictune.models.load import Model, load_tokenizer
 from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
@@ -68,7 +69,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
 
     def check(self, plan: Plan) -> list[Problem]:
         assert plan.model_config is not None
-        found = problems_of(check_classifier, plan.model, plan.model_config)
+        kind = AutoModelForSequenceClassification
+        found = problems_of(check_shapes, kind, plan.model, plan.model_config, HEAD_NAMES)
         if plan.training.padding_free == "on":
             found += problems_of(self.pads, plan)
         training, mode = plan.training, plan.data.problem_type

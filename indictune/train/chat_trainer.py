@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from datasets import Dataset
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune.config.chat_arguments import LlamaTrainingArguments
@@ -15,8 +14,6 @@ from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
 from indictune.tasks.chat import Answers, compute_dtype
 from indictune.train.exact_trainer import ExactTrainer
-
-logger = logging.getLogger(__name__)
 
 
 class LlamaTrainer(ExactTrainer, SFTTrainer):
@@ -51,8 +48,8 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         # transformers (5.23) counts a step's tokens only for models that accept the count. Gemma 3n, Gemma 4, and a
         # model's own code without **kwargs do not. TRL (1.16) divides by the count, or by a micro-batch's without it.
         self.model_accepts_loss_kwargs = True
-        if balances is not None:
-            _leave_out_balancing(of_text, balances)
+        if balances is not None:  # TRL (1.16) sets it to 0 to leave out the loss that balances experts
+            of_text.router_aux_loss_coef = balances
         if not padded:
             read_unpadded(model)
         _keep_trained_weights_in_fp32(model)
@@ -80,20 +77,6 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
             self._metrics["train"].clear()
             self._metrics["train"].update(unlogged["of_micro_batches"])
             self._total_train_tokens = unlogged["num_tokens"]
-
-
-def _leave_out_balancing(config: PreTrainedConfig, coefficient: float) -> None:
-    """Restore the coefficient of the loss that balances experts, which TRL (1.16) sets to 0 to leave it out.
-
-    It is a product of a micro-batch's means. A sum over micro-batches would depend on how a global batch is dealt.
-    """
-    config.router_aux_loss_coef = coefficient
-    if coefficient:
-        logger.warning(
-            "The loss that balances the experts (router_aux_loss_coef %g in the model's config.json) is left out: it "
-            "depends on how the run is distributed",
-            coefficient,
-        )
 
 
 def _keep_trained_weights_in_fp32(model: nn.Module) -> None:

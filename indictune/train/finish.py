@@ -111,8 +111,8 @@ def finish(
     if trainer.args.push_to_hub:
         push.begin_push(trainer, saved_files)
     write_metrics(trainer, run, metrics)
-    if trainer.args.push_to_hub:
-        push.finish_push(trainer)
+    if trainer.args.push_to_hub and run.rank == 0:
+        push.push(run.output_dir, trainer.args)
 
 
 def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> dict[str, Any]:
@@ -126,13 +126,13 @@ def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> di
 
 
 def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> None:
-    """Write `metrics.json`, which marks a finished run, on every disk, and list the run's files."""
+    """Write `metrics.json`, which marks a finished run, on every disk,."""
     if trainer.args.should_save:
         write_json(run.output_dir / "metrics.json", metrics)
         write_through(run.output_dir / "metrics.json")
         write_through(run.output_dir)
     if run.rank == 0:
-        run.show(f"Written to {run.output_dir}: {', '.join(written(run.output_dir))}")
+        run.show(f"Written to {run.output_dir}")
 
 
 def evaluate_file(trainer: ExactTrainer, run: Run, rows: Dataset, test_file: str) -> None:
@@ -141,18 +141,9 @@ def evaluate_file(trainer: ExactTrainer, run: Run, rows: Dataset, test_file: str
     write_metrics(trainer, run, run_metrics(trainer) | tested)
 
 
-def written(output_dir: Path) -> list[str]:
-    """The files and folders of a finished run, without hidden ones."""
-    names = {path.name + "/" * path.is_dir() for path in output_dir.iterdir() if not path.name.startswith(".")}
-    return sorted(names | {"status.json"})  # which is written when the command ends
-
-
 def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
     """The first block of `metrics.json`: how the run was distributed."""
-    return {
-        "strategy": trainer.strategy,
-        "world_size": trainer.args.world_size,
-    }
+    return {"strategy": trainer.strategy, "world_size": trainer.args.world_size}
 
 
 def peak_memory_bytes(trainer: ExactTrainer) -> int:

@@ -23,8 +23,8 @@ from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import UserError
 from indictune.files import AUTO, METRICS, RECIPE, write_yaml
 from indictune.models.load import Model
+from indictune.models.unpadded import padding_notes
 from indictune.preflight.derive import checked_accumulation
-from indictune.preflight.model import model_notes
 from indictune.run import Run
 from indictune.tasks.protocol import Rows, Task, Tokens
 
@@ -77,7 +77,7 @@ def start(
         UserError: transformers refuses a value, another strategy came up, or the checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
-    run.warn(model_notes(plan))
+    run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
     if not has_validation:
         plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
@@ -133,7 +133,7 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     end_if_finished(output_dir, asked)
     reader = AllRanksReader(args, trusts, node_disks.group_of_disks(args))
     point = choose_resume_point(output_dir, asked, reader)
-    run.warn([*point.warnings, *trust.warnings(output_dir, trusts)])
+    run.warn(point.warnings)
     for each in filter(None, (point.checkpoint, point.best)):
         trust.check_trusted(each, output_dir, trusts)
     if point.checkpoint is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indictune.checkpoint.trust import check_trusted, warnings
+from indictune.checkpoint.trust import check_trusted
 from tests.checkpoint.test_store import write
 from tests.refusals import refused
 
@@ -47,12 +47,3 @@ def test_one_of_another_user_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "getuid", lambda: me + 1)
     with refused(CODE, "belongs to another user"):
         check_trusted(folder, tmp_path, trust_checkpoint=False)
-
-
-def test_a_folder_that_others_can_write_gets_a_warning(tmp_path: Path) -> None:
-    tmp_path.chmod(0o775)
-    (warning,) = warnings(tmp_path, trust_checkpoint=False)
-    assert f"chmod go-w {tmp_path}" in warning
-    assert warnings(tmp_path, trust_checkpoint=True) == []
-    tmp_path.chmod(0o755)
-    assert warnings(tmp_path, trust_checkpoint=False) == []

@@ -17,7 +17,6 @@ from indictune.config.command_arguments import EvaluateArguments
 from indictune.data import read_files, row_sources, split_rows
 from indictune.data import rows as rows_module
 from indictune.data.bad_rows import BadRows
-from indictune.data.label_spellings import Spellings
 from indictune.data.load_rows import Rows, load_splits, load_test_rows
 from indictune.data.row_sources import sources_of
 from indictune.errors import Problems, UserError, problem
@@ -423,43 +422,3 @@ def spelt(write: Write, **splits: Sequence[object]) -> dict[str, Any]:
         )
         for split, labels in splits.items()
     }
-
-
-class TestLabelsOfSeveralSpellings:
-    def test_are_reported_with_their_locations(self, write: Write) -> None:
-        labels = ["1.1", "2", "1.10", "1.10", "2.", "2.00", "a", "a ", "e\u0301", "\u00e9"]
-        splits = load_splits(DataArguments(**spelt(write, train=labels)))
-        assert splits.labels == ["1.1", "2", "a", "\u00e9"]
-        become_one = "become one label. If they are different classes, rename one."
-        reported = [
-            f"labels '1.1' (train.jsonl:1) and '1.10' (train.jsonl:3) {become_one}",
-            f"labels '2' (train.jsonl:2), '2.' (train.jsonl:5) and '2.00' (train.jsonl:6) {become_one}",
-            f"labels 'a' (train.jsonl:7) and 'a ' (train.jsonl:8) {become_one}",
-            f"labels 'e\u0301' (train.jsonl:9) and '\u00e9' (train.jsonl:10) {become_one}",
-        ]
-        assert splits.notes == reported
-        assert load_splits(DataArguments(train_file="train.jsonl")).notes == reported  # from the cache
-
-    def test_are_not_reported_where_everybody_expects_it(self, write: Write) -> None:
-        labels = ["1", "1.0", 1, 1.0, "0.50", "true", "TRUE", True, " e\u0301", "v1.1", "v1.10"] * 2
-        assert load_splits(DataArguments(**spelt(write, train=labels))).notes == []
-
-    def test_are_reported_across_splits_and_batches(self, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(read_files, "CHUNK_ROWS", 2)
-        files = spelt(write, train=["0", "1", "0", "1.1"], validation=["0", "1.10"])
-        (note,) = load_splits(DataArguments(**files)).notes
-        assert note.startswith("labels '1.1' (train.jsonl:4) and '1.10' (validation.jsonl:2) become one label")
-
-    def test_are_listed_a_few_times_and_then_counted(self, write: Write) -> None:
-        labels = [f"{number}.{zeros}" for number in range(8) for zeros in ("5", "50")]
-        *listed, last = load_splits(DataArguments(**spelt(write, train=labels * 2))).notes
-        assert len(listed) == 5
-        assert last.startswith("3 more groups of labels become one label")
-
-    def test_need_little_memory_if_a_column_holds_free_text(self) -> None:
-        spellings = Spellings()
-        for first in range(0, 100_000, 10_000):
-            labels = pa.array([f"text {row}" for row in range(first, first + 10_000)])
-            batch = pa.record_batch([labels, pa.array(range(10_000), pa.int64())], names=["label", "line"])
-            list(spellings.read(iter([batch]), str))
-        assert len(spellings._found) == 2_000

@@ -445,7 +445,5 @@ def test_deepspeed_cannot_skip(finished_run: FinishedRun, tmp_path: Path) -> Non
     flags = ("--on_nonfinite", "skip")
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("zero2", 1)), flags)
     assert job.start().returncode != 0
-    assert job.status["message"] == (
-        "--on_nonfinite skip: DeepSpeed decides itself, by the gradients alone, whether a step is left out, and has "
-        "taken one whose loss alone is NaN or infinite before that is seen; give rollback or stop."
-    )
+    assert job.status["message"].startswith("--on_nonfinite skip: ")
+    assert job.status["message"].endswith("[skip-under-deepspeed]")

@@ -25,8 +25,9 @@ from transformers import (
 )
 
 from indictune.config.arguments import Method, ModelArguments
-from indictune.models.adapters import save_adapter_extras, without_effect
-from indictune.models.classifier import check_classifier, load_classifier, load_classifier_config
+from indictune.models.adapters import HEAD_NAMES, save_adapter_extras
+from indictune.models.classifier import load_classifier, load_classifier_config
+from indictune.models.config_shapes import check_shapes
 from indictune.models.load import load_tokenizer
 from indictune.models.trained import load_trained
 from tests.models.tiny import CONFIGS, words_tokenizer
@@ -214,7 +215,7 @@ def test_a_target_without_a_match_is_refused_with_the_known_names(saved: Saved, 
     args = ModelArguments(saved("llama"), method="lora", lora_target_modules=targets)
     known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
     with refused("no-such-module", targets[-1], known, flag="--lora_target_modules"):
-        check_classifier(args, load_classifier_config(args))
+        check_shapes(AutoModelForSequenceClassification, args, load_classifier_config(args), HEAD_NAMES)
 
 
 def test_qlora_trains_on_a_frozen_base_in_nf4(saved: Saved) -> None:
@@ -308,22 +309,3 @@ def test_peft_unpickles_and_imports_by_a_lora_configuration_where_it_was_looked_
         name for name, line in lines if re.search(r"torch\.load\(|import_module\(|pickle|__import__", line)
     )
     assert found == {"corda.py": 2, "loraga.py": 1, "tp_layer.py": 1}
-
-
-def test_settings_of_an_adapter_are_reported_as_ignored_by_full_training() -> None:
-    assert without_effect(ModelArguments(lora_r=8, lora_target_modules=["query"])) == [
-        "Ignoring --lora_r: it has no effect with --method full.",
-        "Ignoring --lora_target_modules: it has no effect with --method full.",
-    ]
-    assert without_effect(ModelArguments(lora_r=16)) == []
-    assert without_effect(ModelArguments(lora_r=8, method="lora")) == []
-
-
-@pytest.mark.parametrize("name", ["query", "encoder"])
-def test_modules_that_qlora_quantises_cannot_be_trained_whole(saved: Saved, name: str) -> None:
-    folder = saved("bert")
-    config = load_classifier_config(ModelArguments(folder))
-    with refused("quantised-module-to-save", "encoder.layer.0.attention.self.query", flag="--modules_to_save"):
-        check_classifier(ModelArguments(folder, method="qlora", modules_to_save=[name]), config)
-    check_classifier(ModelArguments(folder, method="qlora", modules_to_save=["pooler", "word_embeddings"]), config)
-    check_classifier(ModelArguments(folder, method="lora", modules_to_save=["query"]), config)

@@ -8,16 +8,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from indictune.config.arguments import ModelArguments
-from indictune.models.classifier import check_classifier, load_classifier_config
+from indictune.models.adapters import HEAD_NAMES
+from indictune.models.classifier import load_classifier_config
+from indictune.models.config_shapes import check_shapes
 from tests.refusals import refused
 
 
 def check(folder: str, attention: str) -> None:
     args = ModelArguments(folder, attn_implementation=attention)
-    check_classifier(args, load_classifier_config(args))
+    check_shapes(AutoModelForSequenceClassification, args, load_classifier_config(args), HEAD_NAMES)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention", "paged|eager"])
@@ -25,7 +27,7 @@ def test_an_attention_of_transformers_is_accepted(saved: Callable[[str], str], a
     args = ModelArguments(saved("bert"), attn_implementation=attention)
     config = load_classifier_config(args)
     before = config.to_dict()
-    check_classifier(args, config)
+    check_shapes(AutoModelForSequenceClassification, args, config, HEAD_NAMES)
     assert config.to_dict() == before
     assert config._attn_implementation is None
 

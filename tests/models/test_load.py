@@ -198,7 +198,8 @@ def test_numbers_may_name_the_classes_of_a_head(tmp_path: Path, caplog: pytest.L
     assert label_order(load_classifier_config(args), ["0", "1"]) == ["1", "0"]
     with caplog.at_level(logging.WARNING):
         load_classifier(args, ["bad", "good"], load_tokenizer(args))
-    assert "trained for 1, 0, but the data have bad, good" in caplog.text
+    assert "['1', '0']" in caplog.text
+    assert "['bad', 'good']" in caplog.text
     assert class_names(load_trained(tmp_path).config) == ["1", "0"]
 
 
@@ -224,8 +225,7 @@ def test_a_head_of_another_size_is_replaced_and_reported(tmp_path: Path, caplog:
     with caplog.at_level(logging.WARNING):
         model: Any = load_classifier(args, LABELS, load_tokenizer(args))
     assert model.classifier.weight.shape == (3, 64)
-    assert "trained for joy, anger" in caplog.text
-    assert "a new head replaces it" in caplog.text
+    assert "['joy', 'anger']" in caplog.text
 
 
 def test_a_head_with_other_labels_is_kept_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +233,7 @@ def test_a_head_with_other_labels_is_kept_and_reported(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         model: Any = load_classifier(args, LABELS, load_tokenizer(args))
     assert torch.equal(model.classifier.weight, head_of(args.model_name_or_path))
-    assert "training starts from its weights" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_weights_that_do_not_fit_the_configuration_are_refused(saved: Saved) -> None:

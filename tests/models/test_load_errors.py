@@ -9,10 +9,13 @@ from pathlib import Path
 import httpx2
 import pytest
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from transformers import AutoModelForSequenceClassification
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import Problem, UserError
-from indictune.models.classifier import check_classifier, load_classifier, load_classifier_config
+from indictune.models.adapters import HEAD_NAMES
+from indictune.models.classifier import load_classifier, load_classifier_config
+from indictune.models.config_shapes import check_shapes
 from indictune.models.load import load_tokenizer
 from indictune.models.load_errors import explanation
 from indictune.models.trained import load_trained
@@ -73,7 +76,7 @@ def test_a_broken_configuration_is_reported_with_the_reason(
 
     def read() -> None:
         if by_its_names:
-            check_classifier(args, load_classifier_config(args))
+            check_shapes(AutoModelForSequenceClassification, args, load_classifier_config(args), HEAD_NAMES)
         else:
             load_classifier(args, ["a", "b"], words_tokenizer())
 

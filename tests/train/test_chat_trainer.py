@@ -71,9 +71,7 @@ def test_micro_batches_without_a_row_are_in_no_mean_of_the_log(base: str, tmp_pa
     assert "entropy" not in trainer.state.log_history[-1]
 
 
-def test_a_mixture_of_experts_is_trained_alike_in_one_micro_batch_and_in_five(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mixture_of_experts_is_trained_alike_in_one_micro_batch_and_in_five(tmp_path: Path) -> None:
     """TRL adds what balances the experts: means of each micro-batch."""
     torch.manual_seed(1)
     shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -90,7 +88,6 @@ def test_a_mixture_of_experts_is_trained_alike_in_one_micro_batch_and_in_five(
         moved.append(one_step(trainer))
     assert moved[0][0] == pytest.approx(moved[1][0], abs=1e-6)
     assert_same(moved[0][1], moved[1][1])
-    assert "router_aux_loss_coef 0.5" in caplog.text
     trainer.save_model(str(tmp_path / "saved"))
     read = [json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in (base, tmp_path / "saved")]
     assert [(each["router_aux_loss_coef"], each["output_router_logits"]) for each in read] == [(0.5, False)] * 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from transformers import EarlyStoppingCallback
-from transformers.integrations.integration_utils import TensorBoardCallback
 
 from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
@@ -15,7 +14,6 @@ from indictune.train.callbacks.load_best import LoadBest
 from indictune.train.callbacks.report_progress import ReportProgress
 from indictune.train.callbacks.restore_progress import RestoreProgress
 from indictune.train.callbacks.step_flags import StepFlags
-from indictune.train.callbacks.tensorboard import ContinuedTensorBoard
 from indictune.train.callbacks.train_log import TrainLog
 from indictune.train.exact_trainer import ExactTrainer
 
@@ -39,8 +37,6 @@ def watch(
     path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
     trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, trainer.strategy)
     trainer.add_callback(StepFlags(trainer))
-    if trainer.pop_callback(TensorBoardCallback) is not None:
-        trainer.add_callback(ContinuedTensorBoard())  # type: ignore[no-untyped-call]
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     trainer.add_callback(ReportProgress())
