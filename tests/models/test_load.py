@@ -233,7 +233,7 @@ def test_a_head_with_other_labels_is_kept_and_reported(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         model: Any = load_classifier(args, LABELS, load_tokenizer(args))
     assert torch.equal(model.classifier.weight, head_of(args.model_name_or_path))
-    assert len(caplog.records) == 1
+    assert "has a head for " in caplog.text
 
 
 def test_weights_that_do_not_fit_the_configuration_are_refused(saved: Saved) -> None:
