@@ -56,7 +56,7 @@ def test_the_tests_take_the_ninja_that_has_compiled_before_them(monkeypatch: pyt
 
 @pytest.mark.slow
 def test_the_tests_of_a_gpu_fail_without_one_and_say_so_at_once() -> None:
-    words = ["-m", "pytest", "--numprocesses", "1", "-k", "drops_as_much", "tests/gpu"]
+    words = ["-m", "pytest", "--numprocesses", "1", "-k", "drops_at_the_given_rate", "tests/gpu"]
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "REQUIRE_GPU": "1"}
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=hidden, capture_output=True, text=True, check=False)
     assert done.returncode == 1
