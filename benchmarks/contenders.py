@@ -214,13 +214,13 @@ def run_script(
     from indictune.config.recipe import read_recipe
     from indictune.supervise.execute import execute
 
-    watch = vars(script)["watch"]
+    train = vars(script)["train"]
 
-    def watch_and_add(trainer: Any, *args: Any) -> None:
-        watch(trainer, *args)
+    def add_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(callback(trainer, trainer.throughput))
+        return train(trainer, *args)
 
-    setattr(script, "watch", watch_and_add)  # noqa: B010
+    setattr(script, "train", add_and_train)  # noqa: B010
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     execute(script.main, read_recipe(flags, arguments))
 

@@ -61,15 +61,15 @@ def parameters(model: nn.Module) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Run the script with the callback `CountBytes`."""
-    watch = vars(train_sentiment)["watch"]
+    train = vars(train_sentiment)["train"]
 
-    def watch_and_count(trainer: Any, *args: Any) -> Any:
+    def count_and_train(trainer: Any, *args: Any) -> Any:
         trainer.add_callback(CountBytes())
-        return watch(trainer, *args)
+        return train(trainer, *args)
 
     if os.environ.get("AS_TRAINER"):
         setattr(exact_trainer, "set_up_communication", lambda *_: None)  # noqa: B010
-    setattr(train_sentiment, "watch", watch_and_count)  # noqa: B010
+    setattr(train_sentiment, "train", count_and_train)  # noqa: B010
     arguments = (ModelArguments, DataArguments, SentimentTrainingArguments)
     return execute(train_sentiment.main, read_recipe(sys.argv[1:], arguments))
 
