@@ -30,7 +30,7 @@ def row_location(source: str, line: int, files: Sequence[str] = ()) -> str:
     If the split has several `files`, `line` includes the file's number times `LINES_PER_FILE`.
     """
     file, line = _file_and_line(source, line, files)
-    return f"{file}:{line}" if Path(file).suffix.lower() in TEXT_EXTENSIONS else f"{file} row {line}"
+    return f"{file} row {line}" if Path(file).suffix.lower() in ("", ".parquet") else f"{file}:{line}"
 
 
 def _file_and_line(source: str, line: int, files: Sequence[str]) -> tuple[str, int]:

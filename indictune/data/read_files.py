@@ -53,7 +53,7 @@ def read_batches(
     Raises:
         UserError: the file or a column is missing, the file holds no rows or cannot be read as its extension says.
     """
-    extension = _checked_extension(path, EXTENSIONS)
+    extension = checked_extension(path, EXTENSIONS)
     if extension == ".parquet":
         batches = _parquet_batches(path, columns, optional, lists)
     elif delimiter := _DELIMITERS.get(extension):
@@ -75,7 +75,7 @@ def read_records(path: str, bad: BadRows) -> Iterator[Record]:
     Raises:
         UserError: the file is missing, holds no rows or cannot be read as its extension says.
     """
-    extension = _checked_extension(path, RECORD_EXTENSIONS)
+    extension = checked_extension(path, RECORD_EXTENSIONS)
     records = _parquet_records(path) if extension == ".parquet" else _json_values(path, extension, bad)
     for line, record in _checked(path, records, bad):
         if isinstance(record, dict):
@@ -106,15 +106,15 @@ def _checked(path: str, items: Iterator[Each], bad: BadRows) -> Iterator[Each]:
         raise UserError("no-rows", value=path)
 
 
-def _checked_extension(path: str, extensions: Sequence[str]) -> str:
-    """The extension that says how to read a file.
+def checked_extension(path: str, extensions: Sequence[str] = ()) -> str:
+    """The extension that says how to read a file: one of `extensions`, or any if there are none.
 
     Raises:
         UserError: there is no such file, or none that can be opened and read.
     """
     file = Path(path)
     extension = file.suffix.lower()
-    if extension not in extensions:
+    if extensions and extension not in extensions:
         raise UserError("file-kind-unknown", value=path, expected=", ".join(extensions))
     if not file.exists():
         names = [other.name for other in file.parent.iterdir()] if file.parent.is_dir() else []

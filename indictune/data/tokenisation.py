@@ -20,6 +20,7 @@ from indictune.data.arrow_tables import map_table, smaller_batches, stored_batch
 from indictune.data.cache import build_once, file_digest
 from indictune.data.load_rows import Rows, Splits
 from indictune.data.progress_log import with_progress
+from indictune.data.rows import StoredRows
 from indictune.data.targets import target_type, targets
 from indictune.errors import Problems, problem
 
@@ -91,11 +92,11 @@ def tokenise(
     folder = build_once("tokens", parts, "The token ids", make)
     _reset(tokenizer)
     datasets = {name: mapped_dataset(folder, name) for name in given}
-    _check_lengths(given, datasets, max_length)
+    check_lengths(given, datasets, max_length)
     return datasets
 
 
-def _check_lengths(given: Mapping[str, Rows], datasets: Mapping[str, Dataset], max_length: int) -> None:
+def check_lengths(given: Mapping[str, StoredRows], datasets: Mapping[str, Dataset], max_length: int) -> None:
     """Refuse rows without tokens. Warn of rows as long as the limit: those that are cut, and the few that just fit."""
     problems = Problems()
     for name, rows in given.items():

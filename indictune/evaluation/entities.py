@@ -18,6 +18,7 @@ def entity_metrics(
     predictions: np.ndarray,
     losses: np.ndarray,
     references: Sequence[Sequence[int]],
+    are_read: Sequence[Sequence[bool]],
     languages: Sequence[str],
     tag_names: Sequence[str],
 ) -> dict[str, Any]:
@@ -26,26 +27,37 @@ def entity_metrics(
     Args:
         predictions: int [sentences, tokens]; -100 where a token carries no tag.
         losses: summed loss of each sentence, float [sentences].
-        references: of each sentence, one number a token; -100 where it carries no tag.
+        references: of each sentence, the tag of each word.
+        are_read: of each sentence, whether the model reads each word. A word that was cut off counts as predicted O.
         languages: of each sentence.
         tag_names: in the order of the numbers.
 
     Returns:
-        `scores_by_language` with `precision`, `recall` and `f1`, its loss a mean over tags; `num_tags`; and
-        `per_entity.<kind>` with the same scores and `support`.
+        `scores_by_language` with `precision`, `recall` and `f1`, its loss a mean over the words that are read;
+        `num_tags`, the number of these words; and `per_entity.<kind>` with the same scores and `support`.
     """
-    right, predicted = (
-        [[tag_names[int(tag)] for tag in row if tag != _IGNORED] for row in rows] for rows in (references, predictions)
-    )
+    names = list(map(_seqeval_tag, tag_names))
+    right = [[names[tag] for tag in row] for row in references]
+    predicted = []
+    for row, is_read in zip(predictions, are_read, strict=True):
+        found = iter(row[row != _IGNORED])
+        predicted.append([names[next(found)] if each else "O" for each in is_read])
 
     def score(rows: np.ndarray) -> dict[str, float]:
         chosen = list(compress(right, rows)), list(compress(predicted, rows))
         scores = {"precision": precision_score, "recall": recall_score, "f1": f1_score}
         return {name: float(each(*chosen, zero_division=0)) for name, each in scores.items()}
 
-    num_tags = sum(map(len, right))
+    num_tags = sum(map(sum, are_read))
     report = classification_report(right, predicted, output_dict=True, zero_division=0)
     kinds = [kind for kind in report if not kind.endswith(" avg")]
     columns = [[report[kind][name] for kind in kinds] for name in ("precision", "recall", "f1-score", "support")]
     block = scores_by_language(score, losses, languages, max(1, num_tags))
     return block | {"num_tags": num_tags, "per_entity": label_scores(columns, kinds)}
+
+
+def _seqeval_tag(tag: str) -> str:
+    """The tag as seqeval reads it: L- and U- (BILOU) become E- and S-, and a tag without a prefix is an I-."""
+    prefix, dash, kind = tag.partition("-")
+    prefix = {"L": "E", "U": "S"}.get(prefix, prefix)
+    return f"{prefix}{dash}{kind}" if prefix in ("O", "B", "I", "E", "S") else f"I-{tag}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -106,9 +107,8 @@ def load_classifier(
 
 def _known_labels(config: PreTrainedConfig) -> list[str]:
     """The labels of the checkpoint's head, in the order of their ids; none if the checkpoint is no classifier."""
-    if not any("ForSequenceClassification" in str(name) for name in config.architectures or []):
-        return []
-    return class_names(config)
+    is_classifier = re.search("For(Sequence|Token)Classification", str(config.architectures))
+    return class_names(config) if is_classifier else []
 
 
 def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +15,16 @@ from torch.nn import functional
 from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from indictune.config.arguments import DataArguments, ModelArguments, TextArguments
+from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.languages import language_of
 from indictune.data.row_sources import SPLITS
-from indictune.errors import Problem, Problems, UserError, problem
+from indictune.data.sentences import Sentences, read_sentences
+from indictune.data.tokenisation import check_lengths
+from indictune.errors import Problem, Problems, problem
 from indictune.evaluation.entities import entity_metrics
-from indictune.models.classifier import class_names, load_classifier
+from indictune.models.classifier import class_names, label_order, load_classifier
 from indictune.models.load import Model, load_config, load_tokenizer
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Batch
@@ -32,13 +32,13 @@ from indictune.tasks.protocol import EvaluationPlan, Inputs, Task, TestTokens, T
 from indictune.tasks.text_objectives import TextObjective
 
 Plan = RunPlan[DataArguments, Args]
-Tagged = tuple[str, list[str], list[str]]  # where a sentence stands (`file:line`), its words, and their tags
 
 
-class TaggedRows(NamedTuple):
+@dataclass(frozen=True)
+class TaggedRows:
     """Sentences by split, the tags in the order of the class ids, and the tokenizer of the model."""
 
-    splits: dict[str, list[Tagged]]
+    splits: dict[str, Sentences]
     tags: list[str]
     tokenizer: Tokenizer
 
@@ -56,7 +56,10 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         return load_config(args, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, "classifier of tokens")
 
     def check(self, plan: Plan) -> list[Problem]:
-        refused = {"--method": plan.model.method != "full", "--dataset_name": plan.data.dataset_name is not None}
+        data = plan.data
+        refused = {"--method": plan.model.method != "full", "--dataset_name": data.dataset_name is not None}
+        refused |= {"--bad_rows": data.bad_rows != "stop", "--drop_leaked_rows": data.drop_leaked_rows}
+        refused["--problem_type"] = data.problem_type is not None
         return [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
@@ -67,16 +70,19 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         self, plan: Plan | EvaluationPlan, inputs: Inputs, problems: Problems, tags: list[str] | None = None
     ) -> TaggedRows | None:
         files = (inputs.sources or {}).items()
-        splits = {split: problems.attempt(_sentences, file, split, plan.data) or [] for split, file in files}
-        known = tags or sorted({tag for _, _, row in splits.get("train", []) for tag in row})
-        sentences = [each for found in splits.values() for each in found]
-        unseen = {tag: where for where, _, row in sentences for tag in row if known and tag not in known}
+        given = {split: problems.attempt(read_sentences, file, f"--{split}_file", plan.data) for split, file in files}
+        splits = {split: sentences for split, sentences in given.items() if sentences is not None}
+        seen = {split: sentences.locations_of_tags() for split, sentences in splits.items()}
+        known = tags or sorted(seen.get("train", []))
+        if tags is None and plan.model_config is not None:
+            known = problems.attempt(label_order, plan.model_config, known) or known
+        unseen = {tag: where for each in seen.values() for tag, where in each.items() if known and tag not in known}
         problems.extend(problem("tag-unseen", where, tag) for tag, where in unseen.items())
         return None if inputs.tokenizer is None else TaggedRows(splits, known, inputs.tokenizer)
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
-        made = {split: _tokenised(split, rows, plan.data.max_length) for split in rows.splits}
-        return Tokens(made["train"], made.get("validation"), made.get("test"), lambda n: rows.splits["train"][n][0])
+        made = _tokenised(rows, plan.data.max_length)
+        return Tokens(made["train"], made.get("validation"), made.get("test"), rows.splits["train"].location)
 
     def load_model(self, plan: Plan, args: Args, rows: TaggedRows, reads_weights: bool) -> Model:
         config = self.read_config(plan.model)
@@ -85,14 +91,18 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: TaggedRows | None
     ) -> TokenTags:
-        return TokenTags(config, tokenizer, padded)
+        objective = TokenTags(config, tokenizer, padded)
+        objective.loss = ExactLoss(label_smoothing=args.label_smoothing_factor)
+        return objective
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
+        if plan.data.bad_rows != "stop":
+            problems.append(problem("not-of-this-task", "--bad_rows"))
         tags = None if plan.model_config is None else class_names(plan.model_config)
         rows = self.read(plan, Inputs(tokenizer, {"test": plan.data.test_file}), problems, tags)
         problems.raise_any()
         assert rows is not None
-        return _tokenised("test", rows, plan.data.max_length), []
+        return _tokenised(rows, plan.data.max_length)["test"], []
 
 
 class TokenTags(TextObjective):
@@ -110,41 +120,29 @@ class TokenTags(TextObjective):
         return torch.where(labels == IGNORED_LABEL, labels, logits.argmax(-1)), losses
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
-        tags, languages, (predicted, losses) = dataset["labels"][:], dataset["language"][:], results
-        return entity_metrics(predicted, losses, tags, languages, class_names(self.config))
+        predicted, losses = results
+        tags, is_read, languages = (dataset[name][:] for name in ("tags", "is_read", "language"))
+        return entity_metrics(predicted, losses, tags, is_read, languages, class_names(self.config))
 
 
-def _sentences(file: str, split: str, args: TextArguments) -> list[Tagged]:
-    """The sentences of a file; refused where one has another number of tags than words."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-        rows = list(_from_conll(lines))
-        if Path(file).suffix.startswith(".json"):
-            parsed = enumerate(map(json.loads, lines), 1)
-            rows = [(number, row[args.text_column], row[args.label_column]) for number, row in parsed]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError("unreadable", f"--{split}_file", file, reason=error) from None
-    wrong = [number for number, words, tags in rows if not words or len(words) != len(tags)]
-    if wrong or not rows:
-        raise UserError("tags-do-not-match", f"--{split}_file", f"{file}:{(wrong or [1])[0]}")
-    return [(f"{file}:{number}", words, tags) for number, words, tags in rows]
+def _tokenised(rows: TaggedRows, max_length: int) -> dict[str, Dataset]:
+    """By split: `input_ids`, `labels` (one a token), `length`, `language`, and of each word `tags` and `is_read`.
 
-
-def _from_conll(lines: list[str]) -> Iterator[tuple[int, list[str], list[str]]]:
-    """First line, words and tags of each sentence."""
-    numbered = [(number, line.split()) for number, line in enumerate(lines, 1)]
-    for is_sentence, found in groupby(numbered, lambda each: each[1][:1] not in ([], ["-DOCSTART-"])):
-        if is_sentence:
-            numbers, words = zip(*found, strict=True)
-            yield numbers[0], [each[0] for each in words], [each[-1] for each in words if each[1:]]
-
-
-def _tokenised(split: str, rows: TaggedRows, max_length: int) -> Dataset:
-    """Columns `input_ids`, `labels` (one a token), `length` and `language`."""
-    words, labels = [each for _, each, _ in rows.splits[split]], []
-    encoded = rows.tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
-    for number, (_, _, tags) in enumerate(rows.splits[split]):
-        begun = [None if word == before else word for before, word in pairwise([None, *encoded.word_ids(number)])]
-        labels.append([IGNORED_LABEL if word is None else rows.tags.index(tags[word]) for word in begun])
-    columns = {"input_ids": encoded["input_ids"], "labels": labels, "length": list(map(len, labels))}
-    return Dataset.from_dict(columns | {"language": [language_of(" ".join(each)) for each in words]})
+    `is_read` is False for words that `max_length` cuts off.
+    """
+    ids = {tag: index for index, tag in enumerate(rows.tags)}
+    datasets = {}
+    for split, sentences in rows.splits.items():
+        words = sentences.table["words"].to_pylist()
+        tags = [[ids[tag] for tag in row] for row in sentences.table["tags"].to_pylist()]
+        encoded = rows.tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
+        labels, is_read = [], []
+        for number, row in enumerate(tags):
+            begun = [None if word == before else word for before, word in pairwise([None, *encoded.word_ids(number)])]
+            labels.append([IGNORED_LABEL if word is None else row[word] for word in begun])
+            is_read.append([word in begun for word in range(len(row))])
+        columns = {"input_ids": encoded["input_ids"], "labels": labels, "length": list(map(len, labels))}
+        columns |= {"tags": tags, "is_read": is_read, "language": sentences.table["language"].to_pylist()}
+        datasets[split] = Dataset.from_dict(columns)
+    check_lengths(rows.splits, datasets, max_length)
+    return datasets

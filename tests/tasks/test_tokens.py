@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from transformers import BertConfig
 
 from indictune.config.recipe import read_recipe
 from indictune.errors import UserError
@@ -13,6 +17,7 @@ from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.tokens import TaggedRows, TokenClassification
 from tests.plans import codes
+from tests.refusals import refused as refusal
 
 CONLL = "-DOCSTART- -X- O\n\nSita NNP B-PER\nलिखती VB O\n\n\nRavi NNP B-PER\n"
 TASK = TokenClassification()
@@ -35,29 +40,76 @@ def test_conll_and_json_lines_hold_the_same_sentences(tmp_path: Path) -> None:
     rows = [{"tokens": ["Sita", "लिखती"], "ner": ["B-PER", "O"]}, {"tokens": ["Ravi"], "ner": ["B-PER"]}]
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     found = rows_of("--train_file", str(conll))
-    assert found.splits["train"] == [
-        (f"{conll}:3", ["Sita", "लिखती"], ["B-PER", "O"]),
-        (f"{conll}:7", ["Ravi"], ["B-PER"]),
+    table = found.splits["train"].table.select(["words", "tags"])
+    assert table.to_pylist() == [
+        {"words": ["Sita", "लिखती"], "tags": ["B-PER", "O"]},
+        {"words": ["Ravi"], "tags": ["B-PER"]},
     ]
+    assert [found.splits["train"].location(row) for row in (0, 1)] == [f"{conll}:3", f"{conll}:7"]
     assert found.tags == ["B-PER", "O"]
     same = rows_of("--train_file", str(lines), "--text_column", "tokens", "--label_column", "ner")
-    assert [each[1:] for each in same.splits["train"]] == [each[1:] for each in found.splits["train"]]
+    assert same.splits["train"].table.select(["words", "tags"]) == table
+
+
+def test_comments_of_conll_are_no_words(tmp_path: Path) -> None:
+    path = tmp_path / "t.conll"
+    path.write_text("# id 5239 domain=train\nSita _ _ B-PER\n# _ _ O\n", encoding="utf-8")
+    found = rows_of("--train_file", str(path))
+    assert found.splits["train"].table["words"].to_pylist() == [["Sita", "#"]]
+    assert found.tags == ["B-PER", "O"]
+
+
+GOOD = '{"text": ["Sita"], "label": ["B-PER"]}\n\n'
 
 
 @pytest.mark.parametrize(
-    ("content", "code"),
+    ("content", "code", "line"),
     [
-        ("Sita B-PER\nRavi\n", "tags-do-not-match"),
-        ("", "tags-do-not-match"),
-        ('{"text": ["Sita"], "label": []}', "tags-do-not-match"),
-        ('{"text": ["Sita"]}', "unreadable"),
-        ("{", "unreadable"),
+        ("a O\n\nSita B-PER\nRavi\n", "tags-do-not-match", 3),
+        ("a O\n\n5 4\n", "tags-are-numbers", 3),
+        (GOOD + '{"text": ["Sita"], "label": []}', "tags-do-not-match", 3),
+        (GOOD + '{"text": ["Sita"]}', "column-missing", 3),
+        (GOOD + '{"text": ["Sita", null], "label": ["B-PER", "O"]}', "tags-do-not-match", 3),
+        (GOOD + '{"text": "Sita", "label": ["B-PER"]}', "tags-do-not-match", 3),
+        (GOOD + '{"text": ["Sita"], "label": [1]}', "tags-are-numbers", 3),
+        (GOOD + "[]", "not-an-object", 3),
+        (GOOD + "{", "invalid-json", 3),
     ],
 )
-def test_a_file_with_a_word_without_a_tag_is_refused(tmp_path: Path, content: str, code: str) -> None:
+def test_a_sentence_that_cannot_be_used_is_refused_with_its_line(
+    tmp_path: Path, content: str, code: str, line: int
+) -> None:
     path = tmp_path / ("t.jsonl" if content.startswith("{") else "t.conll")
     path.write_text(content, encoding="utf-8")
-    assert refused("--train_file", str(path)) == [(code, "--train_file")]
+    with refusal(code, f"{path}:{line}", flag="--train_file"):
+        rows_of("--train_file", str(path))
+
+
+@pytest.mark.parametrize("name", ["t.conll", "t.jsonl"])
+def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    assert refused("--train_file", str(path)) == [("no-such-file", "--train_file")]
+    path.write_text("\n", encoding="utf-8")
+    assert refused("--train_file", str(path)) == [("no-rows", "--train_file")]
+
+
+def test_parquet_holds_names_of_tags_and_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"text": [["Sita"]], "label": [["B-PER"]]}), path)
+    assert rows_of("--train_file", str(path)).tags == ["B-PER"]
+    pq.write_table(pa.table({"text": [["Sita"]], "label": [[1]]}), path)
+    assert refused("--train_file", str(path)) == [("tags-do-not-match", "--train_file")]
+
+
+def test_the_language_column_names_the_language(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = [{"text": ["a"], "label": ["O"], "lang": given, "language": "x"} for given in ("mr", "", None)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    found = rows_of("--train_file", str(path), "--language_column", "lang")
+    assert found.splits["train"].table["language"].to_pylist() == ["mr", "romanised", "romanised"]
+    assert rows_of("--train_file", str(path)).splits["train"].table["language"].to_pylist() == ["x"] * 3
+    with refusal("column-missing", f"{path}:1", "--language_column"):
+        rows_of("--train_file", str(path), "--language_column", "tongue")
 
 
 def test_a_tag_that_training_lacks_is_named_with_its_place(tmp_path: Path) -> None:
@@ -69,9 +121,11 @@ def test_a_tag_that_training_lacks_is_named_with_its_place(tmp_path: Path) -> No
 
 
 def test_what_the_task_does_not_do_is_refused(tmp_path: Path) -> None:
-    recipe = read_recipe(["--dataset_name", "builtin:tweets", "--method", "lora"], TASK.arguments())
+    given = ["--dataset_name", "builtin:tweets", "--method", "lora", "--bad_rows", "quarantine", "--drop_leaked_rows"]
+    recipe = read_recipe([*given, "--problem_type", "regression"], TASK.arguments())
     plan, _ = plan_of_rows(recipe, TASK)
-    assert codes(preflight(plan, TASK)) == [("not-of-this-task", "--method"), ("not-of-this-task", "--dataset_name")]
+    flags = ("--method", "--dataset_name", "--bad_rows", "--drop_leaked_rows", "--problem_type")
+    assert codes(preflight(plan, TASK)) == [("not-of-this-task", flag) for flag in flags]
 
 
 def test_the_first_token_of_a_word_carries_its_tag(tmp_path: Path) -> None:
@@ -83,3 +137,26 @@ def test_the_first_token_of_a_word_carries_its_tag(tmp_path: Path) -> None:
     assert len(row["labels"]) == len(row["input_ids"]) == row["length"] > 4
     assert (tags, row["labels"][1], row["labels"][0], row["labels"][-1]) == ([0, 1], 0, -100, -100)
     assert row["language"] == "romanised"
+
+
+def test_words_that_are_cut_off_are_counted_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "t.conll").write_text("a O\nb O\nc O\nd B-LOC\n\na O\n", encoding="utf-8")
+    recipe = read_recipe(["--train_file", str(tmp_path / "t.conll"), "--max_length", "4"], TASK.arguments())
+    plan, problems = plan_of_rows(recipe, TASK)
+    dataset = TASK.tokenise(plan, read_rows(plan, TASK, problems)).train
+    assert dataset["is_read"][:] == [[True, True, False, False], [True]]
+    assert dataset["tags"][:] == [[1, 1, 1, 0], [1]]
+    assert "1 of 2 rows (50.0%) reach --max_length 4" in caplog.text
+
+
+@pytest.mark.parametrize("head", [TASK.head, "ForSequenceClassification"])
+def test_a_model_that_has_the_tags_keeps_their_order(tmp_path: Path, head: str) -> None:
+    (tmp_path / "t.conll").write_text("a O\nb B-LOC\nc B-PER\n", encoding="utf-8")
+    names = {0: "O", 1: "B-PER", 2: "B-LOC"}
+    config = BertConfig(architectures=[f"Bert{head}"], id2label=names, label2id={name: n for n, name in names.items()})
+    recipe = read_recipe(["--train_file", str(tmp_path / "t.conll")], TASK.arguments())
+    plan, problems = plan_of_rows(recipe, TASK)
+    rows = read_rows(replace(plan, model_config=config), TASK, problems)
+    assert rows.tags == ["O", "B-PER", "B-LOC"]
+    (row,) = TASK.tokenise(plan, rows).train
+    assert row["tags"] == [0, 2, 1]

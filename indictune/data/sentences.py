@@ -1,0 +1,83 @@
+"""Read sentences whose words have tags: from CoNLL files, and from lists in json, jsonl and parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import pyarrow as pa
+
+from indictune.config.arguments import TextArguments
+from indictune.data.bad_rows import BadRows
+from indictune.data.columns import existing_columns
+from indictune.data.languages import language_of
+from indictune.data.read_files import RECORD_EXTENSIONS, Record, checked_extension, read_records
+from indictune.data.row_sources import columns_of
+from indictune.data.rows import StoredRows
+from indictune.data.text_lines import decoded_lines
+from indictune.errors import UserError, attributed_to
+
+
+class Sentences(StoredRows):
+    """The sentences of one split: columns `words` and `tags` (lists of one length), `language` and `line`."""
+
+    def locations_of_tags(self) -> dict[str, str]:
+        """Each tag, and the `file:line` of the first sentence that has it."""
+        first: dict[str, int] = {}
+        for number, tags in enumerate(self.table["tags"].to_pylist()):
+            for tag in tags:
+                first.setdefault(tag, number)
+        return {tag: self.location(number) for tag, number in first.items()}
+
+
+def read_sentences(file: str, flag: str, args: TextArguments) -> Sentences:
+    """Read and check the sentences of a file. `flag` named it.
+
+    Raises:
+        UserError: the file or a column is missing, or the problems of the first bad sentences, with `file:line`.
+    """
+    bad, columns = BadRows(file), columns_of(args)[0]
+    rows: list[dict[str, Any]] = []
+    with attributed_to(flag):
+        is_json = Path(file).suffix.lower() in RECORD_EXTENSIONS
+        for line, record in read_records(file, bad) if is_json else _conll_records(file, bad, args):
+            existing_columns(bad.location(line), list(record), columns, {})
+            words, tags = record[args.text_column], record[args.label_column]
+            if not (_are_texts(words) and _are_texts(tags) and 0 < len(words) == len(tags)):
+                bad.add(line, "tags-do-not-match", record)
+            elif any(tag.isdecimal() for tag in tags):
+                bad.add(line, "tags-are-numbers", record)
+            else:
+                language = str(record.get(args.language_column or "language") or "").strip()
+                language = language or language_of(" ".join(words))
+                rows.append({"words": words, "tags": tags, "language": language, "line": line})
+        bad.finish(len(rows))
+        if not rows:
+            raise UserError("no-rows", value=file)
+    return Sentences(pa.Table.from_pylist(rows), file, flag)
+
+
+def _are_texts(values: object) -> TypeGuard[list[str]]:
+    return isinstance(values, list) and all(isinstance(each, str) for each in values)
+
+
+def _conll_records(file: str, bad: BadRows, args: TextArguments) -> Iterator[Record]:
+    """The first line of each sentence, and its words and tags: the first and the last field of each line."""
+    checked_extension(file)
+    for is_sentence, group in groupby(enumerate(decoded_lines(file), 1), lambda each: _holds_word(each[1][0])):
+        lines = list(group)
+        for number, (line, byte) in lines:
+            if byte:
+                bad.add(number, "not-utf8", line, byte=byte)
+        if is_sentence:
+            fields = [line.split() for _, (line, _) in lines]
+            tags = [each[-1] for each in fields if each[1:]]
+            yield lines[0][0], {args.text_column: [each[0] for each in fields], args.label_column: tags}
+
+
+def _holds_word(line: str) -> bool:
+    """False for a blank line, the begin of a document, and a comment such as MultiCoNER's `# id 7 domain=train`."""
+    is_comment = line.startswith("# ") and "=" in line
+    return line.split()[:1] not in ([], ["-DOCSTART-"]) and not is_comment
