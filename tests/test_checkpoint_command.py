@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
-from transformers.utils.logging import get_verbosity, set_verbosity, set_verbosity_warning
 
 from indictune.checkpoint import export, store
 from indictune.cli import main
@@ -239,22 +236,3 @@ def test_the_base_of_a_model_in_parts_may_be_a_bin_where_that_is_trusted(
     with pytest.raises(UserError, match=r"\[pickle-not-trusted\]"):
         embedding(trusts=False)
     assert embedding(trusts=True).shape == (config.vocab_size, config.hidden_size)
-
-
-def test_the_base_of_a_model_in_parts_is_read_without_a_word_of_the_head_that_it_lacks(
-    finished_run: FinishedRun,
-) -> None:
-    """The head is the checkpoint's, and no random one."""
-    checkpoint = finished_run.folder / "checkpoint-8"
-    args, config = CheckpointArguments(str(checkpoint)), AutoConfig.from_pretrained(checkpoint)
-    before, said = get_verbosity(), io.StringIO()
-    handler = logging.StreamHandler(said)
-    logging.getLogger("transformers").addHandler(handler)
-    set_verbosity_warning()  # type: ignore[no-untyped-call]
-    try:
-        export._embedding_at_start(args, checkpoint, AutoModelForSequenceClassification, config)
-        assert said.getvalue() == ""
-        assert get_verbosity() == logging.WARNING
-    finally:
-        set_verbosity(before)
-        logging.getLogger("transformers").removeHandler(handler)

@@ -11,7 +11,7 @@ from indictune.checkpoint.resume import Reader, best_of, choose_resume_point
 from indictune.checkpoint.store import Manifest
 from indictune.checkpoint.trust import check_trusted
 from indictune.config.command_arguments import CheckpointArguments
-from indictune.config.recipe import read_recipe
+from indictune.config.recipe import read_arguments
 from indictune.console_text import in_one_line, printable, table
 from indictune.errors import UserError
 from indictune.files import AUTO, is_finished
@@ -25,13 +25,7 @@ def checkpoint_command(argv: Sequence[str]) -> int:
     Raises:
         UserError: with all problems.
     """
-    words = list(argv)
-    if words and not words[0].startswith("-"):
-        words.insert(0, "--folder")
-    recipe = read_recipe(words, (CheckpointArguments,))
-    with recipe.problems.collecting():
-        args = recipe.build(CheckpointArguments)
-    recipe.problems.raise_any()
+    args = read_arguments(argv, CheckpointArguments, "--folder")
     folder, reader = Path(os.path.abspath(args.folder)), Reader()
     found = checkpoints_of(folder)
     if args.convert_to is None:

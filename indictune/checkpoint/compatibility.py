@@ -146,15 +146,6 @@ def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) ->
     return found
 
 
-def ignored_when_finished(output_dir: Path, given: Mapping[str, Any]) -> list[str]:
-    """Which given flags differ from those of a finished run, in at most one sentence."""
-    before = settings_of(output_dir)
-    differing = changes(before, given)
-    if not differing:
-        return []
-    return [f"Ignoring {_listed(differing)}: the run is finished. To train with them, give another --output_dir."]
-
-
 def _listed(differing: Mapping[str, tuple[Any, Any]], dashes: str = "--") -> str:
     return "; ".join(f"{dashes}{name} {_shown(*both)}, now {_shown(*both[::-1])}" for name, both in differing.items())
 

@@ -26,8 +26,7 @@ from indictune.models.adapter_base import CONFIG, RECORD, config_file
 from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, match_config_mode, whole_folder
 from indictune.models.load import read_weights
 from indictune.models.load_errors import explained
-from indictune.models.trusted_files import ADAPTER
-from indictune.models.weight_files import INDEX, weights_files
+from indictune.models.trusted_files import ADAPTER, INDEX, weights_files
 from indictune.tasks.all_tasks import task_of
 
 FLAG = "--convert_to"

@@ -129,6 +129,19 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
     return Recipe(values, problems)
 
 
+def read_arguments(argv: Sequence[str], arguments: type[Arguments], bare_word: str) -> Arguments:
+    """The arguments of a command. A bare first word is the value of flag `bare_word`.
+
+    Raises:
+        UserError: with every problem of the flags.
+    """
+    recipe = read_recipe([bare_word, *argv] if argv and not argv[0].startswith("-") else argv, (arguments,))
+    with recipe.problems.collecting():
+        built = recipe.build(arguments)
+    recipe.problems.raise_any()
+    return built
+
+
 def resolved(*arguments: Any) -> dict[str, Any]:
     """Every field of the given dataclass instances as plain YAML values, without secrets. `--config` can read it."""
     merged: dict[str, Any] = {}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,8 +17,8 @@ BALANCED = "balanced"
 _FLAG = "--class_weights"
 
 
-def class_weights(choice: str | None, train_labels: Iterable[str], labels: Sequence[str]) -> dict[str, float] | None:
-    """The weight of each label by `--class_weights`; None where all count alike.
+def class_weights(choice: str | None, counts: Mapping[str, int], labels: Sequence[str]) -> dict[str, float] | None:
+    """The weight of each label by `--class_weights`, for its number of training rows; None where all count alike.
 
     Raises:
         UserError: as of `read_file`, or the file misses a label, or names one that no row has.
@@ -27,8 +26,7 @@ def class_weights(choice: str | None, train_labels: Iterable[str], labels: Seque
     if choice is None:
         return None
     if choice == BALANCED:  # as scikit-learn's `class_weight="balanced"`
-        counts = Counter(train_labels)
-        return {label: counts.total() / (len(labels) * counts[label]) for label in labels}
+        return {label: sum(counts.values()) / (len(labels) * counts[label]) for label in labels}
     weights = read_file(choice)
     problems = Problems()
     for label in sorted(weights.keys() ^ set(labels)):

@@ -19,7 +19,7 @@ from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.labels import checked_labels, unknown_labels
 from indictune.data.progress_log import with_progress
-from indictune.data.row_sources import SPLITS, Source, columns_of, file_source, refuse_early, sources_of, text_reader
+from indictune.data.row_sources import Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
 from indictune.errors import Problem, Problems, UserError, attributed_to
 
@@ -29,33 +29,20 @@ TextSource = Source[pa.RecordBatch]
 class Rows(StoredRows):
     """The labelled texts of one split: columns `text` (cleaned, not empty), `label`, `language` (no nulls), `line`."""
 
-    def each_label(self) -> Iterator[str]:
-        """The label of every row, in order."""
-        for labels in self.table["label"].iterchunks():
-            yield from labels.to_pylist()
-
-    def languages(self) -> list[str]:
-        """The languages of the rows, in alphabetical order."""
-        return sorted(self.table["language"].unique().to_pylist())
-
 
 @dataclass(frozen=True)
 class Splits:
     """All rows of a run.
 
     Attributes:
-        train: rows to train on.
-        validation: rows for the evaluations of a run, or None.
-        test: rows to evaluate once at the end, or None.
+        rows: by split, of `train`, `validation` and `test`.
         labels: names of the training rows' labels; a name's position is its class id. They are in numerical order if
             all are numbers, else in alphabetical order.
         folder: holds the tables as `<split>.arrow`; its name changes with everything that the rows depend on.
         notes: sentences for the user, such as dropped rows, or rows in more than one split.
     """
 
-    train: Rows
-    validation: Rows | None
-    test: Rows | None
+    rows: Mapping[str, Rows]
     labels: list[str]
     folder: Path
     notes: list[str] = field(default_factory=list)
@@ -73,9 +60,7 @@ def load_splits(
     """
     problems = Problems(found or ())
     given = sources_of(args, problems) if sources is None else sources
-    rows, folder, facts = _load(given, args, problems, args.problem_type)
-    validation, test = (rows.get(split) for split in SPLITS[1:])
-    return Splits(rows["train"], validation, test, facts["labels"], folder, facts["notes"])
+    return _load(given, args, problems, args.problem_type)
 
 
 def load_test_rows(
@@ -84,21 +69,18 @@ def load_test_rows(
     labels: Sequence[str] | None,
     found: Sequence[Problem] = (),
     problem_type: str | None = None,
-) -> tuple[Rows, Path, list[str]]:
-    """Read, clean and check a file of rows for a finished model, or take them from the cache.
+) -> Splits:
+    """Read, clean and check a file of rows for a finished model, or take them from the cache: the split `test`.
 
     `labels` are those of the model; None accepts any. `found` as of `load_splits`.
-
-    Returns:
-        The rows, the folder with `test.arrow` and the rejected rows, and notes for the user.
 
     Raises:
         UserError: all problems of the file at once, with labels that the model lacks; or `found`.
     """
     source = file_source(path, "--test_file", text_reader(args, problem_type))
-    rows, folder, facts = _load({"test": source}, args, Problems(found), problem_type)
-    Problems([] if labels is None else unknown_labels(rows["test"], labels, problem_type)).raise_any()
-    return rows["test"], folder, facts["notes"]
+    splits = _load({"test": source}, args, Problems(found), problem_type)
+    Problems([] if labels is None else unknown_labels(splits.rows["test"], labels, problem_type)).raise_any()
+    return splits
 
 
 def _load(
@@ -106,8 +88,7 @@ def _load(
     args: DataArguments | EvaluateArguments,
     problems: Problems,
     problem_type: str | None,
-) -> tuple[dict[str, Rows], Path, Any]:
-    """The rows of all splits, the folder that holds them as `<split>.arrow`, and facts: `labels` and `notes`."""
+) -> Splits:
     drops_leaks = isinstance(args, DataArguments) and args.drop_leaked_rows
 
     def make(folder: Path) -> None:
@@ -133,8 +114,8 @@ def _load(
     parts = [made_from, columns_of(args), args.bad_rows, args.max_bad_fraction, problem_type, drops_leaks]
     folder = build_once("rows", parts, "The rows", make)
     facts = read_facts(folder)
-    splits = facts["splits"].items()
-    return {split: Rows(map_table(folder / f"{split}.arrow"), *each) for split, each in splits}, folder, facts
+    stored = {split: Rows(map_table(folder / f"{split}.arrow"), *each) for split, each in facts["splits"].items()}
+    return Splits(stored, facts["labels"], folder, facts["notes"])
 
 
 def _read_split(source: TextSource, args: TextArguments, notes: list[str], path: Path, bad: BadRows) -> Rows | None:

@@ -23,13 +23,9 @@ from indictune.errors import UserError, attributed_to
 class Sentences(StoredRows):
     """The sentences of one split: columns `words` and `tags` (lists of one length), `language` and `line`."""
 
-    def locations_of_tags(self) -> dict[str, str]:
-        """Each tag, and the `file:line` of the first sentence that has it."""
-        first: dict[str, int] = {}
-        for number, tags in enumerate(self.table["tags"].to_pylist()):
-            for tag in tags:
-                first.setdefault(tag, number)
-        return {tag: self.location(number) for tag, number in first.items()}
+    def tags(self) -> dict[str, int]:
+        """Each tag, and the number of the last sentence that has it."""
+        return {tag: number for number, tags in enumerate(self.table["tags"].to_pylist()) for tag in tags}
 
 
 def read_sentences(file: str, flag: str, args: TextArguments) -> Sentences:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.data.arrow_tables import map_table, smaller_batches, stored_batches, write_table
 from indictune.data.cache import build_once, file_digest
-from indictune.data.load_rows import Rows, Splits
+from indictune.data.load_rows import Splits
 from indictune.data.progress_log import with_progress
 from indictune.data.rows import StoredRows
 from indictune.data.targets import target_type, targets
@@ -49,29 +49,11 @@ def tokenise_splits(
     labels: Sequence[str],
     max_length: int,
     problem_type: str | None = None,
-) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """`tokenise` for the training, validation and test rows; None for a split that does not exist."""
-    given = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    found = {name: rows for name, rows in given.items() if rows is not None}
-    listed = ", ".join(f"{len(rows):,} {name}" for name, rows in found.items())
-    logger.info("rows: %s; labels: %s", listed, ", ".join(labels))
-    datasets = tokenise(splits.folder, found, tokenizer, labels, max_length, problem_type)
-    return datasets["train"], datasets.get("validation"), datasets.get("test")
-
-
-def tokenise(
-    stored: Path,
-    given: Mapping[str, Rows],
-    tokenizer: PreTrainedTokenizerBase,
-    labels: Sequence[str],
-    max_length: int,
-    problem_type: str | None = None,
 ) -> dict[str, Dataset]:
     """Tokenise rows, or take them from the cache. A warning says how many may be cut.
 
     Args:
-        stored: holds them as `<split>.arrow`; its name changes with everything that they depend on.
-        given: the same rows, by split; each label is one of `labels`.
+        splits: each label of their rows is one of `labels`.
         tokenizer: of the model.
         labels: names, in the order of the class ids.
         max_length: texts are cut to this many tokens, special ones included.
@@ -84,13 +66,18 @@ def tokenise(
         UserError: the tokenizer makes no token of a text.
     """
 
+    given = splits.rows
+
     def make(folder: Path) -> None:
         for name, rows in given.items():
-            batches = tokenised(stored_batches(stored / f"{name}.arrow"), tokenizer, labels, max_length, problem_type)
+            stored = stored_batches(splits.folder / f"{name}.arrow")
+            batches = tokenised(stored, tokenizer, labels, max_length, problem_type)
             shown = with_progress(batches, f"tokenising the {name} rows", len(rows))
             write_table(folder / f"{name}.arrow", schema_of(labels, problem_type), shown)
 
-    parts = [stored.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type]
+    listed = ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
+    logger.info("rows: %s; labels: %s", listed, ", ".join(labels))
+    parts = [splits.folder.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type]
     folder = build_once("tokens", parts, "The token ids", make)
     _reset(tokenizer)
     datasets = {name: mapped_dataset(folder, name) for name in given}
@@ -140,7 +127,7 @@ def tokenised(
     max_length: int,
     problem_type: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise`."""
+    """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise_splits`."""
     schema = schema_of(labels, problem_type)
     encode: Encode | None = None
     for batch in smaller_batches(batches, _BATCH_ROWS):

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from indictune.models.active_vocabulary import active_embedding
-from indictune.models.weight_files import weights_files
+from indictune.models.trusted_files import weights_files
 
 WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"
 STATE_SHARDS = f"{OPTIMIZER_NAME}_0"

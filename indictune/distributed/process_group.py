@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed import distributed_c10d
 
 from indictune.config.plan import Launch
-from indictune.distributed import cpu_fallback, elastic, operator_locks
+from indictune.distributed import cpu_adam, cpu_fallback, elastic
 
 
 def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> dict
     """
     limit_waiting(timeout_s)
     if launch.family.startswith("zero"):
-        operator_locks.remove_stale_locks()
+        cpu_adam.remove_stale_locks()
     is_on_cpu = cpu_fallback.is_needed()
     elastic.join(environ, "gloo" if is_on_cpu else None, timeout_s)
     return cpu_fallback.start(launch, timeout_s) if is_on_cpu else {}

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.errors import UserError
 from indictune.models.load import Model
-from indictune.models.weight_files import INDEX, WHOLE
+from indictune.models.trusted_files import INDEX, WHOLE
 
 ROW_IDS = "active_vocabulary.json"  # in a checkpoint: the rows that the optimizer's state belongs to
 UNUSED = "active_vocabulary.sha256"  # the digest of the unused rows, which a sharded checkpoint lacks

@@ -90,7 +90,8 @@ def load_classifier(
         UserError: the model is unreadable, or does not fit the tokenizer.
     """
     config = load_classifier_config(args) if config is None else config
-    _check_head(config, labels)
+    if (known := _known_labels(config)) and sorted(known) != sorted(labels):
+        logger.warning("%s has a head for %s. It is trained for %s.", config.name_or_path, known, list(labels))
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
     config.problem_type = problem_type or "single_label_classification"
@@ -109,13 +110,6 @@ def _known_labels(config: PreTrainedConfig) -> list[str]:
     """The labels of the checkpoint's head, in the order of their ids; none if the checkpoint is no classifier."""
     is_classifier = re.search("For(Sequence|Token)Classification", str(config.architectures))
     return class_names(config) if is_classifier else []
-
-
-def _check_head(config: PreTrainedConfig, labels: Sequence[str]) -> None:
-    """Warn if the checkpoint's head has other labels than the data."""
-    known = _known_labels(config)
-    if known and sorted(known) != sorted(labels):
-        logger.warning("%s has a head for %s. It is trained for %s.", config.name_or_path, known, list(labels))
 
 
 def _add_lora(model: PreTrainedModel, args: ModelArguments, new_weights: set[str]) -> PeftModel:

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import MergeArguments
-from indictune.config.recipe import read_recipe
+from indictune.config.recipe import read_arguments
 from indictune.console_text import printable
 from indictune.errors import Problems, UserError
 from indictune.models.adapter_base import base_of, check_base, config_file
@@ -47,14 +47,7 @@ def merge_command(argv: Sequence[str]) -> int:
     Raises:
         UserError: with every problem of the flags, or as `merge`.
     """
-    words = list(argv)
-    if words and not words[0].startswith("-"):
-        words.insert(0, "--adapter")
-    recipe = read_recipe(words, (MergeArguments,))
-    with recipe.problems.collecting():
-        args = recipe.build(MergeArguments)
-    recipe.problems.raise_any()
-    print(printable(merge(args)))
+    print(printable(merge(read_arguments(argv, MergeArguments, "--adapter"))))
     return 0
 
 

@@ -48,8 +48,7 @@ def load_trained(
     args = ModelArguments(
         str(folder), trust_remote_code=trust_remote_code, trust_checkpoint=trust_checkpoint, device_map=device_map
     )
-    with explained(args, Exception, flag="--model"):
-        config = AutoConfig.from_pretrained(config_file(folder), trust_remote_code=trust_remote_code)
+    config = trained_config(args)
     if not (Path(folder) / ADAPTER_CONFIG).exists():
         model, new = read_weights(kind, args, config, dtype, "--model")
         if new:
@@ -63,6 +62,19 @@ def load_trained(
     quantisation = take_quantisation(config, read_config(args, flag))
     model, new = read_weights(kind, args, config, dtype, flag, quantisation)
     return add_adapter(model, new, Path(folder), "--model")
+
+
+def trained_config(args: ModelArguments) -> PreTrainedConfig:
+    """The configuration of a finished run's model, or of the base of an adapter on a language model.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    folder = Path(args.model_name_or_path)
+    source = folder if (folder / "config.json").is_file() else config_file(folder)
+    with explained(args, Exception, flag="--model"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
+    return config
 
 
 def take_quantisation(config: PreTrainedConfig, base_config: PreTrainedConfig) -> BitsAndBytesConfig | None:

@@ -13,6 +13,8 @@ from transformers.utils.hub import cached_files
 
 from indictune.errors import UserError
 
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -131,6 +133,22 @@ def check_indexes(folder: Path, flag: str) -> None:
         if outside:
             named = ", ".join(map(repr, outside[:3]))
             raise UserError("index-outside-model", flag, folder, file=index.name, named=named)
+
+
+def weights_files(folder: Path, flag: str) -> list[Path]:
+    """The safetensors files of a model.
+
+    Raises:
+        UserError: `weights-missing`, or as `check_indexes`.
+    """
+    names = [WHOLE]
+    if (folder / INDEX).is_file():
+        check_indexes(folder, flag)
+        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UserError("weights-missing", flag, folder, files=", ".join(missing[:3]))
+    return [folder / name for name in names]
 
 
 def check_adapter(folder: Path, flag: str) -> None:

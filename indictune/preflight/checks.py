@@ -12,13 +12,16 @@ from indictune.distributed.strategy_limits import (
     check_communication,
     check_optimizer_of_strategy,
     check_saving,
+    check_weights,
 )
 from indictune.distributed.vocabulary_choice import check_active_vocabulary
-from indictune.errors import Problem, Problems
+from indictune.errors import Problem, Problems, problems_of
+from indictune.models.adapters import check_published_base
+from indictune.models.load import stored_quantisation
+from indictune.models.position_limits import check_max_length
 from indictune.preflight.check_resume import check_resume
 from indictune.preflight.fixed_values import check_fixed_values
 from indictune.preflight.integrations import check_hub, check_loggers
-from indictune.preflight.model import check_model
 from indictune.preflight.optimizer import check_optimizer
 from indictune.preflight.processes import check_launcher_settings, check_number_type, check_processes
 from indictune.preflight.schedule import check_evaluations, check_schedule
@@ -48,6 +51,17 @@ OF_THE_LAUNCH: tuple[Check, ...] = (
     check_saving,
     check_bad_steps,
 )
+
+
+def check_model(plan: AnyPlan) -> list[Problem]:
+    """Check the configuration of the model against method, strategy and length of texts. The plan has it."""
+    config = plan.model_config
+    assert config is not None
+    return [
+        *problems_of(check_max_length, config, plan.data.max_length),
+        *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
+        *problems_of(check_published_base, plan.model, plan.training.push_to_hub),
+    ]
 
 
 def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Problem]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any, TypeVar
-
-from transformers import PreTrainedConfig
 
 from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
@@ -17,6 +15,7 @@ from indictune.distributed.launch import for_evaluation, local_world_size_of, ra
 from indictune.distributed.strategy_limits import default_optimizer
 from indictune.errors import Problem, Problems, UserError
 from indictune.models.adapter_base import config_file
+from indictune.models.trained import trained_config
 from indictune.tasks.protocol import Task
 
 Arguments = TypeVar("Arguments")
@@ -77,7 +76,6 @@ def make_evaluation_plan(
     recipe: Recipe,
     environ: MutableMapping[str, str],
     training: type[Training],
-    read_config: Callable[[ModelArguments], PreTrainedConfig],
 ) -> tuple[RunPlan[EvaluateArguments, Training], list[Problem]]:
     """The plan of an evaluation without training, and the problems found so far.
 
@@ -85,7 +83,6 @@ def make_evaluation_plan(
         recipe: flags of `indictune evaluate`.
         environ: of this process. DeepSpeed's variables are removed if it cannot evaluate.
         training: arguments of the training that made the model.
-        read_config: reads the configuration of the trained model.
     """
     problems = Problems(recipe.problems)
     asked = _built(recipe, EvaluateArguments, problems)
@@ -101,7 +98,7 @@ def make_evaluation_plan(
         training=arguments,
         launch=launch,
         environ=environ,
-        model_config=problems.attempt(read_config, model) if config_file(asked.model).is_file() else None,
+        model_config=problems.attempt(trained_config, model) if config_file(asked.model).is_file() else None,
     )
     never = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
     return plan.derive(deepspeed=launch.deepspeed_source, **never), problems

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune import stop_signals
 from indictune.cache_folders import checkpoint_around
-from indictune.checkpoint import compatibility, disk_errors
+from indictune.checkpoint import disk_errors
 from indictune.checkpoint.disk_errors import SaveError
 from indictune.checkpoint.resume import Finished
 from indictune.config.arguments import IndicTrainingArguments
@@ -138,7 +138,7 @@ def _outcome(main: Callable[[Run], None], run: SupervisedRun, replaceable: Colle
 
 
 def _end_of_finished(run: SupervisedRun, message: str) -> End:
-    """Report that the run is finished, push it if an earlier push failed, and warn of ignored settings."""
+    """Report that the run is finished, and push it if an earlier push failed."""
     if run.rank == 0:
         args = unresolved(IndicTrainingArguments, run.recipe.values)
         if args.push_to_hub:
@@ -147,8 +147,6 @@ def _end_of_finished(run: SupervisedRun, message: str) -> End:
             except RuntimeError as error:
                 return End("failed", str(error))
         run.show(message)
-        for note in compatibility.ignored_when_finished(run.output_dir, run.recipe.values):
-            run.show_error(f"warning: {note}")
     return End("ok", "")
 
 

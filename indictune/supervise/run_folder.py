@@ -48,9 +48,6 @@ def check_folder(output_dir: Path) -> None:
             run writes.
     """
     check_outside_checkpoints(output_dir, "--output_dir")
-    shown = str(output_dir).encode("utf-8", errors="backslashreplace").decode("utf-8")
-    if shown != str(output_dir):
-        raise UserError("output-dir-not-utf-8", "--output_dir", shown)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError("folder-expected", "--output_dir", output_dir)
     # By `glob` a plain name is not there where it is a link to nothing (Python 3.11).

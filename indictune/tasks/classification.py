@@ -12,10 +12,11 @@ from indictune.config.arguments import SentimentTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import keep_rejected
 from indictune.data.class_weights import as_tensor, check_file, class_weights
+from indictune.data.labels import label_counts
 from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
 from indictune.data.row_sources import sources_of
 from indictune.data.targets import MULTI_LABEL, REGRESSION
-from indictune.data.tokenisation import tokenise, tokenise_splits
+from indictune.data.tokenisation import tokenise_splits
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.evaluation.metrics import language_metric
 from indictune.models.adapters import HEAD_NAMES
@@ -97,19 +98,18 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         with problems.collecting():
             splits = load_splits(plan.data, problems, inputs.sources)
             given = None if plan.data.problem_type in METRICS else plan.training.class_weights
-            weights = class_weights(given, splits.train.each_label(), splits.labels)
+            weights = class_weights(given, label_counts(splits.rows["train"]), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
-            check_metric(str(plan.training.metric_for_best_model), splits.validation)
+            check_metric(str(plan.training.metric_for_best_model), splits.rows.get("validation"))
             if inputs.tokenizer is not None:
                 return ClassifiedRows(splits, inputs.tokenizer, labels, weights)
         return None
 
     def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:
-        splits = rows.splits
-        settings = plan.data.max_length, plan.data.problem_type
-        train, validation, test = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
-        assert train is not None
-        return Tokens(train, validation, test, splits.train.location, splits.folder, splits.notes)
+        splits, settings = rows.splits, (plan.data.max_length, plan.data.problem_type)
+        made = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
+        location = splits.rows["train"].location
+        return Tokens(made["train"], made.get("validation"), made.get("test"), location, splits.folder, splits.notes)
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None
@@ -138,10 +138,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         assert labels is not None
         assert tokenizer is not None
         assert test is not None
-        rows, stored, notes = test
-        keep_rejected(stored, plan.output_dir, plan.launch.rank)
-        dataset = tokenise(stored, {"test": rows}, tokenizer, labels, asked.max_length, mode)["test"]
-        return dataset, [*notes, *padding_notes(config, trains=False)]
+        keep_rejected(test.folder, plan.output_dir, plan.launch.rank)
+        dataset = tokenise_splits(test, tokenizer, labels, asked.max_length, mode)["test"]
+        return dataset, [*test.notes, *padding_notes(config, trains=False)]
 
 
 def check_metric(metric: str, validation: Rows | None) -> None:
@@ -153,7 +152,7 @@ def check_metric(metric: str, validation: Rows | None) -> None:
     name = metric.removeprefix("eval_")
     if validation is None or not name.startswith(LANGUAGE_METRICS):
         return  # `preflight.values` refuses a metric that does not exist
-    known = [language_metric(language) for language in validation.languages()]
+    known = [language_metric(language) for language in sorted(validation.table["language"].unique().to_pylist())]
     if name not in known:
         details = {"source": validation.source, "known": " or ".join(known)}
         raise UserError("metric-of-unseen-language", "--metric_for_best_model", name, **details)

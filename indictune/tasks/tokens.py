@@ -72,12 +72,12 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         files = (inputs.sources or {}).items()
         given = {split: problems.attempt(read_sentences, file, f"--{split}_file", plan.data) for split, file in files}
         splits = {split: sentences for split, sentences in given.items() if sentences is not None}
-        seen = {split: sentences.locations_of_tags() for split, sentences in splits.items()}
-        known = tags or sorted(seen.get("train", []))
+        known = tags or (sorted(splits["train"].tags()) if "train" in splits else [])
         if tags is None and plan.model_config is not None:
             known = problems.attempt(label_order, plan.model_config, known) or known
-        unseen = {tag: where for each in seen.values() for tag, where in each.items() if known and tag not in known}
-        problems.extend(problem("tag-unseen", where, tag) for tag, where in unseen.items())
+        for each in splits.values() if known else ():
+            unseen = {tag: each.location(number) for tag, number in each.tags().items() if tag not in known}
+            problems.extend(problem("tag-unseen", where, tag) for tag, where in unseen.items())
         return None if inputs.tokenizer is None else TaggedRows(splits, known, inputs.tokenizer)
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:

@@ -12,9 +12,8 @@ from typing import Any, get_type_hints
 
 import yaml
 from datasets import Dataset
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe, read_recipe, recorded_values
@@ -23,7 +22,6 @@ from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.models.adapter_base import config_file
 from indictune.models.load import Model, check_vocabulary, load_tokenizer
-from indictune.models.load_errors import explained
 from indictune.models.position_limits import check_max_length, positions_of
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
@@ -122,7 +120,7 @@ def _check_of_this_file(metrics: Path, test_file: str) -> None:
 
 def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     """Score the model on `--test_file`, and write `metrics.json`. Ranks share the rows."""
-    plan, found = make_evaluation_plan(run.recipe, os.environ, task.training_arguments, _read_config)
+    plan, found = make_evaluation_plan(run.recipe, os.environ, task.training_arguments)
     problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
     tokenizer = None
     if config is not None:
@@ -153,16 +151,3 @@ def _trainer(
     if objective.loss is None:  # TRL's trainer has its own loss, and asks for training rows
         return LlamaTrainer(model, args, dataset, None, tokenizer)
     return IndicTrainer(model, args, None, None, tokenizer, objective)
-
-
-def _read_config(args: ModelArguments) -> PreTrainedConfig:
-    """The configuration of a trained model, or of the base of an adapter on a language model.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    folder = Path(args.model_name_or_path)
-    source = folder if (folder / "config.json").is_file() else config_file(folder)
-    with explained(args, Exception, flag="--model"):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
-    return config

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from transformers import PreTrainedTokenizerBase, Trainer
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from indictune.checkpoint import store
 from indictune.distributed import node_disks, sharding
 from indictune.distributed.model_state import write_weights
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
-from indictune.models.model_description import save_description
 
 
 def write_model(trainer: Trainer, folder: Path, save: Callable[[], None]) -> None:
@@ -42,5 +44,19 @@ def write_model(trainer: Trainer, folder: Path, save: Callable[[], None]) -> Non
         if is_checkpoint:
             save_row_ids(model, folder)
             if not list(folder.glob("*.safetensors")):  # in shards, which do not say which model they belong to
-                tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
-                save_description(model, sharding.architecture_of(model), tokenizer, folder)
+                _save_description(model, folder)
+                cast(PreTrainedTokenizerBase, trainer.processing_class).save_pretrained(folder)
+
+
+def _save_description(model: nn.Module, folder: Path) -> None:
+    """Save configuration and generation settings, or an adapter's; `save_adapter_extras` saves the rest of it."""
+    if isinstance(model, PeftModel):
+        adapter = copy.copy(model.peft_config[model.active_adapter])
+        adapter.inference_mode = True
+        adapter.save_pretrained(str(folder))
+        return
+    plain = cast(PreTrainedModel, model)
+    plain.config.architectures = [sharding.architecture_of(model)]
+    plain.config.save_pretrained(folder)
+    if plain.can_generate():
+        plain.generation_config.save_pretrained(folder)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from indictune.checkpoint import flag_files, store
-from indictune.checkpoint.compatibility import check_fits, ignored_when_finished, kept_settings, resume_warnings
+from indictune.checkpoint.compatibility import check_fits, kept_settings, resume_warnings
 from indictune.config.plan import Launch
 from indictune.errors import UserError
 from tests.checkpoint.test_store import write
@@ -162,14 +162,3 @@ class TestWarned:
         (warning,) = resume_warnings(checkpoint, DDP, SETTINGS | {"class_weights": {"no": 1.0, "yes": 3.0}})
         assert "--class_weights yes=2.0, now yes=3.0" in warning
         assert resume_warnings(checkpoint, DDP, SETTINGS) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("validation_file", "new.csv"), ("chat_template", "llama3"), ("packing", True)],
-)
-def test_flags_that_a_finished_run_ignores_are_named(tmp_path: Path, name: str, value: object) -> None:
-    (tmp_path / "recipe.yaml").write_text(f"{name}: null\nlogging_steps: 10", encoding="utf-8")
-    (warning,) = ignored_when_finished(tmp_path, {name: value, "logging_steps": 1})
-    assert warning.startswith(f"Ignoring --{name} None, now {value}: the run is finished.")
-    assert ignored_when_finished(tmp_path, {"logging_steps": 1}) == []

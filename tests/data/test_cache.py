@@ -355,7 +355,7 @@ def test_the_same_name_with_other_bytes_is_read_anew_and_the_same_bytes_with_ano
     assert load().folder == before
     (tmp_path / "train.csv").write_text(ROWS.replace("ok,a", "OK,a"))
     os.utime(tmp_path / "train.csv", (1, 1))
-    assert load().train.table["text"][0].as_py() == "OK"
+    assert load().rows["train"].table["text"][0].as_py() == "OK"
 
 
 @pytest.mark.usefixtures("files")
@@ -365,10 +365,10 @@ def test_a_second_call_gives_the_same_rows_places_and_notes_without_reading(monk
     second = load()
     assert first.notes == second.notes
     assert first.notes[0].startswith("train.csv: 1 of 3 training rows also stand in held.csv")
-    assert second.train.table.equals(first.train.table)
-    assert second.train.location(2) == "train.csv:4"
-    assert (second.train.origin, second.labels, second.test) == ("--train_file", ["a", "b"], None)
-    assert list(second.train.each_label()) == ["a", "b", "a"]
+    assert second.rows["train"].table.equals(first.rows["train"].table)
+    assert second.rows["train"].location(2) == "train.csv:4"
+    assert (second.rows["train"].origin, second.labels) == ("--train_file", ["a", "b"])
+    assert second.rows["train"].table["label"].to_pylist() == ["a", "b", "a"]
 
 
 def test_a_dataset_of_the_hub_is_known_by_its_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

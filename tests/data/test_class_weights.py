@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ def write(tmp_path: Path, content: str, name: str = "w.yaml") -> str:
 
 
 def in_order(choice: str | None, train_labels: list[str], labels: list[str]) -> torch.Tensor | None:
-    return as_tensor(class_weights(choice, train_labels, labels), labels)
+    return as_tensor(class_weights(choice, Counter(train_labels), labels), labels)
 
 
 def test_without_a_choice_all_labels_count_alike() -> None:
@@ -71,25 +72,25 @@ def test_labels_are_spelt_as_in_the_data(tmp_path: Path, content: str, labels: l
 
 def test_a_missing_file_is_refused() -> None:
     with refused("class-weights-unreadable", "weigths.yaml", flag="--class_weights"):
-        class_weights("weigths.yaml", [], LABELS)
+        class_weights("weigths.yaml", {}, LABELS)
 
 
 @pytest.mark.parametrize("content", ["{", "a: [1", "a: 1: 2", "[1, 2, 3]", "a: 1\na: 5\n", '{"a": 1, "a": 5}'])
 def test_a_file_that_holds_no_weight_for_each_label_is_refused(tmp_path: Path, content: str) -> None:
     with refused("class-weights-unreadable", flag="--class_weights") as raised:
-        class_weights(write(tmp_path, content), [], LABELS)
+        class_weights(write(tmp_path, content), {}, LABELS)
     assert "\n" not in raised.value.message
 
 
 def test_a_label_has_one_weight(tmp_path: Path) -> None:
     with refused("class-weight-twice", "label 1 "):
-        class_weights(write(tmp_path, "1: 1\n1.0: 5\n2: 1\n"), [], ["1", "2"])
+        class_weights(write(tmp_path, "1: 1\n1.0: 5\n2: 1\n"), {}, ["1", "2"])
 
 
 def test_missing_and_unknown_labels_are_reported_together(tmp_path: Path) -> None:
     path = write(tmp_path, "positive: 1\nPositive: 2\nneutral: 1\n")
     with pytest.raises(UserError) as raised:
-        class_weights(path, [], LABELS)
+        class_weights(path, {}, LABELS)
     found = [(each.code, each.details["label"]) for each in raised.value.problems]
     assert found == [("class-weight-unknown", "Positive"), ("class-weight-missing", "negative")]
 
@@ -97,4 +98,4 @@ def test_missing_and_unknown_labels_are_reported_together(tmp_path: Path) -> Non
 @pytest.mark.parametrize("weight", ["0", "-1", "high", "true", ".inf", "inf", ".nan", "nan", "[1]", ""])
 def test_a_weight_is_a_number_above_0(tmp_path: Path, weight: str) -> None:
     with refused("class-weight-not-positive", "negative"):
-        class_weights(write(tmp_path, f"negative: {weight}\nneutral: 1\npositive: 1\n"), [], LABELS)
+        class_weights(write(tmp_path, f"negative: {weight}\nneutral: 1\npositive: 1\n"), {}, LABELS)

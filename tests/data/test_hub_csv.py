@@ -37,11 +37,11 @@ def test_a_folder_gives_the_rows_that_its_file_gives(folder: Path, name: str) ->
     (folder / name).write_text(text)
     by_name = load_splits(DataArguments(dataset_name="set"))
     by_file = load_splits(DataArguments(train_file=str(folder / name)))
-    assert by_name.train.table.equals(by_file.train.table)
-    assert by_name.train.table["text"].to_pylist() == ["good, film", "NA", "null", "None", "1.0"]
-    assert by_name.train.table["label"].to_pylist() == ["None", "null", "NA", "nan", "None"]
+    assert by_name.rows["train"].table.equals(by_file.rows["train"].table)
+    assert by_name.rows["train"].table["text"].to_pylist() == ["good, film", "NA", "null", "None", "1.0"]
+    assert by_name.rows["train"].table["label"].to_pylist() == ["None", "null", "NA", "nan", "None"]
     assert by_name.labels == by_file.labels == ["NA", "None", "nan", "null"]
-    assert by_name.train.location(1) == f"{folder / name}:3"
+    assert by_name.rows["train"].location(1) == f"{folder / name}:3"
 
 
 def test_rows_with_more_fields_than_the_header_shift_no_column(folder: Path) -> None:
@@ -52,7 +52,7 @@ def test_rows_with_more_fields_than_the_header_shift_no_column(folder: Path) -> 
 def test_such_a_row_is_left_out_where_bad_rows_are(folder: Path) -> None:
     (folder / "train.csv").write_text("text,label\ngood film,pos\nbad, film,neg\nbad film,neg\n")
     splits = load_splits(DataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.5))
-    assert splits.train.table["text"].to_pylist() == ["good film", "bad film"]
+    assert splits.rows["train"].table["text"].to_pylist() == ["good film", "bad film"]
     (entry,) = map(json.loads, (splits.folder / REJECTED).read_text().splitlines())
     assert (entry["file"], entry["line"], entry["read"]) == (str(folder / "train.csv"), 3, "bad, film,neg\n")
 
@@ -63,8 +63,8 @@ def test_several_files_are_a_split_whose_bad_rows_are_named_by_file_and_line(fol
     (folder / "te.csv").write_text("text,label\nc,x,1\nd,y\n")
     assert problems_of() == [f"--dataset_name set {folder / 'te.csv'}:2 field-count"]
     splits = load_splits(DataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.5))
-    assert splits.train.table["text"].to_pylist() == ["a", "b", "d"]
-    assert [splits.train.location(row) for row in range(3)] == [
+    assert splits.rows["train"].table["text"].to_pylist() == ["a", "b", "d"]
+    assert [splits.rows["train"].location(row) for row in range(3)] == [
         f"{folder / 'hi.csv'}:2",
         f"{folder / 'hi.csv'}:3",
         f"{folder / 'te.csv'}:3",
@@ -78,7 +78,7 @@ def test_declared_class_names_stand_for_numbers_and_for_nothing_else(folder: Pat
     (folder / "train.csv").write_text("text,label\nNA,1\nb,0\nc,positive\n")
     (folder / "test.csv").write_text("text,label\nd,-1\n")
     splits = load_splits(DataArguments(dataset_name="set"))
-    assert splits.train.table["label"].to_pylist() == ["positive", "negative", "positive"]
+    assert splits.rows["train"].table["label"].to_pylist() == ["positive", "negative", "positive"]
     assert splits.labels == ["negative", "positive"]
     assert splits.notes == ["--dataset_name set: its test rows have no labels and are left out."]
     (folder / "train.csv").write_text("text,label\nNA,1\nb,0\nc,2\n")

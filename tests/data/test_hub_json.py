@@ -42,7 +42,7 @@ CHATS = {
 
 
 def rows_of(splits: Splits) -> list[tuple[str, str]]:
-    return list(zip(*(splits.train.table[column].to_pylist() for column in ("text", "label")), strict=True))
+    return list(zip(*(splits.rows["train"].table[column].to_pylist() for column in ("text", "label")), strict=True))
 
 
 def json_files() -> hub_datasets.SplitFiles:
@@ -80,7 +80,7 @@ def test_a_folder_gives_the_rows_that_its_file_gives_with_one_odd_row(folder: Pa
     assert rows_of(by_name) == rows_of(by_file)
     assert rows_of(by_name)[0] == ('शुभ "दिन"', "neg")
     assert by_name.labels == by_file.labels
-    assert by_name.train.location(6) == f"{folder / 'train.jsonl'}:7"
+    assert by_name.rows["train"].location(6) == f"{folder / 'train.jsonl'}:7"
 
 
 def test_texts_and_labels_that_all_are_dates_or_numbers_stay_what_they_are(folder: Path) -> None:
@@ -93,7 +93,7 @@ def test_texts_and_labels_that_all_are_dates_or_numbers_stay_what_they_are(folde
 @pytest.mark.parametrize("name", ["train.json", "train.ndjson"])
 def test_one_object_a_line_is_read_whatever_the_file_is_called(folder: Path, name: str) -> None:
     (folder / name).write_text("\ufeff" + GOOD, encoding="utf-8")
-    assert len(load_splits(DataArguments(dataset_name="set")).train) == 2
+    assert len(load_splits(DataArguments(dataset_name="set")).rows["train"]) == 2
 
 
 @pytest.mark.parametrize("name", ["train.json", "train.jsonl"])
@@ -143,7 +143,7 @@ def test_rows_that_cannot_be_used_are_named_by_file_and_line_whatever_was_left_o
         (folder / name).write_text(BAD)
     splits = load_splits(DataArguments(dataset_name="set", bad_rows="quarantine", max_bad_fraction=0.6))
     good = [f"{folder / name}:{line}" for name in names for line in (1, 2, 6, 7, 9, 10)]
-    assert [splits.train.location(row) for row in range(len(splits.train))] == good
+    assert [splits.rows["train"].location(row) for row in range(len(splits.rows["train"]))] == good
     entries = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
     assert [(entry["file"], entry["line"]) for entry in entries] == [
         (str(folder / name), line) for line in (3, 8) for name in names
@@ -217,7 +217,7 @@ def test_splits_that_a_run_does_not_read_are_told(folder: Path, caplog: pytest.L
     if kind == "chats":
         assert set(chat_sources_of(ChatDataArguments(dataset_name="set"), Problems())) == {"train", "test"}
     else:
-        assert load_splits(DataArguments(dataset_name="set")).validation is None
+        assert "validation" not in load_splits(DataArguments(dataset_name="set")).rows
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "--dataset_name set: ignoring its rows of validation_matched, validation_other."
     ]
@@ -289,7 +289,7 @@ def test_languages_that_are_class_ids_get_their_names(folder: Path, declared: st
         features = datasets.Features({"text": text, "label": text, "language": names})
         table = table.replace_schema_metadata(features.arrow_schema.metadata)
     pq.write_table(table, folder / "train.parquet")
-    assert load_splits(DataArguments(dataset_name="set")).train.table["language"].to_pylist() == [
+    assert load_splits(DataArguments(dataset_name="set")).rows["train"].table["language"].to_pylist() == [
         "te",
         "hi",
         "romanised",

@@ -53,18 +53,18 @@ def columns_of(rows: Rows | None) -> Row:
 def test_rows_are_cleaned_labelled_and_given_a_language(write: Write) -> None:
     train = write("train.jsonl", labelled(("#अच्छी\nफिल्म", 1), ("@ravi acchi film", 0.0), ("నచ్చింది", True)))
     splits = load_splits(DataArguments(train_file=train))
-    assert columns_of(splits.train) == {
+    assert columns_of(splits.rows["train"]) == {
         "text": ["अच्छी फिल्म", "@user acchi film", "నచ్చింది"],
         "label": ["1", "0", "true"],
         "language": ["hi", "romanised", "te"],
         "line": [1, 2, 3],
     }
     assert splits.labels == ["0", "1", "true"]
-    assert splits.validation is None
-    assert splits.test is None
+    assert "validation" not in splits.rows
+    assert "test" not in splits.rows
     assert splits.notes == []
-    assert len(splits.train) == 3
-    assert splits.train.location(1) == "train.jsonl:2"
+    assert len(splits.rows["train"]) == 3
+    assert splits.rows["train"].location(1) == "train.jsonl:2"
 
 
 def test_labels_that_are_all_numbers_are_in_numerical_order(write: Write) -> None:
@@ -79,11 +79,15 @@ def test_a_language_column_decides_where_it_says_something(write: Write) -> None
         {"text": "க", "label": 1, "lang": "xx"},
     ]
     train = write("train.jsonl", rows)
-    assert columns_of(load_splits(DataArguments(train_file=train)).train)["language"] == ["mr", "romanised", "ta"]
+    assert columns_of(load_splits(DataArguments(train_file=train)).rows["train"])["language"] == [
+        "mr",
+        "romanised",
+        "ta",
+    ]
     rows[0]["lang"] = "kok"
     train = write("train.jsonl", rows)
     named = load_splits(DataArguments(train_file=train, language_column="lang"))
-    assert columns_of(named.train)["language"] == ["kok", "romanised", "xx"]
+    assert columns_of(named.rows["train"])["language"] == ["kok", "romanised", "xx"]
 
 
 def test_a_language_column_that_is_named_must_be_there(write: Write) -> None:
@@ -94,18 +98,18 @@ def test_a_language_column_that_is_named_must_be_there(write: Write) -> None:
 def test_columns_have_the_names_given(write: Write) -> None:
     train = write("train.jsonl", [{"tweet": "a", "mood": "x"}, {"tweet": "b", "mood": "y"}])
     splits = load_splits(DataArguments(train_file=train, text_column="tweet", label_column="mood"))
-    assert columns_of(splits.train)["text"] == ["a", "b"]
+    assert columns_of(splits.rows["train"])["text"] == ["a", "b"]
     assert splits.labels == ["x", "y"]
 
 
 def test_rows_without_text_are_dropped_and_told(write: Write) -> None:
     rows = labelled(("a", 0), (None, 0), ("", None), (" \n\u200b", 1), ("b", 1))
     splits = load_splits(DataArguments(train_file=write("train.jsonl", rows)))
-    assert columns_of(splits.train)["line"] == [1, 5]
+    assert columns_of(splits.rows["train"])["line"] == [1, 5]
     assert splits.notes == [
         "--train_file train.jsonl: 3 rows without text were dropped: train.jsonl:2, train.jsonl:3, train.jsonl:4."
     ]
-    assert splits.train.location(1) == "train.jsonl:5"
+    assert splits.rows["train"].location(1) == "train.jsonl:5"
 
 
 def test_at_most_twenty_dropped_rows_are_listed(write: Write) -> None:
@@ -119,7 +123,7 @@ def test_at_most_twenty_dropped_rows_are_listed(write: Write) -> None:
 def test_order_and_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_files, "CHUNK_ROWS", 2)
     train = write("train.jsonl", labelled(*((f"t{index}", index % 2) for index in range(7))))
-    assert columns_of(load_splits(DataArguments(train_file=train)).train)["text"] == [
+    assert columns_of(load_splits(DataArguments(train_file=train)).rows["train"])["text"] == [
         f"t{index}" for index in range(7)
     ]
 
@@ -130,14 +134,14 @@ def test_rows_in_train_and_held_out_are_told_or_removed(write: Write) -> None:
     test = write("test.jsonl", labelled(("A", 1), ("a  http://y.in", 0), ("b", 0)))
     files: Row = {"train_file": train, "validation_file": validation, "test_file": test}
     kept = load_splits(DataArguments(**files))
-    assert len(kept.train) == 5
+    assert len(kept.rows["train"]) == 5
     assert kept.notes == [
         "train.jsonl: 3 of 5 training rows also stand in val.jsonl or test.jsonl, whose scores will look too good; "
         "--drop_leaked_rows removes them from training."
     ]
     dropped = load_splits(DataArguments(**files, drop_leaked_rows=True))
-    assert columns_of(dropped.train)["text"] == ["c", "d"]
-    assert columns_of(dropped.validation)["text"] == ["b", "e"]
+    assert columns_of(dropped.rows["train"])["text"] == ["c", "d"]
+    assert columns_of(dropped.rows["validation"])["text"] == ["b", "e"]
     assert dropped.notes == [
         "train.jsonl: 3 of 5 training rows also stand in val.jsonl or test.jsonl; they were removed from training "
         "(--drop_leaked_rows)."
@@ -150,7 +154,7 @@ def test_rows_are_removed_from_every_part_of_a_long_file(write: Write, monkeypat
     train = write("train.jsonl", labelled(*((f"t{index}", index % 2) for index in range(20))))
     validation = write("val.jsonl", labelled(*((f"t{index}", index % 2) for index in range(0, 20, 3))))
     splits = load_splits(DataArguments(train_file=train, validation_file=validation, drop_leaked_rows=True))
-    assert columns_of(splits.train)["text"] == [f"t{index}" for index in range(20) if index % 3]
+    assert columns_of(splits.rows["train"])["text"] == [f"t{index}" for index in range(20) if index % 3]
 
 
 def test_dropping_leaked_rows_can_leave_nothing(write: Write) -> None:
@@ -260,9 +264,9 @@ def test_more_values_than_any_classifier_has_labels_are_free_text(write: Write) 
 
 def test_rows_for_a_finished_model(write: Write) -> None:
     path = write("new.jsonl", [{"tweet": "#a", "label": 1.0}, {"tweet": "", "label": 0}])
-    rows, _, notes = load_test_rows(path, EvaluateArguments(text_column="tweet"), ["0", "1"])
-    assert columns_of(rows) == {"text": ["a"], "label": ["1"], "language": ["romanised"], "line": [1]}
-    assert notes == ["--test_file new.jsonl: 1 rows without text were dropped: new.jsonl:2."]
+    splits = load_test_rows(path, EvaluateArguments(text_column="tweet"), ["0", "1"])
+    assert columns_of(splits.rows["test"]) == {"text": ["a"], "label": ["1"], "language": ["romanised"], "line": [1]}
+    assert splits.notes == ["--test_file new.jsonl: 1 rows without text were dropped: new.jsonl:2."]
 
 
 def test_rows_for_a_finished_model_are_read_once_and_checked_each_time(
@@ -272,9 +276,9 @@ def test_rows_for_a_finished_model_are_read_once_and_checked_each_time(
     unknown = ["--test_file new.jsonl label-unknown"]
     assert problems_raised(lambda: load_test_rows(path, EvaluateArguments(), ["y", "x"])) == unknown
     monkeypatch.setattr("indictune.data.load_rows.cleaned", None)
-    rows, folder, notes = load_test_rows(path, EvaluateArguments(), ["x", "z"])
-    assert (len(rows), len(notes)) == (2, 1)
-    assert (folder / "test.arrow").exists()
+    splits = load_test_rows(path, EvaluateArguments(), ["x", "z"])
+    assert (len(splits.rows["test"]), len(splits.notes)) == (2, 1)
+    assert (splits.folder / "test.arrow").exists()
 
 
 def test_rows_for_a_finished_model_have_its_labels(write: Write) -> None:
@@ -288,9 +292,7 @@ def test_rows_for_a_finished_model_have_its_labels(write: Write) -> None:
 def test_builtin_tweets_are_read_from_the_package() -> None:
     splits = load_splits(DataArguments(dataset_name="builtin:tweets"))
     assert splits.labels == ["negative", "neutral", "positive"]
-    assert splits.validation is not None
-    assert splits.test is not None
-    assert {"hi", "te", "ta"} <= set(columns_of(splits.train)["language"])
+    assert {"hi", "te", "ta"} <= set(columns_of(splits.rows["train"])["language"])
     assert splits.notes == []
 
 
@@ -301,7 +303,7 @@ def test_builtin_rows_come_from_the_folder_of_their_name(write: Write, monkeypat
     folder = str(Path.cwd())
     monkeypatch.setitem(row_sources.BUILTIN, "builtin:tweets", folder)
     splits = load_splits(DataArguments(dataset_name="builtin:tweets"))
-    assert columns_of(splits.test)["text"] == ["test a", "test b"]
+    assert columns_of(splits.rows["test"])["text"] == ["test a", "test b"]
 
 
 def test_an_unknown_builtin_dataset_and_other_problems(write: Write) -> None:
@@ -341,25 +343,24 @@ def test_a_run_that_is_refused_downloads_no_dataset(hub_folder: str) -> None:
 
 def test_class_ids_of_a_hub_dataset_become_their_names(hub_folder: str) -> None:
     splits = load_splits(DataArguments(dataset_name=hub_folder))
-    assert columns_of(splits.train) == {
+    assert columns_of(splits.rows["train"]) == {
         "text": ["train 0", "train 1", "train 2"],
         "label": ["positive", "negative", "positive"],
         "language": ["romanised"] * 3,
         "line": [1, 2, 3],
     }
     assert splits.labels == ["negative", "positive"]
-    assert columns_of(splits.validation)["label"] == ["negative", "positive"]
-    assert splits.test is None
+    assert columns_of(splits.rows["validation"])["label"] == ["negative", "positive"]
+    assert "test" not in splits.rows
     assert splits.notes == ["--dataset_name ./tweets: its test rows have no labels and are left out."]
-    assert splits.train.location(2) == "./tweets/train row 3"
+    assert splits.rows["train"].location(2) == "./tweets/train row 3"
 
 
 def test_files_take_the_place_of_a_hub_datasets_splits(hub_folder: str) -> None:
     pq.write_table(pa.table({"text": ["own"], "label": ["negative"]}), "own.parquet")
     splits = load_splits(DataArguments(dataset_name=hub_folder, test_file="own.parquet"))
-    assert columns_of(splits.test)["text"] == ["own"]
-    assert splits.test is not None
-    assert splits.test.location(0) == "own.parquet row 1"
+    assert columns_of(splits.rows["test"])["text"] == ["own"]
+    assert splits.rows["test"].location(0) == "own.parquet row 1"
 
 
 def test_hub_datasets_that_do_not_fit(hub_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,12 +407,11 @@ def test_real_tweets_load_with_their_languages() -> None:
     splits = load_splits(
         DataArguments(train_file=str(path), validation_file=str(path).replace("train.jsonl", "validation.jsonl"))
     )
-    assert splits.validation is not None
-    assert (len(splits.train), len(splits.validation)) == (12_000 - 2, 1_500)
+    assert (len(splits.rows["train"]), len(splits.rows["validation"])) == (12_000 - 2, 1_500)
     assert splits.notes[0].endswith(f"2 rows without text were dropped: {path}:7442, {path}:7811.")
     assert splits.labels == ["negative", "neutral", "positive"]
-    assert set(columns_of(splits.train)["language"]) == {"mr"}
-    assert not any("\n" in text or "&amp;" in text for text in columns_of(splits.train)["text"])
+    assert set(columns_of(splits.rows["train"])["language"]) == {"mr"}
+    assert not any("\n" in text or "&amp;" in text for text in columns_of(splits.rows["train"])["text"])
 
 
 def spelt(write: Write, **splits: Sequence[object]) -> dict[str, Any]:

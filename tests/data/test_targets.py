@@ -46,7 +46,7 @@ def codes(folder: Path, problem_type: ProblemType, labels: Labels, held_out: Lab
 def test_a_score_is_a_float(tmp_path: Path) -> None:
     splits = split(tmp_path, REGRESSION, [0.5, "1e-1", 3])
     assert splits.labels == ["score"]
-    assert targets(list(splits.train.each_label()), splits.labels, REGRESSION).to_pylist() == [
+    assert targets(splits.rows["train"].table["label"].to_pylist(), splits.labels, REGRESSION).to_pylist() == [
         0.5,
         pytest.approx(0.1),
         3.0,
@@ -61,7 +61,7 @@ def test_what_is_no_score_is_refused_with_its_place(tmp_path: Path, label: objec
 def test_a_row_has_the_labels_between_its_bars_or_in_its_list(tmp_path: Path) -> None:
     splits = split(tmp_path, MULTI_LABEL, ["joy|love", ["anger"], [], " love | joy "])
     assert splits.labels == ["anger", "joy", "love"]
-    given = targets(list(splits.train.each_label()), splits.labels, MULTI_LABEL).to_pylist()
+    given = targets(splits.rows["train"].table["label"].to_pylist(), splits.labels, MULTI_LABEL).to_pylist()
     assert given == [[0, 1, 1], [1, 0, 0], [0, 0, 0], [0, 1, 1]]
 
 
@@ -69,7 +69,7 @@ def test_a_parquet_column_may_hold_lists(tmp_path: Path) -> None:
     path = str(tmp_path / "train.parquet")
     pq.write_table(pa.table({"text": ["a", "b"], "label": [["x", "y"], ["y"]]}), path)
     splits = load_splits(DataArguments(train_file=path, problem_type=MULTI_LABEL))
-    assert [parts(label) for label in splits.train.each_label()] == [["x", "y"], ["y"]]
+    assert [parts(label) for label in splits.rows["train"].table["label"].to_pylist()] == [["x", "y"], ["y"]]
 
 
 def test_a_bar_is_a_part_of_a_single_label(tmp_path: Path) -> None:

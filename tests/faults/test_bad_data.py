@@ -300,7 +300,7 @@ def test_half_an_emoji_is_a_bad_row(name: str) -> None:
     ]
     Path(name).write_text(",\n".join(rows).join("[]") if name == "f.json" else "\n".join(rows), encoding="utf-8")
     assert problems_of(train_file=name) == [f"--train_file {name}:2 half-emoji"]
-    kept = load_splits(DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.5)).train
+    kept = load_splits(DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.5)).rows["train"]
     assert kept.table["line"].to_pylist() == [1, 3]
 
 
@@ -331,7 +331,7 @@ def assert_stops_or_is_left_out(name: str, content: bytes, bad: list[tuple[int, 
     assert first == f"--train_file {location} {code}"
     for _ in range(2):  # the second time from the cache
         splits = load_splits(DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.5))
-        assert splits.train.table["text"].to_pylist() == ["a", "b"]
+        assert splits.rows["train"].table["text"].to_pylist() == ["a", "b"]
         keep_rejected(splits.folder, Path("out"), rank=0)
         rejected = [json.loads(entry) for entry in (Path("out") / REJECTED).read_text(encoding="utf-8").splitlines()]
         assert [(row["file"], row["line"]) for row in rejected] == [(name, line) for line, _ in bad]
@@ -379,14 +379,14 @@ def test_more_bad_rows_than_the_fraction_stop_the_run(name: str) -> None:
         f"--train_file {name} too-many-bad-rows",
     ]
     allowed = DataArguments(train_file=name, bad_rows="quarantine", max_bad_fraction=0.1)
-    assert len(load_splits(allowed).train) == 90
+    assert len(load_splits(allowed).rows["train"]) == 90
 
 
 @pytest.mark.parametrize("bad", [29, 57, 58, 69])
 def test_bad_rows_that_are_just_the_fraction_are_left_out(bad: int) -> None:
     Path("f.csv").write_bytes(HEAD + b"c\n" * bad + b"a,x\n" * (98 - bad) + GOOD)
     share: dict[str, Any] = {"train_file": "f.csv", "bad_rows": "quarantine"}
-    assert len(load_splits(DataArguments(**share, max_bad_fraction=bad / 100)).train) == 100 - bad
+    assert len(load_splits(DataArguments(**share, max_bad_fraction=bad / 100)).rows["train"]) == 100 - bad
     assert problems_of(**share, max_bad_fraction=(bad - 1) / 100)[-1] == "--train_file f.csv too-many-bad-rows"
 
 
@@ -401,13 +401,12 @@ def test_unlabelled_test_rows_of_a_dataset_are_left_out_where_others_have_labels
     Path("set/test.jsonl").write_bytes(ROWS + b'{"text": "c"}\n{"text": "d", "label": " "}\n')
     quarantine: dict[str, Any] = {"dataset_name": "set", "bad_rows": "quarantine", "max_bad_fraction": 0.5}
     splits = load_splits(DataArguments(**quarantine))
-    assert splits.test is not None
-    assert splits.test.table["text"].to_pylist() == ["a", "b"]
+    assert splits.rows["test"].table["text"].to_pylist() == ["a", "b"]
     rejected = [json.loads(line) for line in (splits.folder / REJECTED).read_bytes().splitlines()]
     assert [(row["line"], row["reason"][-10:]) for row in rejected] == [(3, "[no-label]"), (4, "[no-label]")]
     Path("set/test.jsonl").write_bytes(b'{"text": "c"}\n{"text": "d"}\n')
     splits = load_splits(DataArguments(**quarantine))
-    assert splits.test is None
+    assert "test" not in splits.rows
     assert splits.notes == ["--dataset_name set: its test rows have no labels and are left out."]
 
 
@@ -428,7 +427,7 @@ def test_empty_texts_are_dropped_with_a_note() -> None:
     quarantined = load_splits(DataArguments(train_file="f.jsonl", bad_rows="quarantine"))
     assert quarantined.notes == dropped.notes
     for splits in (dropped, quarantined):
-        assert splits.train.table["text"].to_pylist() == ["a", "b"]
+        assert splits.rows["train"].table["text"].to_pylist() == ["a", "b"]
         assert not (splits.folder / REJECTED).exists()
 
 

@@ -528,7 +528,7 @@ class TestADataset:
             (tmp_path / name).write_text(canary.python)
         rows = [f"text {row},{row % 2}\n" for row in range(20_002)]  # two batches: processes are started to clean them
         (tmp_path / "train.csv").write_text("".join(["text,label\n", *rows]))
-        assert len(load_splits(DataArguments(train_file="train.csv")).train) == 20_002
+        assert len(load_splits(DataArguments(train_file="train.csv")).rows["train"]) == 20_002
         assert not canary.ran.exists()
 
 

@@ -140,7 +140,7 @@ def test_a_token_in_a_file_that_is_no_yaml_is_not_repeated(text: str, tmp_path: 
     told = [problem, *caught.value.problems]
     if "!!" not in text:  # which means nothing in a file of label: weight
         with pytest.raises(UserError) as caught:
-            class_weights(str(path), ["a"], ["a"])
+            class_weights(str(path), {"a": 1}, ["a"])
         told += caught.value.problems
     assert not any(TOKEN[:8] in str(each) for each in told), told
 

@@ -191,12 +191,6 @@ class TestCheckFolder:
         (tmp_path / "linked").symlink_to(tmp_path / "new")  # the folder itself may be one
         check_folder(tmp_path / "linked")
 
-    def test_a_name_that_is_no_utf_8_is_refused(self, tmp_path: Path) -> None:
-        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff"))
-        with refused("output-dir-not-utf-8", f"{tmp_path}/b\\udcff", flag="--output_dir"):
-            check_folder(path)
-        check_folder(tmp_path / "अच्छा")
-
 
 @pytest.mark.parametrize("asked", [None, "auto"])
 @pytest.mark.parametrize(

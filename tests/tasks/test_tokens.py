@@ -160,3 +160,11 @@ def test_a_model_that_has_the_tags_keeps_their_order(tmp_path: Path, head: str) 
     assert rows.tags == ["O", "B-PER", "B-LOC"]
     (row,) = TASK.tokenise(plan, rows).train
     assert row["tags"] == [0, 2, 1]
+
+
+def test_labels_are_smoothed_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "t.conll").write_text("a O\n", encoding="utf-8")
+    given = ["--train_file", str(tmp_path / "t.conll"), "--label_smoothing_factor", "0.25"]
+    plan, problems = plan_of_rows(read_recipe(given, TASK.arguments()), TASK)
+    rows = read_rows(plan, TASK, problems)
+    assert TASK.objective(plan.training, BertConfig(), rows.tokenizer, True, rows).loss.label_smoothing == 0.25
