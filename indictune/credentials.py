@@ -17,10 +17,6 @@ _LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user's part of a URL (https://
 _SIGNATURE = re.compile(r"(?<=[?&])([\w-]*(?:signature|credential|token|policy)=)[^&\s'\"]+", re.IGNORECASE)
 _SHORTEST = 16  # a shorter HF_TOKEN is a placeholder such as `none`, which occurs in ordinary words
 FIELD = "hub_token"
-WAY_OUT = (
-    "a token in a command or a file can be read by others (process list, shell history, recipe.yaml). Leave it out, "
-    "and set HF_TOKEN or type `hf auth login` once."
-)
 # What PyYAML 6 raises for a text. Some values, such as 2026-13-45 or `!!bool x`, raise Python's own errors.
 NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
 

@@ -47,8 +47,13 @@ def test_an_error_gives_what_its_wording_asks_for(place: str, code: str, given: 
 def test_a_message_ends_with_its_code() -> None:
     error = UserError("expected-at-least", "--save_total_limit", 0, smallest=1)
     assert (error.code, error.flag) == ("expected-at-least", "--save_total_limit")
-    assert str(error) == "--save_total_limit 0: expected at least 1. [expected-at-least]"
+    assert str(error).startswith("--save_total_limit 0: expected at least 1. ")
+    assert str(error).endswith(" [expected-at-least]")
     assert str(problem("unreadable", "--config", "a\nb", reason="x")).count("\n") == 0
+
+
+def test_every_entry_has_a_way_out() -> None:
+    assert [code for code, entry in catalogue().items() if not entry.get("way_out")] == []
 
 
 def test_every_entry_is_used() -> None:

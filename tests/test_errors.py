@@ -15,7 +15,7 @@ FILE = problem("no-such-file", "--train_file", "t.csv")
 def test_one_problem_is_its_own_message() -> None:
     error = UserError("expected-at-least", "--seed", -1, smallest=0)
     assert error.problems == [SEED]
-    assert str(error) == "--seed -1: expected at least 0. [expected-at-least]"
+    assert str(error) == "--seed -1: expected at least 0. Raise it, or leave the flag out. [expected-at-least]"
 
 
 def test_a_way_out_that_is_given_replaces_the_catalogues() -> None:

@@ -68,7 +68,7 @@ def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) 
         model = None if is_adapter else _model(args, checkpoint, weights)
     size_bytes = sum((checkpoint / name).stat().st_size for name in names)
     size_bytes += sum(weight.nbytes for weight in weights.values())
-    with whole_folder(folder, FLAG, size_bytes, "name a folder on another disk") as written:
+    with whole_folder(folder, FLAG, size_bytes) as written:
         written.mkdir()
         _describe(checkpoint, written)
         copy_files(checkpoint, names, written)

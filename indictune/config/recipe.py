@@ -14,7 +14,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from indictune.config.strict_yaml import RecipeLoader
-from indictune.credentials import FIELD, NOT_YAML, WAY_OUT, holds_token, without_its_text
+from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
 
 Arguments = TypeVar("Arguments")
@@ -70,7 +70,7 @@ class Recipe:
         try:
             return arguments(**{**given, **decided})
         except ValueError as error:
-            raise UserError("value-refused", reason=str(error)) from error
+            raise UserError("value-refused", reason=str(error).rstrip(".")) from error
 
     def to_record(self, built: Sequence[Any], decided: Collection[str]) -> dict[str, Any]:
         """The complete configuration for `recipe.yaml`. Values that the run derived are apart, under `decided`.
@@ -186,7 +186,7 @@ def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems)
         if any(map(holds_token, (name, *words))) or (name == FIELD and words):
             del entries[name]
             shown = "(a token)" if holds_token(name) else name
-            problems.append(problem("token-in-the-open", f"{prefix}{shown}", reason=WAY_OUT))
+            problems.append(problem("token-in-the-open", f"{prefix}{shown}"))
 
 
 def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) -> None:
@@ -228,9 +228,9 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
     if name not in known:
         nearest = difflib.get_close_matches(name, [*known, *(["config"] if prefix == "--" else [])], n=1, cutoff=0.6)
         dashes = "--" if prefix == "--" else ""
-        hint = f" Did you mean `{dashes}{nearest[0]}`?" if nearest else " `--help` lists all."
+        hint = f"Did you mean `{dashes}{nearest[0]}`?" if nearest else None
         kind = "flag" if prefix == "--" else "recipe key"
-        raise UserError("unknown-name", f"{prefix}{name}", kind=kind, hint=hint)
+        raise UserError("unknown-name", f"{prefix}{name}", way_out=hint, kind=kind)
     if not words and prefix != "--" and known[name].nargs == "+":
         return []
     # `--name=value` is one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.

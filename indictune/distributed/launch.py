@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from indictune.config.plan import Launch
-from indictune.credentials import WAY_OUT, holds_token
+from indictune.credentials import holds_token
 from indictune.errors import UserError
 
 
@@ -83,7 +83,7 @@ def read_deepspeed(source: str) -> dict[str, Any]:
         reason = f"expected an object, found {type(config).__name__}"
         raise UserError("invalid-json", "--deepspeed", source, reason=reason)
     if holds_token(json.dumps(config, ensure_ascii=False)):
-        raise UserError("token-in-the-open", "--deepspeed", reason=WAY_OUT)
+        raise UserError("token-in-the-open", "--deepspeed")
     return config
 
 

@@ -45,7 +45,7 @@ def check_free(folder: Path, flag: str) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str) -> Iterator[Path]:
+def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str | None = None) -> Iterator[Path]:
     """Yield a path for the model, and rename it to `folder` at the end of the block.
 
     The model is written in a hidden folder next to `folder`, which is removed also after an error. It remains only
@@ -55,7 +55,7 @@ def whole_folder(folder: Path, flag: str, size_bytes: int, way_out: str) -> Iter
         folder: for the model, or a link to it. It is absent or empty.
         flag: that names the folder.
         size_bytes: of the model.
-        way_out: for the message when the disk is too small.
+        way_out: if the disk is too small; None takes the one of the catalogue.
 
     Raises:
         UserError: the folder cannot be made or is in use, the disk is too small, or the block failed to write.

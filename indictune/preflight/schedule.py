@@ -63,5 +63,5 @@ def check_arguments(plan: AnyPlan) -> list[Problem]:
     try:
         training._validate_args()  # type: ignore[no-untyped-call]
     except ValueError as error:
-        return [problem("value-refused", reason=" ".join(str(error).split()))]
+        return [problem("value-refused", reason=" ".join(str(error).split()).rstrip("."))]
     return []
