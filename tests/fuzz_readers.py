@@ -286,7 +286,7 @@ def main() -> None:
     datasets.disable_progress_bars()
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
     broken = fuzz(folder, args.minutes, args.seed, args.datasets, outcomes)
-    found = told(outcomes)
+    found = counts_by_title(outcomes)
     for title, counted in found.items():
         print(f"{title}: {counted['count']:,}")
         for kind, counts in {"all": counted["by outcome"], **counted["by kind"]}.items():
@@ -299,7 +299,7 @@ def main() -> None:
     shutil.rmtree(folder)
 
 
-def told(outcomes: Outcomes) -> dict[str, Any]:
+def counts_by_title(outcomes: Outcomes) -> dict[str, Any]:
     """How many files there were, how many of them were datasets too, and how each kind went."""
     counters = {"files": outcomes.files, "of them as datasets too": outcomes.as_datasets}
     return {

@@ -22,7 +22,7 @@ GOOD = [("फिल्म अच्छी थी", "positive"), ("बहुत �
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose configuration can be read, and whose weights cannot: what loads it fails otherwise than told."""
+    """A model whose configuration can be read, and whose weights cannot: loading it fails unexpectedly."""
     folder = tmp_path_factory.mktemp("model")
     source = Path(builtin.resolve("builtin:tiny-indic-bert"))
     for path in source.iterdir():
@@ -105,7 +105,7 @@ def job(tmp_path: Path, model: str) -> Job:
     return Job(tmp_path, model)
 
 
-def test_flags_recipe_files_batch_token_and_checkpoint_are_told_together(job: Job) -> None:
+def test_flags_recipe_files_batch_token_and_checkpoint_are_reported_together(job: Job) -> None:
     recipe = job.folder / "r.yaml"
     recipe.write_text("lerning_rate: 1\nmax_length: long\n")
     job.flags["train_file"] = job.path("trian.jsonl")
@@ -156,14 +156,14 @@ def test_a_refused_run_reads_no_more_than_the_first_of_many_rows(job: Job, flags
     assert "first" in result.stderr.partition("indictune: 2 problems:")[0]  # a warning says what was read
 
 
-def test_flags_for_speed_that_cannot_work_are_told_together(job: Job) -> None:
+def test_flags_for_speed_that_cannot_work_are_reported_together(job: Job) -> None:
     job.flags |= {"active_vocabulary": "on", "method": "lora", "padding_free": "on", "attn_implementation": "eager"}
     assert sorted(job.refused("--max_tokens_per_device", "0").flags) == [
         *("--active_vocabulary", "--max_tokens_per_device", "--padding_free")
     ]
 
 
-def test_names_of_modules_are_told_with_what_else_does_not_fit_the_model(job: Job) -> None:
+def test_names_of_modules_are_reported_with_all_else_that_does_not_fit_the_model(job: Job) -> None:
     job.flags |= {"method": "lora", "lora_target_modules": "qury", "max_length": "5000"}
     job.flags |= {"padding_free": "on", "attn_implementation": "eager", "push_to_hub": "true"}
     assert sorted(job.refused().flags) == [
@@ -186,7 +186,7 @@ def test_what_a_limit_of_tokens_leads_to_is_checked_too(job: Job) -> None:
     assert "[static-graph-with-accumulation]" in result.stderr
 
 
-def test_broken_files_are_told_together_with_their_lines(job: Job) -> None:
+def test_broken_files_are_reported_together_with_their_lines(job: Job) -> None:
     train, validation, test = (job.path(name) for name in ("t.csv", "v.jsonl", "e.csv"))
     Path(train).write_text("tweet,lable\nअच्छा,positive\n", encoding="utf-8")
     Path(validation).write_bytes(
@@ -213,7 +213,7 @@ def test_labels_are_checked_over_all_files(job: Job) -> None:
     assert job.refused().codes == [f"--validation_file {job.path('other.jsonl')} label-unknown"]
 
 
-def test_rows_without_any_text_are_told(job: Job) -> None:
+def test_rows_without_any_text_are_reported(job: Job) -> None:
     job.write("blank.jsonl", (" ", "positive"), ("\n", "negative"))
     job.flags["train_file"] = job.path("blank.jsonl")
     assert job.refused().codes == [f"--train_file {job.path('blank.jsonl')} no-texts"]

@@ -63,7 +63,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 class TestListing:
-    def test_the_newest_comes_first_and_the_next_start_is_told(
+    def test_the_newest_comes_first_and_the_next_start_is_named(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         header, _, newest, oldest, auto = listed(capsys, stopped(run), 0)
@@ -81,7 +81,7 @@ class TestListing:
         assert sorted(mark for line in lines[2:4] for mark in noted(line)[1]) == ["best"]
         assert lines[-1] == "The run is finished: --resume_from_checkpoint auto trains nothing."
 
-    def test_a_damaged_one_is_told_with_its_file_and_passed_over(
+    def test_a_damaged_one_is_reported_with_its_file_and_passed_over(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         flip_a_bit(stopped(run) / "checkpoint-8" / "optimizer.pt")
@@ -96,9 +96,11 @@ class TestListing:
         self, run: Path, capsys: pytest.CaptureFixture[str], name: str
     ) -> None:
         (stopped(run) / name).chmod(0o777)
-        told = listed(capsys, run, 0)[-1]
-        assert told.startswith(f"--resume_from_checkpoint auto would be refused: {run / 'checkpoint-8'}: {run / name}")
-        assert told.endswith("[checkpoint-not-trusted]")
+        shown = listed(capsys, run, 0)[-1]
+        assert shown.startswith(
+            f"--resume_from_checkpoint auto would be refused: {run / 'checkpoint-8'}: {run / name}"
+        )
+        assert shown.endswith("[checkpoint-not-trusted]")
 
     def test_where_none_is_whole_auto_starts_afresh(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         stopped(run)
@@ -185,15 +187,15 @@ class TestConverting:
         """Nor one that is merged, nor another run."""
         checkpoint, folder = run / "checkpoint-8", run / name
         (run / "link").symlink_to(checkpoint)
-        told = f"{folder}: it is in the checkpoint {checkpoint}, "
-        assert f"--convert_to {told}" in refused(capsys, str(run), "--convert_to", str(folder))
+        shown = f"{folder}: it is in the checkpoint {checkpoint}, "
+        assert f"--convert_to {shown}" in refused(capsys, str(run), "--convert_to", str(folder))
         assert main(["merge", str(checkpoint), "--output_dir", str(folder)]) == 2
-        assert f"--output_dir {told}" in capsys.readouterr().err
+        assert f"--output_dir {shown}" in capsys.readouterr().err
         for recipe in (finished_run.recipe, run / "no.yaml"):
             flags = ["--config", str(recipe), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
             result = start([*python(), SCRIPT, *flags])
             assert result.returncode == 2
-            assert told in result.stderr or "no.yaml: there is no such file" in result.stderr
+            assert shown in result.stderr or "no.yaml: there is no such file" in result.stderr
         assert store.damage(checkpoint) == []
 
 

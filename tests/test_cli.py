@@ -133,11 +133,11 @@ def test_prepare_reads_the_rows_of_the_task_that_is_named(tmp_path: Path, capsys
 
 def test_prepare_tells_all_problems_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", "--train_file", str(tmp_path / "no.csv"), "--max_length", "1000", "--max_lenth", "3"]) == 2
-    told = capsys.readouterr().err.splitlines()[-4:]
-    assert told[0] == "indictune: 3 problems:"
-    assert "--max_lenth: there is no such flag" in told[1]
-    assert "--max_length 1000" in told[2]
-    assert "[no-such-file]" in told[3]
+    lines = capsys.readouterr().err.splitlines()[-4:]
+    assert lines[0] == "indictune: 3 problems:"
+    assert "--max_lenth: there is no such flag" in lines[1]
+    assert "--max_length 1000" in lines[2]
+    assert "[no-such-file]" in lines[3]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def test_a_table_lines_up_with_header_and_footer_set_off() -> None:
     [
         ("", 0),
         ("neutral", 7),
-        ("नकारात्मक", 8),  # na ka aa ra aa ta (virama) ma ka: aa is a sign beside its letter, a column of its own
+        ("नकारात्मक", 8),  # na ka aa ra aa ta (virama) ma ka: aa is a sign after its letter, in a column of its own
         ("మంచి", 3),  # ma m ca (i): the sign i is written over the letter
         ("நல்ல", 3),  # na la (pulli) la
         ("e\N{COMBINING ACUTE ACCENT}", 1),

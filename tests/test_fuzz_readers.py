@@ -20,7 +20,7 @@ def test_the_fuzzer_counts_files_and_reports_the_one_that_broke_a_reader(
     outcomes = fuzz_readers.Outcomes()
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     assert fuzz_readers.fuzz(tmp_path, 0.02, 0, 1.0, outcomes) is None
-    files, as_datasets = fuzz_readers.told(outcomes).values()
+    files, as_datasets = fuzz_readers.counts_by_title(outcomes).values()
     assert files["count"] == as_datasets["count"] > 0
     for each in (files, as_datasets):
         assert sum(sum(counts.values()) for counts in each["by kind"].values()) == each["count"]

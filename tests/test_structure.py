@@ -81,7 +81,7 @@ def test_what_runs_leave_behind_is_not_kept() -> None:
     assert {name.partition("/")[0] for name in done.stdout.splitlines()} == TOP_LEVEL
 
 
-def test_the_layers_are_told_apart() -> None:
+def test_the_layers_are_distinguished() -> None:
     assert len(FILES) > 30
     assert layer_of("indictune.errors.UserError") == 0
     assert layer_of("indictune.config.recipe.Recipe") == 1

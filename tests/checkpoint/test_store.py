@@ -1,4 +1,4 @@
-"""Checkpoints as files: written whole, told from damaged ones, deleted in order."""
+"""Checkpoints as files: written whole, distinguished from damaged ones, deleted in order."""
 
 from __future__ import annotations
 
@@ -130,9 +130,11 @@ def test_a_file_that_does_not_reach_the_disk_is_named(tmp_path: Path, monkeypatc
     assert whole(tmp_path) == []
 
 
-@pytest.mark.parametrize(("before", "told"), [([2], "checkpoint-2 is whole"), ([], "There is no earlier checkpoint")])
-def test_one_whose_name_may_not_have_reached_the_disk_is_not_told_to_be_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[int], told: str
+@pytest.mark.parametrize(
+    ("before", "advice"), [([2], "checkpoint-2 is whole"), ([], "There is no earlier checkpoint")]
+)
+def test_a_checkpoint_whose_name_may_not_be_on_disk_is_not_reported_as_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[int], advice: str
 ) -> None:
     for step in before:
         write(tmp_path, step)
@@ -150,7 +152,7 @@ def test_one_whose_name_may_not_have_reached_the_disk_is_not_told_to_be_whole(
         write(tmp_path, 4)
     assert str(raised.value).startswith(f"checkpoint-4 could not be written to {tmp_path}: {tmp_path}: Input/output")
     assert str(raised.value).endswith(
-        f". {told}. When it can be written, --resume_from_checkpoint auto continues the run."
+        f". {advice}. When it can be written, --resume_from_checkpoint auto continues the run."
     )
     assert whole(tmp_path) == [4, *before]
     store.remove_leftovers(tmp_path)

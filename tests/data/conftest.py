@@ -13,7 +13,7 @@ from indictune.models import builtin
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a dataset called `set`, beside which the test runs, with nothing in the cache of the library."""
+    """The folder of a dataset called `set`. The test runs in its parent, with an empty cache of the library."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set").mkdir()

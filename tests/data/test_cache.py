@@ -229,7 +229,7 @@ def test_two_users_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
-def test_rows_that_another_user_keeps_to_himself_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_only_another_user_can_read_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as shared:
         monkeypatch.setenv("INDICTUNE_CACHE", shared)
         os.chmod(shared, 0o777)
@@ -255,7 +255,7 @@ def test_a_damaged_folder_is_made_again(damage: str) -> None:
     assert (made / "text").read_text() == "the whole text"
 
 
-def test_a_problem_leaves_nothing_and_is_told_again(folder: Path) -> None:
+def test_a_problem_leaves_nothing_and_is_reported_again(folder: Path) -> None:
     both = [problem("no-such-file", flag, "f") for flag in ("--train_file", "--test_file")]
 
     def refuse(unfinished: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_problem_leaves_nothing_and_is_told_again(folder: Path) -> None:
     assert visible(folder) == []
 
 
-def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_the_way_out(tmp_path: Path) -> None:
     # A file may grow to 1,000 bytes in this process: writing ends as on a full disk, with another errno.
     limited = (
         "import resource\nfrom indictune.data.cache import build_once\n"
@@ -282,7 +282,7 @@ def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path) -> None:
     assert visible(tmp_path / "cache" / "prepared") == []
 
 
-def test_a_cache_that_is_no_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_is_no_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "file"))
     with refused("cache-not-written", "The things"):

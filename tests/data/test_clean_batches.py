@@ -61,7 +61,7 @@ def test_one_batch_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(cleaned(iter([batch(0)])))) == 1
 
 
-def test_a_problem_in_reading_is_told_and_no_process_stays() -> None:
+def test_a_problem_in_reading_is_reported_and_no_process_stays() -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         yield from (batch(0), batch(1), batch(2))
         raise UserError("no-such-file", "--train_file", "line 4")
@@ -71,7 +71,7 @@ def test_a_problem_in_reading_is_told_and_no_process_stays() -> None:
     assert not workers()
 
 
-def test_a_process_that_dies_is_told() -> None:
+def test_a_process_that_dies_is_reported() -> None:
     rows = cleaned(batch(index) for index in range(20))
     next(rows)
     for worker in workers():
@@ -80,7 +80,7 @@ def test_a_process_that_dies_is_told() -> None:
         list(rows)
 
 
-def test_a_process_that_dies_in_mid_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_in_mid_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
 
     def given() -> Iterator[pa.RecordBatch]:

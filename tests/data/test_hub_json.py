@@ -102,7 +102,7 @@ def test_a_broken_line_is_named_by_file_and_line(folder: Path, name: str) -> Non
     assert problems_of() == [f"--dataset_name set {folder / name}:3 invalid-json"]
 
 
-def test_a_key_there_twice_is_told(folder: Path) -> None:
+def test_a_duplicate_key_is_reported(folder: Path) -> None:
     (folder / "train.json").write_text('[{"text": "c", "text": "d", "label": "x"}]')
     assert problems_of() == [f"--dataset_name set {folder / 'train.json'}:1 key-duplicate"]
 
@@ -179,8 +179,8 @@ def test_a_run_leaves_out_bad_rows_of_a_dataset_where_it_is_asked_to(folder: Pat
     few: dict[str, Any] = {"dataset_name": "set", "bad_rows": "quarantine", "max_bad_fraction": 0.5}
     (folder / "train.jsonl").write_text(GOOD + "{}}\n")
     splits = load_splits(DataArguments(**few))
-    told = "1 bad rows were left out; rejected.jsonl has them, with reasons."
-    assert splits.notes == [f"--dataset_name set {folder / 'train.jsonl'}: {told}"]
+    note = "1 bad rows were left out; rejected.jsonl has them, with reasons."
+    assert splits.notes == [f"--dataset_name set {folder / 'train.jsonl'}: {note}"]
     (entry,) = map(json.loads, (splits.folder / REJECTED).read_text(encoding="utf-8").splitlines())
     assert (entry["file"], entry["line"]) == (str(folder / "train.jsonl"), 3)
     (folder / "train.jsonl").unlink()
@@ -202,7 +202,9 @@ def test_answers_stay_what_they_are(folder: Path, rows: str, answers: list[str])
 
 
 @pytest.mark.parametrize("kind", ["tweets", "chats", "parquet"])
-def test_splits_that_a_run_does_not_read_are_told(folder: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+def test_splits_that_a_run_does_not_read_are_reported(
+    folder: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     """Such as GLUE's `validation_matched`."""
     of_split = {"train": "train", "test": "test", "dev_a": "validation_matched", "dev_b": "validation_other"}
     rows = '{"prompt": "a", "completion": "b"}\n' if kind == "chats" else GOOD
@@ -254,7 +256,7 @@ def test_packed_json_files_are_refused_with_the_way_out(folder: Path) -> None:
 # `datasets` 5.2 checks no id of a file; it crashed later, in `take`, without a row.
 @pytest.mark.parametrize("declared", ["in README.md", "in the file"])
 @pytest.mark.parametrize("wrong", [7, 2, -2])
-def test_a_class_id_out_of_range_is_told_by_row_and_left_out(
+def test_a_class_id_out_of_range_is_reported_by_row_and_left_out(
     folder: Path, quarantine: Quarantine, declared: str, wrong: int
 ) -> None:
     table = pa.table({"text": ["a", "b", "c", "d"], "label": [1, 0, wrong, 0]})

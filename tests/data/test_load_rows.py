@@ -102,7 +102,7 @@ def test_columns_have_the_names_given(write: Write) -> None:
     assert splits.labels == ["x", "y"]
 
 
-def test_rows_without_text_are_dropped_and_told(write: Write) -> None:
+def test_rows_without_text_are_dropped_and_reported(write: Write) -> None:
     rows = labelled(("a", 0), (None, 0), ("", None), (" \n\u200b", 1), ("b", 1))
     splits = load_splits(DataArguments(train_file=write("train.jsonl", rows)))
     assert columns_of(splits.rows["train"])["line"] == [1, 5]
@@ -128,7 +128,7 @@ def test_order_and_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
-def test_rows_in_train_and_held_out_are_told_or_removed(write: Write) -> None:
+def test_rows_in_train_and_held_out_are_reported_or_removed(write: Write) -> None:
     train = write("train.jsonl", labelled(("a http://x.in", 0), ("b", 1), ("c", 0), ("d", 1), ("b", 0)))
     validation = write("val.jsonl", labelled(("b", 1), ("e", 0)))
     test = write("test.jsonl", labelled(("A", 1), ("a  http://y.in", 0), ("b", 0)))

@@ -22,7 +22,7 @@ def dataset(*lengths: int) -> Dataset:
 
 
 def test_the_longest_rows_come_first_and_each_goes_where_it_leaves_the_least_space() -> None:
-    # Of 6 places: row 2 takes 5 and row 1 the 1 that is left; row 0 takes 4; row 3 takes 3 and row 4 the 2 beside 4.
+    # Of 6 places: row 2 takes 5 and row 1 the 1 that is left; row 0 takes 4; row 3 takes 3 and row 4 the 2 next to 4.
     assert pack(dataset(4, 1, 5, 3, 2), 6).to_dict() == {
         "input_ids": [[201, 202, 203, 204, 205, 101], [1, 2, 3, 4, 401, 402], [301, 302, 303]],
         "labels": [[-100, 202, 203, 204, 205, -100], [-100, 2, 3, 4, -100, 402], [-100, 302, 303]],

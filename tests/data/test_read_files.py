@@ -288,7 +288,7 @@ def test_the_first_five_broken_lines_are_listed_and_the_others_counted(write: Wr
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.parquet"])
-def test_a_missing_column_is_told_with_those_there_are(write: Write, tmp_path: Path, name: str) -> None:
+def test_a_missing_column_is_reported_with_the_existing_columns(write: Write, tmp_path: Path, name: str) -> None:
     path = str(tmp_path / name)
     if name.endswith("parquet"):
         pq.write_table(pa.table({"Text": ["a"], "mood": ["b"]}), path)
@@ -341,7 +341,7 @@ def test_records_keep_lists_and_objects_and_have_lines(write: Write, tmp_path: P
     assert list(read_records(write("b.jsonl", '{"a": [1.50, true, NaN]}'))) == [(1, {"a": ["1.50", True, None]})]
 
 
-def test_broken_records_are_told_after_the_others(write: Write) -> None:
+def test_broken_records_are_reported_after_the_others(write: Write) -> None:
     bad = BadRows("a.jsonl")
     records = read_files.read_records(write("a.jsonl", '[]\n{"a": 1}\n{\n{"b": "c"}'), bad)
     assert [next(records), next(records)] == [(2, {"a": "1"}), (4, {"b": "c"})]

@@ -1,4 +1,4 @@
-"""Shards that are written beside the training."""
+"""Shards that are written while training continues."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def arguments(**settings: Any) -> SentimentTrainingArguments:
     return SentimentTrainingArguments(output_dir="unused", use_cpu=True, **settings)
 
 
-def test_what_torch_is_told() -> None:
+def test_the_settings_given_to_torch() -> None:
     default = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
     assert gradient_buckets(arguments()).to_kwargs() == {**default, "static_graph": True}
     several = {"gradient_accumulation_steps": 2}

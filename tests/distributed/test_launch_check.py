@@ -76,17 +76,17 @@ def test_the_fallback_leaves_threads_that_the_user_chose(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("device_map", "told"),
+    ("device_map", "notes"),
     [
         (None, ["One process uses one GPU; 3 more stay unused. accelerate_configs/ddp.yaml uses them all."]),
         ("auto", []),  # its layers are on all of them
     ],
 )
 def test_one_process_uses_one_gpu_and_reports_unused_ones(
-    one_process: IndicTrainingArguments, device_map: str | None, told: list[str]
+    one_process: IndicTrainingArguments, device_map: str | None, notes: list[str]
 ) -> None:
     assert use_one_gpu(one_process, device_map) == []
     one_process._n_gpu = 4
-    assert use_one_gpu(one_process, device_map) == told
+    assert use_one_gpu(one_process, device_map) == notes
     assert one_process.n_gpu == 1
     assert one_process.train_batch_size == one_process.per_device_train_batch_size

@@ -32,8 +32,8 @@ def test_the_timeout_is_that_of_the_run_after_a_restart(tmp_path: Path) -> None:
 
 def test_a_long_wait_ends_at_once_when_a_rank_ends(tmp_path: Path) -> None:
     """Nodes with separate disks learn of each other only by it; to make the group would take 12 hours."""
-    told = tmp_path / "told"
-    start([*torchrun(2), "tests/distributed/long_wait.py", str(told)], timeout_s=60)
-    seconds, _, error = told.read_text(encoding="utf-8").partition(" ")
+    report = tmp_path / "report"
+    start([*torchrun(2), "tests/distributed/long_wait.py", str(report)], timeout_s=60)
+    seconds, _, error = report.read_text(encoding="utf-8").partition(" ")
     assert float(seconds) < 20
     assert "onnection" in error

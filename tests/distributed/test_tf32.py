@@ -39,7 +39,7 @@ def set_up_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("tf32", "precision"), [(False, "ieee"), (True, "tf32")])
-def test_a_compiled_model_multiplies_fp32_as_it_is_told(
+def test_a_compiled_model_multiplies_fp32_as_configured(
     tmp_path: Path, set_up_on_a_gpu: list[str], tf32: bool, precision: str
 ) -> None:
     """Where accelerate (1.15) no longer switches TF32 on after it was switched off, `put_back` can go."""

@@ -41,7 +41,7 @@ from indictune.errors import UserError
 
 SLOW_S = 5
 SIGNALLED = "SIGNALLED"
-FOLDER = "TEST_FOLDER"  # as `runs.FOLDER`: this is a script, which may find no package beside it
+FOLDER = "TEST_FOLDER"  # as `runs.FOLDER`: this is a script, which may not be able to import the package
 FULL_BYTES = 200_000
 WEIGHTS = ("model.safetensors", "pytorch_model_fsdp_0/.metadata")
 BAD_NUMBERS = {"NAN": float("nan"), "INFINITE": float("inf"), "LARGE": 1e5}
@@ -86,7 +86,7 @@ def mount_read_only(folder: str) -> None:
 
 
 def is_elsewhere(given: Sequence[Any]) -> bool:
-    """Whether a call names paths, and none in the run's folder, where that is told."""
+    """Whether a call names paths, none of them in the run's folder (if that is given)."""
     folder = os.environ.get(FOLDER)
     paths = [each for each in given if isinstance(each, str | Path)]
     return bool(folder and paths) and not any(Path(each).is_relative_to(str(folder)) for each in paths)

@@ -38,7 +38,7 @@ def model_whose_index_names(name: object, root: Path) -> Path:
 
 
 def model_whose_configuration_names(name: str, root: Path) -> Path:
-    """The file of its weights, which transformers reads in place of those that lie beside it."""
+    """The file of its weights, which transformers reads instead of the other weights in the folder."""
     folder = model_in(root / "model")
     settings = json.loads((folder / "config.json").read_text()) | {"transformers_weights": name}
     (folder / "config.json").write_text(json.dumps(settings))

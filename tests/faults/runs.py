@@ -45,7 +45,7 @@ class Job:
         recipe: of the run.
         folder: gets the run.
         launcher: starts it.
-        flags: beside those below.
+        flags: added to those below.
     """
 
     recipe: Path

@@ -1,6 +1,4 @@
-"""Checkpoints of two ranks, written beside the training or not, are those of the step at which they were begun, or
-not there.
-"""
+"""A checkpoint of two ranks holds the step at which its save began, or is not there, with and without --async_save."""
 
 from __future__ import annotations
 
@@ -143,7 +141,7 @@ def test_a_stop_within_an_epoch_waits_too(finished_run: FinishedRun, tmp_path: P
 
 
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
-def test_a_full_disk_is_told_and_the_checkpoint_before_stays(
+def test_a_full_disk_is_reported_and_the_checkpoint_before_stays(
     finished_run: FinishedRun, tmp_path: Path, asynchronous: str
 ) -> None:
     job = job_in(tmp_path / "out", finished_run.recipe, "--async_save", asynchronous)

@@ -226,7 +226,7 @@ UNUSABLE: dict[str, tuple[str, bytes, list[tuple[int, str]]]] = {
     "NaN in parquet": ("f.parquet", parquet(text=["a", "b", "c"], label=[0.0, 1.0, float("nan")]), [(3, "no-label")]),
 }
 
-# The files of a run by their splits, of which one has a label that the run has not; and what is told.
+# The files of a run by split, where one file has a label that the run lacks; and the message.
 STRANGERS: dict[str, tuple[dict[str, bytes], str]] = {
     "one label alone": (
         {"train": HEAD + b"a,x\nb,x\n"},
@@ -465,16 +465,16 @@ def test_a_run_leaves_the_rejects_beside_its_model(tmp_path: Path) -> None:
     train = tmp_path / "t.csv"
     train.write_bytes(TABLE + b"c,x,1\n" + "घ,x\n".encode())
     quarantine = ["--train_file", str(train), "--bad_rows", "quarantine"]
-    code, told = run(tmp_path, *quarantine)
-    assert code == 2, told
-    assert f"{train}:4: 3 fields" in told
-    assert "[field-count]" in told
-    assert "1 of 4 rows (25.00%) cannot be used" in told
-    assert "[too-many-bad-rows]" in told
+    code, output = run(tmp_path, *quarantine)
+    assert code == 2, output
+    assert f"{train}:4: 3 fields" in output
+    assert "[field-count]" in output
+    assert "1 of 4 rows (25.00%) cannot be used" in output
+    assert "[too-many-bad-rows]" in output
     assert not (tmp_path / "out" / REJECTED).exists()
-    code, told = run(tmp_path, *quarantine, "--max_bad_fraction", "0.3")
-    assert code == 0, told
-    assert f"--train_file {train}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in told
+    code, output = run(tmp_path, *quarantine, "--max_bad_fraction", "0.3")
+    assert code == 0, output
+    assert f"--train_file {train}: 1 bad rows were left out; rejected.jsonl has them, with reasons." in output
     (entry,) = (tmp_path / "out" / REJECTED).read_text(encoding="utf-8").splitlines()
     assert json.loads(entry)["read"] == "c,x,1\n"
 
@@ -547,7 +547,7 @@ def test_evaluating_leaves_bad_rows_out_where_it_is_asked_to(
     assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["test"]["num_examples"] == 2
 
 
-def test_token_ids_beyond_the_embedding_are_told_before_the_first_step(tmp_path: Path) -> None:
+def test_token_ids_beyond_the_embedding_are_reported_before_the_first_step(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(builtin.resolve("builtin:tiny-indic-bert"), folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -555,10 +555,10 @@ def test_token_ids_beyond_the_embedding_are_told_before_the_first_step(tmp_path:
     tokenizer.add_tokens(["क्रिकेटर"])
     tokenizer.save_pretrained(folder)
     (tmp_path / "t.csv").write_bytes(TABLE + "क्रिकेटर,x\n".encode())
-    code, told = run(tmp_path, "--train_file", str(tmp_path / "t.csv"), "--model_name_or_path", str(folder))
-    assert code == 2, told
-    assert f"{rows} rows" in told
-    assert "[token-id-without-row]" in told
+    code, output = run(tmp_path, "--train_file", str(tmp_path / "t.csv"), "--model_name_or_path", str(folder))
+    assert code == 2, output
+    assert f"{rows} rows" in output
+    assert "[token-id-without-row]" in output
     assert not (tmp_path / "out" / "train_log.jsonl").exists()
 
 

@@ -99,8 +99,8 @@ def test_a_step_that_is_left_out_changes_no_weight(
     (entry,) = noted(job)
     assert (entry["step"], entry["action"]) == (3, action)
     rows = f"{', '.join(entry['places'][:5])} and 3 more (nonfinite.jsonl lists them)\n"
-    told = f"its loss was {float(entry['loss']):.4g}; its rows: {rows}"
-    assert f"warning: the loss or the gradient of step 3 is NaN or infinite: {action}; {told}" in result.stderr
+    details = f"its loss was {float(entry['loss']):.4g}; its rows: {rows}"
+    assert f"warning: the loss or the gradient of step 3 is NaN or infinite: {action}; {details}" in result.stderr
     lines = (job.folder / "train_log.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [json.loads(line, parse_constant=pytest.fail)["loss"] for line in lines]
     assert [isinstance(loss, float) for loss in losses] == [step != 3 or event == GRADIENT for step in range(1, 9)]

@@ -99,7 +99,7 @@ def test_a_run_that_ends_with_the_last_weights_compares_all_and_one_that_goes_on
     assert "The model is that of checkpoint-6, the best by accuracy" in result.stderr
 
 
-def test_a_model_of_the_last_weights_is_not_told_as_the_best(unbroken: Job, tmp_path: Path) -> None:
+def test_a_model_of_the_last_weights_is_not_reported_as_the_best(unbroken: Job, tmp_path: Path) -> None:
     flags = (*EVERY_THIRD, "--eval_steps", "3", "--load_best_model_at_end", "false")
     job = replace(unbroken, folder=tmp_path / "out", flags=flags)
     result = job.start()

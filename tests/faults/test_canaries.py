@@ -229,8 +229,8 @@ class TestAForeignModel:
         flags = ["--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "out")]
         result = start([*python(), SCRIPT, "--config", str(finished_run.recipe), *flags])
         assert result.returncode == 2, result.stderr
-        (told,) = [line for line in result.stderr.splitlines() if line.startswith("indictune:")]
-        assert f"--model_name_or_path {folder}: " in told
+        (message,) = [line for line in result.stderr.splitlines() if line.startswith("indictune:")]
+        assert f"--model_name_or_path {folder}: " in message
         assert "Traceback" not in result.stderr
         assert not canary.ran.exists()
 
@@ -423,9 +423,9 @@ class TestACheckpoint:
     def test_that_others_could_write_is_refused(self, job: Job, canary: Canary) -> None:
         poison(job.folder / "checkpoint-4", canary)
         (job.folder / "checkpoint-4" / "optimizer.pt").chmod(0o666)
-        assert "optimizer.pt can be written by other users" in (told := self.refused(job))
-        assert "pickles, which can run code" in told
-        assert "--trust_checkpoint true" in told
+        assert "optimizer.pt can be written by other users" in (message := self.refused(job))
+        assert "pickles, which can run code" in message
+        assert "--trust_checkpoint true" in message
         assert not canary.ran.exists()
 
     def test_in_a_folder_that_others_could_write_is_refused(self, job: Job, canary: Canary) -> None:
@@ -444,8 +444,8 @@ class TestACheckpoint:
     def test_from_elsewhere_is_refused(self, job: Job, canary: Canary, tmp_path: Path) -> None:
         elsewhere = job.folder.rename(tmp_path / "elsewhere") / "checkpoint-4"
         poison(elsewhere, canary)
-        told = self.refused(job, "--resume_from_checkpoint", str(elsewhere))
-        assert f"it is not in this run's --output_dir {job.folder}" in told
+        message = self.refused(job, "--resume_from_checkpoint", str(elsewhere))
+        assert f"it is not in this run's --output_dir {job.folder}" in message
         assert not canary.ran.exists()
 
     def test_from_elsewhere_is_gone_on_from_where_it_is_trusted(self, job: Job, tmp_path: Path) -> None:

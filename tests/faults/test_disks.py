@@ -217,7 +217,7 @@ def test_a_run_that_is_finished_on_all_nodes_trains_nothing(finished_run: Finish
 def test_nodes_agree_on_the_best_after_a_disk_was_replaced(
     strategy: str, finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    """Which is step 2, whose evaluation loss is the lowest, beside the checkpoint that is gone on from."""
+    """The best is step 2, with the lowest evaluation loss. It is not the checkpoint that the run resumes."""
     folders = [tmp_path / "first", tmp_path / "second"]
     flags = ["--load_best_model_at_end", "false", "--metric_for_best_model", "loss"]
     on_two_nodes(strategy, finished_run.recipe, folders, f"SIGTERM@{STEP}:3@1", flags)
@@ -227,7 +227,7 @@ def test_nodes_agree_on_the_best_after_a_disk_was_replaced(
     assert best == [2, 2], said
 
 
-def test_a_full_disk_is_told_and_the_last_checkpoint_stays(finished_run: FinishedRun, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_last_checkpoint_stays(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The shell's limit on the size of files stands for the disk's end."""
     job = Job(finished_run.recipe, tmp_path / "out")
     flags = ["--config", str(finished_run.recipe), "--output_dir", str(job.folder), "--save_strategy", "steps"]
@@ -264,7 +264,7 @@ def unbroken(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory
     return whole.outcome()
 
 
-def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_when_there_is_room(
+def test_a_disk_that_fills_up_is_reported_and_the_run_resumes_when_there_is_room(
     finished_run: FinishedRun, small_disk: Path, unbroken: dict[str, Any]
 ) -> None:
     job = Job(finished_run.recipe, small_disk / "out")
@@ -284,7 +284,7 @@ def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_when_there_is_room(
 @pytest.mark.parametrize(
     "place", [f"{STEP}:4", pytest.param("pathlib:Path.rename:2", marks=slow)], ids=["before", "amid"]
 )
-def test_a_disk_that_becomes_read_only_is_told_and_the_run_goes_on_when_it_can_be_written(
+def test_a_disk_that_becomes_read_only_is_reported_and_the_run_resumes_when_it_can_be_written(
     finished_run: FinishedRun, small_disk: Path, unbroken: dict[str, Any], place: str
 ) -> None:
     """The system refuses, not a stand-in of ours."""
@@ -294,8 +294,8 @@ def test_a_disk_that_becomes_read_only_is_told_and_the_run_goes_on_when_it_can_b
     subprocess.run(["umount", str(job.folder)], check=True)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    told = f"indictune: checkpoint-4 could not be written to {job.folder}: {job.folder / store.UNFINISHED}"
-    assert told in result.stderr
+    message = f"indictune: checkpoint-4 could not be written to {job.folder}: {job.folder / store.UNFINISHED}"
+    assert message in result.stderr
     assert "Read-only file system. " in result.stderr
     assert "checkpoint-2 is whole. When it can be written, --resume_from_checkpoint auto continues" in result.stderr
     assert [store.damage(path) for path in store.listed(job.folder)] == [[]]
@@ -315,7 +315,7 @@ FAST = [("EROFS", "os:fsync:9"), ("EACCES", "pathlib:Path.rename:2")]
         for place in PLACES
     ],
 )
-def test_a_disk_that_takes_no_more_from_some_call_on_is_told(
+def test_a_disk_that_fails_from_some_call_on_is_reported(
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path, error: str, place: str
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
@@ -334,7 +334,7 @@ def test_a_disk_that_takes_no_more_from_some_call_on_is_told(
 
 
 @pytest.mark.parametrize("launcher", ["python", pytest.param("fsdp2", marks=slow)])
-def test_a_model_that_the_disk_does_not_take_is_told_and_the_last_checkpoint_stays(
+def test_a_model_that_the_disk_does_not_take_is_reported_and_the_last_checkpoint_stays(
     finished_run: FinishedRun, unbroken: dict[str, Any], tmp_path: Path, launcher: str
 ) -> None:
     command = tuple(python() if launcher == "python" else accelerate(launcher, 2))
@@ -366,7 +366,9 @@ def test_a_log_that_the_disk_does_not_take_ends_no_run_and_is_whole_after_going_
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EACCES"])
-def test_a_recipe_that_the_disk_does_not_take_is_told(finished_run: FinishedRun, tmp_path: Path, error: str) -> None:
+def test_a_recipe_that_the_disk_does_not_take_is_reported(
+    finished_run: FinishedRun, tmp_path: Path, error: str
+) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
     result = job.start(f"{error}@pathlib:Path.replace:1")
     assert result.returncode == 1
@@ -377,7 +379,7 @@ def test_a_recipe_that_the_disk_does_not_take_is_told(finished_run: FinishedRun,
 
 
 @slow
-def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
+def test_a_folder_that_is_closed_is_reported_and_the_last_checkpoint_stays(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
     job = Job(finished_run.recipe, tmp_path / "out")
@@ -387,8 +389,8 @@ def test_a_folder_that_is_closed_is_told_and_the_last_checkpoint_stays(
     result = replace(job, launcher=AS_A_USER).start()
     job.folder.chmod(0o755)
     assert result.returncode == 2, result.stderr
-    told = result.stderr.partition(": ")[2].partition("\n")[0]
-    status = json.dumps({"state": "user_error", "message": told}, indent=2) + "\n"
+    message = result.stderr.partition(": ")[2].partition("\n")[0]
+    status = json.dumps({"state": "user_error", "message": message}, indent=2) + "\n"
     assert result.stderr.splitlines() == [
         f"indictune: --output_dir {job.folder}: it cannot be written to (Permission denied). "
         "Use another folder. [output-dir-not-writable]",

@@ -503,7 +503,7 @@ class TestACommand:
     ORDER = "\x1b]0;PWNED\x07"
     SHOWN = "\\x1b]0;PWNED\\x07"
 
-    def told(self, code: int, *words: str) -> str:
+    def output(self, code: int, *words: str) -> str:
         """Standard output and error, in which the order is shown and not given."""
         result = start([*python(), "indictune/__main__.py", *words])
         said = result.stdout + result.stderr
@@ -519,9 +519,9 @@ class TestACommand:
         (tmp_path / "train.jsonl").write_text("".join(lines))
         (tmp_path / "only_a.jsonl").write_text(lines[0] + json.dumps({"text": "b", "label": "b"}) + "\n")
         (tmp_path / "validation.jsonl").write_text(lines[1])
-        assert "labels: " in self.told(0, "prepare", "--train_file", str(tmp_path / "train.jsonl"))
+        assert "labels: " in self.output(0, "prepare", "--train_file", str(tmp_path / "train.jsonl"))
         other = ("--validation_file", str(tmp_path / "validation.jsonl"))
-        assert "indictune: " in self.told(2, "prepare", "--train_file", str(tmp_path / "only_a.jsonl"), *other)
+        assert "indictune: " in self.output(2, "prepare", "--train_file", str(tmp_path / "only_a.jsonl"), *other)
 
     def test_that_prepares_rows_gives_no_label_a_line_of_its_own(self, tmp_path: Path) -> None:
         forged = "indictune: all is well"
@@ -544,16 +544,16 @@ class TestACommand:
         name = f"{self.ORDER}\nindictune: all is well"
         named = replace(manifest, files={**manifest.files, name: FileDigest(1, "0" * 64)})
         (checkpoint / MANIFEST).write_text(named.to_json())
-        told = self.told(1, "checkpoint", str(tmp_path))
-        assert "damaged: " in told
-        assert "\nindictune: all is well" not in told
+        output = self.output(1, "checkpoint", str(tmp_path))
+        assert "damaged: " in output
+        assert "\nindictune: all is well" not in output
 
     def test_that_merges_shows_the_name_of_the_base(self, tmp_path: Path) -> None:
         config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": f"./{self.ORDER}"}
         (tmp_path / "adapter_config.json").write_text(json.dumps(config))
         weights = {f"base_model.model.query.lora_{part}.weight": torch.ones(1, 1) for part in "AB"}
         save_file(weights, tmp_path / "adapter_model.safetensors")
-        self.told(2, "merge", str(tmp_path), "--output_dir", str(tmp_path / "out"))
+        self.output(2, "merge", str(tmp_path), "--output_dir", str(tmp_path / "out"))
 
 
 def test_a_run_that_shows_the_libraries_messages_too_gives_no_orders(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def test_a_run_goes_on_under_another_launch(
     assert distance(resumed.weights, unbroken.weights) == 0
     log = (resumed.folder / "logs/rank-0.log").read_text(encoding="utf-8")
     assert "The model is that of checkpoint-4, the best by loss" in log
-    told = f"checkpoint-4 was written by {before} x {processes}, and {after} x {ranks} resumes it"
-    assert log.count(told) == 1
+    message = f"checkpoint-4 was written by {before} x {processes}, and {after} x {ranks} resumes it"
+    assert log.count(message) == 1
 
 
 @slow
@@ -164,7 +164,7 @@ def active_rows(run: Run, step: int) -> int:
         pytest.param("fsdp2", "fresh_weights", marks=slow),
     ],
 )
-def test_a_run_that_forgets_something_is_told_from_the_unbroken_one(
+def test_a_run_that_forgets_something_differs_from_the_unbroken_one(
     runs: Runs, tmp_path: Path, before: str, mutant: str
 ) -> None:
     unbroken = runs.under(before, 2)

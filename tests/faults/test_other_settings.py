@@ -1,4 +1,4 @@
-"""A run that goes on with other settings than its checkpoint was written with says so, or refuses."""
+"""A run that resumes with other settings than those of its checkpoint reports them, or is refused."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_class_weights_that_were_edited_between_two_starts_are_named_with_both_v
     weights.write_text(json.dumps({**of_labels, "positive": 3.0}))
     result = job.start(f"SIGTERM@{STEP}:1")
     assert result.returncode == EXIT_RESUMABLE, result.stderr
-    told = "--class_weights positive=2.0, now positive=3.0. "
-    assert f"checkpoint-2 was written with other settings: {told}" in result.stderr
+    shown = "--class_weights positive=2.0, now positive=3.0. "
+    assert f"checkpoint-2 was written with other settings: {shown}" in result.stderr
     result = job.start()
     assert result.returncode == 0, result.stderr
     assert "other settings" not in result.stderr  # the one before has trained by these
@@ -110,8 +110,8 @@ def test_a_schedule_of_a_deepspeed_file_that_was_edited_between_two_starts_is_na
     result = job.start()
     assert result.returncode == 0, result.stderr
     name = "scheduler.params.warmup_min_lr"
-    told = f"--deepspeed {name}=1e-05, now {name}=2e-05. "
-    assert f"checkpoint-2 was written with other settings: {told}" in result.stderr
+    shown = f"--deepspeed {name}=1e-05, now {name}=2e-05. "
+    assert f"checkpoint-2 was written with other settings: {shown}" in result.stderr
 
 
 OWN_SCHEDULE = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}}}
@@ -215,7 +215,7 @@ def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) 
 def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    """Whatever a command that was refused has told since."""
+    """Even if a refused command has written another status since."""
     out = shutil.copytree(finished_run.folder, tmp_path / "out")
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.name not in ("status.json", "logs")}
     command = [*python(), SCRIPT, "--config", str(finished_run.recipe), "--output_dir", str(out)]
@@ -289,8 +289,8 @@ def test_the_best_on_other_validation_rows_is_forgotten_and_so_is_the_patience(
     more = (*files, "--validation_file", str(other), "--early_stopping_patience", "1")
     result = replace(job, flags=(*job.flags, *more)).start()
     assert result.returncode == 0, result.stderr
-    told = "checkpoint-4 was compared with others by another metric or on other validation rows: the best so far is"
-    assert (told in result.stderr) is is_known
+    shown = "checkpoint-4 was compared with others by another metric or on other validation rows: the best so far is"
+    assert (shown in result.stderr) is is_known
     last = store.listed(job.folder)[0]
     assert (last.name, best_step(last)) == (("checkpoint-8", 6) if is_known else ("checkpoint-4", 2))
 
@@ -314,7 +314,7 @@ def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(
 def test_rows_whose_tokens_the_run_trains_already_may_take_the_place_of_others(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    """Of an embedding of which only some rows are trained. It goes on with these, as if they were still all used."""
+    """A run that trains only some rows of the embedding resumes with the same rows, as if all were still used."""
     job, given = Job(finished_run.recipe, tmp_path / "out"), finished_run.recipe.parent
     assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
     before = read_row_ids(job.folder / "checkpoint-4")

@@ -61,10 +61,10 @@ def two_ranks(recipe: Path, folder: Path, event: str, *flags: str) -> Iterator[l
             process.communicate()
 
 
-def told_by(teller: int, rank: int, pid: int, what: str) -> str:
-    """What a rank tells of a rank of this machine, itself or another."""
-    told = f"rank {rank} (process {pid} on {socket.gethostname()}) {what}"
-    return f"[rank {teller}] {told}" if teller else told
+def message_about(reporter: int, rank: int, pid: int, what: str) -> str:
+    """How rank `reporter` describes a rank of this machine, itself or another."""
+    shown = f"rank {rank} (process {pid} on {socket.gethostname()}) {what}"
+    return f"[rank {reporter}] {shown}" if reporter else shown
 
 
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -79,7 +79,7 @@ def test_a_rank_that_is_killed_is_named(finished_run: FinishedRun, tmp_path: Pat
     assert other.returncode == 1
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
     assert status["state"] == "failed"
-    expected = told_by(1 - lost, lost, ranks[lost].pid, "is gone: it was killed, or died without a word")
+    expected = message_about(1 - lost, lost, ranks[lost].pid, "is gone: it was killed, or died without a word")
     assert status["message"].startswith(expected)
     assert f"indictune: {expected}" in said
     assert [path.name for path in store.listed(tmp_path / "out")] == ["checkpoint-2"]
@@ -192,14 +192,14 @@ def test_no_rank_ends_before_what_it_has_saved_has_its_name(finished_run: Finish
     """Its launcher would then kill the one that gives the name, after 30 s."""
     event = f"SIGTERM@{STEP}:1@1+SLOW@indictune.checkpoint.store:give_name:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event):
-        told = tmp_path / "out" / "logs" / ".ranks" / "1.json"
-        wait_for(lambda: told.exists() and json.loads(told.read_text(encoding="utf-8"))["state"], 120)
+        record = tmp_path / "out" / "logs" / ".ranks" / "1.json"
+        wait_for(lambda: record.exists() and json.loads(record.read_text(encoding="utf-8"))["state"], 120)
         assert [path.name for path in store.listed(tmp_path / "out")] == ["checkpoint-2"]
 
 
 def assert_named(folder: Path, rank: int, pid: int, what: str) -> None:
     """The watchdog of the other of two warns of a rank while it waits for it, and the run ends with its name."""
-    expected = told_by(1 - rank, rank, pid, what)
+    expected = message_about(1 - rank, rank, pid, what)
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     assert status["message"].startswith(expected)
     heartbeat = json.loads((folder / "logs" / ".ranks" / f"{1 - rank}.json").read_text(encoding="utf-8"))
@@ -282,21 +282,21 @@ def test_a_rank_that_hangs_while_it_prepares_the_rows_is_named_again_and_again_a
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "shown"),
     [
         ("indictune.distributed.launch_check:check_came_up", "joining the other ranks"),
         ("indictune.tasks.classification:load_classifier", "reading the weights"),
     ],
 )
 def test_a_rank_that_hangs_before_the_first_step_is_named(
-    finished_run: FinishedRun, tmp_path: Path, place: str, told: str
+    finished_run: FinishedRun, tmp_path: Path, place: str, shown: str
 ) -> None:
     flags = ("--ddp_timeout", "6")
     with two_ranks(finished_run.recipe, tmp_path / "out", f"STUCK@{place}:1@1", *flags) as (first, second):
         first.communicate(timeout=120)
     assert first.returncode == 1
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
-    assert status["message"].startswith(held_up_by(1, second.pid, 0, told))
+    assert status["message"].startswith(held_up_by(1, second.pid, 0, shown))
 
 
 @pytest.mark.slow
@@ -387,7 +387,7 @@ def test_a_rank_that_hangs_is_named_before_a_collective_gives_up(
         first.communicate(timeout=120)
     assert first.returncode == 1
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
-    assert status["message"].startswith(told_by(0, 1, second.pid, what))
+    assert status["message"].startswith(message_about(0, 1, second.pid, what))
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_the_error_of_the_rank_that_failed_comes_first_and_no_other_ranks_traceb
 
 
 @pytest.mark.slow
-def test_an_error_of_all_ranks_is_told_once_with_its_traceback(finished_run: FinishedRun, tmp_path: Path) -> None:
+def test_an_error_of_all_ranks_is_reported_once_with_its_traceback(finished_run: FinishedRun, tmp_path: Path) -> None:
     job = Job(finished_run.recipe, tmp_path / "out", tuple(accelerate("ddp", 2)))
     said = job.start(f"ENOENT@{STEP}:3").stderr
     error = "FileNotFoundError: [Errno 2] No such file or directory"

@@ -364,7 +364,7 @@ def test_a_slurm_job_whose_controller_is_away_waits_for_it_and_then_says_what_to
 
 
 @pytest.mark.parametrize("written", ["--output_dir {}", "--output_dir={}", "--output-dir {}", "--output-dir={}"])
-def test_a_slurm_job_that_dies_before_it_begins_is_not_queued_again_for_what_the_last_one_told(
+def test_a_slurm_job_that_dies_early_is_not_requeued_for_an_old_status(
     slurm: dict[str, str], tmp_path: Path, written: str
 ) -> None:
     run_folder.write_status(tmp_path / "out", "resumable", "stopped after step 4, which is saved.")
@@ -404,7 +404,7 @@ print("found", store.check(["address"]))
 
 
 @pytest.mark.slow
-def test_torchrun_still_keeps_what_dead_processes_told(tmp_path: Path) -> None:
+def test_torchrun_still_keeps_the_output_of_dead_processes(tmp_path: Path) -> None:
     """When this fails, `distributed/elastic.py` is needed no more."""
     (tmp_path / "stale.py").write_text(STALE, encoding="utf-8")
     command = [str(BIN / "torchrun"), "--standalone", "--max-restarts", "1", str(tmp_path / "stale.py")]
@@ -453,7 +453,7 @@ LISTENING = "indictune.stop_signals:let_through"
 # The other rank is held up for longer; or it waits for this one in C++, where it hears no signal.
 @pytest.mark.slow
 @pytest.mark.parametrize("held_up", [2, 0])
-def test_torchrun_restarts_a_run_whose_rank_was_killed_before_it_told_anything(
+def test_torchrun_restarts_a_run_whose_rank_was_killed_before_its_first_report(
     finished_run: FinishedRun, tmp_path: Path, held_up: int
 ) -> None:
     """Its launcher asks the other one to stop, which has nobody's word that this is no request."""

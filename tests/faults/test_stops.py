@@ -582,5 +582,5 @@ def test_the_mean_loss_of_a_run_that_goes_on_is_of_its_own_steps(finished_run: F
     job.start(f"SIGTERM@{STEP}:5")
     assert job.status["message"].startswith("stopped after step 6")
     assert job.start().returncode == 0
-    told = re.findall(r"'train_loss': '([\d.]+)'", (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8"))
-    assert float(told[-1]) == pytest.approx(sum(Run(whole.folder).series("loss")[6:8]) / 2, rel=1e-3)
+    logged = re.findall(r"'train_loss': '([\d.]+)'", (job.folder / "logs" / "rank-0.log").read_text(encoding="utf-8"))
+    assert float(logged[-1]) == pytest.approx(sum(Run(whole.folder).series("loss")[6:8]) / 2, rel=1e-3)

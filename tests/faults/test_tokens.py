@@ -137,12 +137,12 @@ def test_a_token_in_a_file_that_is_no_yaml_is_not_repeated(text: str, tmp_path: 
     assert (problem.code, problem.flag) == ("not-yaml", "--config")
     with pytest.raises(UserError) as caught:
         evaluate._take_from_training(recipe, trained_with(path))
-    told = [problem, *caught.value.problems]
+    shown = [problem, *caught.value.problems]
     if "!!" not in text:  # which means nothing in a file of label: weight
         with pytest.raises(UserError) as caught:
             class_weights(str(path), {"a": 1}, ["a"])
-        told += caught.value.problems
-    assert not any(TOKEN[:8] in str(each) for each in told), told
+        shown += caught.value.problems
+    assert not any(TOKEN[:8] in str(each) for each in shown), shown
 
 
 def trained_with(recipe: Path) -> Path:
@@ -170,7 +170,7 @@ def test_the_token_of_a_login_is_looked_up_once(monkeypatch: pytest.MonkeyPatch)
     _logged_in.cache_clear()
     assert [without_tokens("many-plain-words") for _ in range(2)] == 2 * ["(a token)"]
     _logged_in.cache_clear()
-    assert without_tokens("many-plain-words") == "many-plain-words"  # which cannot be told any more: no error either
+    assert without_tokens("many-plain-words") == "many-plain-words"  # no error, though the token is no longer known
     _logged_in.cache_clear()
 
 
@@ -211,8 +211,8 @@ def test_tokens_in_flags_and_recipe_end_the_run_and_are_written_nowhere(
     flags = ["--config", str(recipe), "--output_dir", str(out), "--hub_token", TOKEN, "--dataset_name", URL]
     result = start([*python(), SCRIPT, *flags])
     assert result.returncode == 2
-    for told in ("--hub_token: ", "r.yaml: hub_token: ", "--dataset_name: "):
-        assert f"{told}a token in a command or a file can be read by others" in result.stderr
+    for shown in ("--hub_token: ", "r.yaml: hub_token: ", "--dataset_name: "):
+        assert f"{shown}a token in a command or a file can be read by others" in result.stderr
     assert "set HF_TOKEN or type `hf auth login`" in result.stderr
     assert TOKEN not in result.stdout + result.stderr
     assert json.loads((out / "status.json").read_text())["state"] == "user_error"
@@ -396,11 +396,11 @@ def test_a_card_says_what_is_so_and_takes_labels_and_languages_for_data(push: Pu
         assert markup not in card
     for untrue in ("None", "licence"):
         assert untrue not in card
-    for told in (f"- Loss: {metrics['eval']['loss']:.4f}", "- total_train_batch_size: 8", "- Transformers 5."):
-        assert f"\n{told}" in card
+    for shown in (f"- Loss: {metrics['eval']['loss']:.4f}", "- total_train_batch_size: 8", "- Transformers 5."):
+        assert f"\n{shown}" in card
     if "adapter_config.json" in push.kind.files:
-        for told in ("library_name: peft", f"base_model: {BASE}", "license: mit"):
-            assert f"\n{told}\n" in card
+        for shown in ("library_name: peft", f"base_model: {BASE}", "license: mit"):
+            assert f"\n{shown}\n" in card
         assert f"a fine-tuned version of [{BASE}](https://huggingface.co/{BASE}) on an unknown dataset." in card
     else:
         assert "This model is a fine-tuned version of one that is not on the Hub, on an unknown dataset." in card

@@ -308,8 +308,8 @@ def depends_on_others(config: PreTrainedConfig, lengths: tuple[int, int]) -> boo
     mask = (torch.arange(long) < torch.tensor([[short], [long]])).long()
     with torch.no_grad():
         alone = model(input_ids=ids[:1, :short]).last_hidden_state[0]
-        beside = model(input_ids=ids, attention_mask=mask).last_hidden_state[0, :short]
-    return not torch.allclose(alone, beside, atol=1e-5)
+        batched = model(input_ids=ids, attention_mask=mask).last_hidden_state[0, :short]
+    return not torch.allclose(alone, batched, atol=1e-5)
 
 
 def test_texts_beyond_the_original_length_of_longrope_are_refused() -> None:

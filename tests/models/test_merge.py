@@ -562,13 +562,13 @@ def test_a_failure_while_writing_leaves_nothing(adapter: Path, monkeypatch: pyte
 
 
 def test_a_merge_that_is_stopped_or_killed_leaves_no_part_of_a_model(adapter: Path) -> None:
-    beside = {"base", "adapter"}
+    neighbours = {"base", "adapter"}
     for name, code, left in (("SIGTERM", 75, set()), ("SIGINT", 75, set()), ("SIGKILL", -9, {".out.unfinished"})):
         faulty = [*python(), "tests/faults/faulty.py", f"{name}@indictune.models.merge:match_config_mode:1"]
         flags = ["merge", str(adapter), "--output_dir", str(adapter.parent / "out")]
         result = start([*faulty, "indictune/__main__.py", *flags])
         assert result.returncode == code, result.stderr
-        assert {path.name for path in adapter.parent.iterdir()} == beside | left
+        assert {path.name for path in adapter.parent.iterdir()} == neighbours | left
         if code == 75:
             assert "Nothing is left half-written" in result.stderr
             assert "Traceback" not in result.stderr

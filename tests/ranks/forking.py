@@ -92,7 +92,7 @@ class Fork:
 
 
 class Forked:
-    """A fork that goes on beside the tests, with what they use of `subprocess.Popen`; its standard error is kept.
+    """A fork in the background, with the methods of `subprocess.Popen` that the tests use. Its standard error is kept.
 
     Args:
         command: a script, from the repository's root, and its flags.

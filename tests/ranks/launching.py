@@ -102,7 +102,7 @@ def start(
 
 
 def begin(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | Forked:
-    """Start a script that goes on beside the tests, forked where there is no GPU; what it says is kept.
+    """Start a script in the background, forked where there is no GPU. Its output is kept.
 
     Args:
         command: the script, from the repository's root, and its flags.

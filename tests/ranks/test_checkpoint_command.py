@@ -129,7 +129,7 @@ def test_an_adapter_in_parts_becomes_that_of_the_run(run_under: Start, tmp_path:
 
 @pytest.mark.slow
 def test_what_was_trained_in_bf16_keeps_its_weights_of_fp32(run_under: Start, tmp_path: Path) -> None:
-    """DeepSpeed saves a model in bf16, and has the weights that it trains beside it."""
+    """DeepSpeed saves a model in bf16, and the weights that it trains separately."""
     run = run_under("zero3", 2, *TWO_STEPS, "--bf16", "true")
     found, rounded = converted(run, 2, tmp_path / "model"), run.weights
     assert {weight.dtype for weight in found.values()} == {torch.float32}

@@ -36,7 +36,7 @@ AUTO_MAP = {"AutoModelForSequenceClassification": "modeling_abacus.AbacusForSequ
 
 @pytest.fixture(scope="module")
 def abacus(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier whose class is told by its folder."""
+    """A classifier whose class comes from its folder."""
     folder = tmp_path_factory.mktemp("abacus")
     for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((finished_run.folder / name).read_bytes())

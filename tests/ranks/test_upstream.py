@@ -171,8 +171,8 @@ class Line(nn.Module):
         return {"loss": loss}
 
 
-class Told(BatchSampler):
-    """Notes the epochs that it is told of."""
+class EpochRecorder(BatchSampler):
+    """Records the epochs that `set_epoch` gets."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -190,10 +190,10 @@ class StockTrainer(Trainer):
         rows: Any = [{"x": float(number)} for number in range(4)]
         self.line = Line()
         super().__init__(model=self.line, args=TrainingArguments(**same, **settings), train_dataset=rows)
-        self.told = Told(range(len(rows)), 1, False)
+        self.recorder = EpochRecorder(range(len(rows)), 1, False)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.train_dataset, batch_sampler=self.told)  # type: ignore[arg-type]
+        return DataLoader(self.train_dataset, batch_sampler=self.recorder)  # type: ignore[arg-type]
 
     @property
     def logged(self) -> dict[float, float]:
@@ -201,14 +201,14 @@ class StockTrainer(Trainer):
         return {entry["step"]: entry["loss"] for entry in self.state.log_history if "loss" in entry}
 
 
-def test_a_batch_sampler_is_told_of_no_epoch_but_that_of_a_resume(tmp_path: Path) -> None:
+def test_a_batch_sampler_gets_only_the_epoch_of_a_resume(tmp_path: Path) -> None:
     """transformers 5.23 and accelerate 1.15; see `EpochShuffle`."""
     trainer = StockTrainer(tmp_path, num_train_epochs=3)
     trainer.train()
-    assert trainer.told.epochs == []
+    assert trainer.recorder.epochs == []
     again = StockTrainer(tmp_path, num_train_epochs=3)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
-    assert again.told.epochs == [1]
+    assert again.recorder.epochs == [1]
 
 
 def test_a_loss_that_is_nan_is_logged_for_ever(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def status(folder: str = "out") -> dict[str, str]:
     return dict(json.loads(Path(folder, "status.json").read_text(encoding="utf-8")))
 
 
-def test_a_problem_of_the_user_is_told_once_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_of_the_user_is_reported_once_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(refuse, refused("--output_dir", "out")) == 2
     message = "--sed: there is no such flag. Did you mean `--seed`? [unknown-name]"
     assert capsys.readouterr() == ("", f"indictune: {message}\n")
@@ -199,9 +199,9 @@ class TestOtherRanks:
 
         assert execute(lose, refused("--output_dir", "out")) == 1
         name = f"rank 0 (process {rank_0.mine.pid} on {socket.gethostname()})"
-        told = f"[rank 1] {name} {what}; ConnectionResetError: by peer"
-        assert status()["message"] == told
-        assert capsys.readouterr().err.count(f"indictune: {told}") == 1
+        message = f"[rank 1] {name} {what}; ConnectionResetError: by peer"
+        assert status()["message"] == message
+        assert capsys.readouterr().err.count(f"indictune: {message}") == 1
 
     @pytest.mark.parametrize("has_console", [True, False])
     def test_they_hear_of_an_end_by_the_watchdog(self, monkeypatch: pytest.MonkeyPatch, has_console: bool) -> None:

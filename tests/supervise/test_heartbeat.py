@@ -28,7 +28,7 @@ from indictune.supervise.watchdog import Watchdog
 from tests.ranks.launching import python, start
 
 
-def test_the_end_is_told_though_the_watchdog_tells_at_the_same_time(tmp_path: Path) -> None:
+def test_the_end_is_reported_though_the_watchdog_reports_at_the_same_time(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 0, 1, "attempt")
     ranks.begin()
     progress = Progress()
@@ -45,8 +45,8 @@ def test_the_end_is_told_though_the_watchdog_tells_at_the_same_time(tmp_path: Pa
         together.wait()
         ranks.report_end("failed", f"after step {step}")
         watchdog.join()
-        told = json.loads((tmp_path / ".ranks" / "0.json").read_text(encoding="utf-8"))
-        assert (told["step"], told["message"]) == (step, f"after step {step}")
+        record = json.loads((tmp_path / ".ranks" / "0.json").read_text(encoding="utf-8"))
+        assert (record["step"], record["message"]) == (step, f"after step {step}")
 
 
 class TestAnEndThatWasToldBeforeThisRankBegan:
@@ -86,7 +86,7 @@ def test_an_end_counts_wherever_its_rank_began_if_it_comes_after_this_one_began(
     assert mine.first_end() == (1, "failed", "out of memory")
 
 
-def test_what_the_user_gave_is_the_cause_whatever_other_ranks_told_before(tmp_path: Path) -> None:
+def test_a_user_error_is_the_cause_whatever_other_ranks_reported_before(tmp_path: Path) -> None:
     for rank, state in ((1, "resumable"), (2, "user_error"), (3, "failed")):
         other = Ranks(tmp_path, rank, 4, "attempt")
         other.begin()
@@ -163,7 +163,7 @@ PATIENCE_S = 100.0
 
 
 class TestARankThatAnotherHoldsUp:
-    """As of two: it has told more places than the other."""
+    """One rank of two. It has reported more places than the other."""
 
     @pytest.fixture
     def other(self, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
@@ -178,11 +178,11 @@ class TestARankThatAnotherHoldsUp:
 
     @pytest.fixture
     def watchdog(self, other: subprocess.Popen[bytes], tmp_path: Path) -> Iterator[Watchdog]:
-        """Of rank 0, which tells in `told` how it ends; the ranks have a group."""
+        """The watchdog of rank 0, which adds its last words to `messages`. The ranks have a group."""
         waits = Ranks(tmp_path, 0, 2, "attempt")
         waits.begin()
-        self.told: list[str] = []
-        watchdog = Watchdog(waits, PATIENCE_S, tmp_path / "rank-0.log", pytest.fail, self.told.append)
+        self.messages: list[str] = []
+        watchdog = Watchdog(waits, PATIENCE_S, tmp_path / "rank-0.log", pytest.fail, self.messages.append)
         watchdog.progress = having_passed(3)
         distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         yield watchdog
@@ -190,17 +190,17 @@ class TestARankThatAnotherHoldsUp:
             distributed.destroy_process_group()
 
     def look_after(self, watchdog: Watchdog, seconds: float) -> list[str]:
-        """What is told after so long without a place."""
+        """The messages after so many seconds without progress."""
         watchdog.progress._last = time.monotonic() - seconds
         watchdog.look()
-        return self.told
+        return self.messages
 
     def test_ends_before_a_collective_gives_up(self, watchdog: Watchdog, other: subprocess.Popen[bytes]) -> None:
         """NCCL's ends the process without a word."""
         assert self.look_after(watchdog, 1.7 * PATIENCE_S) == []
-        (told,) = self.look_after(watchdog, 1.9 * PATIENCE_S)
+        (message,) = self.look_after(watchdog, 1.9 * PATIENCE_S)
         name = f"rank 1 (process {other.pid} on {socket.gethostname()})"
-        assert told == f"{name} holds up the others: since step 3 it got no further than reading rows"
+        assert message == f"{name} holds up the others: since step 3 it got no further than reading rows"
 
     def test_ends_before_that_where_it_is_stopped(self, watchdog: Watchdog, other: subprocess.Popen[bytes]) -> None:
         other.send_signal(signal.SIGSTOP)

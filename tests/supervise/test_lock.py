@@ -59,8 +59,8 @@ def test_a_process_that_is_killed_keeps_nobody_out_though_its_child_lives(tmp_pa
         holder.wait()
         os.kill(child, 0)
         with lock.take(tmp_path, "one"):
-            told = (tmp_path / lock.LOCK).read_text(encoding="utf-8")
-    assert told.splitlines()[0] == f"process {os.getpid()} on {socket.gethostname()}"
+            content = (tmp_path / lock.LOCK).read_text(encoding="utf-8")
+    assert content.splitlines()[0] == f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def test_a_process_of_another_machine_is_waited_for(

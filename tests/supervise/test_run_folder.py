@@ -1,4 +1,4 @@
-"""The files that a run leaves beside its model."""
+"""The files that a run leaves with its model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TestWriting:
             assert reading.read() == "old and long"
 
     def test_a_write_that_fails_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whatever stops it, and a file that nobody asked for is not left beside it."""
+        """Whatever stops it, no extra file stays next to it."""
         write_whole(tmp_path / "a.txt", "old")
         with largest_file(10), pytest.raises(OSError, match=r"File too large. It needs 100,000 bytes"):
             write_whole(tmp_path / "a.txt", "x" * 100_000)

@@ -26,7 +26,7 @@ from tests.train.tiny import tiny_llama
 
 
 @pytest.mark.parametrize("kind", ["tweets", "chats"])
-def test_a_tokenizer_with_ids_beyond_the_embedding_is_told_without_a_traceback(
+def test_a_tokenizer_with_ids_beyond_the_embedding_is_reported_without_a_traceback(
     finished_run: FinishedRun, tmp_path: Path, kind: str
 ) -> None:
     model, test_file = tmp_path / "model", tmp_path / "t.jsonl"
@@ -90,7 +90,7 @@ def test_a_checkpoint_stays_whole(finished_run: FinishedRun, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("kind", ["tweets", "chats"])
-def test_a_broken_tokenizer_is_told_with_the_flag_that_was_typed_and_all_else(
+def test_a_broken_tokenizer_is_reported_with_its_flag_and_all_other_problems(
     finished_run: FinishedRun, tmp_path: Path, kind: str
 ) -> None:
     model, missing = tmp_path / "model", tmp_path / "missing.jsonl"
@@ -99,17 +99,17 @@ def test_a_broken_tokenizer_is_told_with_the_flag_that_was_typed_and_all_else(
     flags = ["--model", str(model), "--test_file", str(missing), "--output_dir", str(tmp_path / "out")]
     result = start([*python(), "indictune/__main__.py", "evaluate", *flags])
     assert result.returncode == 2, result.stderr
-    first, *told = result.stderr.splitlines()
+    first, *shown = result.stderr.splitlines()
     assert first == "indictune: 2 problems:"
-    assert told[0].startswith(f"  1. --model {model}: ")
-    assert told[0].endswith("[model-unreadable]")
-    assert told[1].startswith(f"  2. --test_file {missing}: ")
-    assert told[1].endswith("[no-such-file]")
+    assert shown[0].startswith(f"  1. --model {model}: ")
+    assert shown[0].endswith("[model-unreadable]")
+    assert shown[1].startswith(f"  2. --test_file {missing}: ")
+    assert shown[1].endswith("[no-such-file]")
 
 
 @pytest.mark.parametrize("kind", ["tweets", "chats"])
 @pytest.mark.parametrize(
-    ("flag", "value", "told"),
+    ("flag", "value", "shown"),
     [
         ("--per_device_eval_batch_size", "0", ["--per_device_eval_batch_size 0: expected at least 1."]),
         ("--per_device_eval_batch_size", "-3", ["--per_device_eval_batch_size -3: expected at least 1."]),
@@ -120,14 +120,14 @@ def test_a_broken_tokenizer_is_told_with_the_flag_that_was_typed_and_all_else(
         ),
     ],
 )
-def test_values_that_no_model_can_take_are_told_before_rows_are_read(
-    finished_run: FinishedRun, tmp_path: Path, kind: str, flag: str, value: str, told: list[str]
+def test_values_that_no_model_can_take_are_reported_before_rows_are_read(
+    finished_run: FinishedRun, tmp_path: Path, kind: str, flag: str, value: str, shown: list[str]
 ) -> None:
     model = str(finished_run.folder) if kind == "tweets" else tiny_llama(tmp_path / "model")
     flags = ["--model", model, "--test_file", str(tmp_path / "t.jsonl"), "--output_dir", str(tmp_path / "out")]
     result = start([*python(), "indictune/__main__.py", "evaluate", *flags, flag, value])
     assert result.returncode == 2, result.stderr
-    assert all(part in result.stderr for part in told), result.stderr
+    assert all(part in result.stderr for part in shown), result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -143,7 +143,9 @@ def test_answers_are_as_long_as_the_model_has_positions_whatever_it_calls_them(t
     assert "are longer than --max_length 64 and lose their ends" in result.stderr
 
 
-def test_a_loss_that_is_no_number_is_told_and_written_as_json_can(finished_run: FinishedRun, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_reported_and_written_as_valid_json(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
     model, test_file = tmp_path / "model", tmp_path / "t.jsonl"
     shutil.copytree(finished_run.folder, model)
     weights = load_file(model / "model.safetensors")
@@ -256,8 +258,8 @@ def test_what_is_refused_anyway_reads_no_more_than_the_first_of_many_rows(
     result = start([*python(), "indictune/__main__.py", "evaluate", *given], ONE_OF_TWO)
     assert result.returncode == 2
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
-    told = status["message"].splitlines()
-    told = [line.partition(". ")[2] for line in told[1:]] if len(told) > 1 else told
-    assert len(told) == len(problems), told
-    assert all(line.startswith(problem) for line, problem in zip(told, problems, strict=True))
+    shown = status["message"].splitlines()
+    shown = [line.partition(". ")[2] for line in shown[1:]] if len(shown) > 1 else shown
+    assert len(shown) == len(problems), shown
+    assert all(line.startswith(problem) for line, problem in zip(shown, problems, strict=True))
     assert "Reading only the first rows, because the run is refused in any case." in result.stderr

@@ -58,7 +58,7 @@ def change(folder: Path, name: str, edit: Callable[[Weights], object]) -> None:
     save_file({key: each.contiguous() for key, each in weights.items()}, folder / name, metadata={"format": "pt"})
 
 
-def told(trainer: LlamaTrainer, folder: Path) -> str:
+def problem_of(trainer: LlamaTrainer, folder: Path) -> str:
     with pytest.raises(SavedModelError) as caught:
         verify_saved(trainer, folder)
     start = f"{folder}: the saved model is not the trained one; its checkpoints are untouched. "
@@ -80,7 +80,7 @@ def test_an_adapter_on_a_base_in_a_bin_is_read_where_that_is_trusted(tmp_path: P
     trainer = tiny_trainer(str(base), tmp_path / "out", ROWS, **settings)
     trainer.train()
     trainer.save_model()
-    assert "--trust_checkpoint true" in told(trainer, tmp_path / "out")
+    assert "--trust_checkpoint true" in problem_of(trainer, tmp_path / "out")
     trainer.trusts_checkpoint = True
     verify_saved(trainer, tmp_path / "out")
 
@@ -99,12 +99,12 @@ class TestFullModels:
     def test_an_empty_tensor(self, trained: Trained, tmp_path: Path) -> None:
         trainer = trained("full")
         change(tmp_path / "out", self.NAME, lambda weights: weights.update({f"{Q_PROJ}.weight": torch.empty(0, 16)}))
-        assert "[weights-do-not-fit]" in told(trainer, tmp_path / "out")
+        assert "[weights-do-not-fit]" in problem_of(trainer, tmp_path / "out")
 
     def test_one_ranks_half_of_a_tensor(self, trained: Trained, tmp_path: Path) -> None:
         trainer = trained("full")
         change(tmp_path / "out", self.NAME, lambda weights: weights.update({f"{Q_PROJ}.weight": torch.ones(8, 16)}))
-        message = str(told(trainer, tmp_path / "out"))
+        message = str(problem_of(trainer, tmp_path / "out"))
         assert f"--model {tmp_path / 'out'}: " in message
         assert f"{Q_PROJ}.weight" in message
         assert "[weights-do-not-fit]" in message
@@ -113,13 +113,13 @@ class TestFullModels:
         trainer = trained("full")
         path = tmp_path / "out" / self.NAME
         path.write_bytes(path.read_bytes()[:-100])
-        assert told(trainer, tmp_path / "out").startswith("It cannot be read: ")
+        assert problem_of(trainer, tmp_path / "out").startswith("It cannot be read: ")
 
     def test_a_weight_changed_by_noise(self, trained: Trained, tmp_path: Path) -> None:
         trainer = trained("full")
         noise = torch.randn(16, 16, generator=torch.Generator().manual_seed(0)) / 10
         change(tmp_path / "out", self.NAME, lambda weights: weights[f"{Q_PROJ}.weight"].add_(noise))
-        message = told(trainer, tmp_path / "out")
+        message = problem_of(trainer, tmp_path / "out")
         assert message.startswith(f"{Q_PROJ}.weight has the norm ")
 
     def test_a_weight_that_is_nan_where_no_logit_shows_it(self, trained: Trained, tmp_path: Path) -> None:
@@ -130,13 +130,13 @@ class TestFullModels:
         with torch.no_grad():
             model.get_input_embeddings().weight[unused] = float("nan")
         trainer.save_model()
-        assert told(trainer, tmp_path / "out").startswith(f"{name} has the norm nan instead of nan.")
+        assert problem_of(trainer, tmp_path / "out").startswith(f"{name} has the norm nan instead of nan.")
 
     def test_a_weight_whose_rows_are_in_another_order(self, trained: Trained, tmp_path: Path) -> None:
         trainer = trained("full")
         name = f"{Q_PROJ}.weight"
         change(tmp_path / "out", self.NAME, lambda weights: weights.update({name: weights[name].flip(0).contiguous()}))
-        message = told(trainer, tmp_path / "out")
+        message = problem_of(trainer, tmp_path / "out")
         assert message.startswith("Its logits differ by 0.")
         assert message.endswith(" of their norm, where 0.001 is allowed.")
 
@@ -148,20 +148,23 @@ class TestFullModels:
         trainer = trained("full")
         noise = torch.randn(16, 16, generator=torch.Generator().manual_seed(0)) / 200
         change(tmp_path / "out", self.NAME, lambda weights: weights[f"{Q_PROJ}.weight"].add_(noise))
-        assert told(trainer, tmp_path / "out") == "Its logits differ by 0.0024 of their norm, where 0.001 is allowed."
+        assert (
+            problem_of(trainer, tmp_path / "out")
+            == "Its logits differ by 0.0024 of their norm, where 0.001 is allowed."
+        )
         if by == "transformers":
             enable_tf32(True)
         else:
             torch.backends.cuda.matmul.allow_tf32 = True
         verify_saved(trainer, tmp_path / "out")
         change(tmp_path / "out", self.NAME, lambda weights: weights[f"{Q_PROJ}.weight"].mul_(1.06))
-        assert f"{Q_PROJ}.weight has the norm" in told(trainer, tmp_path / "out")
+        assert f"{Q_PROJ}.weight has the norm" in problem_of(trainer, tmp_path / "out")
 
     def test_the_model_that_training_began_with(self, base: str, tmp_path: Path) -> None:
         trainer = tiny_trainer(base, tmp_path / "out", ROWS, learning_rate=0.5)
         trainer.save_model()
         trainer.train()
-        assert "has the norm" in told(trainer, tmp_path / "out")
+        assert "has the norm" in problem_of(trainer, tmp_path / "out")
 
 
 class TestModelsOfWhichSomeRowsAreTrained:
@@ -188,22 +191,24 @@ class TestModelsOfWhichSomeRowsAreTrained:
 
     def test_an_unused_row_that_is_not_as_it_began(self, saved: LlamaTrainer, tmp_path: Path) -> None:
         self.change_row(saved, tmp_path / "out", False, lambda weight, rows: weight[rows[0], 3:4].add_(1e-2))
-        assert told(saved, tmp_path / "out") == f"{self.EMBEDDING}: rows that no text uses have changed."
+        assert problem_of(saved, tmp_path / "out") == f"{self.EMBEDDING}: rows that no text uses have changed."
 
     def test_a_trained_row_that_is_not_the_trained_one(self, saved: LlamaTrainer, tmp_path: Path) -> None:
         self.change_row(saved, tmp_path / "out", True, lambda weight, rows: weight[rows[2]].mul_(3))
-        assert told(saved, tmp_path / "out").startswith(f"{self.EMBEDDING} has the norm ")
+        assert problem_of(saved, tmp_path / "out").startswith(f"{self.EMBEDDING} has the norm ")
 
     def test_trained_rows_in_another_order(self, saved: LlamaTrainer, tmp_path: Path) -> None:
         def flip(weight: torch.Tensor, rows: list[int]) -> None:
             weight[rows] = weight[rows].flip(0)
 
         self.change_row(saved, tmp_path / "out", True, flip)
-        assert told(saved, tmp_path / "out").endswith(" of their norm, where 0.001 is allowed.")
+        assert problem_of(saved, tmp_path / "out").endswith(" of their norm, where 0.001 is allowed.")
 
     def test_the_trained_rows_alone(self, saved: LlamaTrainer, tmp_path: Path) -> None:
         change(tmp_path / "out", self.NAME, lambda each: each.update({self.EMBEDDING: each[self.EMBEDDING][:20]}))
-        assert told(saved, tmp_path / "out").startswith(f"It cannot be read: --model {tmp_path / 'out'}: its weights ")
+        assert problem_of(saved, tmp_path / "out").startswith(
+            f"It cannot be read: --model {tmp_path / 'out'}: its weights "
+        )
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
@@ -214,17 +219,17 @@ class TestAdapters:
     def test_an_empty_tensor(self, trained: Trained, tmp_path: Path, method: str) -> None:
         trainer = trained(method)
         change(tmp_path / "out", self.NAME, lambda weights: weights.update({self.B: torch.empty(0, 16)}))
-        assert "size mismatch" in told(trainer, tmp_path / "out")
+        assert "size mismatch" in problem_of(trainer, tmp_path / "out")
 
     def test_a_tensor_that_is_missing(self, trained: Trained, tmp_path: Path, method: str) -> None:
         trainer = trained(method)
         change(tmp_path / "out", self.NAME, lambda weights: weights.pop(self.A))
-        assert "[adapter-does-not-fit]" in told(trainer, tmp_path / "out")
+        assert "[adapter-does-not-fit]" in problem_of(trainer, tmp_path / "out")
 
     def test_one_ranks_half_of_a_tensor(self, trained: Trained, tmp_path: Path, method: str) -> None:
         trainer = trained(method)
         change(tmp_path / "out", self.NAME, lambda weights: weights.update({self.B: weights[self.B][:8]}))
-        message = told(trainer, tmp_path / "out")
+        message = problem_of(trainer, tmp_path / "out")
         assert message.startswith("It cannot be read: ")
         assert f"size mismatch for {self.B.replace('.weight', '.default.weight')}" in message
 
@@ -235,14 +240,14 @@ class TestAdapters:
             self.NAME,
             lambda weights: [each.zero_() for name, each in weights.items() if "lora_B" in name],
         )
-        assert "has the norm 0 instead of" in told(trainer, tmp_path / "out")
+        assert "has the norm 0 instead of" in problem_of(trainer, tmp_path / "out")
 
     def test_a_weight_changed_by_noise(self, trained: Trained, tmp_path: Path, method: str) -> None:
         trainer = trained(method)
         noise = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
         change(tmp_path / "out", self.NAME, lambda weights: weights[self.B].add_(noise))
         name = self.B.replace(".weight", ".default.weight")
-        assert told(trainer, tmp_path / "out").startswith(f"{name} has the norm ")
+        assert problem_of(trainer, tmp_path / "out").startswith(f"{name} has the norm ")
 
     def test_a_matrix_whose_rows_are_in_another_order(self, trained: Trained, tmp_path: Path, method: str) -> None:
         trainer = trained(method)
@@ -253,4 +258,4 @@ class TestAdapters:
         trainer.save_model()
         change(tmp_path / "out", self.NAME, lambda each: each.update({self.B: each[self.B].flip(0).contiguous()}))
         allowed = {"lora": 0.001, "qlora": 0.05}[method]
-        assert told(trainer, tmp_path / "out").endswith(f" of their norm, where {allowed:g} is allowed.")
+        assert problem_of(trainer, tmp_path / "out").endswith(f" of their norm, where {allowed:g} is allowed.")

@@ -1,4 +1,4 @@
-"""What a run takes over from its checkpoint beside weights and states."""
+"""What a run takes over from its checkpoint, other than weights and states."""
 
 from __future__ import annotations
 
