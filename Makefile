@@ -31,9 +31,8 @@ test-all: lint $(BUILT)  ## the long tests too
 test-faults: $(BUILT)  ## everything that can happen to a run, under every strategy and launcher: half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/faults $(WRONG_CONFIGURATIONS)
 
-# `make test-gpu GPU_PYTHON=python3` installs nothing: that interpreter has all, and `accelerate` beside it. As many
-# processes as one GPU of 80 GB has memory for. Which tests have failed, and why, is told when they do. GPU_TESTS may
-# name some of the files.
+# `make test-gpu GPU_PYTHON=python3` installs nothing. That interpreter must have all packages and `accelerate`.
+# One GPU of 80 GB has memory for 8 processes. GPU_TESTS may name some of the files.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS ?= tests/gpu
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## the tests that need a GPU: it fails without one

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 COLUMN_GAP = "  "
 
-# What a terminal obeys instead of showing it, what turns the direction of writing around, and half surrogate pairs,
-# which stand for the bytes of a file's name that is no UTF-8 and cannot be written to any stream.
+# Control characters, marks that change the direction of writing, and half surrogate pairs. The latter stand for bytes
+# of a file name that are no UTF-8. No stream takes them.
 _ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -29,22 +29,21 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence
 
 
 def printable(text: str) -> str:
-    """A text from anywhere as a terminal may get it: what it would obey is written out, as in `\\x1b`."""
+    """Escape the control characters of a text, as in `\\x1b`."""
     return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def in_one_line(text: str) -> str:
-    """A text from anywhere as part of a line that it can neither end nor shift: `printable`, with its line breaks."""
+    """Escape a text for use inside one line, line breaks included."""
     return printable(text.replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def display_width(text: str) -> int:
     """Count the terminal columns that a text takes.
 
-    Marks that combine with the letter before them and invisible format characters take none, wide characters (East
-    Asian ones and most emoji: Unicode Standard Annex 11) take two, all others one; Indic vowel signs that stand beside
-    their letter (category Mc) are among the others. Emoji joined into one picture are counted one by one, as terminals
-    that do not know the picture show them.
+    Marks that combine with the letter before them, and invisible format characters, take none. Wide characters take
+    two: East Asian ones and most emoji (Unicode Standard Annex 11). All others take one, Indic vowel signs that stand
+    next to their letter (category Mc) too. Emoji joined into one picture are counted one by one.
     """
     return sum(_character_width(character) for character in text)
 

@@ -167,7 +167,7 @@ def newest_whole(candidates: Sequence[Path], reader: Reader) -> tuple[Path | Non
 
 
 def _whole_best(checkpoint: Path, reader: Reader) -> tuple[Path | None, list[str]]:
-    """The best checkpoint that a whole one names, if it is whole too; else None and a warning."""
+    """The best checkpoint recorded in `checkpoint`, or None and a warning if it is damaged."""
     best = reader.best(checkpoint)
     if best is None or best == checkpoint:
         return best, []

@@ -85,7 +85,7 @@ def class_names(rows: SplitRows) -> Mapping[str, Sequence[str]]:
 
 
 def fingerprint_of(rows: SplitRows) -> str:
-    """Of the content of a split. `datasets` computes it from the files, their commit and how they are read."""
+    """Digest of the content of a split. `datasets` computes it from the files, their commit and how they are read."""
     if isinstance(rows, SplitFiles):
         return repr([rows.class_names, *((file, file_digest(file)) for file in rows.files)])
     return str(rows._fingerprint)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import BertConfig
 
+from indictune.config.command_arguments import EvaluateArguments
+from indictune.config.plan import unresolved
 from indictune.config.recipe import read_recipe
-from indictune.errors import UserError
+from indictune.errors import Problems, UserError
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.tokens import TaggedRows, TokenClassification
@@ -168,3 +171,13 @@ def test_labels_are_smoothed_as_asked(tmp_path: Path) -> None:
     plan, problems = plan_of_rows(read_recipe(given, TASK.arguments()), TASK)
     rows = read_rows(plan, TASK, problems)
     assert TASK.objective(plan.training, BertConfig(), rows.tokenizer, True, rows).loss.label_smoothing == 0.25
+
+
+def test_the_evaluate_command_refuses_to_leave_rows_out(tmp_path: Path) -> None:
+    (tmp_path / "t.conll").write_text("a O\n", encoding="utf-8")
+    values = {"test_file": str(tmp_path / "t.conll"), "bad_rows": "quarantine"}
+    plan, _ = plan_of_rows(read_recipe(["--train_file", values["test_file"]], TASK.arguments()), TASK)
+    evaluation: Any = plan
+    evaluation = replace(evaluation, data=unresolved(EvaluateArguments, values))
+    with refusal("not-of-this-task", flag="--bad_rows"):
+        TASK.tokenise_test(evaluation, None, Problems())
