@@ -95,7 +95,7 @@ def _probe(trainer: ExactTrainer) -> dict[str, torch.Tensor]:
 
 
 def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Of the trained model, float32 on the CPU. All ranks take part: each may hold a part of the weights."""
+    """Logits of the trained model, float32 on the CPU. All ranks take part: each may hold a part of the weights."""
     model = trainer.model_wrapped
     model.eval()
     with torch.no_grad(), trainer.compute_loss_context_manager():
