@@ -212,7 +212,7 @@ def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) 
     assert (job.folder / "recipe.yaml").read_bytes() == recipe
 
 
-def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
+def test_a_finished_run_changes_nothing_and_says_ok(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
     """Even if a refused command has written another status since."""
@@ -225,9 +225,6 @@ def test_a_finished_run_names_settings_that_count_for_nothing_and_says_ok(
     result = start([*command, *more])
     assert result.returncode == 0
     assert result.stdout == f"{out}: this run is finished; there is nothing to resume.\n"
-    assert "--num_train_epochs 2.0, now 13.0" in result.stderr
-    assert "--learning_rate 0.0001, now 0.001" in result.stderr
-    assert result.stderr.count("\n") == 1
     assert json.loads((out / "status.json").read_text()) == {"state": "ok", "message": ""}
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in out.iterdir()}.items()
 
