@@ -212,9 +212,7 @@ def test_a_command_that_is_refused_leaves_the_runs_files_as_they_were(job: Job) 
     assert (job.folder / "recipe.yaml").read_bytes() == recipe
 
 
-def test_a_finished_run_changes_nothing_and_says_ok(
-    finished_run: FinishedRun, tmp_path: Path
-) -> None:
+def test_a_finished_run_changes_nothing_and_says_ok(finished_run: FinishedRun, tmp_path: Path) -> None:
     """Even if a refused command has written another status since."""
     out = shutil.copytree(finished_run.folder, tmp_path / "out")
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.name not in ("status.json", "logs")}

@@ -468,7 +468,7 @@ def test_a_run_that_is_killed_while_it_pushes_is_pushed_by_the_same_command(
     command = (finished_run.recipe, [*hostile, "--resume_from_checkpoint", "auto"])
     with hub() as kept:
         # When metrics.json, the mark of a finished run, has just been written.
-        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.hub.push:finish_push:1")
+        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.hub.push:push:1")
         assert code == -9, said
         assert (tmp_path / "out" / "metrics.json").exists()
         code, said, _ = pushed(*command, kept.url)
