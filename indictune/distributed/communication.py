@@ -3,7 +3,7 @@
 # No `from __future__ import annotations`: torch compares the annotations of a communication hook with classes.
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ def passes_until_settled(model: nn.Module) -> int:
     return 0 if model.find_unused_parameters else 1
 
 
-def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":
+def gradient_buckets(args: IndicTrainingArguments) -> DistributedDataParallelKwargs:
     """How replicas sum their gradients.
 
     The Trainer (5.23) looks for unused parameters in every forward pass unless activations are checkpointed. It keeps
@@ -82,30 +82,22 @@ def gradient_buckets(args: IndicTrainingArguments) -> "GradientBuckets":
     if looks is None:
         looks = not (static_graph or args.gradient_checkpointing)
     given = {"bucket_cap_mb": args.ddp_bucket_cap_mb} if args.ddp_bucket_cap_mb is not None else {}
-    return GradientBuckets(
+    kind = SumsInBfloat16 if args.reduce_dtype == "bfloat16" else DistributedDataParallelKwargs
+    return kind(
         broadcast_buffers=bool(args.ddp_broadcast_buffers),
         find_unused_parameters=looks,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
-        hook=sum_in_bfloat16 if args.reduce_dtype == "bfloat16" else None,
         **given,
     )
 
 
-@dataclass
-class GradientBuckets(DistributedDataParallelKwargs):  # type: ignore[misc]
-    """accelerate's settings of DDP, with a `hook` that sums a bucket of gradients; None for torch's own sum."""
-
-    hook: Callable[..., Any] | None = None
-
-    def to_dict(self, ignore_keys: tuple[str, ...] = ()) -> Any:
-        """The keywords of torch's DDP."""
-        return super().to_dict(("comm_hook", "comm_wrapper", "comm_state_option", "hook", *ignore_keys))
+class SumsInBfloat16(DistributedDataParallelKwargs):  # type: ignore[misc]
+    """accelerate's settings of DDP, which then sums gradients in bfloat16."""
 
     def register_comm_hook(self, model: DistributedDataParallel) -> None:
         """Add the hook; accelerate calls this when it has made the DDP."""
-        if self.hook is not None:
-            model.register_comm_hook(None, self.hook)
+        model.register_comm_hook(None, sum_in_bfloat16)
 
 
 def sum_in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
