@@ -18,23 +18,13 @@ def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world
     """Micro-batches of `per_device_batch_size` rows that each process runs for one optimizer step.
 
     Raises:
-        UserError: the global batch is no multiple of world size x per-device batch. The message says which sizes are.
+        UserError: the global batch is no multiple of world size x per-device batch.
     """
     rows_at_once = world_size * per_device_batch_size
-    if global_batch_size % rows_at_once == 0:
-        return global_batch_size // rows_at_once
-    lower = global_batch_size // rows_at_once * rows_at_once
-    fitting = f"--global_batch_size {f'{lower} or ' if lower else ''}{lower + rows_at_once}"
-    if global_batch_size % world_size == 0:
-        share = global_batch_size // world_size
-        sizes = ", ".join(str(size) for size in range(1, share + 1) if share % size == 0)
-        fitting += f"; or --per_device_train_batch_size {sizes}"
-    details: dict[str, Any] = {
-        "world_size": world_size,
-        "per_device": per_device_batch_size,
-        "rows_at_once": rows_at_once,
-    }
-    raise UserError("batch-does-not-divide", "--global_batch_size", global_batch_size, fitting=fitting, **details)
+    if global_batch_size % rows_at_once:
+        sizes = {"world_size": world_size, "per_device": per_device_batch_size, "rows_at_once": rows_at_once}
+        raise UserError("batch-does-not-divide", "--global_batch_size", global_batch_size, **sizes)
+    return global_batch_size // rows_at_once
 
 
 def steps_of_run(rows: int, global_batch_size: int, max_steps: int, epochs: float) -> int:
