@@ -17,7 +17,6 @@ from transformers.trainer_utils import speed_metrics
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
 from indictune.progress import OWN_PROGRESS
-from indictune.train.device_transfer import sent_to_device
 from indictune.train.task_trainer import TaskTrainer
 
 
@@ -69,7 +68,7 @@ def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[t
     """The row numbers of a batch [rows], and what the task measures of each row."""
     OWN_PROGRESS.passed("evaluating a batch")
     trainer.look_for_stop("the finished model was evaluated; going on evaluates it again")
-    inputs = sent_to_device(batch, trainer.args.device)
+    inputs = trainer.on_device(batch)
     row_numbers = inputs.pop("row_numbers")
     with torch.no_grad(), trainer.compute_loss_context_manager():
         return row_numbers, *trainer.objective.measure(model, inputs)

@@ -35,7 +35,6 @@ from indictune.tasks.objective import Batch
 from indictune.train.callbacks.epoch_shuffle import EpochShuffle
 from indictune.train.callbacks.keep_records import KeepRecords
 from indictune.train.callbacks.throughput import Throughput
-from indictune.train.device_transfer import sent_to_device
 from indictune.train.drop_bad_steps import drop_if_bad
 from indictune.train.evaluation import evaluate_rows
 from indictune.train.nonfinite import NonFinite
@@ -106,7 +105,7 @@ class ExactTrainer(TaskTrainer):
     ) -> tuple[list[Batch], Any]:
         """Move a step's micro-batches to the device. On a resume accelerate (1.15, `skip_first_batches`) replaces the
         loader by a plain one, so the loader cannot do it."""
-        on_device = OWN_PROGRESS.passing("reading rows", (sent_to_device(batch, device) for batch in epoch_iterator))
+        on_device = map(self.on_device, OWN_PROGRESS.passing("reading rows", epoch_iterator))
         samples: tuple[list[Batch], Any] = super().get_batch_samples(on_device, num_batches, device)
         return samples
 
