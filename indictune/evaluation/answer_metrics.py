@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from indictune.evaluation.metrics import scores_by_language
+
 # Of each row: summed loss, number of tokens that count, number of correct predictions.
 RowResults = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -26,30 +28,19 @@ def answer_metrics(results: RowResults, languages: Sequence[str]) -> dict[str, A
         `num_examples`, `num_tokens`, `loss` (nats a token), `perplexity` (its exponential), `answer_token_accuracy`,
         and the same for each language under `per_language`.
     """
-    by_language = {language: np.array([each == language for each in languages]) for language in sorted(set(languages))}
-    return {
-        **_block(results),
-        "per_language": {
-            language: _block(tuple(values[rows] for values in results)) for language, rows in by_language.items()
-        },
-    }
+
+    def score(rows: np.ndarray) -> dict[str, float]:
+        losses, tokens, right = (values[rows].astype(np.float64) for values in results)
+        count = tokens.sum()
+        loss = float(losses.sum() / count) if count else math.nan
+        with np.errstate(over="ignore"):  # infinite where Python's own exp would fail
+            perplexity = float(np.exp(loss))
+        accuracy = float(right.sum() / count) if count else math.nan
+        return {"num_tokens": int(count), "loss": loss, "perplexity": perplexity, "answer_token_accuracy": accuracy}
+
+    return scores_by_language(score, results[0], languages)  # `score` gives the loss a token
 
 
 def flatten_answers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The scalars that the Trainer logs, and by which it compares checkpoints."""
     return {name: metrics[name] for name in ("loss", "perplexity", "answer_token_accuracy")}
-
-
-def _block(results: tuple[np.ndarray, ...]) -> dict[str, Any]:
-    losses, tokens, right = (values.astype(np.float64) for values in results)
-    count = tokens.sum()
-    loss = float(losses.sum() / count) if count else math.nan
-    with np.errstate(over="ignore"):  # infinite where Python's own exp would fail
-        perplexity = float(np.exp(loss))
-    return {
-        "num_examples": len(losses),
-        "num_tokens": int(count),
-        "loss": loss,
-        "perplexity": perplexity,
-        "answer_token_accuracy": float(right.sum() / count) if count else math.nan,
-    }
