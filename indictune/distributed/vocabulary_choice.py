@@ -58,10 +58,7 @@ def _obstacle_of_optimizer(optim: str, deepspeed: Mapping[str, Any]) -> str | No
         return obstacle_of_optimizer(optim)
     if str(in_file["type"]).lower() in ELEMENTWISE_TYPES:
         return None
-    return (
-        f"optimizer.type = {in_file['type']} of the DeepSpeed file is not known to change each weight by its own "
-        f"gradient alone ({', '.join(ELEMENTWISE_TYPES)} are)"
-    )
+    return f"optimizer.type {in_file['type']} of the DeepSpeed file is not one of {', '.join(ELEMENTWISE_TYPES)}"
 
 
 def use_active_vocabulary(
