@@ -22,8 +22,9 @@ def accumulation_steps(global_batch_size: int, per_device_batch_size: int, world
     """
     rows_at_once = world_size * per_device_batch_size
     if global_batch_size % rows_at_once:
-        sizes = {"world_size": world_size, "per_device": per_device_batch_size, "rows_at_once": rows_at_once}
-        raise UserError("batch-does-not-divide", "--global_batch_size", global_batch_size, **sizes)
+        sizes: dict[str, Any] = {"world_size": world_size, "per_device": per_device_batch_size}
+        details = sizes | {"rows_at_once": rows_at_once}
+        raise UserError("batch-does-not-divide", "--global_batch_size", global_batch_size, **details)
     return global_batch_size // rows_at_once
 
 
@@ -47,9 +48,6 @@ def accumulation_for_tokens(
     Args:
         lengths: tokens of each training row, int64 [rows].
         row_location: file and line of a training row.
-        max_tokens: `--max_tokens_per_device`.
-        global_batch_size: rows of one optimizer step over all processes.
-        world_size: processes.
         seed: of the shuffle.
         steps: optimizer steps of the run.
         padded: whether rows are padded to the longest of their micro-batch.

@@ -8,19 +8,12 @@ from indictune.config.plan import Launch, family_of
 # cannot be converted: DeepSpeed's universal checkpoints were 8e-4 off in loss after 20 steps (0.19.8).
 _INTERCHANGEABLE = frozenset({"single", "ddp", "fsdp2"})
 
-
 # A pattern of flags that say how a run is distributed, which changes no step.
 FLAGS_OF_STRATEGIES = "(ddp|fsdp)(_.*)?"
 
 
 def can_resume(strategy: str, world_size: int, launch: Launch) -> bool:
-    """Whether weights and optimizer states can be carried over.
-
-    Args:
-        strategy: that wrote them; whether it offloaded them makes no difference.
-        world_size: processes that wrote them.
-        launch: that would resume.
-    """
+    """Whether `launch` can load weights and optimizer states that `world_size` processes of `strategy` wrote."""
     family = family_of(strategy)
     if {family, launch.family} <= _INTERCHANGEABLE:
         return True
@@ -28,11 +21,9 @@ def can_resume(strategy: str, world_size: int, launch: Launch) -> bool:
 
 
 def not_carried_over(strategy: str, world_size: int, launch: Launch, optim: str | None) -> str | None:
-    """The states that another launch cannot take over; None where it takes all.
+    """The states that `launch` cannot take over, as for `can_resume`; None where it takes all.
 
-    Args:
-        strategy: that wrote them, and `world_size` its processes; `launch` would resume: as for `can_resume`.
-        optim: the `--optim` that wrote them; None where that is not known.
+    `optim` is the `--optim` that wrote them; None if it is not known.
     """
     if not can_resume(strategy, world_size, launch):
         return "ZeRO's states"

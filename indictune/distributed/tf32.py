@@ -6,9 +6,6 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_torch_tf32_available
 
-# Flags by any of which the model is compiled.
-COMPILING_FLAGS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
-
 
 def default(training: TrainingArguments) -> bool | None:
     """The value of `--tf32` if it is not given; None if it has no effect, as on a T4 or a V100.
@@ -20,7 +17,8 @@ def default(training: TrainingArguments) -> bool | None:
         return None
     if training.bf16 or training.fp16 or training.bf16 is None:  # None: TRL computes in bf16
         return True
-    return False if any(getattr(training, flag) for flag in COMPILING_FLAGS) else None
+    is_compiled = training.torch_compile or training.torch_compile_backend or training.torch_compile_mode
+    return False if is_compiled else None
 
 
 def put_back(args: TrainingArguments) -> None:

@@ -41,10 +41,6 @@ def _at_a_glance(plan: AnyPlan) -> ResumePoint:
     try:
         return choose_resume_point(plan.output_dir, plan.training.resume_from_checkpoint, Reader(thorough=False))
     except UserError:
-        if _is_one_node(plan):
+        if plan.launch.local_world_size == plan.launch.world_size:
             raise
         return ResumePoint()  # another node's disk may hold the checkpoint
-
-
-def _is_one_node(plan: AnyPlan) -> bool:
-    return plan.launch.local_world_size == plan.launch.world_size

@@ -84,12 +84,7 @@ def finish(
 ) -> None:
     """Evaluate the saved model, write `metrics.json` last, and push if asked to. All ranks must call it.
 
-    Args:
-        trainer: after `train` and `save_model`.
-        run: its folder gets `metrics.json`.
-        result: of `train`.
-        test_dataset: rows evaluated only here, or None.
-        saved_files: from `save_model`.
+    `test_dataset` is evaluated only here. `result` comes from `train`, and `saved_files` from `save_model`.
     """
     state = trainer.state
     if state.global_step < state.max_steps:
@@ -126,7 +121,7 @@ def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> di
 
 
 def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> None:
-    """Write `metrics.json`, which marks a finished run, on every disk,."""
+    """Write `metrics.json`, which marks a finished run, on every disk."""
     if trainer.args.should_save:
         write_json(run.output_dir / "metrics.json", metrics)
         write_through(run.output_dir / "metrics.json")

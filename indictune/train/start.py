@@ -37,11 +37,7 @@ Training = TypeVar("Training", bound=IndicTrainingArguments)
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
     """Cut global batches so that no process gets more than `--max_tokens_per_device` at once, if that is given.
 
-    Args:
-        plan: of the run.
-        tokens: of the rows.
-        padded: whether rows are padded to the longest of their micro-batch.
-        run: warns of an ignored flag.
+    `padded` says whether rows are padded to the longest of their micro-batch. `run` warns of an ignored flag.
 
     Raises:
         UserError: a row is too long, or the DeepSpeed file has other sizes.

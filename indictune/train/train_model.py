@@ -20,14 +20,9 @@ from indictune.train.start import flag_contents, write_recipe
 
 
 def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
-    """Train with all callbacks, from the resume point if there is one. All ranks must call it.
+    """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
 
-    Args:
-        trainer: of the run.
-        plan: of the run. `recipe.yaml` records it once nothing can refuse the run any more.
-        run: whose folder gets the records.
-        point: to resume from.
-        tokens: rows of the run.
+    `recipe.yaml` records the plan once nothing can refuse the run any more.
 
     Raises:
         UserError: the checkpoint, or another rank, has other rows.

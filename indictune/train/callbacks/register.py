@@ -21,15 +21,7 @@ from indictune.train.exact_trainer import ExactTrainer
 def watch(
     trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, row_location: Callable[[int], str]
 ) -> None:
-    """Connect a trainer with its run, and add the callbacks.
-
-    Args:
-        trainer: of the run.
-        plan: of the run; its folder gets `train_log.jsonl`.
-        run: its signals stop the training.
-        point: to resume from.
-        row_location: of a training row: `file:line`.
-    """
+    """Connect a trainer with its run, and add the callbacks. `row_location` gives `file:line` of a training row."""
     trainer.stop_request = run.stop_request
     trainer.strategy = plan.launch.strategy
     trainer.trusts_checkpoint = plan.model.trust_checkpoint
