@@ -122,7 +122,7 @@ def test_flags_recipe_files_batch_token_and_checkpoint_are_reported_together(job
         "lerning_rate:",
         "max_length",
     ]
-    assert "--global_batch_size 16 or 24" in refused.problems[4]
+    assert "Use a multiple of 8" in refused.problems[4]
     assert job.path("train.jsonl") in refused.problems[-1]  # the nearest name
 
 
