@@ -26,7 +26,8 @@ def class_weights(choice: str | None, counts: Mapping[str, int], labels: Sequenc
     if choice is None:
         return None
     if choice == BALANCED:  # as scikit-learn's `class_weight="balanced"`
-        return {label: sum(counts.values()) / (len(labels) * counts[label]) for label in labels}
+        total = sum(counts.values())
+        return {label: total / (len(labels) * counts[label]) for label in labels}
     weights = read_file(choice)
     problems = Problems()
     for label in sorted(weights.keys() ^ set(labels)):

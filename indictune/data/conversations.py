@@ -58,7 +58,7 @@ class ConversationSplits:
     @property
     def as_written(self) -> bool:
         """Whether all rows are prompts and completions, given as plain texts."""
-        return bool(next(iter(self.rows.values())).table["as_written"][0].as_py())
+        return _as_written(self.rows)
 
 
 def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
@@ -150,10 +150,13 @@ def _language(record: dict[str, object], messages: list[dict[str, str]]) -> str:
 def _mixed_forms(splits: Mapping[str, Conversations]) -> Iterator[Problem]:
     """A problem for each split that mixes plain texts and messages, or differs in this from the first split."""
     for rows in splits.values():
-        first = next(iter(splits.values())).table["as_written"][0].as_py()
-        row = pc.index(rows.table["as_written"], not first).as_py()
+        row = pc.index(rows.table["as_written"], not _as_written(splits)).as_py()
         if row >= 0:
             yield problem("forms-mixed", rows.origin, rows.location(row))
+
+
+def _as_written(splits: Mapping[str, Conversations]) -> bool:
+    return bool(next(iter(splits.values())).table["as_written"][0].as_py())
 
 
 def leak_note(train: Conversations, path: Path, held_out: Conversations) -> str | None:
