@@ -32,8 +32,8 @@ from indictune.distributed import collectives, cpu_fallback
 from indictune.distributed.launch import read_launch, world_size_of
 from indictune.models.load import load_tokenizer
 from indictune.tasks.text_objectives import SingleLabel
-from indictune.train.bad_steps import BadSteps
-from indictune.train.classifier_trainer import IndicTrainer
+from indictune.training.bad_steps import BadSteps
+from indictune.training.classifier_trainer import IndicTrainer
 
 RANKS = world_size_of(os.environ)
 Seconds = tuple[float, float]  # by the clock, and of this process's cores, which other programs hardly change

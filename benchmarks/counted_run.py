@@ -18,7 +18,7 @@ from indictune.config.arguments import DataArguments, ModelArguments, SentimentT
 from indictune.config.recipe import read_recipe
 from indictune.distributed.sharding import full_shapes, repeated_blocks
 from indictune.supervise.execute import execute
-from indictune.train import exact_trainer
+from indictune.training import exact_trainer
 from scripts import train_sentiment
 
 

@@ -102,7 +102,7 @@ def _ours(shared: tuple[str, ...], packed: tuple[str, ...]) -> Contender:
             "in saving": SAVE,
             "in data preparation": "indictune.data.tokenisation:tokenised",
             "loss": "indictune.tasks.loss:ExactLoss.__call__",
-            "gradients": "indictune.train.exact_trainer:ExactTrainer.training_step",
+            "gradients": "indictune.training.exact_trainer:ExactTrainer.training_step",
         },
         packed,
         ("stop", "skip", "rollback"),

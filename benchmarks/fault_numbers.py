@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from benchmarks.fault_contenders import MANY_STEPS, Contender
 from benchmarks.fault_runs import Counts, Found, Job, logged, losses, status_of
 from indictune.checkpoint import store
-from indictune.train import bad_steps
+from indictune.training import bad_steps
 
 BAD_NUMBERS = {
     "NaN in the loss": ("NAN", "loss"),

@@ -48,7 +48,7 @@ def prepare(argv: Sequence[str]) -> int:
     """Read and tokenise the rows of a run, once."""
     import indictune.block_stop_signals  # noqa: F401, before everything slow
     from indictune.supervise.logs import log_to_console
-    from indictune.train.prepare import prepare_command
+    from indictune.training.prepare import prepare_command
 
     log_to_console()
     return _until_stopped(prepare_command, argv)
@@ -58,7 +58,7 @@ def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file."""
     import indictune.block_stop_signals  # noqa: F401, before everything slow
     from indictune.supervise.execute import execute
-    from indictune.train.evaluate import evaluation_of
+    from indictune.training.evaluate import evaluation_of
 
     main, recipe = evaluation_of(argv)
     return execute(main, recipe, replaceable=("metrics.json",))

@@ -19,11 +19,11 @@ from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.chat import Chat
-from indictune.train.chat_trainer import LlamaTrainer
-from indictune.train.finish import finish, save_model
-from indictune.train.samples import write_samples
-from indictune.train.start import fit_batches, load_model, start
-from indictune.train.train_model import train
+from indictune.training.chat_trainer import LlamaTrainer
+from indictune.training.finish import finish, save_model
+from indictune.training.samples import write_samples
+from indictune.training.start import fit_batches, load_model, start
+from indictune.training.train_model import train
 
 
 def main(run: Run) -> None:

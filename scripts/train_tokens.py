@@ -19,10 +19,10 @@ from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.tokens import TokenClassification
-from indictune.train.classifier_trainer import IndicTrainer
-from indictune.train.finish import finish, save_model
-from indictune.train.start import fit_batches, load_model, start
-from indictune.train.train_model import train
+from indictune.training.classifier_trainer import IndicTrainer
+from indictune.training.finish import finish, save_model
+from indictune.training.start import fit_batches, load_model, start
+from indictune.training.train_model import train
 
 
 def main(run: Run) -> None:

@@ -33,7 +33,7 @@ from benchmarks.faults import COUNTS, TITLES, parts
 from indictune.checkpoint import store
 from indictune.checkpoint.store import UNFINISHED
 from indictune.supervise import run_folder
-from indictune.train import bad_steps
+from indictune.training import bad_steps
 from tests.conftest import FinishedRun
 from tests.faults.faulty import FOLDER, hit
 from tests.ranks.launching import ROOT

@@ -198,7 +198,7 @@ def test_rows_a_second_are_those_of_the_batch_size(title: str, rows: int) -> Non
 def test_padding_that_the_plan_does_not_know_is_counted(tmp_path: Path) -> None:
     from benchmarks.contenders import count_positions
     from indictune.data.collation import PadToLongest
-    from tests.train.tiny import answer_rows, tiny_llama, tiny_trainer
+    from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
 
     rows = answer_rows(9, 5, 12, 7)
     trainer = tiny_trainer(tiny_llama(tmp_path), tmp_path, rows, padded=False, max_steps=1)

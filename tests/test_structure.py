@@ -27,7 +27,7 @@ LAYERS = [
     {"indictune.checkpoint"},
     {"indictune.hub"},
     {"indictune.preflight"},
-    {"indictune.train"},
+    {"indictune.training"},
     {"indictune.supervise"},
     {"indictune.cli", "indictune.__main__", "scripts"},
 ]

@@ -34,7 +34,7 @@ from indictune.run import Run
 from indictune.stop_signals import EXIT_RESUMABLE, NotBegun, Stopped
 from indictune.supervise import run_folder
 from indictune.supervise.supervised_run import SupervisedRun
-from indictune.train.nonfinite import NonFiniteLossError
+from indictune.training.nonfinite import NonFiniteLossError
 
 _CODES: dict[run_folder.State, int] = {"ok": 0, "failed": 1, "user_error": 2, "resumable": EXIT_RESUMABLE}
 # How long another rank waits for rank 0 to report. The user's mistakes are the same on all ranks, on machines however

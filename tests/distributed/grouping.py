@@ -18,7 +18,7 @@ from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.classification import Classification
-from indictune.train.start import start
+from indictune.training.start import start
 
 
 def main(run: Run) -> None:

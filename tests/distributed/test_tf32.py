@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState
 from torch._inductor.select_algorithm import create_precompile_key
 from transformers.utils.import_utils import enable_tf32
 
-from tests.train.tiny import answer_rows, tiny_llama, tiny_trainer
+from tests.training.tiny import answer_rows, tiny_llama, tiny_trainer
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # a script has its own folder a
 from indictune.distributed.launch import read_launch
 from indictune.distributed.process_group import bring_up
 from tests.faults.growing import held
-from tests.train.tiny import answer_rows, tiny_trainer
+from tests.training.tiny import answer_rows, tiny_trainer
 
 FEW, MANY = 60, 210
 # torch (2.13) keeps that many of the last collectives, 2,000 if nothing is said: full within some 300 steps.

@@ -19,8 +19,8 @@ from indictune.checkpoint.resume import best_of
 from tests.ranks.launching import SCRIPT, Run, python, start
 
 FAULTY = "tests/faults/faulty.py"
-STEP = "indictune.train.callbacks.step_flags:StepFlags.on_step_end"
-EVALUATION = "indictune.train.evaluation:measure_batch"
+STEP = "indictune.training.callbacks.step_flags:StepFlags.on_step_end"
+EVALUATION = "indictune.training.evaluation:measure_batch"
 SAVE = "indictune.checkpoint.save:Checkpoints._share"
 EXIT_RESUMABLE = 75
 FOLDER = "TEST_FOLDER"  # in the environment of what is started for a folder, and of all that this starts

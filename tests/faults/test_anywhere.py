@@ -67,7 +67,7 @@ def test_the_scale_of_the_loss_goes_on(finished_run: FinishedRun, tmp_path: Path
     """The scale begins at 2**16, and is halved at the first step, whose gradient overflows."""
     script, overflow = (
         "tests/faults/scaling.py",
-        "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:1",
+        "INFINITE_GRADIENT@indictune.training.exact_trainer:ExactTrainer.training_step:1",
     )
     whole, job = (Job(finished_run.recipe, tmp_path / name, flags=("--fp16", "true")) for name in ("whole", "out"))
     result = whole.start(overflow, script)

@@ -27,7 +27,7 @@ from tests.data.tables import read_table
 from tests.problems import problems_raised
 from tests.ranks import test_llama
 from tests.ranks.launching import SCRIPT, accelerate, python, start
-from tests.train.tiny import tiny_llama
+from tests.training.tiny import tiny_llama
 
 COLUMNS = {"text": "text", "label": "label"}
 HEAD = b"text,label\n"

@@ -23,7 +23,7 @@ from tests.ranks.launching import accelerate, python
 
 # Two micro-batches a step: the fifth is of the third step.
 LOSS = "NAN@indictune.tasks.loss:ExactLoss.__call__:5"
-GRADIENT = "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:6"
+GRADIENT = "INFINITE_GRADIENT@indictune.training.exact_trainer:ExactTrainer.training_step:6"
 NEVER_SAVED = ("--save_strategy", "no", "--eval_strategy", "no", "--load_best_model_at_end", "false")
 STEP_BY_STEP = ("--save_steps", "1", "--eval_steps", "1", "--logging_steps", "1", "--save_total_limit", "20")
 
@@ -164,7 +164,7 @@ def rolled_back_at_step_5(saved_run: Job, folder: Path, fault: str) -> tuple[Job
     """Go on from step 4, whose checkpoint is spoilt meanwhile: the run, its exit code and what it said."""
     flags = ("--on_nonfinite", "rollback", "--save_strategy", "no", "--load_best_model_at_end", "false")
     job = replace(saved_run, folder=shutil.copytree(saved_run.folder, folder), flags=flags)
-    in_training = f"{fault}@indictune.train.exact_trainer:ExactTrainer.training_step:1"
+    in_training = f"{fault}@indictune.training.exact_trainer:ExactTrainer.training_step:1"
     result = job.start(f"{in_training}+NAN@indictune.tasks.loss:ExactLoss.__call__:1")
     return job, result.returncode, result.stderr
 
@@ -181,7 +181,7 @@ def test_the_newest_is_rolled_back_to_where_the_best_is_damaged(finished_run: Fi
     first_is_best = ("--eval_delay", "3", "--metric_for_best_model", "loss", "--learning_rate", "0.001")
     flags = (*STEP_BY_STEP, "--on_nonfinite", "rollback", *first_is_best)
     job = Job(finished_run.recipe, tmp_path / "out", flags=flags)
-    at_step_5 = "FLIPPED_BEST@indictune.train.exact_trainer:ExactTrainer.training_step:9"
+    at_step_5 = "FLIPPED_BEST@indictune.training.exact_trainer:ExactTrainer.training_step:9"
     job.start(f"{at_step_5}+NAN@indictune.tasks.loss:ExactLoss.__call__:9")
     assert [best_step(job.folder / f"checkpoint-{step}") for step in (2, 4)] == [None, 3]
     assert [(entry["step"], entry["action"]) for entry in noted(job)] == [(5, "rollback")]
@@ -291,7 +291,7 @@ def test_fp16_whose_every_gradient_overflows_ends_the_run(
     """At the seventeenth step: the scale of the loss begins at 2**16."""
     flags = ("--fp16", "true", "--max_steps", "20", "--save_steps", "10", "--eval_steps", "10")
     job = Job(finished_run.recipe, tmp_path / "out", launcher, (*flags, "--on_nonfinite", policy))
-    overflows = "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:"
+    overflows = "INFINITE_GRADIENT@indictune.training.exact_trainer:ExactTrainer.training_step:"
     event = "+".join(f"{overflows}{step * micro_batches}" for step in range(1, 21))
     assert job.start(event, script="tests/faults/scaling.py").returncode == 1
     (entry,) = noted(job)
@@ -349,7 +349,7 @@ def test_the_steps_of_an_adapter_of_a_llama_are_taken_back(tmp_path: Path) -> No
     flags = (*test_llama.METHODS["lora"], "--on_nonfinite", "rollback", "--max_steps", "4")
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", flags=flags)
     at_step_4 = (
-        "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:16"  # of four micro-batches
+        "INFINITE_GRADIENT@indictune.training.exact_trainer:ExactTrainer.training_step:16"  # of four micro-batches
     )
     result = job.start(at_step_4, test_llama.SCRIPT)
     assert result.returncode == 0, result.stderr

@@ -17,7 +17,7 @@ from tests.conftest import FinishedRun
 from tests.faults.runs import EXIT_RESUMABLE, STEP, Job
 from tests.ranks.launching import accelerate
 
-END = "indictune.train.exact_trainer:ExactTrainer.load_best:1@0"
+END = "indictune.training.exact_trainer:ExactTrainer.load_best:1@0"
 BY_ACCURACY = ("--metric_for_best_model", "accuracy")  # which no step betters but the first
 EVERY_THIRD = (*BY_ACCURACY, "--eval_steps", "1", "--save_steps", "3")
 ONE_BATCH = ("--per_device_eval_batch_size", "16")  # in which no stop is heard

@@ -339,7 +339,7 @@ def test_a_model_that_the_disk_does_not_take_is_reported_and_the_last_checkpoint
 ) -> None:
     command = tuple(python() if launcher == "python" else accelerate(launcher, 2))
     job = Job(finished_run.recipe, tmp_path / "out", command)
-    result = job.start("FULL@indictune.train.finish:save_model:1")
+    result = job.start("FULL@indictune.training.finish:save_model:1")
     assert result.returncode == 1
     message = job.status["message"]
     assert message.startswith(f"the model could not be written to {job.folder}: "), message

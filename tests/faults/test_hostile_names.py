@@ -36,7 +36,7 @@ from indictune.models.atomic_folder import TOKENIZER_FILES, copy_files
 from indictune.models.classifier import load_classifier, load_classifier_config
 from indictune.models.load import load_tokenizer
 from indictune.models.trusted_files import INDEX, is_inside, weights_files
-from indictune.train.callbacks.restore_progress import RestoreProgress
+from indictune.training.callbacks.restore_progress import RestoreProgress
 from tests.checkpoint.test_store import write
 from tests.faults import hostile
 from tests.faults.canaries import model_in

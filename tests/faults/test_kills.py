@@ -47,7 +47,7 @@ def test_a_run_that_is_killed_while_its_model_moves_to_its_place_moves_all_of_it
     model = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training_args.bin"}
     for count in (0, 2):
         # Each file is written through just before it moves, weights last.
-        assert job.start(f"SIGKILL@indictune.train.finish:write_through:{count + 1}").returncode == -9
+        assert job.start(f"SIGKILL@indictune.training.finish:write_through:{count + 1}").returncode == -9
         moved = {name for name in model if (job.folder / name).exists()}
         assert len(moved) == count
         assert {path.name for path in (job.folder / store.UNFINISHED_MODEL).iterdir()} == model - moved

@@ -14,7 +14,7 @@ from tests.conftest import FinishedRun
 from tests.faults.many_steps import FEW, FEW_COLLECTIVES, MANY
 from tests.faults.runs import environment
 from tests.ranks.launching import ROOT, SCRIPT, python, start, torchrun
-from tests.train.tiny import tiny_llama
+from tests.training.tiny import tiny_llama
 
 BYTES_PER_STEP = 1000
 NOISE = 400_000

@@ -153,7 +153,7 @@ def test_a_rank_does_not_wait_to_join_one_that_has_ended(finished_run: FinishedR
 
 @pytest.mark.slow
 def test_a_rank_that_has_ended_well_ends_no_other(finished_run: FinishedRun, tmp_path: Path) -> None:
-    event = "STUCK@indictune.train.finish:write_metrics:1@0"
+    event = "STUCK@indictune.training.finish:write_metrics:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event) as (first, second):
         assert second.wait(120) == 0
         with pytest.raises(subprocess.TimeoutExpired):
@@ -302,7 +302,7 @@ def test_a_rank_that_hangs_before_the_first_step_is_named(
 @pytest.mark.slow
 def test_rank_0_is_named_where_the_others_wait_for_its_word(finished_run: FinishedRun, tmp_path: Path) -> None:
     """They do so for hours: a large model takes long to be read."""
-    event = "STUCK@indictune.train.verify:_problems:1@0"
+    event = "STUCK@indictune.training.verify:_problems:1@0"
     flags = ("--ddp_timeout", "6", "--max_steps", "1")
     log = tmp_path / "out" / "logs" / "rank-1.log"
     with two_ranks(finished_run.recipe, tmp_path / "out", event, *flags) as (first, second):
@@ -339,7 +339,7 @@ def test_a_rank_that_hangs_while_it_writes_its_shards_is_named(finished_run: Fin
 def test_rank_0_is_named_where_it_hangs_while_it_alone_writes_the_weights(
     finished_run: FinishedRun, tmp_path: Path
 ) -> None:
-    event = "STUCK@indictune.train.exact_trainer:write_model:1@0"
+    event = "STUCK@indictune.training.exact_trainer:write_model:1@0"
     with two_ranks(finished_run.recipe, tmp_path / "out", event, "--ddp_timeout", "10") as (first, second):
         second.communicate(timeout=120)
     status = json.loads((tmp_path / "out" / "status.json").read_text(encoding="utf-8"))
@@ -351,7 +351,7 @@ def test_a_rank_that_hangs_while_it_writes_samples_is_named(tmp_path: Path) -> N
     sizes = ("--num_sample_generations", "2", "--max_new_tokens", "9", "--max_steps", "2", "--ddp_timeout", "10")
     flags = (*test_llama.METHODS["full"], *sizes)
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", tuple(accelerate("ddp", 2)), flags)
-    said = job.start("STUCK@indictune.train.samples:prompt_ids:2@1", test_llama.SCRIPT).stderr
+    said = job.start("STUCK@indictune.training.samples:prompt_ids:2@1", test_llama.SCRIPT).stderr
     assert_holds_up(job, said, 2, "computing a token of a sample")
 
 

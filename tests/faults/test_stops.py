@@ -79,7 +79,7 @@ def test_a_stop_between_micro_batches_finishes_the_step(
         for name in ("whole", "out")
     )
     assert whole.start().returncode == 0
-    result = job.start(f"SIGTERM@indictune.train.exact_trainer:ExactTrainer.training_step:{call}")
+    result = job.start(f"SIGTERM@indictune.training.exact_trainer:ExactTrainer.training_step:{call}")
     assert result.returncode == (EXIT_RESUMABLE if launcher == "python" else 1), result.stderr
     assert job.status["state"] == "resumable"
     assert "stopped after step 2, which is saved." in job.status["message"]
@@ -246,7 +246,7 @@ def test_a_stop_while_the_model_is_saved_loses_nothing(
     recipe: Path, unbroken: dict[str, Any], tmp_path: Path, place: str
 ) -> None:
     job = Job(recipe, tmp_path / "out")
-    result = job.start(f"SIGTERM@indictune.train.finish:{place}:1")
+    result = job.start(f"SIGTERM@indictune.training.finish:{place}:1")
     assert result.returncode == EXIT_RESUMABLE, result.stderr
     assert job.status == {
         "state": "resumable",
@@ -280,7 +280,7 @@ def test_a_stop_of_one_rank_while_a_split_model_is_saved_stops_all(recipe: Path,
     whole = Job(recipe, tmp_path / "whole", tuple(accelerate("fsdp2", 2)))
     job = Job(recipe, tmp_path / "out", tuple(accelerate("fsdp2", 2)))
     assert whole.start().returncode == 0
-    result = job.start(f"SIGTERM@indictune.train.finish:{place}:1@1")
+    result = job.start(f"SIGTERM@indictune.training.finish:{place}:1@1")
     assert job.status["state"] == "resumable", result.stderr
     assert job.status["message"].startswith(f"stopped while {SAVED[place]}.")
     assert not [path.name for path in job.folder.iterdir() if path.name.startswith((".unfinished", "model."))]
@@ -304,7 +304,7 @@ def test_a_stop_while_samples_are_written_ends_the_run_and_going_on_writes_them(
     sizes = ("--num_sample_generations", "2", "--max_new_tokens", "9", "--max_steps", "2")
     flags = (*test_llama.METHODS["full"], *sizes)
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", command, flags)
-    stopped = job.start(f"SIGTERM@indictune.train.samples:broadcast:{token}", test_llama.SCRIPT)
+    stopped = job.start(f"SIGTERM@indictune.training.samples:broadcast:{token}", test_llama.SCRIPT)
     assert stopped.returncode == (EXIT_RESUMABLE if launcher == "python" else 1), stopped.stderr
     assert job.status == {
         "state": "resumable",
@@ -323,7 +323,7 @@ def test_a_stop_while_samples_are_written_loses_no_training(tmp_path: Path) -> N
     sizes = ("--num_sample_generations", "1", "--max_new_tokens", "9", "--max_steps", "1")
     flags = (*test_llama.METHODS["full"], *sizes, "--eval_strategy", "no", "--save_strategy", "no")
     job = Job(test_llama.write_job(tmp_path), tmp_path / "out", flags=flags)
-    result = job.start("SIGTERM@indictune.train.samples:broadcast:3", test_llama.SCRIPT)
+    result = job.start("SIGTERM@indictune.training.samples:broadcast:3", test_llama.SCRIPT)
     assert result.returncode == 0, result.stderr
     assert (job.folder / "samples.jsonl").exists()
 
@@ -408,7 +408,7 @@ def test_a_run_that_had_ended_trains_no_further(
 def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_path: Path) -> None:
     """`--save_total_limit 1` keeps the best; a run that is killed before it has saved goes on from the last."""
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
-    assert job.start("SIGKILL@indictune.train.finish:save_model:1").returncode == -9
+    assert job.start("SIGKILL@indictune.training.finish:save_model:1").returncode == -9
     last = store.listed(job.folder)[0]
     assert last.name == "checkpoint-8"
     assert store.damage(last) == []
@@ -417,7 +417,7 @@ def test_the_last_checkpoint_stays_until_the_model_is_saved(recipe: Path, tmp_pa
 def test_a_model_is_in_its_place_when_it_is_whole(recipe: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out")
     # Written, and not yet read back.
-    assert job.start("SIGKILL@indictune.train.finish:verify_saved:1").returncode == -9
+    assert job.start("SIGKILL@indictune.training.finish:verify_saved:1").returncode == -9
     assert (job.folder / store.UNFINISHED_MODEL / "model.safetensors").is_file()
     assert not (job.folder / "model.safetensors").exists()
     assert job.start().returncode == 0
@@ -427,7 +427,7 @@ def test_a_model_is_in_its_place_when_it_is_whole(recipe: Path, unbroken: dict[s
 
 def test_a_damaged_best_checkpoint_costs_no_other(recipe: Path, tmp_path: Path) -> None:
     job = Job(recipe, tmp_path / "out", flags=("--save_total_limit", "1"))
-    assert job.start("SIGKILL@indictune.train.finish:save_model:1").returncode == -9
+    assert job.start("SIGKILL@indictune.training.finish:save_model:1").returncode == -9
     last, first = store.listed(job.folder)
     assert best_step(last) == store.step_of(first)
     content = bytearray((first / "model.safetensors").read_bytes())

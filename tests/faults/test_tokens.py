@@ -26,7 +26,7 @@ from indictune.errors import UserError
 from indictune.hub.push import published
 from indictune.models import builtin
 from indictune.models.adapters import check_published_base
-from indictune.train import evaluate
+from indictune.training import evaluate
 from tests.conftest import FinishedRun
 from tests.faults.hostile import IN_ROWS, OBEYED
 from tests.faults.hub import BASE, Hub, hub
@@ -451,7 +451,7 @@ def test_a_hub_that_is_away_ends_a_new_run_and_not_one_that_goes_on(
         assert "Traceback" not in said
         assert store.listed(out) == []
         kept.away_for = 0
-        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.train.finish:save_model:1")
+        code, said, _ = pushed(*command, kept.url, FAULTY, "SIGKILL@indictune.training.finish:save_model:1")
         assert code == -9, said
         kept.away_for = 1
         code, said, _ = pushed(*command, kept.url)

@@ -75,7 +75,7 @@ def test_a_stopped_run_resumes(
 
 def test_fp16_resumes_with_its_loss_scale(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The scale starts at 2**16, and halves at the first step, whose gradient overflows."""
-    overflow = "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:1"
+    overflow = "INFINITE_GRADIENT@indictune.training.exact_trainer:ExactTrainer.training_step:1"
     whole, job = (Job(finished_run.recipe, tmp_path / name, flags=FP16) for name in ("whole", "out"))
     result = whole.start(overflow)
     assert result.returncode == 0, result.stderr
@@ -114,7 +114,7 @@ def test_a_bad_number_triggers_the_chosen_action(
 @pytest.mark.parametrize(
     "event",
     [f"{kind}@indictune.tasks.loss:ExactLoss.__call__:8" for kind in ("NAN", "INFINITE")]
-    + ["INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:8"],
+    + ["INFINITE_GRADIENT@indictune.training.exact_trainer:ExactTrainer.training_step:8"],
 )
 def test_a_bad_number_is_noticed_before_its_step_is_saved(
     finished_run: FinishedRun, tmp_path: Path, event: str
@@ -130,7 +130,7 @@ def test_a_bad_number_is_noticed_before_its_step_is_saved(
 def test_fp16_stops_if_every_gradient_overflows(finished_run: FinishedRun, tmp_path: Path) -> None:
     """The loss scale starts at 2**16."""
     job = Job(finished_run.recipe, tmp_path / "out", flags=("--fp16", "true", "--bf16", "false", "--max_steps", "40"))
-    overflows = "INFINITE_GRADIENT@indictune.train.exact_trainer:ExactTrainer.training_step:"
+    overflows = "INFINITE_GRADIENT@indictune.training.exact_trainer:ExactTrainer.training_step:"
     result = job.start("+".join(f"{overflows}{call}" for call in range(2, 81, 2)))
     assert result.returncode == 1, result.stderr
     assert "step 17" in job.status["message"]

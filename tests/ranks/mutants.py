@@ -16,7 +16,7 @@ from indictune.config.plan import Launch
 from indictune.data.batching import NO_ROW, MicroBatch, TrainingBatches
 from indictune.distributed import cpu_fallback, sharding
 from indictune.tasks.loss import ExactLoss
-from indictune.train.callbacks.epoch_shuffle import EpochShuffle
+from indictune.training.callbacks.epoch_shuffle import EpochShuffle
 
 
 def scaled_gradients() -> None:

@@ -24,7 +24,7 @@ from indictune.supervise.heartbeat import Ranks
 from indictune.supervise.run_folder import write_status
 from indictune.supervise.supervised_run import SupervisedRun
 from indictune.supervise.watchdog import Watchdog
-from indictune.train.nonfinite import NonFiniteLossError
+from indictune.training.nonfinite import NonFiniteLossError
 from tests.supervise.test_heartbeat import having_passed
 from tests.supervise.test_lock import holding
 

@@ -222,7 +222,7 @@ class TestARankThatAnotherHoldsUp:
 
 def test_a_rank_that_hangs_and_lets_no_other_thread_run_leaves_its_stack(tmp_path: Path) -> None:
     """As in an extension that holds the GIL: the watchdog does not come to look."""
-    assert start([*python(), "tests/train/holding.py", str(tmp_path)]).returncode == 0
+    assert start([*python(), "tests/training/holding.py", str(tmp_path)]).returncode == 0
     log = (tmp_path / "rank-0.log").read_text(encoding="utf-8")
     assert "Timeout (0:00:00.500000)!" in log
     assert 'holding.py", line 15 in <module>' in log

@@ -17,7 +17,7 @@ import yaml
 
 from indictune.files import RECIPE, Record, is_finished, json_line, write_json, write_whole, write_yaml
 from indictune.supervise.run_folder import check_folder, check_free, write_status
-from indictune.train import finish
+from indictune.training import finish
 from tests.refusals import refused
 
 

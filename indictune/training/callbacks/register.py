@@ -1,0 +1,37 @@
+"""Add the callbacks of a run to its trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transformers import EarlyStoppingCallback
+
+from indictune.checkpoint.resume import ResumePoint
+from indictune.config.plan import AnyPlan
+from indictune.run import Run
+from indictune.training import bad_steps
+from indictune.training.callbacks.load_best import LoadBest
+from indictune.training.callbacks.report_progress import ReportProgress
+from indictune.training.callbacks.restore_progress import RestoreProgress
+from indictune.training.callbacks.step_flags import StepFlags
+from indictune.training.callbacks.train_log import TrainLog
+from indictune.training.exact_trainer import ExactTrainer
+
+
+def watch(
+    trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, row_location: Callable[[int], str]
+) -> None:
+    """Connect a trainer with its run, and add the callbacks. `row_location` gives `file:line` of a training row."""
+    trainer.stop_request = run.stop_request
+    trainer.strategy = plan.launch.strategy
+    trainer.trusts_checkpoint = plan.model.trust_checkpoint
+    trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", trainer.throughput))
+    path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
+    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, trainer.strategy)
+    trainer.add_callback(StepFlags(trainer))
+    if trainer.args.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
+    trainer.add_callback(ReportProgress())
+    trainer.add_callback(LoadBest(trainer))
+    if point.checkpoint is not None:
+        trainer.add_callback(RestoreProgress(trainer, point))

@@ -1,0 +1,68 @@
+"""What the ranks must agree on at the end of a step: a bad number, a request to stop, a checkpoint being written."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
+
+from indictune.training.bad_steps import mean_over_ranks
+from indictune.training.collective_flags import CollectiveFlags
+from indictune.training.nonfinite import is_below_one
+from indictune.training.task_trainer import TaskTrainer
+
+
+class StepFlags(TrainerCallback):
+    """Reads each step's flags one step later, and at once before a save or an evaluation.
+
+    A bad number ends the run, and so does loss scaling without a scale. A request to stop makes this step the last
+    one, which is saved. An evaluation that is due begins, notices the request by itself, and stays due
+    (`ExactTrainer.evaluate`). After the last step of an epoch, all this waits for the end of the epoch. A checkpoint
+    that all ranks have written is committed.
+    """
+
+    def __init__(self, trainer: TaskTrainer) -> None:
+        self.trainer = trainer
+        self._unread: deque[tuple[int, torch.Tensor | None, CollectiveFlags]] = deque()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer.bad_steps.resume_after(state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        trainer, request = self.trainer, self.trainer.stop_request
+        loss, bad = trainer.nonfinite.loss, trainer.nonfinite.take()
+        without_scale = is_below_one(trainer.accelerator.scaler)
+        known = (False if bad is None else bad, without_scale, request.asked, trainer.checkpoints.is_writing())
+        self._unread.append((state.global_step, loss, CollectiveFlags(*known, device=args.device)))
+        at_once = control.should_save or control.should_evaluate or control.should_training_stop
+        self._read(leave=0 if at_once else 1)
+        if request.agreed:
+            self._read(leave=0)  # for this step is saved
+        # The last step of a run may stand in the middle of an epoch.
+        request.epoch_ends = control.should_training_stop or state.global_step % trainer.batches.steps_per_epoch == 0
+        if not request.epoch_ends:
+            control.should_save |= request.agreed
+        elif args.logging_strategy == IntervalStrategy.EPOCH:
+            control.should_log = True  # now: a checkpoint of this step does not know that the line is due
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._read(leave=0)
+        self.trainer.stop_request.epoch_ends = False
+        control.should_save |= self.trainer.stop_request.agreed
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._read(leave=0)
+
+    def _read(self, leave: int) -> None:
+        while len(self._unread) > leave:
+            step, loss, flags = self._unread.popleft()
+            bad, without_scale, asked, writing = flags.read()
+            self.trainer.stop_request.agreed |= asked
+            if bad or without_scale or not writing:
+                self.trainer.checkpoints.finish()
+            if bad or without_scale:
+                code = "nonfinite-step" if bad else "no-loss-scale"
+                raise self.trainer.bad_steps.stop(code, step, mean_over_ranks(loss))

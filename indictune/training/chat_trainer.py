@@ -1,0 +1,90 @@
+"""TRL's SFTTrainer, fed and evaluated exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from trl.trainer.sft_trainer import SFTTrainer
+
+from indictune.config.chat_arguments import LlamaTrainingArguments
+from indictune.models.load import Model
+from indictune.models.unpadded import read_unpadded
+from indictune.tasks.chat import Answers, compute_dtype
+from indictune.training.exact_trainer import ExactTrainer
+
+
+class LlamaTrainer(ExactTrainer, SFTTrainer):
+    """Trains a causal language model to give answers. The loss is TRL's, in pieces that never hold all logits.
+
+    Args:
+        model: a causal language model, or an adapter on one.
+        args: with `gradient_accumulation_steps` already decided.
+        train_dataset: columns `input_ids`, `labels`, `length`; packed, `seq_lengths` too.
+        eval_dataset: likewise, with `language` and never packed; or None.
+        tokenizer: saved with the model.
+        padded: whether the rows of a training micro-batch are padded; packs never are.
+    """
+
+    args: LlamaTrainingArguments
+
+    def __init__(
+        self,
+        model: Model,
+        args: LlamaTrainingArguments,
+        train_dataset: Dataset,
+        eval_dataset: Dataset | None,
+        tokenizer: PreTrainedTokenizerBase,
+        padded: bool = True,
+    ) -> None:
+        padded = padded and "seq_lengths" not in train_dataset.column_names
+        self.objective = Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
+        collator = self.objective.collator(evaluating=False)
+        of_text = model.config.get_text_config()
+        balances = getattr(of_text, "router_aux_loss_coef", None)
+        super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, data_collator=collator)
+        # transformers (5.23) counts a step's tokens only for models that accept the count. Gemma 3n, Gemma 4, and a
+        # model's own code without **kwargs do not. TRL (1.16) divides by the count, or by a micro-batch's without it.
+        self.model_accepts_loss_kwargs = True
+        if balances is not None:  # TRL (1.16) sets it to 0 to leave out the loss that balances experts
+            of_text.router_aux_loss_coef = balances
+        if not padded:
+            read_unpadded(model)
+        _keep_trained_weights_in_fp32(model)
+
+    def compute_loss(self, *args: Any, **settings: Any) -> Any:
+        """A micro-batch's share of the loss. A callback would not see that TRL takes the micro-batch's own mean."""
+        if settings.get("num_items_in_batch") is None:
+            raise ValueError("The Trainer did not count the tokens of the global batch (num_items_in_batch is None).")
+        loss = super().compute_loss(*args, **settings)
+        means = self._metrics["train"]
+        # TRL (1.16) adds a 0 to both means for a micro-batch without an answer's token on any rank.
+        if means["entropy"][-1] == means["mean_token_accuracy"][-1] == 0:
+            for name in ("entropy", "mean_token_accuracy"):
+                means[name].pop()
+                if not means[name]:  # TRL divides by how many there are
+                    del means[name]
+        return loss
+
+    def unlogged(self) -> dict[str, Any]:
+        """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""
+        return {"of_micro_batches": self._metrics["train"], "num_tokens": self._total_train_tokens}
+
+    def restore_unlogged(self, unlogged: dict[str, Any]) -> None:
+        if unlogged:
+            self._metrics["train"].clear()
+            self._metrics["train"].update(unlogged["of_micro_batches"])
+            self._total_train_tokens = unlogged["num_tokens"]
+
+
+def _keep_trained_weights_in_fp32(model: nn.Module) -> None:
+    """Undo what TRL does to an adapter on a quantised base (1.16): it casts the matrices to bf16.
+
+    An update smaller than a 256th of a weight is lost there. The order in which gradients are summed differs between
+    strategies, and would show in the result.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()

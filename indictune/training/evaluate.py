@@ -1,0 +1,153 @@
+"""Evaluate a finished run's model on a file: the numbers that the run itself would have written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from indictune.config.command_arguments import EvaluateArguments
+from indictune.config.plan import unresolved
+from indictune.config.recipe import Recipe, read_recipe, recorded_values
+from indictune.credentials import NOT_YAML, without_its_text
+from indictune.distributed import sharding
+from indictune.errors import Problems, UserError, problem, problems_of
+from indictune.models.adapter_base import config_file
+from indictune.models.load import Model, check_vocabulary, load_tokenizer
+from indictune.models.position_limits import check_max_length, positions_of
+from indictune.preflight.checks import preflight_of_evaluation
+from indictune.preflight.derive import make_evaluation_plan
+from indictune.run import Run
+from indictune.tasks.all_tasks import task_of
+from indictune.tasks.objective import Objective
+from indictune.tasks.protocol import Task
+from indictune.training.chat_trainer import LlamaTrainer
+from indictune.training.classifier_trainer import IndicTrainer
+from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.finish import evaluate_file
+from indictune.training.start import bring_up
+
+# Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
+# its own.
+FROM_TRAINING = (
+    *("text_column", "label_column", "language_column", "max_length", "chat_template", "train_on_prompts"),
+    *("per_device_eval_batch_size", "bf16", "fp16", "regression_loss"),
+)
+
+
+def evaluation_of(argv: Sequence[str]) -> tuple[Callable[[Run], None], Recipe]:
+    """The script and the recipe of `indictune evaluate --model DIR --test_file F [--output_dir D]`."""
+    recipe = read_recipe(argv, (EvaluateArguments,))
+    asked = unresolved(EvaluateArguments, recipe.values)
+    model, test_file = Path(asked.model), asked.test_file
+    for flag, value in (("--model", asked.model), ("--test_file", test_file)):
+        if not value:
+            recipe.problems.append(problem("evaluate-needs", flag))
+    if asked.model:
+        with recipe.problems.collecting():
+            _take_from_training(recipe, model)
+            if "output_dir" not in recipe.values:
+                recipe.values["output_dir"] = str(_folder_within(model, Path(test_file).stem))
+    if recipe.values.get("output_dir"):
+        with recipe.problems.collecting():
+            _check_of_this_file(Path(recipe.values["output_dir"]) / "metrics.json", test_file)
+    config: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # transformers reports an unreadable file
+        config = json.loads(config_file(model).read_text(encoding="utf-8"))
+    return partial(_evaluate, task_of(config)), recipe
+
+
+def _take_from_training(recipe: Recipe, model: Path) -> None:
+    """Fill in what the command leaves open from the `recipe.yaml` of the run that made the model.
+
+    Raises:
+        UserError: the folder holds no model, or its recipe is unreadable.
+    """
+    if not config_file(model).is_file():
+        raise UserError("no-model", "--model", model)
+    trained = model / "recipe.yaml"
+    configuration: dict[str, Any] = {}
+    try:
+        if trained.exists():
+            configuration = recorded_values(yaml.safe_load(trained.read_text(encoding="utf-8")))
+    except (OSError, *NOT_YAML) as error:
+        reason = error if isinstance(error, OSError) else without_its_text(error)
+        raise UserError("unreadable", "--model", f"{model}: its recipe.yaml", reason=reason) from None
+    template = configuration.get("chat_template")
+    if isinstance(template, str) and template.endswith(".jinja"):
+        # The named file may have changed, or belong to somebody else. transformers saves a copy with the model.
+        saved = model / "chat_template.jinja"
+        configuration["chat_template"] = str(saved) if saved.is_file() else None
+    types = get_type_hints(EvaluateArguments) | {"regression_loss": str}
+    for name in FROM_TRAINING:
+        value = configuration.get(name)
+        if value is not None and isinstance(value, types[name]):
+            recipe.values.setdefault(name, value)
+
+
+def _folder_within(model: Path, name: str) -> Path:
+    """The folder of an evaluation inside the model's folder.
+
+    Raises:
+        UserError: a link, which may come with a model, or the name leads elsewhere.
+    """
+    folder = model / "evaluation" / name
+    if folder.resolve() != model.resolve() / "evaluation" / name:
+        raise UserError("evaluation-folder-elsewhere", "--model", model, folder=folder.relative_to(model))
+    return folder
+
+
+def _check_of_this_file(metrics: Path, test_file: str) -> None:
+    """Refuse to overwrite the metrics of another file.
+
+    Raises:
+        UserError: `metrics-of-another-file`.
+    """
+    of_file: Any = None
+    with suppress(OSError, ValueError, AttributeError):  # no metrics of this command
+        of_file = json.loads(metrics.read_text(encoding="utf-8")).get("test_file")
+    if of_file is not None and of_file != os.path.abspath(test_file):
+        raise UserError("metrics-of-another-file", "--test_file", test_file, metrics=metrics, other=of_file)
+
+
+def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
+    """Score the model on `--test_file`, and write `metrics.json`. Ranks share the rows."""
+    plan, found = make_evaluation_plan(run.recipe, os.environ, task.training_arguments)
+    problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
+    tokenizer = None
+    if config is not None:
+        if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe
+            default = unresolved(task.data_arguments, {}).max_length
+            asked.max_length = min(default, positions_of(config) or default)
+        problems.extend(problems_of(check_max_length, config, asked.max_length))
+        tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
+    if not asked.test_file:
+        problems.raise_any()
+    dataset, notes = task.tokenise_test(plan, tokenizer, problems)
+    assert config is not None
+    assert tokenizer is not None
+    run.warn(notes)
+    plan, args = bring_up(plan, run)
+    objective = task.objective(args, config, tokenizer, padded=True, rows=None)
+    model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
+    check_vocabulary(plan.model, model, tokenizer, flag="--model")
+    trainer = _trainer(model, args, dataset, tokenizer, objective)
+    trainer.strategy = plan.launch.strategy
+    sharding.prepare_for_evaluation(trainer)
+    evaluate_file(trainer, run, dataset, asked.test_file)
+
+
+def _trainer(
+    model: Model, args: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, objective: Objective
+) -> ExactTrainer:
+    if objective.loss is None:  # TRL's trainer has its own loss, and asks for training rows
+        return LlamaTrainer(model, args, dataset, None, tokenizer)
+    return IndicTrainer(model, args, None, None, tokenizer, objective)

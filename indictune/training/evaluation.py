@@ -1,0 +1,89 @@
+"""Evaluate so that every row counts once, at any number of processes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers.integrations.deepspeed import deepspeed_init
+from transformers.trainer_utils import speed_metrics
+
+from indictune.data.collation import in_order
+from indictune.distributed import collectives
+from indictune.progress import OWN_PROGRESS
+from indictune.training.task_trainer import TaskTrainer
+
+
+def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[str, float]:
+    """Score a dataset, log the flat metrics with a prefix, and keep the nested ones. All ranks must call it.
+
+    Raises:
+        Stopped: a rank was asked to stop.
+    """
+    began = time.time()
+    detailed = trainer.objective.score(dataset, measured_rows(trainer, dataset), dataset is trainer.eval_dataset)
+    trainer.detailed_metrics[prefix] = detailed
+    metrics = {f"{prefix}_{name}": value for name, value in trainer.objective.flatten(detailed).items()}
+    at_once = trainer.args.eval_batch_size * trainer.args.world_size
+    metrics |= speed_metrics(prefix, began, num_samples=len(dataset), num_steps=math.ceil(len(dataset) / at_once))  # type: ignore[no-untyped-call]
+    trainer.log(metrics)
+    handler = trainer.callback_handler
+    trainer.control = handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
+    return metrics
+
+
+def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
+    """What the task measures of each row, each [rows], in the dataset's order."""
+    model = _prepared(trainer)
+    model.eval()
+    loader, handler, args = trainer.evaluation_loader(dataset), trainer.callback_handler, trainer.args
+    handler.eval_dataloader = loader
+    trainer.asked_before = None
+    kept: list[tuple[torch.Tensor, ...]] = []
+    for batch in loader:
+        kept.append(measure_batch(trainer, model, batch))
+        trainer.control = handler.on_prediction_step(args, trainer.state, trainer.control)
+    of_rank = [joined([each.cpu().numpy() for each in column]) for column in zip(*kept, strict=True)]
+    of_all = collectives.gather_from_all(of_rank)
+    row_numbers, *results = [joined(column) for column in zip(*of_all, strict=True)]
+    return in_order(row_numbers, results, len(dataset))
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenate arrays [rows] or [rows, ...] of several batches. Shorter rows are filled with -100."""
+    if parts[0].ndim == 2:
+        widest = max(each.shape[1] for each in parts)
+        fill = [((0, 0), (0, widest - each.shape[1])) for each in parts]
+        parts = [np.pad(each, by, constant_values=-100) for each, by in zip(parts, fill, strict=True)]
+    return np.concatenate(parts)
+
+
+def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...]:
+    """The row numbers of a batch [rows], and what the task measures of each row."""
+    OWN_PROGRESS.passed("evaluating a batch")
+    trainer.look_for_stop("the finished model was evaluated; going on evaluates it again")
+    inputs = trainer.on_device(batch)
+    row_numbers = inputs.pop("row_numbers")
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        return row_numbers, *trainer.objective.measure(model, inputs)
+
+
+def _prepared(trainer: TaskTrainer) -> nn.Module:
+    """The model. accelerate prepares it, if no training has done so."""
+    assert trainer.model is not None
+    accelerator = trainer.accelerator
+    if trainer.is_deepspeed_enabled and trainer.deepspeed is None:
+        deepspeed_init(trainer, num_training_steps=0, inference=True)  # type: ignore[no-untyped-call]
+    if accelerator._models:
+        return trainer.model
+    if not trainer.is_deepspeed_enabled:
+        trainer.model_wrapped = accelerator.prepare_model(trainer.model, evaluation_mode=True)
+        return trainer.model_wrapped
+    trainer.model_wrapped = trainer.deepspeed = accelerator.prepare(trainer.model)
+    return trainer.model_wrapped

@@ -1,0 +1,151 @@
+"""Save the trained model, evaluate it and write `metrics.json`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import resource
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers.trainer_utils import TrainOutput
+
+from indictune.checkpoint import disk_errors
+from indictune.checkpoint.store import UNFINISHED_MODEL
+from indictune.data.cache import write_through
+from indictune.distributed import node_disks, sharding
+from indictune.files import write_json
+from indictune.hub import push
+from indictune.models.atomic_folder import match_config_mode
+from indictune.run import Run
+from indictune.stop_signals import Stopped
+from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.verify import verify_saved
+
+logger = logging.getLogger(__name__)
+
+
+def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
+    """Save the trained model in `--output_dir`, whole or not at all. All ranks must call it.
+
+    It is written to a folder there, given to nodes with separate disks, read again, and then moved into place.
+
+    Returns:
+        Names of the saved files, on ranks that write files.
+
+    Raises:
+        SavedModelError: it is not the trained one.
+        SaveError: the disk does not take it.
+        NonFiniteLossError: a weight is NaN or infinite.
+        Stopped: a rank was asked to stop. A resumed run need not train again.
+    """
+    trainer.check_weights()
+    trainer.look_for_stop("the trained model was to be saved; a resumed run saves it", at_once=True)
+    unfinished = run.output_dir / UNFINISHED_MODEL
+    needed_bytes = partial(sharding.whole_bytes, sharding.unwrapped(trainer))
+    with disk_errors.reporting(run.output_dir, "the model", UNFINISHED_MODEL, needed_bytes):
+        trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
+        node_disks.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
+    try:
+        verify_saved(trainer, unfinished)
+    except Stopped:
+        if trainer.args.should_save:
+            shutil.rmtree(unfinished)
+        raise
+    if not trainer.args.should_save:
+        return []
+    match_config_mode(unfinished)
+    files = sorted(path.name for path in unfinished.iterdir())
+    put_in_place(unfinished, run.output_dir)
+    return files
+
+
+def put_in_place(folder: Path, target: Path) -> None:
+    """Sync a folder's files to the disk and move them to another, weights last. Remove the folder."""
+    for path in sorted(folder.iterdir(), key=lambda path: ".safetensors" in path.name):
+        there = target / path.name
+        if path.is_dir():
+            shutil.rmtree(there, ignore_errors=True)
+        else:
+            write_through(path)
+        path.replace(there)
+    write_through(target)
+    folder.rmdir()
+
+
+def finish(
+    trainer: ExactTrainer, run: Run, result: TrainOutput, test_dataset: Dataset | None, saved_files: list[str]
+) -> None:
+    """Evaluate the saved model, write `metrics.json` last, and push if asked to. All ranks must call it.
+
+    `test_dataset` is evaluated only here. `result` comes from `train`, and `saved_files` from `save_model`.
+    """
+    state = trainer.state
+    if state.global_step < state.max_steps:
+        logger.info("Stopped early, after step %d of %d", state.global_step, state.max_steps)
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+        best = Path(state.best_model_checkpoint).name
+        logger.info("The model is that of %s, the best by %s", best, trainer.args.metric_for_best_model)
+    training = trainer.throughput.totals(result.metrics["train_runtime"])
+    metrics = run_metrics(trainer) | {
+        "global_batch_size": trainer.args.global_batch_size,
+        "train": training | {"peak_memory_bytes": peak_memory_bytes(trainer)},
+    }
+    for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
+        if dataset is not None:
+            metrics[name] = evaluate(trainer, run, dataset, name)
+    if trainer.args.should_save and (fitted := trainer.objective.fitted()):
+        config = run.output_dir / "config.json"
+        write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
+    if trainer.args.push_to_hub:
+        push.begin_push(trainer, saved_files)
+    write_metrics(trainer, run, metrics)
+    if trainer.args.push_to_hub and run.rank == 0:
+        push.push(run.output_dir, trainer.args)
+
+
+def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> dict[str, Any]:
+    """Evaluate a dataset, show the table and return its block of `metrics.json`. All ranks must call it."""
+    trainer.evaluate(dataset, metric_key_prefix=name)
+    block = trainer.detailed_metrics[name]
+    if not math.isfinite(block["loss"]):
+        run.warn([f"The loss on the {name} rows is {block['loss']}: half precision may overflow on some of them."])
+    run.show(f"\n{name} rows\n{trainer.objective.tables(block)}\n")
+    return block
+
+
+def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> None:
+    """Write `metrics.json`, which marks a finished run, on every disk."""
+    if trainer.args.should_save:
+        write_json(run.output_dir / "metrics.json", metrics)
+        write_through(run.output_dir / "metrics.json")
+        write_through(run.output_dir)
+    if run.rank == 0:
+        run.show(f"Written to {run.output_dir}")
+
+
+def evaluate_file(trainer: ExactTrainer, run: Run, rows: Dataset, test_file: str) -> None:
+    """Evaluate a file's rows and write `metrics.json`, which names the file. All ranks must call it."""
+    tested = {"test_file": os.path.abspath(test_file), "test": evaluate(trainer, run, rows, "test")}
+    write_metrics(trainer, run, run_metrics(trainer) | tested)
+
+
+def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
+    """The first block of `metrics.json`: how the run was distributed."""
+    return {"strategy": trainer.strategy, "world_size": trainer.args.world_size}
+
+
+def peak_memory_bytes(trainer: ExactTrainer) -> int:
+    """The most memory that any rank has used: GPU memory, or the process's memory without a GPU."""
+    device = trainer.args.device
+    if device.type == "cpu":
+        mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    else:
+        mine = torch.accelerator.max_memory_allocated(device)
+    return int(trainer.accelerator.gather(torch.tensor([mine], device=device)).max())

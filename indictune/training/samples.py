@@ -1,0 +1,77 @@
+"""Write `samples.jsonl`: answers of the trained model and their references."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+
+import torch
+from accelerate.utils import broadcast
+from transformers import PreTrainedTokenizerBase
+
+from indictune.data.chat_tokens import answer_ends, prompt_ids
+from indictune.data.messages import Message
+from indictune.files import write_whole
+from indictune.progress import OWN_PROGRESS
+from indictune.run import Run
+from indictune.training.exact_trainer import ExactTrainer
+
+
+def write_samples(
+    trainer: ExactTrainer, run: Run, chats: Sequence[Sequence[Message]], template: str, max_new_tokens: int
+) -> None:
+    """Let the trained model answer conversations, one JSON object a row: `prompt`, `reference` and `answer`.
+
+    All ranks must call it, because each may hold a part of the weights.
+
+    Args:
+        chats: the last answer of each is the reference. Without any, no file is written.
+        template: of the chats.
+        max_new_tokens: limit of an answer.
+
+    Raises:
+        Stopped: a rank was asked to stop. A resumed run need not train again.
+    """
+    if not chats:
+        return
+    tokenizer = trainer.processing_class
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    ends, lines = answer_ends(tokenizer, template), []
+    trainer.asked_before = None  # was of the training, where a stop would lose a step
+    for messages in chats:
+        prompt = prompt_ids(messages, tokenizer, template)
+        answer = greedy(trainer, prompt, max_new_tokens, ends)
+        texts = {
+            "prompt": tokenizer.decode(prompt),
+            "reference": messages[-1]["content"],
+            "answer": tokenizer.decode(answer, skip_special_tokens=True),
+        }
+        lines.append(json.dumps(texts, ensure_ascii=False) + "\n")
+    if run.rank == 0:
+        write_whole(run.output_dir / "samples.jsonl", "".join(lines))
+
+
+def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: Collection[int]) -> list[int]:
+    """The likeliest continuation, token by token, up to one of `ends`.
+
+    `generate` would call the model inside peft's, but only a call of the outer model gathers sharded weights. Every
+    rank computes the same, and takes rank 0's token so that all stop together.
+    """
+    model, device = trainer.model_wrapped, trainer.args.device
+    model.eval()
+    answer: list[int] = []
+    tokens, cache = torch.tensor([prompt], device=device), None
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        while len(answer) < max_new_tokens:
+            OWN_PROGRESS.passed("writing samples")
+            trainer.look_for_stop("the trained model wrote samples; going on writes them")
+            # Without a mask, the attention for joined rows would ignore a layer's sliding window.
+            mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
+            output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
+            OWN_PROGRESS.passed("computing a token of a sample")
+            tokens = broadcast(output.logits[:, -1:].argmax(-1))
+            cache = output.past_key_values
+            if int(tokens) in ends:
+                break
+            answer.append(int(tokens))
+    return answer

@@ -1,0 +1,40 @@
+"""Train a model from a resume point, or from its first step."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+from transformers.trainer_utils import TrainOutput
+
+from indictune.checkpoint.resume import ResumePoint
+from indictune.config.plan import AnyPlan
+from indictune.data.bad_rows import keep_rejected
+from indictune.run import Run
+from indictune.tasks.protocol import Tokens
+from indictune.training.callbacks.register import watch
+from indictune.training.callbacks.restore_progress import NothingLeft, check_rows
+from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.rank_consistency import check_alike
+from indictune.training.start import flag_contents, write_recipe
+
+
+def train(trainer: ExactTrainer, plan: AnyPlan, run: Run, point: ResumePoint, tokens: Tokens) -> TrainOutput:
+    """Train with all callbacks, from the resume point if it has a checkpoint. All ranks must call it.
+
+    `recipe.yaml` records the plan once nothing can refuse the run any more.
+
+    Raises:
+        UserError: the checkpoint, or another rank, has other rows.
+    """
+    watch(trainer, plan, run, point, tokens.row_location)
+    check_alike(trainer, tokens.test, plan.recipe.values, flag_contents(plan))
+    if point.checkpoint is not None:
+        check_rows(trainer, point.checkpoint)
+    if tokens.folder is not None:
+        keep_rejected(tokens.folder, plan.output_dir, run.rank)
+    write_recipe(plan, trainer.args, point)
+    try:
+        return trainer.train(resume_from_checkpoint=None if point.checkpoint is None else str(point.checkpoint))
+    except NothingLeft:
+        return cast(TrainOutput, trainer._finalize_training(None, 0, time.time()))  # type: ignore[no-untyped-call]

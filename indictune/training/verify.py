@@ -1,0 +1,156 @@
+"""Read the saved model again and compare it with the trained one, before the run is called done.
+
+Adapters have been saved as empty tensors (peft#453, DeepSpeed#4295), and as one rank's slice (accelerate#4206).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from indictune.data.collation import PadToLongest
+from indictune.distributed import collectives, sharding
+from indictune.models.active_vocabulary import active_embedding
+from indictune.models.load import runs_own_code
+from indictune.progress import OWN_PROGRESS
+from indictune.training.exact_trainer import ExactTrainer
+
+logger = logging.getLogger(__name__)
+
+PROBE_ROWS = 2
+PROBE_TOKENS = 32
+LARGE = 1_000_000_000  # parameters, from which on more threads are worth their start
+MOST_PROBLEMS = 10  # in a message
+
+# How far numbers may lie apart, relative to their size. The trained model computes with 8 bits in half precision, and
+# with 11 in TF32; a CPU multiplies in another order than a GPU.
+IN_FULL_PRECISION = 1e-3
+IN_LOW_PRECISION = 5e-2
+
+
+class SavedModelError(RuntimeError):
+    """The saved model is not the trained one."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the trained model is known by.
+
+    Attributes:
+        model: without wrappers; this rank may hold a part of it.
+        norms: Euclidean norm of each trained parameter; of an active vocabulary, over the trained rows.
+        probe: a few tokens.
+        logits: of the probe, float32 on the CPU.
+    """
+
+    model: nn.Module
+    norms: dict[str, float]
+    probe: dict[str, torch.Tensor]
+    logits: torch.Tensor
+
+
+def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
+    """Read the model saved in `folder` on rank 0's CPU and compare it with the trained one. All ranks must call it.
+
+    Each trained parameter must have its norm. Unused embedding rows must be unchanged. The logits of a few tokens must
+    agree.
+
+    Raises:
+        SavedModelError: on all ranks, with the differences.
+        Stopped: a rank was asked to stop, and a resumed run need not train again.
+    """
+    probe = _probe(trainer)
+    logits = _logits(trainer, probe)
+    trained = Trained(sharding.unwrapped(trainer), sharding.full_norms(trainer), probe, logits)
+    trainer.look_for_stop("the saved model was read back; a resumed run saves it again", at_once=True)
+    found: list[str] = []
+    long_wait = collectives.long_wait_group(trainer.args)
+    OWN_PROGRESS.passed("reading the saved model back")
+    if trainer.is_world_process_zero():
+        try:
+            found = _problems(trainer, folder, trained)
+        except Exception as error:  # any: the other ranks wait for the result
+            logger.exception("The saved model cannot be read")
+            found = [f"It cannot be read: {' '.join(str(error).split())}"]
+    found = collectives.from_rank_0(found, long_wait)
+    if found:
+        raise SavedModelError(
+            f"{folder}: the saved model is not the trained one; its checkpoints are untouched. " + " ".join(found)
+        )
+    logger.info("The saved model was read again: it is the trained one")
+
+
+def _probe(trainer: ExactTrainer) -> dict[str, torch.Tensor]:
+    """A few tokens of the first training rows, cut to one length so that nothing is padded."""
+    assert trainer.train_dataset is not None
+    rows = trainer.train_dataset.select(range(min(PROBE_ROWS, len(trainer.train_dataset))))["input_ids"][:]
+    length = min(PROBE_TOKENS, *(len(row) for row in rows))
+    batch = PadToLongest(0, "right")([{"input_ids": row[:length], "labels": 0} for row in rows])
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits of the trained model, float32 on the CPU. All ranks take part: each may hold a part of the weights."""
+    model = trainer.model_wrapped
+    model.eval()
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        logits: torch.Tensor = model(**{name: tensor.to(trainer.args.device) for name, tensor in probe.items()}).logits
+    return logits.float().cpu()
+
+
+def _problems(trainer: ExactTrainer, folder: Path, trained: Trained) -> list[str]:
+    """How the model in `folder` differs from the trained one. The reader refuses missing weights and other shapes."""
+    with sharding.loading_alone(trainer.args):
+        trusts_code, trusts_checkpoint = runs_own_code(trained.model), trainer.trusts_checkpoint
+        saved = trainer.objective.load(folder, trusts_code, trusts_checkpoint, device_map="cpu")
+    threads = torch.get_num_threads()
+    if sum(each.numel() for each in saved.parameters()) > LARGE:
+        torch.set_num_threads(os.cpu_count() or threads)  # launchers leave a process one; the other ranks wait
+    try:
+        tolerance = _tolerance(trainer, saved)
+        problems = _problems_of_weights(saved, trained, tolerance)[:MOST_PROBLEMS]
+        return problems or _problems_of_logits(saved, trained, tolerance)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _tolerance(trainer: ExactTrainer, saved: nn.Module) -> float:
+    """TF32 is switched on by different settings of torch (2.13): transformers (5.23) sets the newer one, accelerate
+    (1.15) the older one, which cannot be read after the newer is set. `fp32_precision` shows both."""
+    in_half = trainer.args.bf16 or trainer.args.fp16 or next(saved.parameters()).dtype != torch.float32
+    in_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return IN_LOW_PRECISION if in_half or in_tf32 else IN_FULL_PRECISION
+
+
+def _problems_of_weights(saved: nn.Module, trained: Trained, tolerance: float) -> list[str]:
+    weights = {name: weight.detach() for name, weight in saved.named_parameters() if name in trained.norms}
+    problems = []
+    active = active_embedding(trained.model)
+    if active is not None:
+        name, embedding = active
+        assert embedding.start is not None
+        unused = embedding.position_of.cpu() < 0
+        start = embedding.start[unused].float()
+        if not torch.allclose(weights[name][unused], start, rtol=2**-8, atol=1e-7):  # as rounded to half precision
+            problems.append(f"{name}: rows that no text uses have changed.")
+        weights[name] = weights[name][embedding.row_ids]
+    for name, norm in trained.norms.items():
+        found = float(weights[name].double().norm())
+        if not abs(found - norm) <= tolerance * norm:  # nor is NaN
+            problems.append(f"{name} has the norm {found:.6g} instead of {norm:.6g}.")
+    return problems
+
+
+def _problems_of_logits(saved: nn.Module, trained: Trained, tolerance: float) -> list[str]:
+    saved.eval()
+    with torch.no_grad():
+        logits = saved(**trained.probe).logits.float()
+    apart = float((logits - trained.logits).norm() / trained.logits.norm())
+    if apart <= tolerance:
+        return []
+    return [f"Its logits differ by {apart:.2g} of their norm, where {tolerance:g} is allowed."]
