@@ -26,6 +26,9 @@ COMPARES = ("metric_for_best_model", "greater_is_better")
 # In the optimizer's state, which restores them (torch 2.13, `Optimizer.load_state_dict`).
 _KEPT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args")
 
+# In the position in the rows, and in the names and shapes of weights.
+_OF_THE_STATE = ("global_batch_size", "method", "vocabulary_from_train")
+
 # In the names and shapes of an adapter's weights.
 _OF_THE_ADAPTER = ("lora_r", "lora_target_modules", "use_dora", "modules_to_save")
 
@@ -119,7 +122,7 @@ def _fits_no_other(name: str, was: Any, is_now: Any, before: Mapping[str, Any]) 
         return bool({was, is_now} & set(BY_EVALUATIONS))  # the others only count steps
     if name in (*COMPARES, "lr_scheduler_kwargs"):
         return before.get("lr_scheduler_type") in BY_EVALUATIONS  # the state holds both
-    return name in ("global_batch_size", "method") or (name in _OF_THE_ADAPTER and before.get("method") != "full")
+    return name in _OF_THE_STATE or (name in _OF_THE_ADAPTER and before.get("method") != "full")
 
 
 def resume_warnings(checkpoint: Path, launch: Launch, now: Mapping[str, Any]) -> list[str]:

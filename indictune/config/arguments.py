@@ -59,6 +59,11 @@ class ModelArguments(Checked):
         "auto, balanced or sequential: spread the layers of one process's model over all its GPUs. One process a GPU "
         "is faster.",
     )
+    vocabulary_from_train: int | None = flag(
+        None,
+        "Learn a word-piece vocabulary of this many entries from the training texts. Only for "
+        "`builtin:tiny-indic-bert`, whose own vocabulary comes from the built-in tweets.",
+    )
     dropout: float | None = flag(
         None, "Set every dropout of the model to this probability. With 0, runs can be compared exactly."
     )

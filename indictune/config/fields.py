@@ -11,6 +11,7 @@ from indictune.errors import Problem, Problems, problem
 # The smallest value of a field, in whichever dataclass it is. None is allowed.
 AT_LEAST = {
     "max_length": 3,  # two tokens are special
+    "vocabulary_from_train": 2_000,  # single characters take half of it
     "lora_r": 1,
     "lora_alpha": 1,
     "num_sample_generations": 0,

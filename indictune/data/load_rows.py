@@ -20,7 +20,7 @@ from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.labels import checked_labels, unknown_labels
 from indictune.data.progress_log import with_progress
 from indictune.data.row_sources import Source, columns_of, file_source, refuse_early, sources_of, text_reader
-from indictune.data.rows import StoredRows, leaked_rows, listed, read_facts, write_facts
+from indictune.data.rows import Column, StoredRows, leaked_rows, listed, read_facts, write_facts
 from indictune.errors import Problem, Problems, UserError, attributed_to
 
 TextSource = Source[pa.RecordBatch]
@@ -28,6 +28,11 @@ TextSource = Source[pa.RecordBatch]
 
 class Rows(StoredRows):
     """The labelled texts of one split: columns `text` (cleaned, not empty), `label`, `language` (no nulls), `line`."""
+
+    @property
+    def texts(self) -> Column:
+        """The texts, which can be read many times."""
+        return Column(self.table["text"])
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ MAX_LISTED_ROWS = 20
 _FACTS = "facts.json"
 # Compared with the held-out rows at a time: each comparison gathers their texts again.
 _LEAK_BATCHES = 10
+_TEXTS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,18 @@ class StoredRows:
     def location(self, index: int) -> str:
         """Where row `index` (from 0) stands: `file:line`."""
         return row_location(self.source, self.table["line"][index].as_py(), self.files)
+
+
+class Column:
+    """The texts of a column of a table, without holding all of them as Python objects. It can be read many times."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._column = column
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self._column.chunks:
+            for start in range(0, len(chunk), _TEXTS_AT_ONCE):
+                yield from chunk.slice(start, _TEXTS_AT_ONCE).to_pylist()
 
 
 def listed(lines: pa.ChunkedArray, location: Callable[[int], str]) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -54,10 +55,19 @@ def resolve(model_name_or_path: str) -> str:
     texts = MODELS[name].texts()
     fingerprint = hashlib.sha256(json.dumps([MODELS[name].version, texts]).encode()).hexdigest()[:16]
     folder = cache_folder() / f"{name}-{fingerprint}"
+    build_once(folder, partial(MODELS[name].build, texts))
+    return str(folder)
+
+
+def build_once(folder: Path, build: Callable[[Path], None]) -> None:
+    """Fill a folder of the cache, unless it is there.
+
+    Raises:
+        UserError: `cache-not-written`.
+    """
     with kept_in(folder.parent, "The built-in model"):
         if not folder.exists():
-            _build_atomically(MODELS[name], texts, folder)
-    return str(folder)
+            _build_atomically(build, folder)
 
 
 def name_of(path: str) -> str:
@@ -66,12 +76,12 @@ def name_of(path: str) -> str:
     return f"{PREFIX}{names[0]}" if names else path
 
 
-def _build_atomically(model: BuiltIn, texts: Sequence[str], folder: Path) -> None:
+def _build_atomically(build: Callable[[Path], None], folder: Path) -> None:
     """Build in a temporary folder and rename it, so that a reader sees all or nothing. Several processes may build."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         unfinished = Path(temporary, "model")
-        model.build(texts, unfinished)
+        build(unfinished)
         try:
             unfinished.rename(folder)
         except OSError:

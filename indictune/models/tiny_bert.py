@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -44,7 +44,12 @@ def build(texts: Sequence[str], folder: Path | str, size: Size | None = None) ->
     The same texts and size give the same bytes. The caller's random state does not change.
     """
     size = size or Size()
-    tokenizer = train_tokenizer(texts, size.vocab_size, size.max_length)
+    build_with(learn_vocabulary(texts, size.vocab_size), folder, size)
+
+
+def build_with(vocabulary: Mapping[str, int], folder: Path | str, size: Size) -> None:
+    """As `build`, with a vocabulary from `learn_vocabulary`."""
+    tokenizer = make_tokenizer(vocabulary, size.max_length)
     tokenizer.save_pretrained(folder)
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -63,13 +68,17 @@ def build(texts: Sequence[str], folder: Path | str, size: Size | None = None) ->
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """A WordPiece tokenizer of at most `vocab_size` entries that keeps every vowel sign and joiner.
+    """A WordPiece tokenizer of at most `vocab_size` entries, learned from `texts`."""
+    return make_tokenizer(learn_vocabulary(texts, vocab_size), max_length)
+
+
+def make_tokenizer(vocabulary: Mapping[str, int], max_length: int) -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer that keeps every vowel sign and joiner.
 
     BERT's own normaliser does not: `clean_text` drops ZWJ and ZWNJ, and `strip_accents` drops the vowel signs.
     """
-    vocabulary = _learn_vocabulary(texts, vocab_size)
     backend = _untrained()
-    backend.model = WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=200)
+    backend.model = WordPiece(dict(vocabulary), unk_token="[UNK]", max_input_chars_per_word=200)
     backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -109,8 +118,10 @@ def _untrained() -> Tokenizer:
     return backend
 
 
-def _learn_vocabulary(texts: Sequence[str], vocab_size: int) -> dict[str, int]:
+def learn_vocabulary(texts: Iterable[str], vocab_size: int) -> dict[str, int]:
     """Token -> id: the special tokens, every character of the alphabet inside and at the start of a word, and pieces.
+
+    `texts` are read twice, and the same ones give the same vocabulary, on every machine.
 
     The characters inside a word (`##x`) are special tokens. Otherwise the trainer adds only those that it saw there,
     in the random order of a hash table, and every process learns another vocabulary (tokenizers 0.23).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from indictune.checkpoint import compatibility
 from indictune.checkpoint.resume import Reader, ResumePoint, choose_resume_point
 from indictune.checkpoint.trust import check_trusted
@@ -16,6 +18,11 @@ FLAG = "--resume_from_checkpoint"
 def check_resume(plan: AnyPlan) -> list[Problem]:
     """Refuse a checkpoint that does not exist, is not trusted, or does not fit the plan."""
     return [*_check_restarts(plan), *problems_of(_check_checkpoint, plan)]
+
+
+def resumed_checkpoint(plan: AnyPlan) -> Path | None:
+    """The checkpoint that a plan without problems resumes from, as far as this node's disk shows it."""
+    return _at_a_glance(plan).checkpoint
 
 
 def _check_restarts(plan: AnyPlan) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from indictune.config.plan import AnyPlan, RunPlan
@@ -17,9 +18,10 @@ from indictune.distributed.strategy_limits import (
 from indictune.distributed.vocabulary_choice import check_active_vocabulary
 from indictune.errors import Problem, Problems, problems_of
 from indictune.models.adapters import check_published_base
+from indictune.models.learned_vocabulary import check_learned_vocabulary
 from indictune.models.load import stored_quantisation
 from indictune.models.position_limits import check_max_length
-from indictune.preflight.check_resume import check_resume
+from indictune.preflight.check_resume import check_resume, resumed_checkpoint
 from indictune.preflight.fixed_values import check_fixed_values
 from indictune.preflight.integrations import check_hub, check_loggers
 from indictune.preflight.optimizer import check_optimizer
@@ -58,6 +60,7 @@ def check_model(plan: AnyPlan) -> list[Problem]:
     config = plan.model_config
     assert config is not None
     return [
+        *check_learned_vocabulary(plan.model),
         *problems_of(check_max_length, config, plan.data.max_length),
         *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
         *problems_of(check_published_base, plan.model, plan.training.push_to_hub),
@@ -95,7 +98,7 @@ def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], f
         UserError: all problems, those of the plan and those of the rows.
     """
     problems = Problems(found)
-    inputs = task.open(plan, problems)
+    inputs = replace(task.open(plan, problems), checkpoint=None if problems else resumed_checkpoint(plan))
     if inputs.sources is not None and "train" in inputs.sources:
         problems.extend(check_evaluations(plan, "validation" in inputs.sources))
     rows = task.read(plan, inputs, problems)

@@ -27,6 +27,7 @@ from indictune.models.classifier import (
     load_classifier_config,
 )
 from indictune.models.config_shapes import check_shapes
+from indictune.models.learned_vocabulary import with_vocabulary
 from indictune.models.load import Model, load_tokenizer
 from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
@@ -46,9 +47,11 @@ METRICS = {
 
 @dataclass(frozen=True)
 class ClassifiedRows:
-    """The rows of a run, its labels in the order of the class ids, and their weights in the loss, None if equal."""
+    """The rows of a run, the model whose tokenizer reads them, the labels in the order of the class ids, and their
+    weights in the loss, None if equal."""
 
     splits: Splits
+    model: ModelArguments
     tokenizer: Tokenizer
     labels: list[str]
     weights: dict[str, float] | None
@@ -102,7 +105,9 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
             check_metric(str(plan.training.metric_for_best_model), splits.rows.get("validation"))
             if inputs.tokenizer is not None:
-                return ClassifiedRows(splits, inputs.tokenizer, labels, weights)
+                texts = splits.rows["train"].texts
+                model = with_vocabulary(plan.model, inputs.tokenizer, texts, inputs.checkpoint)
+                return ClassifiedRows(splits, *model, labels, weights)
         return None
 
     def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:
@@ -116,7 +121,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         return pads(plan.training.padding_free, plan.model, plan.model_config)
 
     def load_model(self, plan: Plan, args: Args, rows: ClassifiedRows, reads_weights: bool) -> Model:
-        return load_classifier(plan.model, rows.labels, rows.tokenizer, plan.data.problem_type)
+        return load_classifier(rows.model, rows.labels, rows.tokenizer, plan.data.problem_type)
 
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: ClassifiedRows | None

@@ -28,10 +28,17 @@ TestTokens = tuple[Dataset, Sequence[str]]  # of a file for a saved model, and n
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tokenizer of the model, and the sources of the rows by split. A refused one is None."""
+    """What rows are read from.
+
+    Attributes:
+        tokenizer: of the model; None if it was refused.
+        sources: of the rows, by split; None if they were refused.
+        checkpoint: that the run resumes from, as far as this node's disk shows it.
+    """
 
     tokenizer: Tokenizer | None
     sources: Mapping[str, Any] | None
+    checkpoint: Path | None = None
 
 
 @dataclass(frozen=True)

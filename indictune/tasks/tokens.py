@@ -60,6 +60,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         refused = {"--method": plan.model.method != "full", "--dataset_name": data.dataset_name is not None}
         refused |= {"--bad_rows": data.bad_rows != "stop", "--drop_leaked_rows": data.drop_leaked_rows}
         refused["--problem_type"] = data.problem_type is not None
+        refused["--vocabulary_from_train"] = plan.model.vocabulary_from_train is not None
         return [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:

@@ -1,0 +1,142 @@
+"""`--vocabulary_from_train`: the small encoder learns its word pieces from the run's own texts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from indictune.config.arguments import ModelArguments
+from indictune.models.learned_vocabulary import check_learned_vocabulary, with_vocabulary
+from indictune.models.load import load_tokenizer
+from tests.plans import codes
+from tests.ranks.launching import SCRIPT, Run, accelerate, python, start, train
+from tests.refusals import refused
+
+SMALL = ModelArguments(vocabulary_from_train=2_000)
+TEXTS = ["ಚಿತ್ರ ಚೆನ್ನಾಗಿದೆ", "ಕಥೆ ಚೆನ್ನಾಗಿಲ್ಲ", "Chitra chennagide"] * 5
+WORDS = ["ಚಿತ್ರ", "ಚೆನ್ನಾಗಿದೆ", "ಕಥೆ", "ಚೆನ್ನಾಗಿಲ್ಲ", "oota", "super", "bejaar", "😍"]
+JOB = """
+model_name_or_path: builtin:tiny-indic-bert
+vocabulary_from_train: 2000
+dropout: 0
+global_batch_size: 12
+per_device_train_batch_size: 6
+learning_rate: 1e-3
+lr_scheduler_type: constant
+logging_steps: 1
+eval_strategy: 'no'
+load_best_model_at_end: false
+save_strategy: steps
+save_steps: 2
+"""
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    rows = [{"text": f"{WORDS[n % 8]} {WORDS[n * 3 % 7]} {WORDS[n % 5]}", "label": n % 8 > 3} for n in range(40)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (folder / "job.yaml").write_text(f"{JOB}train_file: {json.dumps(str(folder / 'train.jsonl'))}\n", encoding="utf-8")
+    return folder / "job.yaml"
+
+
+@pytest.fixture(scope="module")
+def whole(job: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Four steps on one process."""
+    return train(python(), tmp_path_factory.mktemp("whole"), "--config", str(job), "--max_steps", "4")
+
+
+def vocabulary(run: Run) -> dict[str, int]:
+    return dict(json.loads((run.folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
+
+
+def test_words_of_the_training_texts_are_entries(whole: Run) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(whole.folder)
+    assert tokenizer.tokenize("ಚಿತ್ರ ಚೆನ್ನಾಗಿದೆ BEJAAR") == ["ಚಿತ್ರ", "ಚೆನ್ನಾಗಿದೆ", "bejaar"]
+    assert load_tokenizer(ModelArguments()).tokenize("ಚಿತ್ರ") == ["[UNK]"]
+    assert len(whole.weights["bert.embeddings.word_embeddings.weight"]) == len(tokenizer) <= 2_000
+
+
+def test_two_ranks_learn_the_same_vocabulary_each_on_its_own(
+    job: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))  # empty: nothing is left from the first run
+    both = train(accelerate("ddp", 2), tmp_path / "out", "--config", str(job), "--max_steps", "4")
+    assert vocabulary(both) == vocabulary(whole)
+    assert both.series("loss") == pytest.approx(whole.series("loss"), abs=1e-5)
+
+
+def test_a_resumed_run_keeps_the_vocabulary_of_its_checkpoint(
+    job: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(whole.folder, folder)
+    shutil.rmtree(folder / "checkpoint-4")
+    (folder / "metrics.json").unlink()  # as if it had been killed after step 2
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))
+    flags = ["--max_steps", "4", "--resume_from_checkpoint", "auto", "--output_dir", str(folder)]
+    resumed = start([*python(), SCRIPT, "--config", str(job), *flags])
+    assert resumed.returncode == 0, resumed.stderr
+    assert "vocabulary: " in resumed.stderr
+    assert "entries from checkpoint-2" in resumed.stderr
+    assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in Run(folder).weights.items())
+
+
+def test_resuming_with_another_size_is_refused(job: Path, whole: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(whole.folder, folder)
+    (folder / "metrics.json").unlink()  # as if it had not finished
+    flags = ["--max_steps", "6", "--resume_from_checkpoint", "auto", "--vocabulary_from_train", "2500"]
+    result = start([*python(), SCRIPT, "--config", str(job), *flags, "--output_dir", str(folder)])
+    assert result.returncode == 2
+    assert "--vocabulary_from_train 2500" in result.stderr
+    assert "[resume-other-setting]" in result.stderr
+
+
+def test_evaluate_reads_with_the_vocabulary_of_the_run(job: Path, whole: Run, tmp_path: Path) -> None:
+    flags = ["--model", str(whole.folder), "--test_file", str(job.parent / "train.jsonl"), "--output_dir"]
+    result = start([*python(), "indictune/__main__.py", "evaluate", *flags, str(tmp_path / "out")])
+    assert result.returncode == 0, result.stderr
+    assert Run(tmp_path / "out").metrics["test"]["num_examples"] == 40
+
+
+def test_a_checkpoint_s_vocabulary_wins_over_the_texts(tmp_path: Path) -> None:
+    _, learned = with_vocabulary(SMALL, load_tokenizer(ModelArguments()), TEXTS, None)
+    learned.save_pretrained(tmp_path)
+    model, kept = with_vocabulary(SMALL, load_tokenizer(ModelArguments()), ["other words"], tmp_path)
+    assert kept.get_vocab() == learned.get_vocab()
+    assert (model.vocabulary_from_train, Path(model.model_name_or_path).parent.name) == (None, "indictune_cache")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with refused("unreadable", "tokenizer.json", flag="--resume_from_checkpoint"):
+        with_vocabulary(SMALL, kept, TEXTS, tmp_path)
+
+
+def test_texts_are_not_kept_in_memory() -> None:
+    class Once:
+        passes = 0
+
+        def __iter__(self) -> Iterator[str]:
+            Once.passes += 1
+            yield from ["ಒಂದು ಸಾಲು"]
+
+    with_vocabulary(SMALL, load_tokenizer(ModelArguments()), Once(), None)
+    assert Once.passes == 3  # named, counted and learned from
+
+
+def test_only_the_small_encoder_learns_a_vocabulary() -> None:
+    expected = [("vocabulary-not-learned", "--vocabulary_from_train")]
+    assert codes(check_learned_vocabulary(ModelArguments("builtin:tiny-indic-llama", vocabulary_from_train=4_000)))
+    others = [ModelArguments("some/model", vocabulary_from_train=4_000)]
+    others.append(ModelArguments(method="lora", vocabulary_from_train=4_000))
+    assert [codes(check_learned_vocabulary(each)) for each in others] == [expected, expected]
+    assert check_learned_vocabulary(SMALL) == check_learned_vocabulary(ModelArguments("some/model")) == []
+    with refused("expected-at-least", "2000", flag="--vocabulary_from_train"):
+        ModelArguments(vocabulary_from_train=100)
