@@ -85,7 +85,9 @@ class Job:
         if launcher is None:
             assert result.returncode == 2
             assert result.stdout == ""
-            assert result.stderr == f"indictune: {message}\n"
+            first, *_ = result.stderr.splitlines()  # where it runs, unless the flags are refused
+            before = f"{first}\n" if first.startswith("Training on ") else ""
+            assert result.stderr == f"{before}indictune: {message}\n"
         else:
             # The launcher adds lines of its own, after ours; accelerate and torchrun turn every code into 1.
             assert result.returncode != 0

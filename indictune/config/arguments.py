@@ -188,6 +188,9 @@ class IndicTrainingArguments(TrainingArguments):
     )
     max_nonfinite_steps: int = flag(10, "How many steps may be skipped or rolled back before the run ends.")
     early_stopping_patience: int | None = flag(None, "Stop after this many evaluations without a better metric.")
+    allow_cpu: bool = flag(
+        False, "Train on the CPU what is meant for GPUs, even if that is expected to take more than an hour."
+    )
     verbose: bool = flag(False, "Also show the messages of DeepSpeed, torch and the other libraries.")
 
     def __post_init__(self) -> None:

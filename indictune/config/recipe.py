@@ -27,7 +27,7 @@ TRUST_FIELDS = ("trust_remote_code", "trust_checkpoint")
 
 # Secrets, trust, and values of one machine and launch: wrong in another run of the same recipe.
 UNRECORDED_FIELDS = (
-    *("hub_token", *TRUST_FIELDS, "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
+    *("hub_token", *TRUST_FIELDS, "local_rank", "use_cpu", "allow_cpu", "accelerator_config", "deepspeed"),
     *("gradient_accumulation_steps", "resume_from_checkpoint"),
 )
 

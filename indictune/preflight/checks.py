@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed.deepspeed_config import check_deepspeed_file
+from indictune.distributed.devices import missing_gpu, where_it_runs
 from indictune.distributed.strategy_limits import (
     check_bad_steps,
     check_communication,
@@ -29,6 +31,8 @@ from indictune.preflight.processes import check_launcher_settings, check_number_
 from indictune.preflight.schedule import check_evaluations, check_schedule
 from indictune.preflight.values import check_metric, check_values
 from indictune.tasks.protocol import Data, Rows, Task, Training
+
+logger = logging.getLogger(__name__)
 
 Check = Callable[[AnyPlan], list[Problem]]
 
@@ -86,8 +90,15 @@ def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
     return list(dict.fromkeys(each for check in checks for each in check(plan)))
 
 
+def say_where_it_runs(plan: AnyPlan) -> None:
+    """Write the first line of a run, below a warning in capitals if a large recipe for GPUs finds none."""
+    if warning := missing_gpu(plan):
+        logger.warning(warning)
+    logger.info(where_it_runs(plan))
+
+
 def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], found: list[Problem]) -> Rows:
-    """The rows of a run, read and checked.
+    """The rows of a run, read and checked, and before that the first line of the run: where it trains.
 
     Args:
         plan: of the run.
@@ -98,6 +109,8 @@ def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], f
         UserError: all problems, those of the plan and those of the rows.
     """
     problems = Problems(found)
+    if not problems:
+        say_where_it_runs(plan)
     inputs = replace(task.open(plan, problems), checkpoint=None if problems else resumed_checkpoint(plan))
     if inputs.sources is not None and "train" in inputs.sources:
         problems.extend(check_evaluations(plan, "validation" in inputs.sources))

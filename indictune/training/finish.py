@@ -19,7 +19,7 @@ from transformers.trainer_utils import TrainOutput
 from indictune.checkpoint import disk_errors
 from indictune.checkpoint.store import UNFINISHED_MODEL
 from indictune.data.cache import write_through
-from indictune.distributed import node_disks, sharding
+from indictune.distributed import devices, node_disks, sharding
 from indictune.files import write_json
 from indictune.hub import push
 from indictune.models.atomic_folder import match_config_mode
@@ -137,8 +137,9 @@ def evaluate_file(trainer: ExactTrainer, run: Run, rows: Dataset, test_file: str
 
 
 def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
-    """The first block of `metrics.json`: how the run was distributed."""
-    return {"strategy": trainer.strategy, "world_size": trainer.args.world_size}
+    """The first block of `metrics.json`: how the run was distributed. All ranks must call it."""
+    where = {"devices": devices.device_counts(trainer.args), "dtype": devices.dtype_of(trainer.args)}
+    return {"strategy": trainer.strategy, "world_size": trainer.args.world_size, **where}
 
 
 def peak_memory_bytes(trainer: ExactTrainer) -> int:

@@ -17,6 +17,7 @@ from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data.collation import lengths_of
 from indictune.distributed import batch_size, collectives, launch_check, node_disks, process_group
+from indictune.distributed.cpu_time import check_cpu_time
 from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
@@ -35,13 +36,14 @@ Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
-    """Cut global batches so that no process gets more than `--max_tokens_per_device` at once, if that is given.
+    """Settle what follows from the tokens: the time on a CPU, and batches of at most `--max_tokens_per_device`.
 
     `padded` says whether rows are padded to the longest of their micro-batch. `run` warns of an ignored flag.
 
     Raises:
-        UserError: a row is too long, or the DeepSpeed file has other sizes.
+        UserError: a CPU would take hours, a row is too long, or the DeepSpeed file has other sizes.
     """
+    check_cpu_time(plan, tokens.train)
     training = plan.training
     if (max_tokens := training.max_tokens_per_device) is None:
         return plan
