@@ -25,6 +25,9 @@ class LlamaModelArguments(ModelArguments):
 class ChatArguments(Checked):
     """How rows become the text of a language model."""
 
+    columns: str | None = flag(
+        None, "Rename columns of the file: `instruction=question,output=answer`. A recipe may have a mapping."
+    )
     chat_template: str | None = flag(
         None,
         "How messages become text: llama3, llama2, chatml, plain, or a .jinja file that marks the answers. Default: "

@@ -27,6 +27,7 @@ class EvaluateArguments(TextArguments, BadRowArguments):
 
     model: str = flag("", "The --output_dir of a finished run.")
     test_file: str = flag("", "Rows in the form of the training rows, with answers.")
+    columns: str | None = flag(None, "Rename columns of conversations: `instruction=question,output=answer`.")
     chat_template: str | None = flag(None, "How messages become text.")
     train_on_prompts: bool = flag(False, "Score all tokens, not only those of the answers.")
     output_dir: str = flag("", "Gets metrics.json. Default: MODEL/evaluation/<name of the test file>.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -15,13 +17,13 @@ from indictune.config.chat_arguments import ChatDataArguments
 from indictune.data.arrow_tables import map_table, write_table
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
+from indictune.data.chat_columns import UnusedColumns, chat_records, parse_columns
 from indictune.data.languages import language_of
-from indictune.data.messages import RowError, is_prompt_text, messages_of
+from indictune.data.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
 from indictune.data.progress_log import with_progress
 from indictune.data.read_files import Record
 from indictune.data.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
 from indictune.data.rows import StoredRows, leaked_rows, read_facts, write_facts
-from indictune.data.split_rows import split_records
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 
 ChatSource = Source[Record]
@@ -63,12 +65,24 @@ class ConversationSplits:
 
 def sources_of(args: ChatDataArguments, problems: Problems) -> dict[str, ChatSource]:
     """The sources of conversations by split; arguments as of `sources_by_split`."""
-    return sources_by_split(args, problems, "builtin:chats", split_records)
+    names = problems.attempt(parse_columns, args.columns) or {}
+    sources = sources_by_split(args, problems, "builtin:chats", partial(chat_records, names=names))
+    return {split: _renamed(source, names) for split, source in sources.items()}
 
 
-def evaluated_file(path: str) -> dict[str, ChatSource]:
-    """The source of `--test_file`, a json, jsonl or parquet file."""
-    return {"test": file_source(path, "--test_file", split_records)}
+def evaluated_file(path: str, columns: str | None = None) -> dict[str, ChatSource]:
+    """The source of `--test_file`, a json, jsonl or parquet file.
+
+    Raises:
+        UserError: as `parse_columns`.
+    """
+    names = parse_columns(columns)
+    return {"test": _renamed(file_source(path, "--test_file", partial(chat_records, names=names)), names)}
+
+
+def _renamed(source: ChatSource, names: Mapping[str, str]) -> ChatSource:
+    """The source, with a fingerprint that depends on the names of its columns."""
+    return replace(source, fingerprint=f"{source.fingerprint} {json.dumps(names)}")
 
 
 def is_as_written(source: ChatSource) -> bool | None:
@@ -97,10 +111,10 @@ def load_conversations(
         rows: dict[str, Conversations] = {}
         notes: list[str] = []
         for split, source in sources.items():
-            bad = bad_rows(source.name, args, folder)
+            bad, unused = bad_rows(source.name, args, folder), UnusedColumns()
             with problems.collecting(), attributed_to(source.origin):
-                rows[split] = _read_split(source, folder / f"{split}.arrow", bad)
-            notes += [f"{source.origin} {note}" for note in bad.notes()]
+                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused)
+                notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
         problems.extend(_mixed_forms(rows))
         problems.raise_any()
         held_out = [rows[split] for split in SPLITS[1:] if split in rows and "train" in rows]
@@ -117,25 +131,30 @@ def load_conversations(
     return ConversationSplits(stored, folder, facts["notes"])
 
 
-def _read_split(source: ChatSource, path: Path, bad: BadRows) -> Conversations:
+def _read_split(source: ChatSource, path: Path, bad: BadRows, unused: UnusedColumns) -> Conversations:
     """Read and check the rows of one split; `path` gets the table."""
     with bad.problems.collecting():
-        rows = _rows(source.read(bad), bad)
+        rows = _rows(source.read(bad), bad, unused)
         batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
         tables = (pa.RecordBatch.from_pylist(chunk, _SCHEMA) for chunk in batches)
         write_table(path, _SCHEMA, with_progress(tables, f"reading {source.name}"))
+    bad.problems.extend(unused.problems(bad))
     bad.finish(map_table(path).num_rows if not bad.problems else 0)
     return Conversations(map_table(path), source.name, source.origin, bad.files)
 
 
-def _rows(records: Iterator[Record], bad: BadRows) -> Iterator[dict[str, object]]:
+def _rows(records: Iterator[Record], bad: BadRows, unused: UnusedColumns) -> Iterator[dict[str, object]]:
     """The usable rows of the table."""
     for line, record in records:
         try:
             messages, as_written = messages_of(record), is_prompt_text(record)
         except RowError as error:
-            bad.add(line, error.code, record, **error.details)
+            if error.code == UNUSED_CONTENT:
+                unused.refuse(line, error)
+            else:
+                bad.add(line, error.code, record, **error.details)
         else:
+            unused.count(record)
             language = _language(record, messages)
             yield {"messages": messages, "language": language, "line": line, "as_written": as_written}
 

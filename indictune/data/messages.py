@@ -11,10 +11,25 @@ from indictune.data.json_rows import kind_of
 Message = dict[str, str]
 Row = dict[str, object]
 
-# The keys of each form.
-_PROMPT, _ALPACA = ("prompt", "completion"), ("instruction", "output")
-_FORMS = (("messages",), ("conversations",), _PROMPT, _ALPACA)
+Form = tuple[str, ...]
+
+# The keys of each form, and the other keys that each uses.
+_PROMPT, _ALPACA, _DOLLY = ("prompt", "completion"), ("instruction", "output"), ("instruction", "response")
+_PASSAGES = ("input", "context", "passage")
+_INSTRUCTED = (*_PASSAGES, "history", "system", "language")
+FORMS: dict[Form, Form] = {
+    ("messages",): ("system", "language"),
+    ("conversations",): ("system", "language"),
+    _PROMPT: ("system", "language"),
+    _ALPACA: _INSTRUCTED,
+    _DOLLY: _INSTRUCTED,
+}
 _MAX_KEYS = 20
+
+# Keys without which an answer is no answer. A form that does not use them refuses them.
+UNUSED_CONTENT = "content-ignored"
+_CONTENT = ("context", "passage", "history", "instances", "options")
+_OF_MESSAGES = ("role", "content", "from", "value")
 
 # A role as files name it, and as chat templates do.
 _ROLES = {name: name for name in ("system", "user", "assistant")}
@@ -53,12 +68,13 @@ def messages_of(row: Row) -> list[Message]:
     """
     form = _form_of(row)
     _check_ignored(row, form)
+    _check_content(row, form)
     if is_prompt_text(row):
         _check_keys(row, "the row", ("system",), ())
         messages = _turn(_text(row, "prompt"), _text(row, "completion"))
-    elif form == _ALPACA:
-        asked = filter(str.strip, (_text(row, "instruction"), _text(row, "input")))
-        messages = _history(row) + _turn("\n\n".join(asked), _text(row, "output"))
+    elif form in (_ALPACA, _DOLLY):
+        asked = filter(str.strip, (_text(row, key) for key in ("instruction", *_PASSAGES)))
+        messages = _history(row) + _turn("\n\n".join(asked), _text(row, form[-1]))
     else:
         messages = [message for key in form for message in _listed(row, key)]
     messages = [{"role": "system", "content": _text(row, "system")}, *messages]
@@ -67,19 +83,64 @@ def messages_of(row: Row) -> list[Message]:
     return messages
 
 
-def _form_of(row: Row) -> tuple[str, ...]:
-    """The keys of the form of a row. All of them have values."""
+def instances_of(row: Row) -> list[Row]:
+    """The row itself, or one row for each of the `instances` of an instruction, as Self-Instruct writes them."""
+    instances = row.get("instances")
+    if not isinstance(instances, list) or "instruction" not in row or not all(isinstance(i, dict) for i in instances):
+        return [row]
+    others = {key: value for key, value in row.items() if key != "instances"}
+    return [others | instance for instance in instances] or [row]
+
+
+def unused_keys(row: Row) -> set[str]:
+    """The filled keys of a usable row that training does not use; those of messages are written as `messages.id`."""
+    form = _form_of(row)
+    unused = {key for key in row.keys() - {*form, *FORMS[form]} if is_filled(row[key])}
+    for key in form:
+        messages = row[key]
+        for message in messages if isinstance(messages, list) else []:
+            assert isinstance(message, dict)
+            unused |= {f"{key}.{name}" for name in message.keys() - {*_OF_MESSAGES} if is_filled(message[name])}
+    return unused
+
+
+def forms_of(row: Row) -> list[Form]:
+    """The forms whose keys all have values in the row."""
     filled = {key for key, value in row.items() if value is not None}
-    forms = [form for form in _FORMS if filled.issuperset(form)]
+    return [form for form in FORMS if filled.issuperset(form)]
+
+
+def is_filled(value: object) -> bool:
+    """Whether a value holds anything."""
+    return value is not None and str(value).strip() not in ("", "[]", "{}")
+
+
+def _form_of(row: Row) -> Form:
+    """The keys of the form of a row. All of them have values."""
+    forms = forms_of(row)
     if len(forms) == 1:
         return forms[0]
-    raise RowError("unknown-form", keys=", ".join(sorted(map(_shown, filled))[:_MAX_KEYS]) or "(none)")
+    filled = sorted(_shown(key) for key, value in row.items() if value is not None)
+    raise RowError("unknown-form", keys=", ".join(filled[:_MAX_KEYS]) or "(none)")
 
 
-def _check_ignored(row: Row, form: tuple[str, ...]) -> None:
+def _check_content(row: Row, form: Form) -> None:
+    """Refuse content that the form does not use, and a second passage."""
+    lost = [key for key in _CONTENT if key not in FORMS[form] and is_filled(row.get(key))]
+    if "input" in FORMS[form]:
+        lost += [key for key in _PASSAGES if is_filled(row.get(key))][1:]
+    if not lost:
+        return
+    cure = "Write it into the other texts, or remove it."
+    if form == _PROMPT and lost[0] in _INSTRUCTED:
+        cure = "Give --columns instruction=prompt,output=completion, a form that uses it, or remove it."
+    raise RowError(UNUSED_CONTENT, key=lost[0], form=" and ".join(form), cure=cure)
+
+
+def _check_ignored(row: Row, form: Form) -> None:
     """Refuse keys of the row with which every answer alike would be the wrong thing to learn."""
     # In a row of several answers, nobody knows whose thoughts these are.
-    empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA) else _TOOLS
+    empty = (*_TOOLS, *_THOUGHTS) if form in (_PROMPT, _ALPACA, _DOLLY) else _TOOLS
     _check_keys(row, "the row", empty, ("weight",))
     for key in ("kto_tag", "label") if form == _PROMPT else ("kto_tag",):  # elsewhere, a label of 0 may be a class
         if str(row.get(key)).strip().lower() in _REJECTED:

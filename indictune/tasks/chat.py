@@ -122,7 +122,8 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         self, plan: EvaluationPlan, tokenizer: PreTrainedTokenizerBase | None, problems: Problems
     ) -> TestTokens:
         asked, template = plan.data, None
-        test = problems.attempt(load_conversations, evaluated_file(asked.test_file), asked, problems)
+        source = problems.attempt(evaluated_file, asked.test_file, asked.columns)
+        test = problems.attempt(load_conversations, source, asked, problems) if source else None
         if tokenizer is not None and (asked.chat_template is not None or test is not None):
             as_written = test is not None and test.as_written
             template = problems.attempt(

@@ -38,7 +38,8 @@ from indictune.training.start import bring_up
 # Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
 # its own.
 FROM_TRAINING = (
-    *("text_column", "label_column", "language_column", "max_length", "chat_template", "train_on_prompts"),
+    *("text_column", "label_column", "language_column", "max_length", "columns"),
+    *("chat_template", "train_on_prompts"),
     *("per_device_eval_batch_size", "bf16", "fp16", "regression_loss"),
 )
 

@@ -66,6 +66,8 @@ HELLO = turns("नमस्ते", "नमस्कार")
         ({"instruction": "a", "input": "x\ny", "output": "b"}, turns("a\n\nx\ny", "b")),
         ({"instruction": "a", "input": " \n", "output": "b"}, turns("a", "b")),
         ({"instruction": "", "input": "x", "output": "b"}, turns("x", "b")),
+        ({"instruction": "a", "context": "x", "response": "b"}, turns("a\n\nx", "b")),
+        ({"instruction": "a", "input": "", "passage": "x", "output": "b"}, turns("a\n\nx", "b")),
         (
             {
                 "instruction": "e",
@@ -169,7 +171,8 @@ USER, ASSISTANT = turns("a", "b")
         ({"prompt": "a"}, "unknown-form"),
         ({"prompt": [USER], "completion": []}, "answer-not-last"),
         ({"instruction": "a", "output": "\u3000"}, "no-answer"),
-        ({"instruction": "a", "context": "x", "response": "b"}, "unknown-form"),
+        ({"instruction": "a", "output": "b", "response": "c"}, "unknown-form"),
+        ({"instruction": "a", "input": "x", "context": "y", "output": "b"}, "content-ignored"),
         ({"messages": turns(" ", "b")}, "no-prompt"),
         ({"prompt": "\t", "completion": "b"}, "no-prompt"),
         ({"prompt": [], "completion": [ASSISTANT]}, "wrong-order"),
