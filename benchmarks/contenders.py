@@ -183,6 +183,7 @@ def run_sentiment(contender: Contender, job: Job, callback: Callable[[Any, Any],
     settings = {
         "model_name_or_path": job.model,
         "train_file": job.train_file,
+        "validation_split": 0,
         "max_length": MAX_LENGTH,
         "global_batch_size": BATCH_SIZE,
         "per_device_train_batch_size": BATCH_SIZE,

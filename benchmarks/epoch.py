@@ -28,7 +28,7 @@ def measure(plan: Plan, note: Note) -> None:
     lengths = write_rows(rows, size, size.rows_of_epoch)
     note({"rows": len(lengths), "tokens_per_row": round(float(lengths.mean()), 2)})
     flags = ["--config", str(RECIPE), "--model_name_or_path", str(plan.folder / "model"), "--train_file", str(rows)]
-    flags += ["--global_batch_size", str(size.global_batch_size), "--num_train_epochs", "1"]
+    flags += ["--global_batch_size", str(size.global_batch_size), "--num_train_epochs", "1", "--validation_split", "0"]
     preparation_s = _run(["-m", "indictune", "prepare", *flags], folder, log)
     note({"preparation_s": preparation_s})
     process_s = _run([SCRIPT, *flags, "--output_dir", str(output)], folder, log)

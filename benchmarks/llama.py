@@ -181,6 +181,7 @@ def run_llama(contender: Contender, job: Job, callback: Callable[[Any, Any], Tra
     settings = {
         "model_name_or_path": job.model,
         "train_file": job.train_file,
+        "validation_split": 0,
         "output_dir": job.folder / contender.title,
         "max_steps": job.steps,
         "eval_strategy": "no",

@@ -50,6 +50,7 @@ def classifier_flags(data: Path, folder: Path, steps: int) -> tuple[str, ...]:
     return (
         *("--model_name_or_path", str(folder / "model"), "--max_length", str(MAX_LENGTH), "--learning_rate", "1e-3"),
         *("--train_file", str(write_rows(rows, folder / "train.jsonl")), "--max_steps", str(steps)),
+        *("--validation_split", "0"),
         *("--global_batch_size", str(BATCH_SIZE), "--per_device_train_batch_size", str(BATCH_SIZE // ranks())),
         *("--logging_steps", "1", *QUIET),
     )

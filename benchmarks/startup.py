@@ -32,7 +32,7 @@ COMMANDS = {
     "import torch": ["-c", "import torch"],
     "imports of a run": ["-c", "import scripts.train_sentiment"],
 }
-JOB = ("--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "128")
+JOB = ("--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "128", "--validation_split", "0")
 ONE_STEP = ("--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false")
 
 

@@ -245,6 +245,7 @@ def test_problems_of_the_schedule_come_with_the_others(job: Job, tmp_path: Path)
     (problem,) = job.refused("--save_strategy", "steps").problems
     assert problem.startswith("--load_best_model_at_end requires")
     del job.flags["validation_file"]
+    job.flags["validation_split"] = "0"
     for name, value in (("--early_stopping_patience", "3"), ("--lr_scheduler_type", "greedy")):
         (problem,) = job.refused(name, value).problems
         assert problem.startswith(f"{name} {value} ")

@@ -15,6 +15,7 @@ from indictune.errors import Problem, problem
 Method = Literal["full", "lora", "qlora"]
 ProblemType = Literal["single_label_classification", "regression", "multi_label_classification"]
 MAX_BAD_FRACTION = 0.01
+VALIDATION_SHARE = 0.1
 
 # Learning rate schedules that react to evaluations.
 BY_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
@@ -122,10 +123,18 @@ class SourceArguments(BadRowArguments):
     train_file: str | None = flag(None, "json, jsonl or parquet file; csv and tsv too for a classifier.")
     validation_file: str | None = flag(None, "Rows for the evaluations during a run.")
     test_file: str | None = flag(None, "Rows for one evaluation at the end of the run.")
+    validation_split: float = flag(
+        VALIDATION_SHARE,
+        "Without validation rows, hold out this share of the training rows, drawn by --data_seed or --seed. Labels "
+        "and languages keep their proportions, and equal texts stay together. 0 trains on all rows.",
+    )
 
     def check(self) -> Iterator[Problem]:
-        """Refuse no source of training rows, or two."""
+        """Refuse no source of training rows or two, and a split that is not needed."""
         yield from super().check()
+        if self.validation_file is not None and self.validation_split not in (0, VALIDATION_SHARE):
+            other, way_out = f"--validation_file {self.validation_file}", "Leave it out, or give 0."
+            yield problem("no-effect", "--validation_split", self.validation_split, way_out, other=other)
         if self.dataset_name is not None and self.train_file is not None:
             other = f"--train_file {self.train_file}"
             yield problem("two-data-sources", "--dataset_name", self.dataset_name, other=other)

@@ -34,7 +34,7 @@ AT_LEAST = {
 }
 
 # Fields that hold a share or a probability, below 1. None is allowed.
-SHARES = ("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor")
+SHARES = ("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor", "validation_split")
 
 
 def flag(default: Any, help: str) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 
@@ -32,3 +34,18 @@ def smaller_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)
+
+
+def move_rows(path: Path, other: Path, chosen: npt.NDArray[np.bool_]) -> None:
+    """Move the chosen rows of the file `path` to the file `other`; both keep their order."""
+    schema, unfinished = map_table(path).schema, path.with_suffix(".unfinished")
+    write_table(other, schema, _filtered(path, chosen))
+    write_table(unfinished, schema, _filtered(path, ~chosen))
+    unfinished.rename(path)
+
+
+def _filtered(path: Path, chosen: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+    start = 0
+    for batch in stored_batches(path):
+        yield batch.filter(pa.array(chosen[start : start + batch.num_rows]))
+        start += batch.num_rows

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from indictune.config.arguments import BadRowArguments
 from indictune.config.chat_arguments import ChatDataArguments
-from indictune.data.arrow_tables import map_table, write_table
+from indictune.data.arrow_tables import map_table, move_rows, stored_batches, write_table
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.chat_columns import UnusedColumns, chat_records, parse_columns
@@ -24,6 +24,7 @@ from indictune.data.progress_log import with_progress
 from indictune.data.read_files import Record
 from indictune.data.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
 from indictune.data.rows import StoredRows, leaked_rows, read_facts, write_facts
+from indictune.data.validation_split import ValidationSplit, used_split
 from indictune.errors import Problem, Problems, UserError, attributed_to, problem
 
 ChatSource = Source[Record]
@@ -95,16 +96,21 @@ def is_as_written(source: ChatSource) -> bool | None:
 
 
 def load_conversations(
-    sources: Mapping[str, ChatSource], args: BadRowArguments, found: Sequence[Problem] = ()
+    sources: Mapping[str, ChatSource],
+    args: BadRowArguments,
+    found: Sequence[Problem] = (),
+    validation_split: ValidationSplit | None = None,
 ) -> ConversationSplits:
     """Read and check conversations, or take them from the cache.
 
-    If problems were `found` so far, only the first rows of long files are read.
+    If problems were `found` so far, only the first rows of long files are read. `validation_split` holds out training
+    rows, unless the sources have validation rows.
 
     Raises:
         UserError: all problems of all files at once, and those of `found`.
     """
     problems = Problems(found)
+    validation_split, ignored = used_split(validation_split, sources)
 
     def make(folder: Path) -> None:
         refuse_early(problems, sources.values(), _CHUNK_ROWS)
@@ -119,16 +125,33 @@ def load_conversations(
         problems.raise_any()
         held_out = [rows[split] for split in SPLITS[1:] if split in rows and "train" in rows]
         notes += filter(None, (leak_note(rows["train"], folder / "train.arrow", each) for each in held_out))
+        if validation_split is not None:
+            rows |= _divided(rows["train"], validation_split, folder)
         facts = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
         write_facts(folder, {"splits": facts, "notes": notes})
 
-    parts = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
-    folder = build_once("conversations", [parts, args.bad_rows, args.max_bad_fraction], "The conversations", make)
+    made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
+    held_out = None if validation_split is None else vars(validation_split)
+    parts = [made_from, args.bad_rows, args.max_bad_fraction, held_out]
+    folder = build_once("conversations", parts, "The conversations", make)
     facts = read_facts(folder)
     stored = {
         split: Conversations(map_table(folder / f"{split}.arrow"), *each) for split, each in facts["splits"].items()
     }
-    return ConversationSplits(stored, folder, facts["notes"])
+    if validation_split is not None:
+        validation_split.announce(stored)
+    return ConversationSplits(stored, folder, [*facts["notes"], *ignored])
+
+
+def _divided(train: Conversations, split: ValidationSplit, folder: Path) -> dict[str, Conversations]:
+    """The training rows in two: `train`, and `validation` if any row is held out."""
+    path = folder / "train.arrow"
+    texts = (text for batch in stored_batches(path) for text in _whole_text(batch).to_pylist())
+    chosen = split.choose(texts, train.table["language"])
+    if not chosen.any():
+        return {"train": train}
+    move_rows(path, folder / "validation.arrow", chosen)
+    return split.divided(train, map_table(path), map_table(folder / "validation.arrow"))
 
 
 def _read_split(source: ChatSource, path: Path, bad: BadRows, unused: UnusedColumns) -> Conversations:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from indictune.data.collation import IGNORED_LABEL
@@ -105,6 +106,14 @@ def label_counts(rows: StoredRows, problem_type: str | None = None) -> dict[str,
     for label, count in counts.items():
         of_parts.update(dict.fromkeys(names([label], problem_type), count))
     return dict(of_parts)
+
+
+def label_lists(labels: pa.ChunkedArray, problem_type: str | None) -> pa.ListArray:
+    """The labels of each row."""
+    if problem_type == MULTI_LABEL:
+        of_row = {label: names([label], problem_type) for label in labels.unique().to_pylist()}
+        return pa.array([of_row[label] for label in labels.to_pylist()], pa.list_(pa.string()))
+    return pa.ListArray.from_arrays(np.arange(len(labels) + 1, dtype=np.int32), labels.combine_chunks())
 
 
 def _first_row(rows: StoredRows, label: str) -> int:

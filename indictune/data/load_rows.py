@@ -13,14 +13,16 @@ import pyarrow.compute as pc
 
 from indictune.config.arguments import DataArguments, TextArguments
 from indictune.config.command_arguments import EvaluateArguments
-from indictune.data.arrow_tables import map_table, stored_batches, write_table
+from indictune.data.arrow_tables import map_table, move_rows, stored_batches, write_table
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
-from indictune.data.labels import checked_labels, unknown_labels
+from indictune.data.labels import checked_labels, label_lists, unknown_labels
 from indictune.data.progress_log import with_progress
 from indictune.data.row_sources import Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import Column, StoredRows, leaked_rows, listed, read_facts, write_facts
+from indictune.data.targets import REGRESSION
+from indictune.data.validation_split import ValidationSplit, used_split
 from indictune.errors import Problem, Problems, UserError, attributed_to
 
 TextSource = Source[pa.RecordBatch]
@@ -54,18 +56,22 @@ class Splits:
 
 
 def load_splits(
-    args: DataArguments, found: Problems | None = None, sources: Mapping[str, TextSource] | None = None
+    args: DataArguments,
+    found: Problems | None = None,
+    sources: Mapping[str, TextSource] | None = None,
+    validation_split: ValidationSplit | None = None,
 ) -> Splits:
     """Read, clean and check all rows of a run, or take them from the cache.
 
-    If problems were `found` so far, only the first rows of long files are read.
+    If problems were `found` so far, only the first rows of long files are read. `validation_split` holds out training
+    rows, unless the sources have validation rows.
 
     Raises:
         UserError: all problems of all files and labels at once, and those of `found`.
     """
     problems = Problems(found or ())
     given = sources_of(args, problems) if sources is None else sources
-    return _load(given, args, problems, args.problem_type)
+    return _load(given, args, problems, args.problem_type, validation_split)
 
 
 def load_test_rows(
@@ -93,7 +99,9 @@ def _load(
     args: DataArguments | EvaluateArguments,
     problems: Problems,
     problem_type: str | None,
+    validation_split: ValidationSplit | None = None,
 ) -> Splits:
+    validation_split, ignored = used_split(validation_split, sources)
     drops_leaks = isinstance(args, DataArguments) and args.drop_leaked_rows
 
     def make(folder: Path) -> None:
@@ -112,15 +120,20 @@ def _load(
                 rows["train"] = _without_leaks(rows["train"], held_out, drops_leaks, notes, folder / "train.arrow")
                 labels = checked_labels(rows["train"], held_out, args.label_column, problem_type)
         problems.raise_any()
+        if validation_split is not None and "train" in rows:
+            rows |= _divided(rows["train"], validation_split, problem_type, folder)
         splits = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
         write_facts(folder, {"splits": splits, "labels": labels, "notes": notes})
 
     made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
     parts = [made_from, columns_of(args), args.bad_rows, args.max_bad_fraction, problem_type, drops_leaks]
+    parts.append(None if validation_split is None else vars(validation_split))
     folder = build_once("rows", parts, "The rows", make)
     facts = read_facts(folder)
     stored = {split: Rows(map_table(folder / f"{split}.arrow"), *each) for split, each in facts["splits"].items()}
-    return Splits(stored, facts["labels"], folder, facts["notes"])
+    if validation_split is not None:
+        validation_split.announce(stored)
+    return Splits(stored, facts["labels"], folder, [*facts["notes"], *ignored])
 
 
 def _read_split(source: TextSource, args: TextArguments, notes: list[str], path: Path, bad: BadRows) -> Rows | None:
@@ -189,6 +202,21 @@ def _without_leaks(train: Rows, held_out: list[Rows], drop: bool, notes: list[st
     _drop_rows(path, leaked)
     notes.append(f"{train.source}: {also}; they were removed from training (--drop_leaked_rows).")
     return replace(train, table=map_table(path))
+
+
+def _divided(train: Rows, split: ValidationSplit, problem_type: str | None, folder: Path) -> dict[str, Rows]:
+    """The training rows in two: `train`, and `validation` if any row is held out."""
+    path, table = folder / "train.arrow", train.table
+    strata, labels = table["language"], None
+    if problem_type != REGRESSION:
+        strata = pc.binary_join_element_wise(table["language"], table["label"], "\x00")
+        labels = label_lists(table["label"], problem_type)
+    texts = (text for batch in stored_batches(path) for text in batch["text"].to_pylist())
+    chosen = split.choose(texts, strata, labels)
+    if not chosen.any():
+        return {"train": train}
+    move_rows(path, folder / "validation.arrow", chosen)
+    return split.divided(train, map_table(path), map_table(folder / "validation.arrow"))
 
 
 def _drop_rows(path: Path, dropped: list[pa.BooleanArray]) -> None:

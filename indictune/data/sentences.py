@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import pyarrow as pa
 
 from indictune.config.arguments import TextArguments
+from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import existing_columns
 from indictune.data.languages import language_of
@@ -17,6 +18,7 @@ from indictune.data.read_files import RECORD_EXTENSIONS, Record, checked_extensi
 from indictune.data.row_sources import columns_of
 from indictune.data.rows import StoredRows
 from indictune.data.text_lines import decoded_lines
+from indictune.data.validation_split import split_of
 from indictune.errors import UserError, attributed_to
 
 
@@ -53,6 +55,22 @@ def read_sentences(file: str, flag: str, args: TextArguments) -> Sentences:
         if not rows:
             raise UserError("no-rows", value=file)
     return Sentences(pa.Table.from_pylist(rows), file, flag)
+
+
+def divided(splits: dict[str, Sentences], plan: RunPlan[Any, Any]) -> dict[str, Sentences]:
+    """The splits of a run, with validation sentences that are held out of `train` if the plan asks for it."""
+    if (split := split_of(plan)) is None:
+        return splits
+    train = splits["train"]
+    languages, words, tags = (train.table[name].to_pylist() for name in ("language", "words", "tags"))
+    kinds = [sorted({*of_row}) for of_row in tags]
+    strata = pa.array(" ".join([language, *kind]) for language, kind in zip(languages, kinds, strict=True))
+    chosen = split.choose(map("\n".join, words), strata, pa.array(kinds, pa.list_(pa.string())))
+    if chosen.any():
+        left, held_out = (train.table.filter(pa.array(mask)) for mask in (~chosen, chosen))
+        splits = splits | split.divided(train, left, held_out)
+    split.announce(splits)
+    return splits
 
 
 def _are_texts(values: object) -> TypeGuard[list[str]]:

@@ -113,7 +113,8 @@ def read_rows(plan: RunPlan[Data, Training], task: Task[Rows, Data, Training], f
         say_where_it_runs(plan)
     inputs = replace(task.open(plan, problems), checkpoint=None if problems else resumed_checkpoint(plan))
     if inputs.sources is not None and "train" in inputs.sources:
-        problems.extend(check_evaluations(plan, "validation" in inputs.sources))
+        is_split = bool(plan.configuration.get("validation_split"))  # of a task that has the flag
+        problems.extend(check_evaluations(plan, is_split or "validation" in inputs.sources))
     rows = task.read(plan, inputs, problems)
     problems.raise_any()
     assert rows is not None

@@ -23,6 +23,7 @@ from indictune.data.conversations import ConversationSplits, evaluated_file, loa
 from indictune.data.prepare_chats import Chats, check_template, set_template, tokenise_splits
 from indictune.data.row_sources import SPLITS
 from indictune.data.templates import choose_template
+from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, problems_of
 from indictune.evaluation.answer_metrics import RowResults, answer_metrics, flatten_answers
 from indictune.evaluation.console_tables import scores_table
@@ -84,7 +85,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         if inputs.sources is None:
             return None
         with problems.collecting():
-            splits = load_conversations(inputs.sources, plan.data, problems)
+            splits = load_conversations(inputs.sources, plan.data, problems, split_of(plan))
             if inputs.tokenizer is not None:
                 return ChatRows(splits, inputs.tokenizer, set_template(inputs.tokenizer, splits, plan.data))
         return None

@@ -17,6 +17,7 @@ from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
 from indictune.data.row_sources import sources_of
 from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.tokenisation import tokenise_splits
+from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.evaluation.metrics import language_metric
 from indictune.models.adapters import HEAD_NAMES
@@ -99,7 +100,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         if inputs.sources is None:
             return None
         with problems.collecting():
-            splits = load_splits(plan.data, problems, inputs.sources)
+            splits = load_splits(plan.data, problems, inputs.sources, split_of(plan))
             given = None if plan.data.problem_type in METRICS else plan.training.class_weights
             weights = class_weights(given, label_counts(splits.rows["train"]), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)

@@ -20,7 +20,7 @@ from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.row_sources import SPLITS
-from indictune.data.sentences import Sentences, read_sentences
+from indictune.data.sentences import Sentences, divided, read_sentences
 from indictune.data.tokenisation import check_lengths
 from indictune.errors import Problem, Problems, problem
 from indictune.evaluation.entities import entity_metrics
@@ -79,6 +79,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         for each in splits.values() if known else ():
             unseen = {tag: each.location(number) for tag, number in each.tags().items() if tag not in known}
             problems.extend(problem("tag-unseen", where, tag) for tag, where in unseen.items())
+        splits = splits if problems else divided(splits, plan)
         return None if inputs.tokenizer is None else TaggedRows(splits, known, inputs.tokenizer)
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:

@@ -21,11 +21,12 @@ from indictune.distributed.cpu_time import check_cpu_time
 from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
-from indictune.errors import UserError
+from indictune.errors import Problems, UserError
 from indictune.files import AUTO, METRICS, RECIPE, write_yaml
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
 from indictune.preflight.derive import checked_accumulation
+from indictune.preflight.schedule import check_evaluations
 from indictune.run import Run
 from indictune.tasks.protocol import Rows, Task, Tokens
 
@@ -77,6 +78,7 @@ def start(
     """
     run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
     if not has_validation:
+        Problems(check_evaluations(plan, has_validation)).raise_any()
         plan = plan.derive(eval_strategy="no", load_best_model_at_end=False)
         run.warn(["No validation rows: the run is not evaluated while it trains, and the last weights are kept."])
     plan, args = bring_up(plan, run)

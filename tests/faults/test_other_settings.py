@@ -297,7 +297,16 @@ def test_a_run_without_validation_rows_keeps_what_the_best_was_compared_on(
     assert job.start(f"SIGKILL@{STEP}:5").returncode == -9
     before = store.read_manifest(job.folder / "checkpoint-4")
     train_file = str(finished_run.recipe.parent / "train.jsonl")
-    alone = ("--train_file", train_file, "--eval_strategy", "no", "--load_best_model_at_end", "false")
+    alone = (
+        "--train_file",
+        train_file,
+        "--validation_split",
+        "0",
+        "--eval_strategy",
+        "no",
+        "--load_best_model_at_end",
+        "false",
+    )
     result = replace(job, flags=(*job.flags, *alone)).start()
     assert result.returncode == 0, result.stderr
     after = store.read_manifest(job.folder / "checkpoint-8")
