@@ -11,7 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from indictune.config.command_arguments import CheckpointArguments, EvaluateArguments, MergeArguments, PrepareArguments
+from indictune.config.command_arguments import (
+    CheckpointArguments,
+    EvaluateArguments,
+    MergeArguments,
+    PredictArguments,
+    PrepareArguments,
+)
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
@@ -27,6 +33,7 @@ TRAINING: dict[str, tuple[type[Any], ...]] = {
 COMMANDS: dict[str, type[Any]] = {
     "prepare": PrepareArguments,
     "evaluate": EvaluateArguments,
+    "predict": PredictArguments,
     "merge": MergeArguments,
     "checkpoint": CheckpointArguments,
 }

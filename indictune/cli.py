@@ -16,6 +16,7 @@ USAGE = """usage: indictune VERB [flags]
 verbs:
   prepare     read and tokenise the rows of a run before it starts: [--task T] --config R.yaml [the run's flags]
   evaluate    score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
+  predict     label texts: FOLDER [--text T | --input_file F] [--output_file O]
   merge       make an adapter and its base one model: ADAPTER --output_dir D [--dtype T]
   checkpoint  list and verify a run's checkpoints, or make one a plain model: DIR [--convert_to FOLDER]
 
@@ -26,7 +27,7 @@ verbs:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that `argv` begins with; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verbs = {"prepare": prepare, "evaluate": evaluate, "merge": merge, "checkpoint": checkpoint}
+    verbs = {"prepare": prepare, "evaluate": evaluate, "predict": predict, "merge": merge, "checkpoint": checkpoint}
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if words else EXIT_REFUSED
@@ -62,6 +63,16 @@ def evaluate(argv: Sequence[str]) -> int:
 
     main, recipe = evaluation_of(argv)
     return execute(main, recipe, replaceable=("metrics.json",))
+
+
+def predict(argv: Sequence[str]) -> int:
+    """Label texts with a finished run's classifier."""
+    import indictune.block_stop_signals  # noqa: F401, before everything slow
+    from indictune.prediction.command import predict_command
+    from indictune.supervise.logs import log_to_console
+
+    log_to_console()
+    return _until_stopped(predict_command, argv)
 
 
 def merge(argv: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -42,6 +43,15 @@ def _own_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _own_log_level() -> Iterator[None]:
+    """A command that a test calls in this process shows our messages, which the next tests' would not."""
+    ours = logging.getLogger("indictune")
+    before = ours.level
+    yield
+    ours.setLevel(before)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ LAYERS = [
     {"indictune.preflight"},
     {"indictune.training"},
     {"indictune.supervise"},
+    {"indictune.prediction"},
     {"indictune.cli", "indictune.__main__", "scripts"},
 ]
 TOP_LEVEL = {
@@ -86,7 +87,7 @@ def test_the_layers_are_distinguished() -> None:
     assert layer_of("indictune.errors.UserError") == 0
     assert layer_of("indictune.config.recipe.Recipe") == 1
     assert layer_of("indictune.data.batching") == layer_of("indictune.models.load.load_config") == 3
-    assert layer_of("scripts.train_sentiment") == 11
+    assert layer_of("scripts.train_sentiment") == 12
 
 
 @every_file

@@ -41,6 +41,41 @@ class EvaluateArguments(TextArguments, BadRowArguments):
 
 
 @dataclass
+class PredictArguments(BadRowArguments):
+    """Which texts a finished classifier labels, and where the labels go. Other values default to its training's."""
+
+    model: str = flag("", "The --output_dir of a finished run. May be given as a bare first word.")
+    text: list[str] = flag([], "Texts to label. Default: standard input, one text a line.")
+    input_file: str | None = flag(None, "Texts to label: csv, tsv, json, jsonl, parquet, or txt with one text a line.")
+    output_file: str | None = flag(
+        None, "Gets the labels: csv, tsv, jsonl or parquet. Must not exist. Default: JSON lines on standard output."
+    )
+    text_column: str | None = flag(None, "Column with the text. Default: as in training.")
+    language_column: str | None = flag(
+        None, "Column with the language of each row. Default: as in training, else the language of the text."
+    )
+    keep_columns: list[str] = flag([], "Columns of --input_file that the output repeats, such as an id.")
+    max_length: int | None = flag(None, "Cut texts to this many tokens. Default: as in training.")
+    max_tokens_per_device: int | None = flag(
+        None, "Most tokens in a batch of one process. Default: 2048 on a CPU, 32768 on a GPU."
+    )
+    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
+    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
+    bf16: bool | None = flag(None, "Compute in bf16. Default: as in training.")
+    fp16: bool | None = flag(None, "Compute in fp16. Default: as in training.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse no model, and texts from two places."""
+        yield from super().check()
+        if not self.model:
+            yield problem("predict-needs-model", "--model")
+        if self.text and self.input_file is not None:
+            yield problem("two-text-sources", "--text", other=f"--input_file {self.input_file}")
+        if self.input_file is None and self.keep_columns:
+            yield problem("no-columns-to-keep", "--keep_columns", " ".join(self.keep_columns))
+
+
+@dataclass
 class MergeArguments(Checked):
     """Which adapter becomes a complete model, and how it is written."""
 

@@ -13,9 +13,14 @@ def decoded_lines(path: str) -> Iterator[tuple[str, str]]:
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)
-            try:
-                yield line.decode(), ""
-            except UnicodeDecodeError as error:
-                yield line.decode(errors="surrogateescape"), f"0x{line[error.start]:02x}"
+            yield decoded(line, number)
+
+
+def decoded(line: bytes, number: int) -> tuple[str, str]:
+    """The text of a line and its first byte that is not UTF-8, as in `decoded_lines`; `number` counts from 1."""
+    if number == 1:
+        line = line.removeprefix(codecs.BOM_UTF8)
+    try:
+        return line.decode(), ""
+    except UnicodeDecodeError as error:
+        return line.decode(errors="surrogateescape"), f"0x{line[error.start]:02x}"

@@ -132,7 +132,7 @@ def tokenised(
     encode: Encode | None = None
     for batch in smaller_batches(batches, _BATCH_ROWS):
         texts = batch["text"].to_pylist()
-        encode = encode or _encoder(tokenizer, max_length, texts[:_SAMPLE_ROWS])
+        encode = encode or encoder(tokenizer, max_length, texts[:_SAMPLE_ROWS])
         input_ids = encode(texts)
         lengths = np.fromiter(map(len, input_ids), np.int32, len(input_ids))
         ends = np.cumsum(lengths, dtype=np.int32)
@@ -147,7 +147,7 @@ def tokenised(
         yield pa.record_batch(columns, schema=schema)
 
 
-def _encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str]) -> Encode:
+def encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str]) -> Encode:
     """The fastest way to the ids that the tokenizer's own call gives.
 
     The Rust backend makes no masks and offsets. Some classes add to what their backend does (CodeLlama's in

@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import unresolved
-from indictune.config.recipe import Recipe, read_recipe, recorded_values
-from indictune.credentials import NOT_YAML, without_its_text
+from indictune.config.recipe import Recipe, read_recipe
+from indictune.config.trained_recipe import configuration_of
 from indictune.distributed import sharding
 from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.models.adapter_base import config_file
@@ -74,14 +73,7 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
     """
     if not config_file(model).is_file():
         raise UserError("no-model", "--model", model)
-    trained = model / "recipe.yaml"
-    configuration: dict[str, Any] = {}
-    try:
-        if trained.exists():
-            configuration = recorded_values(yaml.safe_load(trained.read_text(encoding="utf-8")))
-    except (OSError, *NOT_YAML) as error:
-        reason = error if isinstance(error, OSError) else without_its_text(error)
-        raise UserError("unreadable", "--model", f"{model}: its recipe.yaml", reason=reason) from None
+    configuration = configuration_of(model)
     template = configuration.get("chat_template")
     if isinstance(template, str) and template.endswith(".jinja"):
         # The named file may have changed, or belong to somebody else. transformers saves a copy with the model.

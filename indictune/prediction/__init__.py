@@ -1,0 +1,1 @@
+"""Label texts with a finished run's classifier."""

@@ -1,0 +1,144 @@
+"""A classifier that labels texts: batched by length, without padding where the model allows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from indictune.config.command_arguments import PredictArguments
+from indictune.data.collation import JoinRows, PadToLongest
+from indictune.data.tokenisation import Encode, encoder
+from indictune.errors import Problems
+from indictune.models.load import Model, check_vocabulary, stored_quantisation
+from indictune.models.trained import load_trained
+from indictune.models.unpadded import classify_unpadded, pads, uncounted_token
+from indictune.prediction.served_model import ServedModel, served_model
+
+# Measured by benchmarks/predict.py: a CPU's caches hold a small batch, and a GPU needs a large one.
+TOKENS_ON_CPU = 2_048
+TOKENS_ON_ACCELERATOR = 32_768
+
+
+class Classifier:
+    """A finished run's classifier, ready to label texts.
+
+    Args:
+        served: the model.
+        max_tokens: of a batch, padding included.
+
+    Raises:
+        UserError: the weights are unreadable, or do not fit the tokenizer.
+    """
+
+    def __init__(self, served: ServedModel, max_tokens: int | None = None) -> None:
+        self.served = served
+        self._encode: Encode | None = None
+        self._device = _device()
+        on_cpu = self._device.type == "cpu"
+        self._max_tokens = max_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
+        args, config, tokenizer = served.args, served.config, served.tokenizer
+        is_quantised = bool(stored_quantisation(config))
+        model: Model = load_trained(args.model_name_or_path, args.trust_remote_code, args.trust_checkpoint)
+        check_vocabulary(args, model, tokenizer, flag="--model")
+        self._padded = pads("auto", args, config)
+        self._collate = _collator(config, tokenizer, self._padded)
+        if not self._padded:
+            classify_unpadded(model)
+        if not is_quantised:  # else bitsandbytes has put it there
+            model.to(self._device)  # type: ignore[arg-type]
+        self._model = model.eval()
+
+    def logits(self, texts: Sequence[str]) -> np.ndarray:
+        """The logits of cleaned texts, float32 [texts, labels]; NaN for a text without words or tokens."""
+        found = np.full((len(texts), len(self.served.labels)), np.nan, np.float32)
+        tokens = self._tokens(texts)
+        lengths = np.array([len(row) if text else 0 for row, text in zip(tokens, texts, strict=True)], np.int64)
+        batches = list(cut_by_tokens(lengths, self._max_tokens, self._padded))
+        if not batches:
+            return found
+        with torch.inference_mode(), self._autocast():
+            # They stay on the device until all are computed: fetching each would wait for it.
+            parts = [self._forward([tokens[index] for index in batch]) for batch in batches]
+        found[np.concatenate(batches)] = torch.cat(parts).cpu().numpy()
+        return found
+
+    def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        if self._encode is None:
+            self._encode = encoder(self.served.tokenizer, self.served.reading.max_length, list(texts[:100]))
+        return self._encode(list(texts))
+
+    def _forward(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """The logits of some rows, float32 [rows, labels]."""
+        batch = self._collate(
+            [{"input_ids": np.asarray(row), "labels": 0, "seq_lengths": np.array([len(row)])} for row in rows]
+        )
+        del batch["labels"]
+        given = {
+            name: each.to(self._device, non_blocking=True) if isinstance(each, torch.Tensor) else each
+            for name, each in batch.items()
+        }
+        logits: torch.Tensor = self._model(**given).logits
+        return logits.float()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if not (self.served.reading.bf16 or self.served.reading.fp16):
+            return nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16 if self.served.reading.bf16 else torch.float16)
+
+
+def cut_by_tokens(lengths: np.ndarray, max_tokens: int, padded: bool) -> Iterator[np.ndarray]:
+    """Cut rows into batches of rows of like length, the longest first.
+
+    Args:
+        lengths: tokens of each row, int64 [rows]. Rows without tokens are in no batch.
+        max_tokens: of a batch, padding included; a longer row is alone.
+        padded: whether rows are padded to the longest of their batch.
+
+    Yields:
+        The numbers of a batch's rows, int64 [rows of the batch].
+    """
+    order = np.argsort(-lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    start = 0
+    while start < len(order):
+        rest = lengths[order[start:]]
+        tokens = rest[0] * np.arange(1, len(rest) + 1) if padded else rest.cumsum()
+        rows = max(1, int(np.searchsorted(tokens, max_tokens, side="right")))
+        yield order[start : start + rows]
+        start += rows
+
+
+def _collator(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, padded: bool) -> JoinRows | PadToLongest:
+    if not padded:
+        return JoinRows(uncounted_token(config), labels_of_tokens=False)
+    # Models read a row's first token, or look for the last token that is no padding.
+    side = tokenizer.padding_side if config.model_type == "xlnet" else "right"
+    return PadToLongest(tokenizer.pad_token_id, side)
+
+
+def _device() -> torch.device:
+    """The accelerator of this process's local rank, or the CPU."""
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
+    torch.accelerator.set_device_index(index)
+    return torch.device(torch.accelerator.current_accelerator().type, index)  # type: ignore[union-attr]
+
+
+def load_classifier(asked: PredictArguments) -> Classifier:
+    """The classifier that the flags name.
+
+    Raises:
+        UserError: with every problem of the model.
+    """
+    problems = Problems()
+    served = served_model(asked, problems)
+    problems.raise_any()
+    assert served is not None
+    return Classifier(served, asked.max_tokens_per_device)

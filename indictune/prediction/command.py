@@ -1,0 +1,178 @@
+"""`indictune predict`: label texts from the command line, standard input or a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+from transformers.utils.logging import disable_progress_bar
+
+from indictune.config.command_arguments import PredictArguments
+from indictune.config.recipe import read_arguments
+from indictune.data.bad_rows import REJECTED, BadRows, bad_rows
+from indictune.distributed.launch import rank_of, read_launch, world_size_of
+from indictune.errors import Problems, UserError, attributed_to
+from indictune.models.adapter_base import config_file
+from indictune.prediction.classifier import Classifier
+from indictune.prediction.labelled_rows import label, text_batch
+from indictune.prediction.progress_bar import Progress
+from indictune.prediction.served_model import served_model
+from indictune.prediction.texts import WINDOW_ROWS, TextFile, standard_input, text_file
+from indictune.prediction.windows import LOOK_EVERY_S, Windows, check_output, write_output
+from indictune.prediction.writers import json_lines
+from indictune.stop_signals import EXIT_RESUMABLE, Stopped
+
+RANK_0_WAIT_S = 5.0  # how long another rank waits for rank 0, which has the same problem, to report it
+
+
+def predict_command(argv: Sequence[str]) -> int:
+    """`indictune predict FOLDER [--text T | --input_file F] [--output_file O]`; returns the exit code.
+
+    Raises:
+        UserError: with every problem of the flags, the model and the file.
+    """
+    rank = rank_of(os.environ)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
+    try:
+        _predict(read_arguments(argv, PredictArguments, "--model"))
+    except UserError:
+        time.sleep(RANK_0_WAIT_S if rank else 0)  # the launcher ends this rank meanwhile
+        raise
+    except Stopped:
+        if rank == 0:
+            print("indictune: stopped. The same command goes on with what is not labelled yet.", file=sys.stderr)
+        return EXIT_RESUMABLE
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _predict(asked: PredictArguments) -> None:
+    problems = Problems()
+    problems.attempt(_check_launch, asked)
+    if asked.output_file is not None:
+        problems.attempt(check_output, asked.output_file)
+    served = served_model(asked, problems)
+    with TemporaryDirectory() as folder:
+        source = None
+        if served is not None and asked.input_file is not None:
+            file = text_file(asked, served.reading)
+            source = problems.attempt(Source.of, file, bad_rows(file.path, asked, Path(folder)))
+        problems.raise_any()
+        assert served is not None
+        classifier = Classifier(served, asked.max_tokens_per_device)
+        if source is None:
+            if asked.text:
+                windows: Iterable[pa.RecordBatch] = [text_batch(asked.text)]
+            else:
+                windows = standard_input()
+            _answer(windows, classifier, asked.output_file)
+        elif asked.output_file is None:
+            _answer(source.windows(), classifier, None)
+        else:
+            _label_file(source, classifier, Path(asked.output_file))
+            if rank_of(os.environ) == 0:
+                _keep_rejected(source, Path(folder), Path(asked.output_file))
+
+
+def _check_launch(asked: PredictArguments) -> None:
+    """Refuse a launch that would not do what was asked for.
+
+    Raises:
+        UserError: the launcher started one process instead of several, or several have nothing to share.
+    """
+    launch = read_launch(os.environ)
+    if launch.world_size > 1 and (asked.input_file is None or asked.output_file is None):
+        raise UserError("predict-of-many-processes", "--num_processes", launch.world_size)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file whose rows were read once.
+
+    Attributes:
+        file: of the texts.
+        rows: how many there are.
+        bad: the rows that cannot be read.
+    """
+
+    file: TextFile
+    rows: int
+    bad: BadRows
+
+    @classmethod
+    def of(cls, file: TextFile, bad: BadRows) -> Source:
+        """Read a file to its end, so that it is refused before the weights are read.
+
+        Raises:
+            UserError: with every problem of the file.
+        """
+        with attributed_to("--input_file"):
+            rows = sum(batch.num_rows for batch in file.windows(bad))
+            bad.finish(rows)
+        return cls(file, rows, bad)
+
+    def windows(self) -> Iterator[pa.RecordBatch]:
+        """The readable rows."""
+        return self.file.windows(BadRows(self.file.path))
+
+
+def _answer(windows: Iterable[pa.RecordBatch], classifier: Classifier, output: str | None) -> None:
+    """Label texts as they come, on standard output or into a file."""
+    labelled = (label(classifier, window) for window in windows)
+    if output is not None:
+        write_output(Path(output), labelled)
+        return
+    for batch in labelled:
+        sys.stdout.write(json_lines(batch))
+        sys.stdout.flush()
+
+
+def _label_file(source: Source, classifier: Classifier, output: Path) -> None:
+    """Label a file. Ranks take turns with its windows, and rank 0 writes the output when all are labelled."""
+    rank, world_size = rank_of(os.environ), world_size_of(os.environ)
+    windows = Windows(output, _job(source, classifier), -(-source.rows // WINDOW_ROWS))
+    if rank == 0:
+        windows.open()
+    else:
+        windows.wait_until_open()
+    with Progress(source.rows, windows.done() * WINDOW_ROWS, is_shown=rank == 0) as progress:
+        for number, batch in enumerate(source.windows()):
+            if number % world_size == rank and not windows.has(number):
+                windows.put(number, label(classifier, batch))
+                progress.show(windows.done() * WINDOW_ROWS)
+        while rank == 0 and windows.done() < windows.count:
+            time.sleep(LOOK_EVERY_S)
+            progress.show(windows.done() * WINDOW_ROWS)
+    if rank == 0:
+        windows.finish()
+        print(f"Written to {output}", file=sys.stderr)
+
+
+def _job(source: Source, classifier: Classifier) -> dict[str, Any]:
+    """All that the labels depend on: the file, the model, and how texts are read."""
+    served = classifier.served
+    folder = Path(served.args.model_name_or_path)
+    used = [Path(source.file.path), config_file(folder), *sorted(folder.glob("*.safetensors"))]
+    stated = [(os.path.abspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in used]
+    return {"files": stated, "rows": source.rows, "reading": asdict(served.reading), "columns": asdict(source.file)}
+
+
+def _keep_rejected(source: Source, folder: Path, output: Path) -> None:
+    """Put the rows that could not be read next to the output."""
+    rejected = folder / REJECTED
+    if rejected.exists():
+        kept = output.with_name(f"{output.name}.{REJECTED}")
+        shutil.copyfile(rejected, kept)
+        print(
+            f"warning: {source.file.path}: {source.bad.count:,} bad rows are left out; {kept} has them.",
+            file=sys.stderr,
+        )

@@ -1,0 +1,95 @@
+"""Turn logits into rows with a label, a score for each label, and the language."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from transformers import PreTrainedConfig
+
+from indictune.config.command_arguments import PredictArguments
+from indictune.data.clean_batches import clean_batch
+from indictune.data.targets import MULTI_LABEL, REGRESSION
+from indictune.prediction.classifier import Classifier, load_classifier
+
+SCORE = "score_"  # begins the name of a column with the scores of a label
+
+
+def predict(folder: str | Path, texts: Sequence[str], **flags: Any) -> list[dict[str, Any]]:
+    """Label texts with a finished run's classifier.
+
+    Args:
+        folder: of the run.
+        texts: as they are written; they are cleaned and cut as in training.
+        flags: those of `indictune predict`, such as `max_length` or `bf16`.
+
+    Returns:
+        For each text `text`, `label`, `scores` (label -> probability) and `language`. The label is a list if the model
+        gives several, a number without scores for a regression, and None for a text without words.
+
+    Raises:
+        UserError: the folder holds no finished classifier.
+    """
+    classifier = load_classifier(PredictArguments(model=str(folder), **flags))
+    return list(as_records(label(classifier, text_batch(texts))))
+
+
+def text_batch(texts: Sequence[str | None]) -> pa.RecordBatch:
+    """Texts as the columns `text` and `language`, of nulls."""
+    return pa.record_batch({"text": pa.array(texts, pa.string()), "language": pa.nulls(len(texts), pa.string())})
+
+
+def label(classifier: Classifier, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of texts with their labels.
+
+    Args:
+        classifier: of the texts.
+        batch: columns `text` and `language`, nullable strings, and any others.
+
+    Returns:
+        The columns of the batch, `label`, `score_<label>` (float32) for each label, and `language` without nulls. In a
+        row without words, label and scores are null.
+    """
+    rows = batch.num_rows
+    nothing = {"label": pa.nulls(rows, pa.string()), "line": pa.nulls(rows, pa.int64())}
+    cleaned = clean_batch(pa.record_batch({"text": batch["text"], "language": batch["language"], **nothing}))
+    logits = classifier.logits(cleaned["text"].to_pylist())
+    columns = {name: batch[name] for name in batch.schema.names if name != "language"}
+    columns |= labels_and_scores(classifier.served.config, classifier.served.labels, logits)
+    return pa.record_batch({**columns, "language": cleaned["language"]})
+
+
+def labels_and_scores(config: PreTrainedConfig, labels: Sequence[str], logits: np.ndarray) -> dict[str, pa.Array]:
+    """The columns `label` and `score_<label>` of logits [rows, labels]; those of NaN are null."""
+    absent = np.isnan(logits).all(1)
+    if config.problem_type == REGRESSION:
+        return {"label": pa.array(logits[:, 0], mask=absent)}
+    if config.problem_type == MULTI_LABEL:
+        scores = 1 / (1 + np.exp(-logits))
+        given = scores >= getattr(config, "threshold", 0.5)
+        chosen = [[name for name, is_given in zip(labels, row, strict=True) if is_given] for row in given]
+        of_rows = pa.array([None if is_absent else row for row, is_absent in zip(chosen, absent, strict=True)])
+        return {"label": of_rows.cast(pa.list_(pa.string())), **_scores(labels, scores, absent)}
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    names = np.array(labels, dtype=object)[logits.argmax(1)]
+    return {
+        "label": pa.array(names, pa.string(), mask=absent),
+        **_scores(labels, powers / powers.sum(1, keepdims=True), absent),
+    }
+
+
+def _scores(labels: Sequence[str], scores: np.ndarray, absent: np.ndarray) -> dict[str, pa.Array]:
+    return {f"{SCORE}{name}": pa.array(scores[:, index], mask=absent) for index, name in enumerate(labels)}
+
+
+def as_records(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows of a labelled batch as objects, with all scores in one."""
+    for row in batch.to_pylist():
+        scores = {name.removeprefix(SCORE): row.pop(name) for name in list(row) if name.startswith(SCORE)}
+        language = row.pop("language")
+        if row["label"] is None:
+            scores = dict.fromkeys(scores)
+        yield row | ({"scores": scores} if scores else {}) | {"language": language}

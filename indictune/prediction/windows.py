@@ -1,0 +1,175 @@
+"""The labelled windows of an unfinished command, on disk until all are there: a killed command goes on after them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from indictune.cache_folders import NO_ROOM, REFUSED, check_outside_checkpoints
+from indictune.data.arrow_tables import stored_batches
+from indictune.data.cache import write_through
+from indictune.errors import UserError
+from indictune.prediction.writers import writer_of
+
+FLAG = "--output_file"
+_JOB = "job.json"
+LOOK_EVERY_S = 0.2
+
+
+class Windows:
+    """Labelled windows in a hidden folder next to the output, one file each. All ranks share the folder.
+
+    Args:
+        output: gets all rows in the end.
+        job: all that the labels depend on; windows of another job are dropped.
+        count: of windows.
+    """
+
+    def __init__(self, output: Path, job: Mapping[str, Any], count: int) -> None:
+        self.output = output
+        self.count = count
+        self.folder = output.with_name(f".{output.name}.unfinished")
+        self._job = json.dumps(job, ensure_ascii=False, sort_keys=True)
+
+    def open(self) -> None:
+        """On rank 0: make the folder, or keep the windows of a killed command that was the same.
+
+        Raises:
+            UserError: the folder cannot be written to, or another command writes there.
+        """
+        with self.writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / "lock").open("w")
+            try:
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError("predict-in-progress", FLAG, self.output, folder=self.folder) from None
+            if not self.is_open():
+                for path in self.folder.glob("*.arrow"):
+                    path.unlink()
+                self._write(_JOB, self._job.encode())
+
+    def is_open(self) -> bool:
+        """Whether the folder is that of this job."""
+        try:
+            return (self.folder / _JOB).read_text(encoding="utf-8") == self._job
+        except (OSError, UnicodeDecodeError):
+            return False
+
+    def wait_until_open(self) -> None:
+        """On another rank: wait for rank 0."""
+        while not self.is_open():
+            time.sleep(LOOK_EVERY_S)
+
+    def has(self, number: int) -> bool:
+        """Whether a window is labelled."""
+        return self._path(number).exists()
+
+    def done(self) -> int:
+        """How many windows are labelled."""
+        return sum(1 for _ in self.folder.glob("*.arrow"))
+
+    def put(self, number: int, batch: pa.RecordBatch) -> None:
+        """Keep a labelled window, whole or not at all.
+
+        Raises:
+            UserError: the disk does not take it.
+        """
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        with self.writing():
+            self._write(self._path(number).name, sink.getvalue())
+
+    def finish(self) -> None:
+        """Write the output, whole or not at all, and remove the folder.
+
+        Raises:
+            UserError: the disk does not take it.
+        """
+        with self.writing():
+            _write_whole(self.output, self.folder / "output", self._batches())
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for number in range(self.count):
+            yield from stored_batches(self._path(number))
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.arrow"
+
+    def _write(self, name: str, content: Any) -> None:
+        unfinished = self.folder / f"{name}.{os.getpid()}"
+        try:
+            unfinished.write_bytes(content)
+            write_through(unfinished)
+            unfinished.replace(self.folder / name)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A block that writes. If the disk refuses, only whole windows are left.
+
+        Raises:
+            UserError: `output-not-written`.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in NO_ROOM | REFUSED:
+                raise
+            kept = self.done()
+            if not kept:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            way_out = f"Make room, and repeat the command: it keeps {kept} of {self.count} parts." if kept else None
+            raise UserError("output-not-written", FLAG, self.output, way_out, reason=error.strerror) from error
+
+
+def check_output(path: str) -> None:
+    """Refuse an output that exists, of an unknown kind, or in no folder.
+
+    Raises:
+        UserError: one of these.
+    """
+    writer_of(path)
+    output = Path(path)
+    check_outside_checkpoints(output, FLAG)
+    if os.path.lexists(output):
+        raise UserError("output-exists", FLAG, output)
+    if not output.parent.is_dir():
+        raise UserError("no-output-folder", FLAG, output, folder=output.parent)
+
+
+def write_output(output: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write labelled rows, whole or not at all.
+
+    Raises:
+        UserError: `output-not-written`.
+    """
+    try:
+        _write_whole(output, output.with_name(f".{output.name}.{os.getpid()}"), batches)
+    except OSError as error:
+        if error.errno not in NO_ROOM | REFUSED:
+            raise
+        raise UserError("output-not-written", FLAG, output, reason=error.strerror) from error
+
+
+def _write_whole(output: Path, unfinished: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    try:
+        with unfinished.open("wb") as file:
+            writer_of(str(output))(file, batches)
+        write_through(unfinished)
+        unfinished.replace(output)
+        write_through(output.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,242 @@
+"""`indictune predict`: texts in, labels out, as in training."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, LlamaConfig
+
+from indictune.cli import main
+from indictune.data.cleaning import clean
+from indictune.prediction.labelled_rows import predict
+from tests.first_hour.classifiers import LABELS, MAX_LENGTH, saved_classifier
+from tests.ranks.launching import begin, start, torchrun
+
+TWEET = "यह फिल्म बहुत अच्छी थी ఈ సినిమా చాలా బాగుంది இந்த படம் மோசம் worst movie ever @friend #great_day http://a.b 😂"
+WORDS = TWEET.split()
+
+
+def invented(number: int, longest: int = 30) -> list[str]:
+    draw = random.Random(5)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(number)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_classifier(tmp_path_factory.mktemp("single"))
+
+
+def logits_of(model: Path, texts: list[str]) -> torch.Tensor:
+    """By transformers alone, one text after the other; [texts, labels]."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    plain = AutoModelForSequenceClassification.from_pretrained(model).eval()
+    rows = [tokenizer(clean(text), truncation=True, max_length=MAX_LENGTH, return_tensors="pt") for text in texts]
+    with torch.no_grad():
+        return torch.cat([plain(**row).logits for row in rows])
+
+
+def write_csv(path: Path, texts: list[str], header: str = "tweet") -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("id", header), *enumerate(texts)])
+    return path
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_texts_get_the_labels_and_scores_of_the_plain_model(model: Path) -> None:
+    texts = [*invented(60), "", "word " * 700]
+    found = predict(model, texts)
+    expected = logits_of(model, texts).softmax(1)
+    assert len({row["label"] for row in found}) > 1
+    for text, row, scores in zip(texts, found, expected, strict=True):
+        assert row["text"] == text
+        if not text:
+            assert (row["label"], row["language"]) == (None, "und")
+            assert row["scores"] == dict.fromkeys(LABELS)
+            continue
+        assert row["scores"] == pytest.approx(dict(zip(LABELS, scores.tolist(), strict=True)), abs=1e-4)
+        assert row["label"] == max(row["scores"], key=row["scores"].__getitem__)
+    assert found[0]["language"] == "hi" or predict(model, ["यह अच्छी"])[0]["language"] == "hi"
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression", "lora"])
+def test_models_of_every_kind(tmp_path: Path, kind: str) -> None:
+    texts = invented(20)
+    is_lora = kind == "lora"
+    model = saved_classifier(tmp_path, None if is_lora else kind, **({"method": "lora"} if is_lora else {}))
+    found = predict(model, texts)
+    if is_lora:
+        from peft import PeftModel
+
+        base = AutoModelForSequenceClassification.from_pretrained(
+            json.loads((model / "adapter_config.json").read_text())["base_model_name_or_path"], num_labels=3
+        )
+        PeftModel.from_pretrained(base, str(model)).merge_and_unload().save_pretrained(tmp_path / "merged")
+        shutil.copy(model / "tokenizer.json", tmp_path / "merged")
+        shutil.copy(model / "tokenizer_config.json", tmp_path / "merged")
+        model = tmp_path / "merged"
+    logits = logits_of(model, texts)
+    if kind == "regression":
+        assert [row["label"] for row in found] == pytest.approx(logits[:, 0].tolist(), abs=1e-4)
+        assert "scores" not in found[0]
+        return
+    scores = logits.softmax(1) if is_lora else logits.sigmoid()
+    assert [list(row["scores"].values()) for row in found] == [pytest.approx(row, abs=1e-4) for row in scores.tolist()]
+    if not is_lora:
+        assert [row["label"] for row in found] == [
+            [name for name, score in row["scores"].items() if score >= 0.5] for row in found
+        ]
+
+
+def test_a_file_becomes_a_file_of_the_same_rows(model: Path, tmp_path: Path) -> None:
+    texts = [*invented(40), " ", 'with "quotes", and a\nline break']
+    source = write_csv(tmp_path / "in.csv", texts)
+    for name in ("out.csv", "out.jsonl", "out.parquet"):
+        flags = ["--input_file", str(source), "--keep_columns", "id", "--output_file", str(tmp_path / name)]
+        assert main(["predict", str(model), *flags]) == 0
+    rows = read_csv(tmp_path / "out.csv")
+    assert [(row["id"], row["text"]) for row in rows] == [(str(index), text) for index, text in enumerate(texts)]
+    expected = predict(model, texts)
+    assert [row["label"] for row in rows] == [row["label"] or "" for row in expected]
+    assert float(rows[0]["score_joy"]) == pytest.approx(expected[0]["scores"]["joy"], abs=1e-5)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    table = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["label"] for row in lines] == [row["label"] for row in table] == [row["label"] for row in expected]
+    assert [row["language"] for row in lines] == [row["language"] for row in expected]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv", "out.jsonl", "out.parquet"]
+
+
+def test_a_language_column_is_believed(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"tweet": "accha", "language": "mr"}\n{"tweet": "यह"}\n', encoding="utf-8")
+    flags = ["--input_file", str(tmp_path / "in.jsonl"), "--output_file", str(tmp_path / "out.tsv")]
+    assert main(["predict", str(model), *flags]) == 0
+    lines = (tmp_path / "out.tsv").read_text(encoding="utf-8").splitlines()
+    assert [line.split("\t")[-1] for line in lines] == ["language", "mr", "hi"]
+
+
+def test_lines_of_standard_input_are_answered(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = io.TextIOWrapper(io.BufferedReader(io.BytesIO("बहुत अच्छी\r\n\nworst".encode())))
+    monkeypatch.setattr(sys, "stdin", lines)
+    assert main(["predict", str(model)]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["text"] for row in rows] == ["बहुत अच्छी", "", "worst"]
+    assert main(["predict", str(model), "--text", "बहुत अच्छी", "worst"]) == 0
+    again = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert again == [rows[0], rows[2]]
+
+
+def test_a_text_file_has_a_text_a_line(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("एक, दो\n\ntwo\n", encoding="utf-8")
+    flags = ["--input_file", str(tmp_path / "in.txt"), "--output_file", str(tmp_path / "out.csv")]
+    assert main(["predict", str(model), *flags]) == 0
+    assert [row["text"] for row in read_csv(tmp_path / "out.csv")] == ["एक, दो", "", "two"]
+
+
+def codes_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The codes that a refused command shows."""
+    assert main(["predict", *words]) == 2
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    lines = shown.err.splitlines()
+    return [line.rpartition("[")[2].rstrip("]") for line in lines if line.endswith("]")]
+
+
+def test_what_cannot_be_labelled_is_refused_at_once(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(write_csv(tmp_path / "in.csv", ["a"], header="text"))
+    taken = str(write_csv(tmp_path / "taken.csv", []))
+    both = codes_of(capsys, str(model), "--input_file", source, "--output_file", taken)
+    assert both == ["output-exists", "column-missing"]
+    assert codes_of(capsys, str(model), "--input_file", source, "--output_file", "no/such/out.csv") == [
+        "no-output-folder",
+        "column-missing",
+    ]
+    assert codes_of(capsys, str(model), "--text", "a", "--output_file", "out.doc") == ["file-kind-unknown"]
+    assert codes_of(capsys, "--text", "a", "--input_file", source) == ["predict-needs-model", "two-text-sources"]
+    assert codes_of(capsys, str(model), "--text", "a", "--keep_columns", "id") == ["no-columns-to-keep"]
+    assert codes_of(capsys, str(model), "--text", "a", "--max_length", "9000") == ["max-length-over-positions"]
+    (tmp_path / "bad.txt").write_bytes(b"ok\n\xff\n")
+    assert codes_of(capsys, str(model), "--input_file", str(tmp_path / "bad.txt")) == ["not-utf8"]
+
+
+def test_models_that_give_no_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert codes_of(capsys, str(tmp_path), "--text", "a") == ["no-model"]
+    (tmp_path / "train_log.jsonl").write_text("")
+    assert codes_of(capsys, str(tmp_path), "--text", "a") == ["run-not-finished"]
+    BertConfig(architectures=["BertForTokenClassification"]).save_pretrained(tmp_path)
+    assert codes_of(capsys, str(tmp_path), "--text", "a") == ["run-not-finished"]
+    (tmp_path / "metrics.json").write_text("{}")
+    assert codes_of(capsys, str(tmp_path), "--text", "a") == ["predict-needs-classifier"]
+    LlamaConfig(architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    assert codes_of(capsys, str(tmp_path), "--text", "a") == ["predict-of-language-model"]
+
+
+@contextmanager
+def room_for(size_bytes: int) -> Iterator[None]:
+    """No file can grow beyond this size: EFBIG, which this package takes as it takes a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_nothing_half_written(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = str(write_csv(tmp_path / "in.csv", invented(200))), tmp_path / "out"
+    out.mkdir()
+    for name in ("out.csv", "out.parquet"):
+        with room_for(3_000):
+            flags = ["--input_file", source, "--output_file", str(out / name)]
+            assert codes_of(capsys, str(model), *flags) == ["output-not-written"]
+        assert list(out.iterdir()) == []
+    with room_for(30):
+        assert codes_of(capsys, str(model), "--text", "a", "--output_file", str(out / "o.csv")) == [
+            "output-not-written"
+        ]
+    assert list(out.iterdir()) == []
+
+
+def test_a_killed_command_goes_on_without_a_lost_or_repeated_row(model: Path, tmp_path: Path) -> None:
+    texts = [f"{word} {index}" for index, word in enumerate(WORDS * 500)]
+    source, out = write_csv(tmp_path / "in.csv", texts), tmp_path / "out.csv"
+    command = ["indictune/__main__.py", "predict", str(model), "--input_file", str(source), "--output_file", str(out)]
+    killed = begin(command, {**os.environ, "OMP_NUM_THREADS": "1"})
+    parts = tmp_path / ".out.csv.unfinished"
+    while not list(parts.glob("*.arrow")) and killed.poll() is None:
+        time.sleep(0.02)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert not out.exists()
+    result = start([*torchrun(2), *command])
+    assert result.returncode == 0, result.stderr
+    assert "resuming: " in result.stderr
+    rows = read_csv(out)
+    assert [row["text"] for row in rows] == texts
+    some = [0, 4_095, 4_096, 9_000, len(texts) - 1]
+    expected = predict(model, [texts[index] for index in some])
+    assert [rows[index]["label"] for index in some] == [row["label"] for row in expected]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["in.csv", "out.csv"]
