@@ -88,8 +88,7 @@ def unknown_labels(rows: StoredRows, known: Collection[str], problem_type: str |
     labels = ", ".join(map(shortened, sorted(known)[:MAX_LISTED_ROWS]))
     problems = []
     for label, count in list(unknown.items())[:_MAX_LISTED]:
-        written = (each for each in label_counts(rows) if label in names([each], problem_type))
-        first = rows.location(_first_row(rows, next(written)))
+        first = first_location(rows, label, problem_type)
         details: dict[str, Any] = {"label": shortened(label), "count": count, "first": first, "known": labels}
         problems.append(problem("label-unknown", rows.origin, rows.source, **details))
     if len(unknown) > _MAX_LISTED:
@@ -106,6 +105,12 @@ def label_counts(rows: StoredRows, problem_type: str | None = None) -> dict[str,
     for label, count in counts.items():
         of_parts.update(dict.fromkeys(names([label], problem_type), count))
     return dict(of_parts)
+
+
+def first_location(rows: StoredRows, label: str, problem_type: str | None) -> str:
+    """Where the first row with a label stands: `file:line`."""
+    written = (each for each in rows.table["label"].unique().to_pylist() if label in names([each], problem_type))
+    return rows.location(_first_row(rows, next(written)))
 
 
 def label_lists(labels: pa.ChunkedArray, problem_type: str | None) -> pa.ListArray:

@@ -17,8 +17,10 @@ from indictune.data.arrow_tables import map_table, move_rows, stored_batches, wr
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
+from indictune.data.contradictions import contradictions
 from indictune.data.labels import checked_labels, label_lists, unknown_labels
 from indictune.data.progress_log import with_progress
+from indictune.data.rare_labels import rare_labels
 from indictune.data.row_sources import Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import Column, StoredRows, leaked_rows, listed, read_facts, write_facts
 from indictune.data.targets import REGRESSION
@@ -120,6 +122,8 @@ def _load(
                 rows["train"] = _without_leaks(rows["train"], held_out, drops_leaks, notes, folder / "train.arrow")
                 labels = checked_labels(rows["train"], held_out, args.label_column, problem_type)
         problems.raise_any()
+        if "train" in rows:
+            notes += [*rare_labels(rows["train"], problem_type), *contradictions(rows, problem_type)]
         if validation_split is not None and "train" in rows:
             rows |= _divided(rows["train"], validation_split, problem_type, folder)
         splits = {split: (each.source, each.origin, each.files) for split, each in rows.items()}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -77,6 +80,12 @@ def leaked_rows(
         mask = masks.combine_chunks()  # arrow may cut it elsewhere than the texts
         starts = accumulate((batch.num_rows for batch in some), initial=0)
         yield from (mask.slice(start, batch.num_rows) for start, batch in zip(starts, some, strict=False))
+
+
+def text_keys(texts: Iterable[str], salt: str = "-") -> npt.NDArray[np.uint64]:
+    """A hash of each text, uint64 [texts]; equal for equal texts. Another salt gives others."""
+    digests = (blake2b(text.encode(), digest_size=8, key=salt.encode()).digest() for text in texts)
+    return np.fromiter(map(int.from_bytes, digests), np.uint64)
 
 
 def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:

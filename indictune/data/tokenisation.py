@@ -18,10 +18,12 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.data.arrow_tables import map_table, smaller_batches, stored_batches, write_table
 from indictune.data.cache import build_once, file_digest
+from indictune.data.columns import shortened
+from indictune.data.labels import label_counts
 from indictune.data.load_rows import Splits
 from indictune.data.progress_log import with_progress
-from indictune.data.rows import StoredRows
-from indictune.data.targets import target_type, targets
+from indictune.data.rows import MAX_LISTED_ROWS, StoredRows
+from indictune.data.targets import REGRESSION, target_type, targets
 from indictune.errors import Problems, problem
 
 logger = logging.getLogger(__name__)
@@ -76,13 +78,22 @@ def tokenise_splits(
             write_table(folder / f"{name}.arrow", schema_of(labels, problem_type), shown)
 
     listed = ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
-    logger.info("rows: %s; labels: %s", listed, ", ".join(labels))
+    logger.info("rows: %s; labels: %s", listed, _counted(next(iter(given.values())), labels, problem_type))
     parts = [splits.folder.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type]
     folder = build_once("tokens", parts, "The token ids", make)
     _reset(tokenizer)
     datasets = {name: mapped_dataset(folder, name) for name in given}
     check_lengths(given, datasets, max_length)
     return datasets
+
+
+def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) -> str:
+    """Each label with its number of rows."""
+    if problem_type == REGRESSION:
+        return ", ".join(labels)
+    counts = label_counts(rows, problem_type)
+    more = [f"and {len(labels) - MAX_LISTED_ROWS:,} more"] if len(labels) > MAX_LISTED_ROWS else []
+    return ", ".join([*(f"{shortened(each)} {counts.get(each, 0):,}" for each in labels[:MAX_LISTED_ROWS]), *more])
 
 
 def check_lengths(given: Mapping[str, StoredRows], datasets: Mapping[str, Dataset], max_length: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 from indictune.config.arguments import VALIDATION_SHARE
 from indictune.config.plan import RunPlan
 from indictune.data.row_sources import Source
-from indictune.data.rows import StoredRows
+from indictune.data.rows import StoredRows, text_keys
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class ValidationSplit:
             strata: a string for each row; rows with equal ones are held out in proportion.
             labels: of each row, a list of strings; None if rows have none.
         """
-        keys = np.fromiter((_key(text, self.seed) for text in texts), np.uint64)
+        keys = text_keys(texts, str(self.seed))
         _, first, text_of, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         wanted = round(self.share * len(keys))
         may_go = counts <= max(1, wanted / 2)
@@ -98,10 +97,6 @@ def used_split(
     origin = sources["validation"].origin
     note = f"Ignoring --validation_split {split.share:g}: {origin} has validation rows."
     return None, [] if split.share == VALIDATION_SHARE else [note]
-
-
-def _key(text: str, seed: int) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8, key=str(seed).encode()).digest())
 
 
 def _codes(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:

@@ -137,14 +137,16 @@ def test_rows_in_train_and_held_out_are_reported_or_removed(write: Write) -> Non
     assert len(kept.rows["train"]) == 5
     assert kept.notes == [
         "train.jsonl: 3 of 5 training rows also stand in val.jsonl or test.jsonl, whose scores will look too good; "
-        "--drop_leaked_rows removes them from training."
+        "--drop_leaked_rows removes them from training.",
+        "1 texts have several labels, 1 of them over several splits, such as train.jsonl:2 (1) and test.jsonl:3 (0).",
     ]
     dropped = load_splits(DataArguments(**files, drop_leaked_rows=True))
     assert columns_of(dropped.rows["train"])["text"] == ["c", "d"]
     assert columns_of(dropped.rows["validation"])["text"] == ["b", "e"]
     assert dropped.notes == [
         "train.jsonl: 3 of 5 training rows also stand in val.jsonl or test.jsonl; they were removed from training "
-        "(--drop_leaked_rows)."
+        "(--drop_leaked_rows).",
+        "1 texts have several labels, 1 of them over several splits, such as val.jsonl:1 (1) and test.jsonl:3 (0).",
     ]
 
 
