@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -31,6 +32,13 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]], footer: Sequence
 def printable(text: str) -> str:
     """Escape the control characters of a text, as in `\\x1b`."""
     return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def line_start(descriptor: int) -> str:
+    """What begins a new line on a terminal, over a progress bar that any process is drawing; empty elsewhere."""
+    if not os.isatty(descriptor):
+        return ""
+    return "\r" + " " * (os.get_terminal_size(descriptor).columns - 1) + "\r"
 
 
 def in_one_line(text: str) -> str:

@@ -7,8 +7,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from transformers.utils.import_utils import is_in_notebook
+
+from indictune.config.plan import AnyPlan
 from indictune.config.recipe import Recipe
-from indictune.console_text import printable
+from indictune.console_text import line_start, printable
 from indictune.stop_signals import StopRequest
 
 logger = logging.getLogger("indictune")
@@ -27,7 +30,10 @@ class Run:
         stop_request: whether a signal asks this process to stop.
         results: stream for results.
         console: stream for messages.
+        plan: with all derived values, once the process group is up.
     """
+
+    plan: AnyPlan | None = None
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
         self.recipe = recipe
@@ -38,6 +44,11 @@ class Run:
         self.results = sys.stdout
         self.console = sys.stderr
 
+    @property
+    def shows_bars(self) -> bool:
+        """Whether the console can draw a progress bar. A file and a pipe get lines alone."""
+        return self.console.isatty() or is_in_notebook()
+
     def lock_folder(self) -> None:
         """Keep other runs out of the folder. A supervised run does."""
 
@@ -47,8 +58,9 @@ class Run:
             print(printable(text), file=self.results, flush=True)
 
     def show_error(self, text: str) -> None:
-        """Print to standard error, on any rank."""
-        print(printable(text), file=self.console, flush=True)
+        """Print to standard error on any rank, on a line of its own."""
+        start = line_start(self.console.fileno()) if self.console.isatty() else ""
+        print(f"{start}{printable(text)}", file=self.console, flush=True)
 
     def warn(self, notes: Iterable[str]) -> None:
         """Warn the user, on the console and in the log."""

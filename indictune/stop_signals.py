@@ -12,6 +12,8 @@ from types import FrameType
 
 import psutil
 
+from indictune.console_text import line_start
+
 # SLURM sends SIGTERM, or SIGUSR1 with `--signal=USR1@120`.
 OF_SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNALS = (*OF_SCHEDULERS, signal.SIGINT)
@@ -120,7 +122,7 @@ class StopRequest:
         line = f"{name}: the run stops as soon as it can without losing a step; Ctrl-C stops it at once\n"
         for descriptor in self.report_to:
             with suppress(OSError):  # a closed console
-                os.write(descriptor, line.encode())
+                os.write(descriptor, f"{line_start(descriptor)}{line}".encode())
 
 
 def let_through() -> None:

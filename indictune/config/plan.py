@@ -74,6 +74,7 @@ class RunPlan(Generic[Data, Training]):
         environ: environment variables of this process.
         model_config: configuration of the model; None where it could not be read.
         derived: values that follow from launch, machine and rows, by field.
+        head: end of the class names of the task's models, such as `ForCausalLM`.
     """
 
     recipe: Recipe
@@ -85,6 +86,7 @@ class RunPlan(Generic[Data, Training]):
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     model_config: PreTrainedConfig | None = field(default=None, repr=False)
     derived: Mapping[str, Any] = field(default_factory=dict)
+    head: str = ""
 
     @property
     def output_dir(self) -> Path:

@@ -10,7 +10,7 @@ from datasets import Dataset
 from indictune.config.plan import AnyPlan
 from indictune.data.collation import lengths_of
 from indictune.distributed.batch_size import steps_of_run
-from indictune.distributed.devices import dtype_of, is_for_gpus, plan_size
+from indictune.distributed.devices import counts_of, dtype_of, is_for_gpus
 from indictune.errors import UserError
 
 LONG_S = 3600.0
@@ -40,14 +40,14 @@ def expected_seconds(plan: AnyPlan, train: Dataset) -> float:
     saving and a second forward pass (`--gradient_checkpointing`) are left out, so it is rather too short; layers that
     are shared count once, and of experts all. The speed is that of a matrix product here and now, times the processes.
     """
-    size = plan_size(plan)
-    if size is None:
+    counts = counts_of(plan)
+    if counts is None:
         return 0.0
     training = plan.training
     steps = steps_of_run(len(train), training.global_batch_size, training.max_steps, training.num_train_epochs)
     tokens = steps * training.global_batch_size * int(lengths_of(train).sum()) / len(train)
     passes = 6 if plan.model.method == "full" else 4
-    return tokens * passes * size.multiplied / (operations_per_second(dtype_of(training)) * plan.launch.world_size)
+    return tokens * passes * counts.multiplied / (operations_per_second(dtype_of(training)) * plan.launch.world_size)
 
 
 def operations_per_second(dtype: str) -> float:

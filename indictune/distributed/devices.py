@@ -9,7 +9,7 @@ import torch
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan
 from indictune.distributed.collectives import gather_from_all
-from indictune.models.model_size import ModelSize, size_of
+from indictune.models.parameter_counts import KINDS, ParameterCounts, count_parameters
 
 SMALL_MODEL = 30_000_000  # multiplied parameters that a CPU trains at ease: a judgement
 
@@ -55,9 +55,11 @@ def is_for_gpus(plan: AnyPlan) -> str:
     return "" if plan.launch.strategy == "single" else f"strategy {plan.launch.strategy}"
 
 
-def plan_size(plan: AnyPlan) -> ModelSize | None:
-    """The size of the plan's model; None if it is unknown."""
-    return None if plan.model_config is None else size_of(plan.model_config, "packing" in plan.configuration)
+def counts_of(plan: AnyPlan) -> ParameterCounts | None:
+    """The parameters of the plan's model; None if it is unknown."""
+    if plan.model_config is None or plan.head not in KINDS:
+        return None
+    return count_parameters(plan.model, plan.model_config, plan.head)
 
 
 def missing_gpu(plan: AnyPlan) -> str:
@@ -67,7 +69,7 @@ def missing_gpu(plan: AnyPlan) -> str:
     """
     if plan.gpus or not (mark := is_for_gpus(plan)):
         return ""
-    size = plan_size(plan)
-    if size is None or size.multiplied < SMALL_MODEL:
+    counts = counts_of(plan)
+    if counts is None or counts.multiplied < SMALL_MODEL:
         return ""
-    return f"NO GPU WAS FOUND. THIS RECIPE IS FOR GPUS ({mark}): {size.parameters:,} PARAMETERS TRAIN SLOWLY ON A CPU."
+    return f"NO GPU WAS FOUND. THIS RECIPE IS FOR GPUS ({mark}): {counts.total:,} PARAMETERS TRAIN SLOWLY ON A CPU."

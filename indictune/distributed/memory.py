@@ -17,6 +17,8 @@ _OPTIMIZER_BYTES = {"8bit": 2.0, "adafactor": 0.0, "sgd": 0.0, "adamw": 8.0}
 # Activations of one transformer layer are 34 bytes per token and hidden unit in 16-bit types, without the attention
 # matrix, which fused kernels do not keep (Korthikanti et al. 2022, section 4.1).
 _ACTIVATION_BYTES = 34
+# TRL (1.16, `kernels/chunked_logprob.py`) computes the logits of this many tokens and words of the vocabulary at once.
+_LOGITS_AT_ONCE = 4096, 32768
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Memory:
     gradients: int
     optimizer_states: int
     activations: int
+    logits: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -63,7 +66,8 @@ def estimate_memory(plan: AnyPlan, counts: ParameterCounts, tokens: int) -> Memo
         states = 0 if offloads else states / shards
     checkpointing = bool(plan.training.gradient_checkpointing)
     activations = _activation_bytes(plan.model_config, tokens, _is_half(plan), checkpointing)
-    return Memory(int(parameters), int(gradients), int(states), activations)
+    logits = _logits_bytes(plan.model_config, tokens) if plan.head == "ForCausalLM" else 0
+    return Memory(int(parameters), int(gradients), int(states), activations, logits)
 
 
 def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:
@@ -92,3 +96,10 @@ def _activation_bytes(config: PreTrainedConfig, tokens: int, half: bool, checkpo
     layers: int = of_text.num_hidden_layers
     in_half: int = per_layer + layers * inputs if checkpointing else layers * per_layer
     return in_half if half else 2 * in_half
+
+
+def _logits_bytes(config: PreTrainedConfig, tokens: int) -> int:
+    """Bytes of one piece of logits in fp32 and of its gradient."""
+    most_tokens, most_words = _LOGITS_AT_ONCE
+    words: int = config.get_text_config().vocab_size
+    return min(tokens, most_tokens) * min(words, most_words) * 4 * 2

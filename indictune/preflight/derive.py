@@ -68,6 +68,7 @@ def plan_of_rows(recipe: Recipe, task: Task[Any, Data, Training]) -> tuple[RunPl
         data=_built(recipe, task.data_arguments, problems),
         training=unresolved(task.training_arguments, recipe.values),
         model_config=problems.attempt(task.read_config, model),
+        head=task.head,
     )
     return plan, problems
 

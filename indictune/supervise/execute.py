@@ -27,6 +27,7 @@ from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
 from indictune.distributed import elastic, launch
+from indictune.distributed.machine_failures import explanation, why_gone
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
 from indictune.hub import push
@@ -120,7 +121,7 @@ def _outcome(main: Callable[[Run], None], run: SupervisedRun, replaceable: Colle
     except UserError as error:
         return End("user_error", error.message)
     except (NonFiniteLossError, SaveError) as error:
-        return End("failed", str(error))
+        return End("failed", explanation(error, run.plan, run.killed_before) or str(error))
     except NotBegun as error:
         return End("resumable", f"{error} {_AGAIN}")
     except Stopped as error:
@@ -129,6 +130,9 @@ def _outcome(main: Callable[[Run], None], run: SupervisedRun, replaceable: Colle
         stop_signals.kill_programs()
         return End("resumable", f"interrupted before it could save. {_AGAIN if replaceable else _RESUME_LAST}")
     except (Exception, CheckpointException) as error:  # torch's own is no Exception
+        if message := explanation(error, run.plan, run.killed_before):
+            logging.getLogger().info("the run failed", exc_info=True)
+            return End("failed", message)
         message = disk_errors.message_of(error, run.output_dir) if isinstance(error, OSError) else None
         if message is not None:
             return End("failed", message)
@@ -166,7 +170,7 @@ def _cause(run: SupervisedRun, end: End) -> End:
         return End(cast(run_folder.State, reported["state"]), reported["message"])
     if lost:
         errors = [each.message for each in (other or end,) if each.state == "failed"]
-        return End("failed", "; ".join([*lost.values(), *errors]))
+        return End("failed", "; ".join([*lost.values(), *errors, *why_gone(run.plan, run.killed_before)]))
     all_failed_alike = first is not None and first[1:] == end[:2]
     if other is None or all_failed_alike or other.state == end.state == "resumable":
         return end
@@ -179,6 +183,8 @@ def _end_process(run: SupervisedRun, message: str, state: run_folder.State = "fa
     The heartbeat follows last: other ranks need not report the end again.
     """
     try:
+        if run.ranks.gone():
+            message = "; ".join([message, *why_gone(run.plan, run.killed_before)])
         if not run.reported():
             _tell(run, End(state, message))
         if state == "failed":

@@ -15,6 +15,7 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
 from indictune.distributed import elastic
+from indictune.distributed.host_memory import killed_processes
 from indictune.errors import UserError
 from indictune.run import Run
 from indictune.supervise import lock, run_folder
@@ -31,6 +32,7 @@ class SupervisedRun(Run):
     Attributes:
         ranks: of the run.
         started: when this process began, in seconds since 1970.
+        killed_before: processes that the kernel had killed for lack of memory when the run began.
         watchdog: of this rank; None for one process, and before `open`.
         end: reports how the run ended, and ends the process, whatever its main thread does.
     """
@@ -43,6 +45,7 @@ class SupervisedRun(Run):
         self.started: float = psutil.Process().create_time()
         self._lock: TextIO | None = None
         self._launch_name = elastic.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
+        self.killed_before = killed_processes()
         self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
 
     def open(self, replaceable: Collection[str]) -> None:

@@ -108,11 +108,12 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Tra
         UserError: transformers refuses a value, or another strategy came up.
     """
     decided = process_group.bring_up(plan.launch, os.environ, plan.training.ddp_timeout)
-    plan = plan.derive(**decided)
+    plan = plan.derive(**decided, **({} if run.shows_bars else {"disable_tqdm": True}))
     args = plan.recipe.build(type(plan.training), **plan.derived)
     launch_check.check_came_up(plan.launch, args)
     run.warn(launch_check.use_one_gpu(args, plan.model.device_map))
     set_seed(args.seed)
+    run.plan = plan
     return plan, args
 
 

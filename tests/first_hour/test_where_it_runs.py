@@ -12,11 +12,12 @@ import torch
 from datasets import Dataset
 from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
+from indictune.config.arguments import ModelArguments
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.cpu_time import check_cpu_time
 from indictune.distributed.devices import missing_gpu, where_it_runs
 from indictune.errors import problems_of
-from indictune.models.model_size import size_of
+from indictune.models.parameter_counts import count_parameters
 from tests.conftest import FinishedRun
 from tests.models.tiny import words_tokenizer
 from tests.plans import plan_of
@@ -28,7 +29,7 @@ DDP = Launch("ddp", world_size=2, local_world_size=2)
 
 
 def plan_for(config: PreTrainedConfig, training: dict[str, Any] | None = None, **more: Any) -> AnyPlan:
-    return replace(plan_of(training, **more), model_config=config)
+    return replace(plan_of(training, **more), model_config=config, head="ForSequenceClassification")
 
 
 def test_the_first_line_names_device_type_and_strategy(finished_run: FinishedRun) -> None:
@@ -71,14 +72,13 @@ def test_a_large_recipe_for_gpus_warns_in_capitals_without_one(plan: AnyPlan, ma
     assert (mark in warning and warning.startswith("NO GPU WAS FOUND")) if mark else warning == ""
 
 
-def test_the_parameters_are_those_of_the_model() -> None:
+def test_a_token_is_multiplied_by_the_layers_and_the_output() -> None:
     sizes: dict[str, Any] = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     for tied in (True, False):
         config = LlamaConfig(num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=tied, **sizes)
-        size = size_of(config, is_causal=True)
-        assert size is not None
+        counts = count_parameters(ModelArguments(), config, "ForCausalLM")
         layers = 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
-        assert (size.multiplied, size.embedded) == (layers + 64_000, 0 if tied else 64_000)
+        assert (counts.multiplied, counts.looked_up) == (layers + 64_000, 0 if tied else 64_000)
 
 
 ROWS = Dataset.from_dict({"length": [20] * 10})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, PrinterCallback
 
 from indictune.checkpoint.resume import ResumePoint
 from indictune.config.plan import AnyPlan
@@ -32,6 +32,7 @@ def watch(
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
     trainer.add_callback(ReportProgress())
+    trainer.remove_callback(PrinterCallback)  # `TrainLog` writes what is logged
     trainer.add_callback(LoadBest(trainer))
     if point.checkpoint is not None:
         trainer.add_callback(RestoreProgress(trainer, point))

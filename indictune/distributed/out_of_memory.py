@@ -1,0 +1,161 @@
+"""Answer a run that is out of memory: what was asked for, what was free, what is largest, and what would fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from indictune.config.arguments import Method
+from indictune.config.plan import AnyPlan
+from indictune.distributed.devices import counts_of
+from indictune.distributed.host_memory import free_and_capacity
+from indictune.distributed.memory import Memory, estimate_memory, micro_batch_tokens
+from indictune.errors import Problem, problem
+
+# A change fits if its estimate is below this share of the memory, and of the estimate of what did not fit.
+_SHARE = 0.9
+_SMALLER_METHODS: dict[Method, tuple[Method, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}
+_UNITS = {"byte": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_AMOUNT = r"([\d.]+) ?(bytes?|[KMGT]iB)\b"
+_ASKED = re.compile(rf"tried to allocate {_AMOUNT}|Unable to allocate {_AMOUNT}|malloc of size (\d+) failed", re.I)
+_FREE = re.compile(rf"of which {_AMOUNT} is free", re.I)
+_CAPACITY = re.compile(rf"total capacity of {_AMOUNT}", re.I)
+# Of torch's CPU allocator, CUDA, cuBLAS, bitsandbytes, the system and oneDNN.
+_SAYS_SO = re.compile(
+    r"can't allocate memory|out of memory|bad_alloc|ALLOC_FAILED|Cannot allocate memory|could not create a primitive",
+    re.I,
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: torch's own types, and texts of the libraries."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, (RuntimeError, OSError)) and bool(_SAYS_SO.search(str(error)))
+
+
+def out_of_memory(error: BaseException, plan: AnyPlan | None, step: int, place: str) -> Problem:
+    """The answer to an error of `is_out_of_memory`.
+
+    Args:
+        error: as raised.
+        plan: of the run; None before there is one.
+        step: the last one that ended.
+        place: the last one that this rank passed, as in `Progress`.
+    """
+    text = str(error)
+    on_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA" in text
+    free, capacity = torch.cuda.mem_get_info() if on_gpu and torch.cuda.is_available() else free_and_capacity()
+    free, capacity = _amount(_FREE, text) or free, _amount(_CAPACITY, text) or capacity
+    asked = _amount(_ASKED, text)
+    return problem(
+        "out-of-memory",
+        device="GPU" if on_gpu else "CPU",
+        step=step,
+        place=place,
+        asked="an unknown amount was" if asked is None else f"{shown(asked)} were",
+        free=shown(free),
+        capacity=shown(capacity),
+        **_advice(plan, capacity, place),
+    )
+
+
+def killed_for_memory(plan: AnyPlan | None) -> Problem:
+    """The answer to a rank that is gone after the kernel killed processes for lack of memory."""
+    free, capacity = free_and_capacity()
+    return problem(
+        "rank-killed-for-memory", free=shown(free), capacity=shown(capacity), **_advice(plan, capacity, "training")
+    )
+
+
+def shown(size_bytes: float) -> str:
+    """A size in GB or MB."""
+    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
+
+
+def _amount(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    if found is None:
+        return None
+    number, unit, *_ = [*(each for each in found.groups() if each), "bytes"]
+    return int(float(number) * _UNITS[unit.lower()])
+
+
+def _advice(plan: AnyPlan | None, capacity: int, place: str) -> dict[str, str]:
+    """The estimate of the run and the smallest change that fits, for a message."""
+    needed = None if plan is None else estimated(plan)
+    if plan is None or needed is None:
+        return {"estimate": "", "change": "Close other programs, or use a machine with more memory."}
+    terms = ", ".join(f"{name.replace('_', ' ')} {shown(size)}" for name, size in asdict(needed).items() if size)
+    size = shown(getattr(needed, needed.largest.replace(" ", "_")))
+    estimate = f" The largest part of an estimated {shown(needed.total_bytes)} is {needed.largest}, {size} ({terms})."
+    rows = plan.training.per_device_eval_batch_size
+    if "evaluating" in place and rows > 1:
+        return {"estimate": "", "change": f"Use --per_device_eval_batch_size {rows // 2}; the metrics stay the same."}
+    return {"estimate": estimate, "change": smallest_change(plan, needed, capacity)}
+
+
+def estimated(plan: AnyPlan) -> Memory | None:
+    """The memory of one process, if all rows have `--max_length` tokens; None for a model of unknown size."""
+    counts = counts_of(plan)
+    return None if counts is None else estimate_memory(plan, counts, micro_batch_tokens(plan, plan.data.max_length))
+
+
+def smallest_change(plan: AnyPlan, needed: Memory, capacity: int) -> str:
+    """A sentence with the flags of the first change that fits, the ones that change least first.
+
+    Args:
+        plan: that did not fit.
+        needed: the estimate of it.
+        capacity: bytes of the device. Processes on one CPU share it.
+    """
+    own = capacity if plan.gpus else capacity // plan.launch.local_world_size
+    limit_bytes = _SHARE * min(own, needed.total_bytes)
+    for flags, effect, changed in _changes(plan):
+        fits = estimated(changed)
+        if fits is not None and fits.total_bytes <= limit_bytes:
+            return f"Use {flags} (an estimated {shown(fits.total_bytes)}{effect})."
+    return "No setting fits here: use a smaller model, or devices with more memory."
+
+
+def _changes(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
+    """Flags, what they change in the result or speed, and the plan with them; from the smallest change on."""
+    yield from _of_the_batch(plan)
+    kept = plan
+    if not plan.training.gradient_checkpointing:
+        kept = plan.derive(gradient_checkpointing=True)
+        yield "--gradient_checkpointing true", "; the result stays the same, steps take a third longer", kept
+        for flags, _, changed in _of_the_batch(kept):
+            yield f"--gradient_checkpointing true {flags}", "; the result stays the same", changed
+    smallest = [(flags, changed) for flags, _, changed in _of_the_batch(kept)][-1:]
+    family = plan.launch.family
+    for strategy in ("fsdp2", "fsdp2_offload"):
+        spread = replace(plan.launch, strategy=strategy)
+        if plan.launch.world_size > 1 and family in ("ddp", "zero1", "zero2") and plan.model.method != "qlora":
+            yield f"--strategy {strategy} (accelerate_configs/{strategy}.yaml)", "", replace(plan, launch=spread)
+            for flags, changed in smallest:
+                yield f"--strategy {strategy} and {flags}", "", replace(changed, launch=spread)
+    methods = _SMALLER_METHODS[plan.model.method]
+    for method in methods if family in ("single", "ddp") else methods[:1]:
+        model = replace(plan.model, method=method)
+        yield f"--method {method}", "; it trains an adapter instead of all weights", replace(plan, model=model)
+        for flags, changed in smallest:
+            yield f"--method {method} and {flags}", "", replace(changed, model=model)
+
+
+def _of_the_batch(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
+    """Smaller micro-batches of the same global batch."""
+    training = plan.training
+    given: dict[str, Any] = {"max_tokens_per_device": training.max_tokens_per_device}
+    if training.max_tokens_per_device is None:
+        given = {"per_device_train_batch_size": training.per_device_train_batch_size}
+    ((name, size),) = given.items()
+    smallest = plan.data.max_length if name == "max_tokens_per_device" else 1
+    while (size := size // 2) >= smallest:
+        if name == "max_tokens_per_device" or training.global_batch_size % (size * plan.launch.world_size) == 0:
+            same = f"; --global_batch_size {training.global_batch_size} and the result stay the same"
+            yield f"--{name} {size}", same, plan.derive(**{name: size})
