@@ -9,10 +9,12 @@ from typing import Literal
 import torch
 from transformers import TrainingArguments
 
-from indictune.config.fields import Checked, flag
+from indictune.config.fields import Checked, OneOrMore, flag
 from indictune.errors import Problem, problem
 
 Method = Literal["full", "lora", "qlora"]
+# One file or several. In this order `HfArgumentParser` (5.23) takes each word for a text.
+Files = list[str] | str | None
 ProblemType = Literal["single_label_classification", "regression", "multi_label_classification"]
 MAX_BAD_FRACTION = 0.01
 VALIDATION_SHARE = 0.1
@@ -86,6 +88,15 @@ class TextArguments(Checked):
     language_column: str | None = flag(
         None, "Column with the language of each row. Default: `language` if it exists, else the script of the text."
     )
+    delimiter: Literal["auto", ",", ";", "tab", "|"] = flag(
+        "auto", "Character between the columns of a csv or tsv file. `auto`: the extension's, unless another one fits."
+    )
+    column_names: list[str] = flag(
+        [], "Names of all columns of a csv, tsv, xlsx or ods file that has no header, in order, such as text,label."
+    )
+    quoting: Literal["standard", "none"] = flag(
+        "standard", "`none`: quotes in a csv or tsv file are letters like others, and do not enclose a field."
+    )
     max_length: int = flag(128, "Cut texts to this many tokens, special ones included.")
 
 
@@ -110,6 +121,11 @@ class BadRowArguments(Checked):
             yield problem("no-effect", "--max_bad_fraction", self.max_bad_fraction, way_out, other="--bad_rows stop")
 
 
+def file_words(files: Files) -> str:
+    """The value of a flag of files, as it is typed."""
+    return files if isinstance(files, str) else " ".join(files or ())
+
+
 @dataclass
 class SourceArguments(BadRowArguments):
     """Where the rows of a run come from."""
@@ -120,9 +136,19 @@ class SourceArguments(BadRowArguments):
         "(instructions and answers in these and in English).",
     )
     dataset_config_name: str | None = flag(None, "Configuration of the Hub dataset.")
-    train_file: str | None = flag(None, "json, jsonl or parquet file; csv and tsv too for a classifier.")
-    validation_file: str | None = flag(None, "Rows for the evaluations during a run.")
-    test_file: str | None = flag(None, "Rows for one evaluation at the end of the run.")
+    train_file: Files = flag(
+        None,
+        "Files of training rows: names, patterns such as 'data/*.csv', or a folder of `save_to_disk`. json, jsonl, "
+        "parquet and arrow; for a classifier csv, tsv, xlsx and ods too. Each may be packed: .gz or .zst.",
+        nargs="+",
+        action=OneOrMore,
+    )
+    validation_file: Files = flag(
+        None, "Rows for the evaluations during a run, as --train_file.", nargs="+", action=OneOrMore
+    )
+    test_file: Files = flag(
+        None, "Rows for one evaluation at the end of the run, as --train_file.", nargs="+", action=OneOrMore
+    )
     validation_split: float = flag(
         VALIDATION_SHARE,
         "Without validation rows, hold out this share of the training rows, drawn by --data_seed or --seed. Labels "
@@ -133,10 +159,10 @@ class SourceArguments(BadRowArguments):
         """Refuse no source of training rows or two, and a split that is not needed."""
         yield from super().check()
         if self.validation_file is not None and self.validation_split not in (0, VALIDATION_SHARE):
-            other, way_out = f"--validation_file {self.validation_file}", "Leave it out, or give 0."
+            other, way_out = f"--validation_file {file_words(self.validation_file)}", "Leave it out, or give 0."
             yield problem("no-effect", "--validation_split", self.validation_split, way_out, other=other)
         if self.dataset_name is not None and self.train_file is not None:
-            other = f"--train_file {self.train_file}"
+            other = f"--train_file {file_words(self.train_file)}"
             yield problem("two-data-sources", "--dataset_name", self.dataset_name, other=other)
         if self.dataset_name is None and self.train_file is None:
             yield problem("no-training-rows", "--train_file")

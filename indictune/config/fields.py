@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import field, fields
 from typing import Any
@@ -37,11 +38,22 @@ AT_LEAST = {
 SHARES = ("dropout", "lora_dropout", "max_bad_fraction", "label_smoothing_factor", "validation_split")
 
 
-def flag(default: Any, help: str) -> Any:
-    """A dataclass field that is a flag. `help` is its entry in `--help` and in docs/flags.md."""
+class OneOrMore(argparse.Action):
+    """Store one word as a text, and several as a list."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
+def flag(default: Any, help: str, **more: Any) -> Any:
+    """A dataclass field that is a flag. `help` is its entry in `--help` and in docs/flags.md.
+
+    `more` goes to argparse.
+    """
+    metadata = {"help": help, **more}
     if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def check_ranges(arguments: Any) -> list[Problem]:

@@ -6,31 +6,32 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indictune.data.packed_files import kind_of_file
 from indictune.errors import Problem, Problems, problem
 
 if TYPE_CHECKING:
     from indictune.config.arguments import BadRowArguments  # slow to import
 
-TEXT_EXTENSIONS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 REJECTED = "rejected.jsonl"
 
 # In a split of several files, a row's number is its line plus this many times the file's number, from 1.
 LINES_PER_FILE = 1 << 32
 
 _MAX_LISTED = 5
+_WITHOUT_LINES = ("", ".parquet", ".arrow", ".xlsx", ".ods")
 
 
 def row_location(source: str, line: int, files: Sequence[str] = ()) -> str:
-    """Where a row stands: `path:line`, as editors open it, or `source row number` in parquet files and datasets.
+    """Where a row stands: `path:line`, as editors open it, or `source row number` in others.
 
     If the split has several `files`, `line` includes the file's number times `LINES_PER_FILE`.
     """
     file, line = _file_and_line(source, line, files)
-    return f"{file} row {line}" if Path(file).suffix.lower() in ("", ".parquet") else f"{file}:{line}"
+    return f"{file} row {line}" if kind_of_file(file) in _WITHOUT_LINES else f"{file}:{line}"
 
 
 def _file_and_line(source: str, line: int, files: Sequence[str]) -> tuple[str, int]:
@@ -46,13 +47,17 @@ class BadRows:
         problems: of the file as a whole. They stop the run in any case.
         count: number of bad rows.
         files: of the split so far, if it has several. A line below `LINES_PER_FILE` is one of the last file.
+        skips_damage: whether lines that a stray quote damages are bad rows, and the rows after them are read.
     """
+
+    skips_damage = False
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.problems = Problems()
         self.count = 0
         self.files: list[str] = []
+        self._remarks: dict[str, None] = {}
         self._counts: Counter[str] = Counter()
         self._first: list[Problem] = []
 
@@ -74,9 +79,13 @@ class BadRows:
         """Add a break of the file after which nobody knows where the next row begins."""
         self.problems.append(self._problem(line, code, details))
 
+    def remark(self, sentence: str) -> None:
+        """Add a sentence for the user about how the file is read."""
+        self._remarks[sentence] = None
+
     def notes(self) -> list[str]:
-        """Sentences for the user about rows that were left out."""
-        return []
+        """Sentences for the user: the remarks, and how many rows were left out."""
+        return list(self._remarks)
 
     def location(self, line: int) -> str:
         """Where a row stands, as `row_location` writes it."""
@@ -110,6 +119,8 @@ class Quarantine(BadRows):
         folder: gets the bad rows. They go to disk at once, because a file may have millions.
     """
 
+    skips_damage = True
+
     def __init__(self, source: str, max_fraction: float, folder: Path) -> None:
         super().__init__(source)
         self.max_fraction = max_fraction
@@ -139,9 +150,16 @@ class Quarantine(BadRows):
                 shutil.copyfileobj(self._entries, file)
 
     def notes(self) -> list[str]:
-        if not self.count:
-            return []
-        return [f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."]
+        left_out = f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."
+        return [*super().notes(), *([left_out] if self.count else [])]
+
+
+def numbered_files(files: Sequence[str], bad: BadRows) -> Iterator[tuple[str, int]]:
+    """Each file of a split, with the number to add to its lines. `bad` gets them if there are several."""
+    for file in files:
+        if len(files) > 1:
+            bad.files.append(file)
+        yield file, len(bad.files) * LINES_PER_FILE
 
 
 def bad_rows(source: str, args: BadRowArguments, folder: Path) -> BadRows:

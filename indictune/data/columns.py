@@ -10,11 +10,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from indictune.data.bad_rows import BadRows
 from indictune.errors import Problems, UserError, problem
 
 SEPARATOR = "|"  # of the labels of one row
 _MAX_SHOWN = 30
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+# Role, which is the default name of its column -> names that mean the same, without a plural's s.
+_USUAL = {
+    "text": ("text", "tweet", "sentence", "comment", "review"),
+    "label": ("label", "sentiment", "category"),
+}
 _WHOLE = re.compile(r"-?\d+\.0")
 
 
@@ -38,15 +44,45 @@ def joined_list(value: object) -> object:
     return SEPARATOR.join(map(str, value)) or SEPARATOR
 
 
+def usual_columns(present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Role -> the only column that has a usual name for it, of each wanted column that is absent and has no own name.
+
+    Args:
+        present: names of the columns.
+        wanted: role -> name of its column.
+    """
+    found: dict[str, str] = {}
+    for role, name in wanted.items():
+        if name == role and name not in present:
+            fitting = [each for each in present if each.strip().lower().removesuffix("s") in _USUAL.get(role, ())]
+            found |= {role: fitting[0]} if len(fitting) == 1 else {}
+    return found
+
+
 def existing_columns(
-    source: str, present: Sequence[str], columns: Mapping[str, str], optional: Mapping[str, str]
+    source: str,
+    present: Sequence[str],
+    columns: Mapping[str, str],
+    optional: Mapping[str, str],
+    bad: BadRows | None = None,
 ) -> dict[str, str]:
-    """`columns`, and those of `optional` that are present.
+    """Role -> column of each of `columns`, and of those of `optional` that are present.
+
+    Args:
+        source: file or split, for messages.
+        present: names of its columns.
+        columns: role -> name, of columns that it must have.
+        optional: the same, of columns that it may lack.
+        bad: gets a remark on columns that stand for absent ones by their usual names. None allows no such columns.
 
     Raises:
         UserError: one problem for every column that is missing or duplicate.
     """
-    names = {**columns, **{role: name for role, name in optional.items() if name in present}}
+    guessed = {} if bad is None else usual_columns(present, {**optional, **columns})
+    if bad is not None and guessed:
+        read = " and ".join(f"column {shortened(name)} as the {role}" for role, name in guessed.items())
+        bad.remark(f"{source}: reading {read} ({', '.join(f'--{role}_column' for role in guessed)}).")
+    names = {**columns, **{role: name for role, name in optional.items() if name in present}, **guessed}
     problems = Problems()
     shown = ", ".join(map(shortened, present)) or "no columns"
     for role, name in names.items():
@@ -98,7 +134,7 @@ def text_batches(
         names: role -> name of its column.
         optional: roles that get a column of nulls if `names` lacks them.
         source: file or split, for messages.
-        lists: names of columns that may hold lists.
+        lists: roles of columns that may hold lists.
 
     Raises:
         UserError: one problem for every column that holds neither text, numbers nor booleans.
@@ -109,7 +145,7 @@ def text_batches(
         arrays: dict[str, pa.Array] = {role: pa.nulls(read.num_rows, pa.string()) for role in (*names, *optional)}
         for role, name in names.items():
             column = read.column(name)
-            if name in lists and pa.types.is_nested(column.type):
+            if role in lists and pa.types.is_nested(column.type):
                 column = pa.array(map(joined_list, column.to_pylist()), pa.string())
             with problems.collecting():
                 arrays[role] = _as_text(column, source, name)

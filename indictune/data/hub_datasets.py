@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from indictune.data.cache import file_digest
+from indictune.data.file_names import saved_splits
 from indictune.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def load_hub_dataset(name: str, config: str | None, is_read: bool = True) -> Map
     import datasets
     from huggingface_hub.errors import HfHubHTTPError
 
+    if saved := saved_splits(name):
+        return _with_train(name, {split: SplitFiles(files, split) for split, files in saved.items()})
     try:
         builder = datasets.load_dataset_builder(name, config)
         _check_files(name, builder.config.data_files or {})
@@ -72,11 +75,17 @@ def load_hub_dataset(name: str, config: str | None, is_read: bool = True) -> Map
         cause = error.__cause__ or error  # of "An error occurred while generating the dataset"
         reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         raise UserError("dataset-unreadable", _FLAG, name, reason=reason) from error
-    if "train" not in found:
-        raise UserError("train-split-missing", _FLAG, name, splits=", ".join(map(str, found)))
+    _with_train(name, found)
     if not of_files and builder.info.builder_name in _EXTENSIONS:
         raise UserError("dataset-converted", _FLAG, name, kind=builder.info.builder_name)
     return found
+
+
+def _with_train(name: str, splits: dict[str, SplitRows]) -> dict[str, SplitRows]:
+    """The splits, if they have training rows."""
+    if "train" not in splits:
+        raise UserError("train-split-missing", _FLAG, name, splits=", ".join(map(str, splits)))
+    return splits
 
 
 def class_names(rows: SplitRows) -> Mapping[str, Sequence[str]]:

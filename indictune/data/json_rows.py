@@ -5,12 +5,12 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import existing_columns, joined_list, shortened
+from indictune.data.columns import existing_columns, joined_list, shortened, usual_columns
+from indictune.data.packed_files import opened
 from indictune.data.text_lines import decoded_lines
 from indictune.errors import UserError
 
@@ -32,20 +32,30 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 # pandas writes NaN for a missing value.
-_DECODER = json.JSONDecoder(
+DECODER = json.JSONDecoder(
     parse_float=str,
     parse_int=str,
     parse_constant=lambda name: None if name == "NaN" else name,
     object_pairs_hook=_object,
 )
-_ERRORS = (ValueError, RecursionError)
+ERRORS = (ValueError, RecursionError)
 
 
 def holds_lines(path: str) -> bool:
     """Whether a .json file holds one object a line, as `datasets` and pandas write them, and no list."""
-    with open(path, "rb") as file:
-        beginning = file.read(_BEGINNING_BYTES).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
-    return beginning.lstrip().startswith("{") and _LIST.match(beginning) is None
+    beginning = beginning_of(path)
+    return beginning.lstrip().startswith("{") and not is_list(beginning)
+
+
+def is_list(beginning: str) -> bool:
+    """Whether a file that begins so holds a list, or an object with one as `data`."""
+    return _LIST.match(beginning) is not None
+
+
+def beginning_of(path: str) -> str:
+    """The first 64 KiB of a file, unpacked, without a byte order mark."""
+    with opened(path) as file:
+        return file.read(_BEGINNING_BYTES).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
 
 
 def json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
@@ -56,12 +66,12 @@ def json_lines(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
         elif not line.isspace():
             try:
                 # Without its end, a line cut short breaks in its last column, not in "column 1" of a next line.
-                value = _DECODER.decode(line.rstrip("\r\n"))
-            except _ERRORS as error:
+                value = DECODER.decode(line.rstrip("\r\n"))
+            except ERRORS as error:
                 code, details = _fault(error)
                 bad.add(number, code, line, **details)
             else:
-                if _has_half_emoji(line, value):
+                if has_half_emoji(line, value):
                     bad.add(number, "half-emoji", value)
                 else:
                     yield number, value
@@ -73,7 +83,8 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
     Raises:
         UserError: there is no list.
     """
-    content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+    with opened(path) as file:
+        content = file.read().removeprefix(codecs.BOM_UTF8)
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -87,8 +98,8 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
     try:
         while text[begin : begin + 1] != "]":
             number, counted = number + text.count("\n", counted, begin), begin
-            value, end = _DECODER.raw_decode(text, begin)
-            if _has_half_emoji(text[begin:end], value):
+            value, end = DECODER.raw_decode(text, begin)
+            if has_half_emoji(text[begin:end], value):
                 bad.add(number, "half-emoji", value)
             else:
                 yield number, value
@@ -96,8 +107,8 @@ def json_elements(path: str, bad: BadRows) -> Iterator[tuple[int, object]]:
             if following is None:
                 raise json.JSONDecodeError("Expecting ',' and an element, or ']'", text, end)
             begin = following.end()
-        around = _DECODER.decode(f"{text[: opening.end()]}{text[begin:]}")
-    except _ERRORS as error:
+        around = DECODER.decode(f"{text[: opening.end()]}{text[begin:]}")
+    except ERRORS as error:
         # The text around the list was decoded without the list: its positions are not those of the file.
         if isinstance(error, json.JSONDecodeError) and error.doc is text:
             number = error.lineno
@@ -114,21 +125,26 @@ def record_rows(
     columns: Mapping[str, str],
     optional: Mapping[str, str],
     bad: BadRows,
-    lists: Collection[str] = (),
+    lists: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[int, tuple[str | None, ...]]]:
     """The wanted values of JSON objects, with their lines; arguments as of `read_batches`.
 
-    A key that an object lacks is null, if another object has it.
+    A key that an object lacks is null, if another object has it. The first object decides which keys stand for absent
+    ones by their usual names.
     """
-    names = (*columns.values(), *optional.values())
+    roles = {**columns, **optional}
+    guessed: dict[str, str] | None = None
     present: dict[str, None] = {}  # an ordered set, for the message
     for line, record in records:
         if not isinstance(record, dict):
             bad.add(line, "not-an-object", record, held=kind_of(record))
             continue
+        if guessed is None:
+            guessed = usual_columns(list(record), roles)
+            roles |= guessed
         present.update(dict.fromkeys(record))
-        values = [joined_list(record.get(name)) if name in lists else record.get(name) for name in names]
-        nested = [name for name, value in zip(names, values, strict=True) if isinstance(value, dict | list)]
+        values = [joined_list(record.get(name)) if role in lists else record.get(name) for role, name in roles.items()]
+        nested = [name for name, value in zip(roles.values(), values, strict=True) if isinstance(value, dict | list)]
         if nested:
             held, expected = kind_of(record[nested[0]]), "text, a number or a boolean"
             bad.add(line, "value-of-wrong-type", record, where=nested[0], held=held, expected=expected)
@@ -136,7 +152,9 @@ def record_rows(
             yield line, tuple(map(_text, values))
     if present:
         with bad.problems.collecting():
-            existing_columns(path, list(present), columns, {})
+            found = existing_columns(path, list(present), columns, optional, bad)
+            for role in (guessed or {}).keys() - {role for role in found if found[role] == roles[role]}:
+                raise UserError("columns-unclear", value=path, column=found[role], other=roles[role], role=role)
 
 
 def kind_of(value: object) -> str:
@@ -156,7 +174,7 @@ def _fault(error: Exception) -> tuple[str, dict[str, Any]]:
     return "invalid-json", {"reason": "nested too deeply"}
 
 
-def _has_half_emoji(written: str, value: object) -> bool:
+def has_half_emoji(written: str, value: object) -> bool:
     """Whether a value has half of a surrogate pair, which no text can hold: a tweet cut inside an emoji."""
     if r"\ud" in written.lower():
         return re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)) is not None

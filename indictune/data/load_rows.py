@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.contradictions import contradictions
+from indictune.data.file_form import form_of
 from indictune.data.labels import checked_labels, label_lists, unknown_labels
 from indictune.data.progress_log import with_progress
 from indictune.data.rare_labels import rare_labels
@@ -73,24 +74,26 @@ def load_splits(
     """
     problems = Problems(found or ())
     given = sources_of(args, problems) if sources is None else sources
-    return _load(given, args, problems, args.problem_type, validation_split)
+    splits = _load(given, args, problems, args.problem_type, validation_split)
+    problems.raise_any()  # those of rows from the cache
+    return splits
 
 
 def load_test_rows(
-    path: str,
+    named: str | Sequence[str],
     args: EvaluateArguments,
     labels: Sequence[str] | None,
     found: Sequence[Problem] = (),
     problem_type: str | None = None,
 ) -> Splits:
-    """Read, clean and check a file of rows for a finished model, or take them from the cache: the split `test`.
+    """Read, clean and check the files of rows for a finished model, or take them from the cache: the split `test`.
 
     `labels` are those of the model; None accepts any. `found` as of `load_splits`.
 
     Raises:
         UserError: all problems of the file at once, with labels that the model lacks; or `found`.
     """
-    source = file_source(path, "--test_file", text_reader(args, problem_type))
+    source = file_source(named, "--test_file", text_reader(args, problem_type))
     splits = _load({"test": source}, args, Problems(found), problem_type)
     Problems([] if labels is None else unknown_labels(splits.rows["test"], labels, problem_type)).raise_any()
     return splits
@@ -130,7 +133,8 @@ def _load(
         write_facts(folder, {"splits": splits, "labels": labels, "notes": notes})
 
     made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
-    parts = [made_from, columns_of(args), args.bad_rows, args.max_bad_fraction, problem_type, drops_leaks]
+    settings = [columns_of(args), asdict(form_of(args)), problem_type, drops_leaks]
+    parts = [made_from, *settings, args.bad_rows, args.max_bad_fraction]
     parts.append(None if validation_split is None else vars(validation_split))
     folder = build_once("rows", parts, "The rows", make)
     facts = read_facts(folder)

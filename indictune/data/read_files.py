@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from indictune.data.bad_rows import TEXT_EXTENSIONS, BadRows
-from indictune.data.columns import check_schema, existing_columns, numbered_rows, text_batches
+from indictune.data.arrow_files import ARROW_EXTENSIONS, arrow_batches, arrow_records
+from indictune.data.bad_rows import BadRows
 from indictune.data.delimited import delimited_rows
+from indictune.data.file_form import DELIMITERS, STANDARD, FileForm
+from indictune.data.json_columns import json_by_columns
 from indictune.data.json_rows import holds_lines, json_elements, json_lines, kind_of, record_rows
+from indictune.data.packed_files import kind_of_file
 from indictune.errors import UserError
 
-EXTENSIONS = (*TEXT_EXTENSIONS, ".parquet")
-RECORD_EXTENSIONS = (".json", ".jsonl", ".ndjson", ".parquet")
+RECORD_EXTENSIONS = (".json", ".jsonl", ".ndjson", *ARROW_EXTENSIONS)
+EXTENSIONS = (*DELIMITERS, *RECORD_EXTENSIONS)
 # Rows held as Python objects before they become arrow arrays. This bounds the memory.
 CHUNK_ROWS = 20_000
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 Each = TypeVar("Each")
 Row = tuple[int, tuple[str | None, ...]]
@@ -30,68 +30,65 @@ Record = tuple[int, dict[str, object]]
 
 
 def read_batches(
-    path: str, columns: Mapping[str, str], optional: Mapping[str, str], bad: BadRows, lists: Collection[str] = ()
+    path: str,
+    columns: Mapping[str, str],
+    optional: Mapping[str, str],
+    bad: BadRows,
+    lists: frozenset[str] = frozenset(),
+    form: FileForm = STANDARD,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the named columns of a csv, tsv, json, jsonl or parquet file, some thousand rows at a time.
+    """Read the named columns of a file, some thousand rows at a time. A file with `.gz` or `.zst` is unpacked.
 
     csv and tsv: one header line, quotes doubled inside quotes, as pandas and spreadsheets write them. jsonl: one
-    object a line. json: the same, or a list of objects, or an object with such a list as `data`. All of them in UTF-8,
-    with or without a byte order mark; blank lines are skipped. Numbers and booleans arrive as the text they are
-    written as.
+    object a line. json: the same, or a list of objects, an object with such a list as `data`, or the columns as pandas
+    writes them. All of them in UTF-8, with or without a byte order mark; blank lines are skipped. Numbers and booleans
+    arrive as the text they are written as. parquet and arrow: class ids become the names that the file declares.
 
     Args:
         path: the file.
         columns: role ("text", "label", "language") -> name of a column that the file must have.
         optional: the same for columns that may be missing; their cells are then null.
         bad: gets the rows that cannot be read.
-        lists: names of columns that may hold lists, which are joined as `a|b`.
+        lists: roles of columns that may hold lists, which are joined as `a|b`.
+        form: of csv and tsv files.
 
     Yields:
         A nullable string column for each role, and `line` (int64): the first line of the row in the file, from 1; in
-        parquet the number of the row. At least one batch, unless all rows are bad.
+        parquet and arrow files the number of the row. At least one batch, unless all rows are bad.
 
     Raises:
         UserError: the file or a column is missing, the file holds no rows or cannot be read as its extension says.
     """
     extension = checked_extension(path, EXTENSIONS)
-    if extension == ".parquet":
-        batches = _parquet_batches(path, columns, optional, lists)
-    elif delimiter := _DELIMITERS.get(extension):
-        batches = _batches(delimited_rows(path, delimiter, columns, optional, bad), columns, optional)
+    if extension in ARROW_EXTENSIONS:
+        batches = arrow_batches(path, columns, optional, bad, lists, CHUNK_ROWS)
+    elif extension in DELIMITERS:
+        batches = _batches(delimited_rows(path, columns, optional, bad, form), columns, optional)
     else:
-        rows = record_rows(path, _json_values(path, extension, bad), columns, optional, bad, lists)
+        values = json_by_columns(path, bad) if extension == ".json" else None
+        rows = record_rows(path, values or _json_values(path, extension, bad), columns, optional, bad, lists)
         batches = _batches(rows, columns, optional)
     yield from _checked(path, batches, bad)
 
 
 def read_records(path: str, bad: BadRows) -> Iterator[Record]:
-    """Read a json, jsonl or parquet file whose values may be lists and objects, a row at a time.
+    """Read a json, jsonl, parquet or arrow file whose values may be lists and objects, a row at a time.
 
     json and jsonl as in `read_batches`: a number is the text it is written as. `bad` gets the unreadable rows.
 
     Yields:
-        The first line of a row, from 1 (in parquet the number of the row), and the row.
+        The first line of a row, from 1 (in parquet and arrow files the number of the row), and the row.
 
     Raises:
         UserError: the file is missing, holds no rows or cannot be read as its extension says.
     """
     extension = checked_extension(path, RECORD_EXTENSIONS)
-    records = _parquet_records(path) if extension == ".parquet" else _json_values(path, extension, bad)
+    records = arrow_records(path, CHUNK_ROWS) if extension in ARROW_EXTENSIONS else _json_values(path, extension, bad)
     for line, record in _checked(path, records, bad):
         if isinstance(record, dict):
             yield line, record
         else:
             bad.add(line, "not-an-object", record, held=kind_of(record))
-
-
-@contextmanager
-def arrow_errors(source: str) -> Iterator[None]:
-    """Name the source where Arrow cannot read it, or Python cannot hold a text or time."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError("rows-unreadable", value=source, reason=reason) from error
 
 
 def _checked(path: str, items: Iterator[Each], bad: BadRows) -> Iterator[Each]:
@@ -113,7 +110,7 @@ def checked_extension(path: str, extensions: Sequence[str] = ()) -> str:
         UserError: there is no such file, or none that can be opened and read.
     """
     file = Path(path)
-    extension = file.suffix.lower()
+    extension = kind_of_file(path)
     if extensions and extension not in extensions:
         raise UserError("file-kind-unknown", value=path, expected=", ".join(extensions))
     if not file.exists():
@@ -138,18 +135,3 @@ def _batches(rows: Iterator[Row], columns: Mapping[str, str], optional: Mapping[
         arrays = [pa.array([cells[index] for _, cells in chunk], pa.string()) for index in range(len(names))]
         lines = pa.array([line for line, _ in chunk], pa.int64())
         yield pa.record_batch([*arrays, lines], names=[*names, "line"])
-
-
-def _parquet_batches(
-    path: str, columns: Mapping[str, str], optional: Mapping[str, str], lists: Collection[str]
-) -> Iterator[pa.RecordBatch]:
-    with arrow_errors(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        names = existing_columns(path, file.schema_arrow.names, columns, optional)
-        batches = file.iter_batches(CHUNK_ROWS, columns=list(dict.fromkeys(names.values())))
-        yield from text_batches(batches, names, optional, path, lists)
-
-
-def _parquet_records(path: str) -> Iterator[Record]:
-    with arrow_errors(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        check_schema(path, file.schema_arrow)
-        yield from numbered_rows(file.iter_batches(CHUNK_ROWS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -16,6 +16,8 @@ import pyarrow as pa
 from indictune.config.arguments import DataArguments, SourceArguments, TextArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import shortened
+from indictune.data.file_form import form_of
+from indictune.data.file_names import files_named
 from indictune.data.hub_datasets import SplitFiles, SplitRows, fingerprint_of, load_hub_dataset, name_of
 from indictune.data.split_rows import split_batches
 from indictune.data.targets import MULTI_LABEL
@@ -62,8 +64,8 @@ def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
 def text_reader(args: TextArguments, problem_type: str | None) -> Read[pa.RecordBatch]:
     """Read labelled texts; only a row of several labels may hold a list of them."""
     columns, optional = columns_of(args)
-    lists = [args.label_column] if problem_type == MULTI_LABEL else []
-    return partial(split_batches, columns=columns, optional=optional, lists=lists)
+    lists = frozenset({"label"} if problem_type == MULTI_LABEL else ())
+    return partial(split_batches, columns=columns, optional=optional, lists=lists, form=form_of(args))
 
 
 def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source[pa.RecordBatch]]:
@@ -95,15 +97,22 @@ def sources_by_split(
             found = _used_splits(name, args.dataset_config_name, is_read=not problems)
             sources = {split: _source(f"{name}/{split}", _origin(name), rows, read) for split, rows in found.items()}
     for split in SPLITS:
-        path = getattr(args, f"{split}_file")
-        if path is not None:
-            sources[split] = file_source(path, f"--{split}_file", read)
+        if named := getattr(args, f"{split}_file"):
+            with problems.collecting():
+                sources[split] = file_source(named, f"--{split}_file", read, split)
     return sources
 
 
-def file_source(path: str, origin: str, read: Read[Item]) -> Source[Item]:
-    """The rows of a file that the flag `origin` named."""
-    return _source(path, origin, SplitFiles((path,)), read)
+def file_source(named: str | Sequence[str], origin: str, read: Read[Item], split: str = "test") -> Source[Item]:
+    """The rows of the files that the flag `origin` named for a split.
+
+    Raises:
+        UserError: a pattern matches no file, or a folder is no saved dataset.
+    """
+    with attributed_to(origin):
+        name, files = files_named(named, split)
+    rows = SplitFiles(files)
+    return Source(name, origin, partial(read, rows), fingerprint_of(rows), may_lack_labels=False)
 
 
 def _source(name: str, origin: str, rows: SplitRows, read: Read[Item]) -> Source[Item]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import pyarrow as pa
 
 from indictune.config.arguments import TextArguments
 from indictune.config.plan import RunPlan
-from indictune.data.bad_rows import BadRows
+from indictune.data.bad_rows import BadRows, numbered_files
 from indictune.data.columns import existing_columns
+from indictune.data.file_form import STANDARD, form_of
+from indictune.data.file_names import files_named
 from indictune.data.languages import language_of
+from indictune.data.packed_files import kind_of_file
 from indictune.data.read_files import RECORD_EXTENSIONS, Record, checked_extension, read_records
 from indictune.data.row_sources import columns_of
 from indictune.data.rows import StoredRows
 from indictune.data.text_lines import decoded_lines
 from indictune.data.validation_split import split_of
-from indictune.errors import UserError, attributed_to
+from indictune.errors import Problems, UserError, attributed_to, problem
 
 
 class Sentences(StoredRows):
@@ -30,17 +32,20 @@ class Sentences(StoredRows):
         return {tag: number for number, tags in enumerate(self.table["tags"].to_pylist()) for tag in tags}
 
 
-def read_sentences(file: str, flag: str, args: TextArguments) -> Sentences:
-    """Read and check the sentences of a file. `flag` named it.
+def read_sentences(named: str | Sequence[str], split: str, args: TextArguments) -> Sentences:
+    """Read and check the sentences of a split's files, which `--<split>_file` named.
 
     Raises:
-        UserError: the file or a column is missing, or the problems of the first bad sentences, with `file:line`.
+        UserError: a file or a column is missing, or the problems of the first bad sentences, with `file:line`.
     """
-    bad, columns = BadRows(file), columns_of(args)[0]
+    columns = columns_of(args)[0]
     rows: list[dict[str, Any]] = []
+    flag = f"--{split}_file"
     with attributed_to(flag):
-        is_json = Path(file).suffix.lower() in RECORD_EXTENSIONS
-        for line, record in read_records(file, bad) if is_json else _conll_records(file, bad, args):
+        _check_form(args)
+        name, files = files_named(named, split)
+        bad = BadRows(name)
+        for line, record in _records(files, bad, args):
             existing_columns(bad.location(line), list(record), columns, {})
             words, tags = record[args.text_column], record[args.label_column]
             if not (_are_texts(words) and _are_texts(tags) and 0 < len(words) == len(tags)):
@@ -53,8 +58,8 @@ def read_sentences(file: str, flag: str, args: TextArguments) -> Sentences:
                 rows.append({"words": words, "tags": tags, "language": language, "line": line})
         bad.finish(len(rows))
         if not rows:
-            raise UserError("no-rows", value=file)
-    return Sentences(pa.Table.from_pylist(rows), file, flag)
+            raise UserError("no-rows", value=name)
+    return Sentences(pa.Table.from_pylist(rows), name, flag, bad.files)
 
 
 def divided(splits: dict[str, Sentences], plan: RunPlan[Any, Any]) -> dict[str, Sentences]:
@@ -75,6 +80,19 @@ def divided(splits: dict[str, Sentences], plan: RunPlan[Any, Any]) -> dict[str, 
 
 def _are_texts(values: object) -> TypeGuard[list[str]]:
     return isinstance(values, list) and all(isinstance(each, str) for each in values)
+
+
+def _check_form(args: TextArguments) -> None:
+    form = vars(form_of(args))
+    given = [name for name in form if form[name] != vars(STANDARD)[name]]
+    Problems(problem("not-of-this-task", f"--{name}") for name in given).raise_any()
+
+
+def _records(files: Sequence[str], bad: BadRows, args: TextArguments) -> Iterator[Record]:
+    for file, offset in numbered_files(files, bad):
+        is_conll = kind_of_file(file) not in RECORD_EXTENSIONS
+        for line, record in _conll_records(file, bad, args) if is_conll else read_records(file, bad):
+            yield offset + line, record
 
 
 def _conll_records(file: str, bad: BadRows, args: TextArguments) -> Iterator[Record]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 
+from indictune.data.packed_files import opened
+
 
 def decoded_lines(path: str) -> Iterator[tuple[str, str]]:
     """Lines with their ends, without a byte order mark, and the first byte that is not UTF-8, such as `0xff`, or "".
 
     U+DC80 to U+DCFF stand for the bytes that are not UTF-8.
     """
-    with open(path, "rb") as file:
+    with opened(path) as file:
         for number, line in enumerate(file, 1):
             yield decoded(line, number)
 

@@ -71,7 +71,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         self, plan: Plan | EvaluationPlan, inputs: Inputs, problems: Problems, tags: list[str] | None = None
     ) -> TaggedRows | None:
         files = (inputs.sources or {}).items()
-        given = {split: problems.attempt(read_sentences, file, f"--{split}_file", plan.data) for split, file in files}
+        given = {split: problems.attempt(read_sentences, named, split, plan.data) for split, named in files}
         splits = {split: sentences for split, sentences in given.items() if sentences is not None}
         known = tags or (sorted(splits["train"].tags()) if "train" in splits else [])
         if tags is None and plan.model_config is not None:

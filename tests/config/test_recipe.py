@@ -415,7 +415,7 @@ def test_resolved_holds_every_field_but_secrets_and_what_a_rank_decides(recipe: 
     fields = {field.name for instance in run for field in dataclasses.fields(instance) if field.init}
     assert fields - written.keys() == {
         *("hub_token", "local_rank", "use_cpu", "accelerator_config", "deepspeed"),
-        *("trust_remote_code", "trust_checkpoint"),
+        *("trust_remote_code", "trust_checkpoint", "allow_cpu"),
         *("gradient_accumulation_steps", "resume_from_checkpoint"),
     }
 

@@ -268,7 +268,7 @@ def test_the_same_labels_from_every_kind_of_file_are_equal(write: Write, tmp_pat
         ("a.json", '[{"text": "a", "label": 1},\n null]', [":2 not-an-object"]),
         ("a.json", '{"x": {"y": 1, "data": [{"text": "a", "label": 1}]}}', [" json-list-missing"]),
         ("a.parquet", "PAR1 not", [" rows-unreadable"]),
-        ("a.xlsx", "x", [" file-kind-unknown"]),
+        ("a.docx", "x", [" file-kind-unknown"]),
     ],
 )
 def test_what_cannot_be_read_is_named_by_file_and_line(
@@ -291,11 +291,11 @@ def test_the_first_five_broken_lines_are_listed_and_the_others_counted(write: Wr
 def test_a_missing_column_is_reported_with_the_existing_columns(write: Write, tmp_path: Path, name: str) -> None:
     path = str(tmp_path / name)
     if name.endswith("parquet"):
-        pq.write_table(pa.table({"Text": ["a"], "mood": ["b"]}), path)
+        pq.write_table(pa.table({"body": ["a"], "mood": ["b"]}), path)
     else:
         write(
             name,
-            {"a.csv": "Text,mood\na,b\n"}.get(name, '[{"Text": "a", "mood": "b"}]'.strip("[]" * (name[-1] == "l"))),
+            {"a.csv": "body,mood\na,b\n"}.get(name, '[{"body": "a", "mood": "b"}]'.strip("[]" * (name[-1] == "l"))),
         )
     assert problems_of(path) == [
         " column-missing",

@@ -81,6 +81,10 @@ READ_EXACTLY: dict[str, tuple[str, bytes, list[tuple[str | None, str | None]]]] 
     "a huge number": ("f.jsonl", b'{"text": ' + b"9" * 5000 + b', "label": 0}', [("9" * 5000, "0")]),
     "text of NaN": ("f.jsonl", b'{"text": "NaN", "label": "nan"}', [("NaN", "nan")]),
     "a line break in a text": ("f.jsonl", b'{"text": "a\\nb", "label": "x"}', [("a\nb", "x")]),
+    "a header of other case": ("f.csv", b"Text,Label\na,x\n", [("a", "x")]),
+    "semicolons": ("f.csv", TABLE.replace(b",", b";"), [("a", "x"), ("b", "y")]),
+    "tabs in csv": ("f.csv", TABLE.replace(b",", b"\t"), [("a", "x"), ("b", "y")]),
+    "csv.gz": ("f.csv.gz", gzip.compress(TABLE), [("a", "x"), ("b", "y")]),
     "an emoji of two escapes": ("f.jsonl", b'{"text": "\\ud83d\\ude02", "label": "x"}', [("\U0001f602", "x")]),
     "blank lines": ("f.jsonl", b'\n{"text": "a", "label": "x"}\n \n', [("a", "x")]),
     "a list in one line": ("f.json", LISTED.replace(b"\n", b""), [("a", "x"), ("b", "y")]),
@@ -122,32 +126,10 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "csv named json": ("f.json", TABLE, " json-list-missing"),
     "jsonl named csv": ("f.csv", ROWS, " column-missing"),
     "an unknown extension": ("f.txt", TABLE, " file-kind-unknown"),
-    "csv.gz": ("f.csv.gz", gzip.compress(TABLE), " file-kind-unknown"),
-    "semicolons": ("f.csv", TABLE.replace(b",", b";"), " column-missing"),
-    "tabs in csv": ("f.csv", TABLE.replace(b",", b"\t"), " column-missing"),
     "no header": ("f.csv", GOOD, " column-missing"),
-    "a header of other case": ("f.csv", b"Text,Label\na,x\n", " column-missing"),
     "a column there twice": ("f.csv", b"text,label,text\na,x,b\n", " column-duplicate"),
     "a header that is no text": ("f.csv", b"text,label,\xe9\na,x,1\n", ":1 not-utf8"),
     "a broken header": ("f.csv", b'"text"x,label\na,x\n', ":1 row-unreadable"),
-    "a quote that is never closed": ("f.csv", TABLE + b'"c,x\n' + GOOD, ":4 row-unreadable"),
-    "a stray quote over lines": ("f.csv", TABLE + b'"c,x\n"d,y",x\n', ":4 row-unreadable"),
-    "a quote left open in a line": ("f.csv", TABLE + b'"c"" ,"d"\n', ":4 row-unreadable"),
-    "a ragged row of several lines": (
-        "f.csv",
-        HEAD + b'"c\nd",x,y\n' + GOOD,
-        ":2 row-of-many-lines",
-    ),
-    "rows that a stray quote swallows": (
-        "f.csv",
-        HEAD + GOOD * 50 + b'"c,x\n' + GOOD * 50 + b'5",d,x\n' + GOOD * 50,
-        ":102 row-of-many-lines",
-    ),
-    "swallowed rows with bytes that are no text": (
-        "f.csv",
-        TABLE + b'"c,x\n' + GOOD * 50 + b'\xff",d,x\n' + GOOD,
-        ":4 row-of-many-lines",
-    ),
     "a list cut short": ("f.json", LISTED[:-1], ":2 invalid-json"),
     "a list without a comma": ("f.json", LISTED.replace(b"},", b"}"), ":1 invalid-json"),
     "a comma too many": ("f.json", LISTED[:-1] + b",]", ":2 invalid-json"),
@@ -179,6 +161,39 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         parquet(text=pa.array([], pa.string()), label=pa.array([], pa.string())),
         " no-rows",
     ),
+}  # fmt: skip
+
+# Files with lines that a stray quote damages: the bytes, the problem, and how many rows are read and lines left out.
+DAMAGED: dict[str, tuple[bytes, str, int, list[int]]] = {
+    "a quote that is never closed": (TABLE + b'"c,x\n' + GOOD, ":4 row-unreadable", 4, [4]),
+    "a stray quote over lines": (TABLE + b'"c,x\n"d,y",x\n', ":4 row-unreadable", 3, [4]),
+    "a quote left open in a line": (TABLE + b'"c"" ,"d"\n', ":4 row-unreadable", 2, [4]),
+    "a ragged row of several lines": (HEAD + b'"c\nd",x,y\n' + GOOD, ":2 row-of-many-lines", 2, [2, 3]),
+    "a quoted text of several lines with a stray quote": (
+        HEAD + b'"He said "hi" to\nme, and\nleft",x\n' + GOOD,
+        ":2 row-unreadable",
+        2,
+        [2, 3, 4],
+    ),
+    "rows that a stray quote swallows": (
+        HEAD + GOOD * 50 + b'"c,x\n' + GOOD * 50 + b'5",d,x\n' + GOOD * 50,
+        ":102 row-of-many-lines",
+        300,
+        [102, 203],
+    ),
+    "two stray quotes that join rows": (
+        HEAD + GOOD * 5 + b'"c,x\n' + GOOD + b'd","y\n' + GOOD * 5,
+        ":12 row-unreadable",
+        22,
+        [12, 15],
+    ),
+    "swallowed rows with bytes that are no text": (
+        TABLE + b'"c,x\n' + GOOD * 50 + b'\xff",d,x\n' + GOOD,
+        ":4 row-of-many-lines",
+        104,
+        [4, 105],
+    ),
+    "very many swallowed rows": (TABLE + b'"c,x\n' + GOOD * 60 + b'd",x\n', ":4 row-too-long", 123, [4]),
 }  # fmt: skip
 
 # Files with good rows a, b and bad ones: the bytes, and line and reason of each bad one.
@@ -309,6 +324,18 @@ def test_a_file_is_refused(name: str, content: bytes, found: str) -> None:
     Path(name).write_bytes(content)
     for more in ({}, {"bad_rows": "quarantine", "max_bad_fraction": 0.9}):
         assert problems_of(train_file=name, **more)[0] == f"--train_file {name}{found}"
+
+
+@pytest.mark.parametrize(("content", "found", "good", "lines"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_quarantine_takes_the_fewest_damaged_lines(content: bytes, found: str, good: int, lines: list[int]) -> None:
+    Path("f.csv").write_bytes(content)
+    assert problems_of(train_file="f.csv")[0] == f"--train_file f.csv{found}"
+    splits = load_splits(DataArguments(train_file="f.csv", bad_rows="quarantine", max_bad_fraction=0.9))
+    assert len(splits.rows["train"]) == good
+    rejected = [json.loads(line) for line in (splits.folder / REJECTED).read_bytes().splitlines()]
+    assert [row["line"] for row in rejected] == lines
+    written = content.splitlines(keepends=True)
+    assert [row["read"].encode(errors="surrogateescape") for row in rejected] == [written[line - 1] for line in lines]
 
 
 @pytest.mark.parametrize(("name", "content", "bad"), LEFT_OUT.values(), ids=LEFT_OUT.keys())

@@ -1,0 +1,331 @@
+"""Files as they lie about: each kind is read with the right rows, or refused with a way out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from indictune.config.arguments import DataArguments, TextArguments
+from indictune.data import packed_files
+from indictune.data.load_rows import Splits, load_splits
+from indictune.data.row_sources import sources_of
+from indictune.data.sentences import read_sentences
+from indictune.errors import Problems, UserError
+from tests.problems import problems_raised
+
+ROWS = [("अच्छी फिल्म", "good"), ("bad film, very bad", "bad"), ("ठीक है", "good")]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files have short names."""
+    monkeypatch.chdir(tmp_path)
+
+
+def load(*files: str, **arguments: Any) -> Splits:
+    return load_splits(DataArguments(train_file=files[0] if len(files) == 1 else list(files), **arguments))
+
+
+def rows_of(splits: Splits, split: str = "train") -> list[tuple[str, str]]:
+    table = splits.rows[split].table
+    return list(zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True))
+
+
+def refusal_of(*files: str, **arguments: Any) -> UserError:
+    with pytest.raises(UserError) as raised:
+        load(*files, **arguments)
+    return raised.value
+
+
+def delimited(delimiter: str, header: str | None = "text,label") -> str:
+    def field(text: str) -> str:
+        return f'"{text}"' if delimiter in text else text
+
+    lines = [*([header.replace(",", delimiter)] if header else []), *(delimiter.join(map(field, row)) for row in ROWS)]
+    return "\n".join(lines) + "\n"
+
+
+class TestDelimiters:
+    @pytest.mark.parametrize("name", ["f.csv", "f.tsv"])
+    @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+    def test_each_is_found_and_reported_unless_it_is_the_extensions(self, name: str, delimiter: str) -> None:
+        Path(name).write_text(delimited(delimiter), encoding="utf-8")
+        splits = load(name)
+        assert rows_of(splits) == ROWS
+        assert len(splits.notes) == (delimiter != {"f.csv": ",", "f.tsv": "\t"}[name])
+
+    def test_it_is_found_without_a_header_by_the_number_of_names(self) -> None:
+        Path("f.csv").write_text("a, b;x\nc;y\nd, e;x\n", encoding="utf-8")
+        assert rows_of(load("f.csv", column_names=["text", "label"])) == [("a, b", "x"), ("c", "y"), ("d, e", "x")]
+
+    def test_a_given_one_is_taken(self) -> None:
+        Path("f.csv").write_text("text,more;label\na,b;x\nc,d;y\n", encoding="utf-8")
+        splits = load("f.csv", delimiter=";", text_column="text,more")
+        assert rows_of(splits) == [("a,b", "x"), ("c,d", "y")]
+
+    def test_one_that_gives_one_column_is_refused(self) -> None:
+        Path("f.csv").write_text(delimited(","), encoding="utf-8")
+        assert problems_raised(lambda: load("f.csv", delimiter=";")) == ["--train_file f.csv one-column"]
+        given = {"delimiter": ";", "column_names": ["text", "label"]}
+        assert problems_raised(lambda: load("f.csv", **given)) == ["--train_file f.csv one-column"]
+
+
+class TestHeaders:
+    def test_names_are_given_in_one_word_or_several(self) -> None:
+        Path("f.csv").write_text(delimited(",", header=None), encoding="utf-8")
+        for names in (["text,label"], ["text", "label"], ["text,", "label"]):
+            splits = load("f.csv", column_names=names)
+            assert rows_of(splits) == ROWS
+            assert splits.rows["train"].location(0) == "f.csv:1"
+
+    @pytest.mark.parametrize(
+        ("content", "names"),
+        [
+            ("0,यह एक फिल्म है\n1,वह अच्छी थी\n0,ठीक\n", "label,text"),
+            ("a fine film that I saw twice,good\nnot for me,bad\n", "text,label"),
+            ("7,ok,good\n8,so so,bad\n9,fine,good\n", "column1,text,label"),
+        ],
+    )
+    def test_a_first_row_of_data_is_named_with_names_to_give(self, content: str, names: str) -> None:
+        Path("f.csv").write_text(content, encoding="utf-8")
+        error = refusal_of("f.csv")
+        assert [each.code for each in error.problems] == ["header-missing"]
+        assert f"--column_names {names}" in error.message
+        assert len(rows_of(load("f.csv", column_names=[names]))) == content.count("\n")
+
+    def test_other_names_are_no_data(self) -> None:
+        Path("f.csv").write_text("body,mood\na,b\n", encoding="utf-8")
+        assert [each.code for each in refusal_of("f.csv").problems] == ["column-missing", "column-missing"]
+
+    def test_three_names_for_five_fields_are_refused(self) -> None:
+        Path("f.csv").write_text("1,2,3,a,x\n4,5,6,b,y\n", encoding="utf-8")
+        error = refusal_of("f.csv", column_names=["id", "text", "label"])
+        assert (error.code, error.problems[0].details["count"], error.problems[0].details["fields"]) == (
+            "column-names-count",
+            3,
+            5,
+        )
+
+    @pytest.mark.parametrize(
+        ("text", "label"),
+        [("tweet", "sentiment"), ("Sentence", "Label"), ("comment", "category"), ("review", "sentiment")],
+    )
+    @pytest.mark.parametrize("name", ["f.csv", "f.jsonl", "f.parquet"])
+    def test_usual_names_are_guessed_and_reported(self, name: str, text: str, label: str) -> None:
+        rows = [{"id": "7", text: "a", label: "x"}, {"id": "8", text: "b", label: "y"}]
+        if name == "f.parquet":
+            pq.write_table(pa.Table.from_pylist(rows), name)
+        else:
+            csv = "".join(",".join(row) + "\n" for row in [list(rows[0]), *(list(row.values()) for row in rows)])
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            Path(name).write_text(csv if name == "f.csv" else lines, encoding="utf-8")
+        splits = load(name)
+        assert rows_of(splits) == [("a", "x"), ("b", "y")]
+        (note,) = splits.notes
+        assert text in note
+        assert label in note
+
+    @pytest.mark.parametrize("header", ["tweet,review,label", "text,sentiment,category"])
+    def test_two_that_fit_are_not_guessed(self, header: str) -> None:
+        Path("f.csv").write_text(f"{header}\na,b,c\nd,e,f\n", encoding="utf-8")
+        assert [each.code for each in refusal_of("f.csv").problems] == ["column-missing"]
+
+    def test_a_name_that_is_given_is_not_replaced(self) -> None:
+        Path("f.csv").write_text("tweet,label\na,x\nb,y\n", encoding="utf-8")
+        assert refusal_of("f.csv", text_column="body").code == "column-missing"
+
+    def test_rows_that_disagree_with_the_guess_are_refused(self) -> None:
+        Path("f.jsonl").write_text('{"tweet": "a", "label": 1}\n{"text": "b", "label": 0}\n', encoding="utf-8")
+        assert refusal_of("f.jsonl").code == "columns-unclear"
+
+
+class TestSeveralFiles:
+    def test_names_and_patterns_are_read_in_order_each_file_once(self) -> None:
+        for name, label in (("b.csv", "y"), ("a.csv", "x"), ("c.csv", "z")):
+            Path(name).write_text(f"text,label\n{name},{label}\n", encoding="utf-8")
+        assert rows_of(load("*.csv")) == [("a.csv", "x"), ("b.csv", "y"), ("c.csv", "z")]
+        splits = load("c.csv", "[ac].csv")
+        assert rows_of(splits) == [("c.csv", "z"), ("a.csv", "x")]
+        assert [splits.rows["train"].location(row) for row in (0, 1)] == ["c.csv:2", "a.csv:2"]
+
+    def test_a_file_whose_name_looks_like_a_pattern_is_that_file(self) -> None:
+        Path("a[1].csv").write_text("text,label\na,x\nb,y\n", encoding="utf-8")
+        assert rows_of(load("a[1].csv")) == [("a", "x"), ("b", "y")]
+
+    def test_a_change_of_any_is_noticed(self) -> None:
+        for name in ("a.csv", "b.csv"):
+            Path(name).write_text("text,label\na,x\nb,y\n", encoding="utf-8")
+        args, before = DataArguments(train_file=["a.csv", "b.csv"]), load("a.csv", "b.csv")
+        fingerprint = sources_of(args, Problems())["train"].fingerprint
+        Path("b.csv").write_text("text,label\na,x\nb,z\n", encoding="utf-8")
+        assert sources_of(args, Problems())["train"].fingerprint != fingerprint
+        assert load("a.csv", "b.csv").folder != before.folder
+        assert load("a.csv", "b.csv").labels == ["x", "y", "z"]
+
+    def test_a_pattern_without_files_and_a_folder_are_refused(self) -> None:
+        Path("data").mkdir()
+        Path("v.csv").write_text("text,label\na,x\nb,y\n", encoding="utf-8")
+        found = problems_raised(lambda: load("data/*.csv", validation_file="data"))
+        assert found == ["--train_file data/*.csv no-files-match", "--validation_file data folder-not-saved"]
+
+    def test_files_with_other_columns_are_refused(self) -> None:
+        Path("a.csv").write_text("text,label\na,x\nb,y\n", encoding="utf-8")
+        Path("b.csv").write_text("body,mood\na,x\nb,y\n", encoding="utf-8")
+        found = problems_raised(lambda: load("a.csv", "b.csv"))
+        assert found == [*["--train_file b.csv column-missing"] * 2, "--train_file b.csv files-differ"]
+
+
+def as_csv(path: str) -> None:
+    Path(path).write_text(delimited(","), encoding="utf-8")
+
+
+def as_jsonl(path: str) -> None:
+    rows = [{"text": text, "label": label} for text, label in ROWS]
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def as_json(path: str) -> None:
+    Path(path).write_text(json.dumps([{"text": text, "label": label} for text, label in ROWS]), encoding="utf-8")
+
+
+def as_parquet(path: str) -> None:
+    pq.write_table(pa.table({"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]}), path)
+
+
+WRITERS = {".csv": as_csv, ".jsonl": as_jsonl, ".json": as_json, ".parquet": as_parquet}
+
+
+def packed(content: bytes, ending: str) -> bytes:
+    return gzip.compress(content) if ending == ".gz" else pa.compress(content, "zstd", asbytes=True)
+
+
+class TestPacked:
+    @pytest.mark.parametrize("ending", [".gz", ".zst"])
+    @pytest.mark.parametrize("extension", WRITERS)
+    def test_every_kind_is_unpacked(self, extension: str, ending: str) -> None:
+        WRITERS[extension]("plain")
+        Path(f"f{extension}{ending}").write_bytes(packed(Path("plain").read_bytes(), ending))
+        splits = load(f"f{extension}{ending}")
+        assert rows_of(splits) == ROWS
+        assert (":" in splits.rows["train"].location(0)) == (extension != ".parquet")
+
+    @pytest.mark.parametrize("ending", [".gz", ".zst"])
+    def test_a_bomb_is_refused(self, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 100_000)
+        Path(f"f.csv{ending}").write_bytes(packed(b"text,label\n" + b"a,x\n" * 100_000, ending))
+        found = problems_raised(lambda: load(f"f.csv{ending}", bad_rows="quarantine"))
+        assert found == [f"--train_file f.csv{ending} unpacked-too-large"]
+
+    @pytest.mark.parametrize("ending", [".gz", ".zst"])
+    def test_a_damaged_one_is_refused(self, ending: str) -> None:
+        whole = packed(delimited(",").encode() * 100, ending)
+        for content in (whole[:-9], b"no such file"):
+            Path(f"f.csv{ending}").write_bytes(content)
+            assert problems_raised(lambda: load(f"f.csv{ending}")) == [f"--train_file f.csv{ending} unpacking-failed"]
+
+
+FEATURES = datasets.Features(
+    {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["negative", "positive"])}
+)
+CLASSES = {"text": ["a", "b", "c"], "label": [1, 0, 1]}
+NAMED = [("a", "positive"), ("b", "negative"), ("c", "positive")]
+
+
+def saved_split() -> None:
+    datasets.Dataset.from_dict(CLASSES, FEATURES).save_to_disk("set")
+
+
+def saved_splits() -> None:
+    splits = {"train": datasets.Dataset.from_dict(CLASSES, FEATURES)}
+    splits["validation"] = datasets.Dataset.from_dict({"text": ["d"], "label": [0]}, FEATURES)
+    datasets.DatasetDict(splits).save_to_disk("set")
+
+
+def declared_parquet() -> None:
+    datasets.Dataset.from_dict(CLASSES, FEATURES).to_parquet("set")
+    Path("set").rename("set.parquet")
+
+
+class TestDeclaredClasses:
+    @pytest.mark.parametrize(
+        ("write", "given"),
+        [
+            (saved_split, {"train_file": "set"}),
+            (saved_split, {"dataset_name": "set"}),
+            (saved_splits, {"train_file": "set"}),
+            (saved_splits, {"dataset_name": "set"}),
+            (declared_parquet, {"train_file": "set.parquet"}),
+        ],
+    )
+    def test_their_names_are_the_labels(self, write: Callable[[], None], given: dict[str, str]) -> None:
+        write()
+        splits = load_splits(DataArguments(**given))  # type: ignore[arg-type]
+        assert rows_of(splits) == NAMED
+        assert splits.labels == ["negative", "positive"]
+
+    def test_a_saved_dataset_has_its_validation_rows(self) -> None:
+        saved_splits()
+        splits = load_splits(DataArguments(dataset_name="set"))
+        assert rows_of(splits, "validation") == [("d", "negative")]
+        assert rows_of(load("set", validation_file="set"), "validation") == [("d", "negative")]
+        assert problems_raised(lambda: load("set", test_file="set")) == ["--test_file set saved-split-missing"]
+
+    def test_parts_of_a_saved_split_are_all_read(self) -> None:
+        datasets.Dataset.from_dict(CLASSES, FEATURES).save_to_disk("set", num_shards=3)
+        assert rows_of(load("set")) == NAMED
+
+    def test_an_id_without_a_name_is_a_bad_row(self) -> None:
+        table = datasets.Dataset.from_dict(CLASSES, FEATURES).data.table
+        beyond = pa.table({"text": ["a", "b"], "label": pa.array([1, 7])})
+        pq.write_table(beyond.replace_schema_metadata(table.schema.metadata), "f.parquet")
+        assert problems_raised(lambda: load("f.parquet")) == ["--train_file f.parquet row 2 class-undeclared"]
+
+    def test_dictionaries_are_read(self) -> None:
+        labels = pa.array(["good", "bad", "good"]).dictionary_encode()
+        pq.write_table(pa.table({"text": pa.array(["a", "b", "a"]).dictionary_encode(), "label": labels}), "f.parquet")
+        assert rows_of(load("f.parquet")) == [("a", "good"), ("b", "bad"), ("a", "good")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 0.5}},
+        {"text": ["a", "b"], "label": [1, 0.5]},
+        {"label": {"5": 1, "7": 0.5}, "tweet": {"7": "b", "5": "a"}},
+    ],
+)
+def test_json_by_columns_is_read(content: dict[str, Any]) -> None:
+    Path("f.json").write_text(json.dumps(content), encoding="utf-8")
+    assert rows_of(load("f.json")) == [("a", "1"), ("b", "0.5")]
+
+
+def test_quotes_that_mean_nothing_are_letters() -> None:
+    Path("f.tsv").write_text('text\tlabel\n"a\tx\n"b" c\ty\nd"\tx\n', encoding="utf-8")
+    assert refusal_of("f.tsv").code == "row-unreadable"
+    assert rows_of(load("f.tsv", quoting="none")) == [('"a', "x"), ('"b" c', "y"), ('d"', "x")]
+
+
+def test_sentences_of_several_files_are_one_split_and_no_csv_flag_counts() -> None:
+    Path("a.conll").write_text("Sita B-PER\nआई O\n", encoding="utf-8")
+    Path("b.conll.gz").write_bytes(gzip.compress(b"Ravi B-PER\n"))
+    read = read_sentences(["a.conll", "b.conll.gz"], "train", TextArguments())
+    assert read.table["words"].to_pylist() == [["Sita", "आई"], ["Ravi"]]
+    assert [read.location(row) for row in (0, 1)] == ["a.conll:1", "b.conll.gz:1"]
+    refused = TextArguments(delimiter=";", quoting="none")
+    found = problems_raised(lambda: read_sentences("a.conll", "train", refused))
+    assert found == ["--delimiter not-of-this-task", "--quoting not-of-this-task"]
+
+
+def test_tags_that_parquet_declares_are_the_tags() -> None:
+    tags = datasets.List(datasets.ClassLabel(names=["O", "B-PER"]))
+    features = datasets.Features({"text": datasets.List(datasets.Value("string")), "label": tags})
+    datasets.Dataset.from_dict({"text": [["Sita", "आई"]], "label": [[1, 0]]}, features).to_parquet("f.parquet")
+    assert read_sentences("f.parquet", "train", TextArguments()).table["tags"].to_pylist() == [["B-PER", "O"]]
