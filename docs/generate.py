@@ -17,6 +17,7 @@ from indictune.config.command_arguments import (
     MergeArguments,
     PredictArguments,
     PrepareArguments,
+    TalkArguments,
 )
 from indictune.errors import catalogue
 from indictune.tasks.chat import Chat
@@ -34,6 +35,7 @@ COMMANDS: dict[str, type[Any]] = {
     "prepare": PrepareArguments,
     "evaluate": EvaluateArguments,
     "predict": PredictArguments,
+    "chat": TalkArguments,
     "merge": MergeArguments,
     "checkpoint": CheckpointArguments,
 }

@@ -17,6 +17,7 @@ verbs:
   prepare     read and tokenise the rows of a run before it starts: [--task T] --config R.yaml [the run's flags]
   evaluate    score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
   predict     label texts: FOLDER [--text T | --input_file F] [--output_file O]
+  chat        talk to a language model in the terminal: FOLDER [--temperature T] [--max_new_tokens N]
   merge       make an adapter and its base one model: ADAPTER --output_dir D [--dtype T]
   checkpoint  list and verify a run's checkpoints, or make one a plain model: DIR [--convert_to FOLDER]
 
@@ -27,7 +28,7 @@ verbs:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that `argv` begins with; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verbs = {"prepare": prepare, "evaluate": evaluate, "predict": predict, "merge": merge, "checkpoint": checkpoint}
+    verbs = {verb.__name__: verb for verb in (prepare, evaluate, predict, chat, merge, checkpoint)}
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if words else EXIT_REFUSED
@@ -73,6 +74,13 @@ def predict(argv: Sequence[str]) -> int:
 
     log_to_console()
     return _until_stopped(predict_command, argv)
+
+
+def chat(argv: Sequence[str]) -> int:
+    """Talk to a language model."""
+    from indictune.training.chat_terminal import chat_command
+
+    return chat_command(argv)
 
 
 def merge(argv: Sequence[str]) -> int:

@@ -132,3 +132,24 @@ class CheckpointArguments(Checked):
         yield from super().check()
         if not self.folder:
             yield problem("checkpoint-folder-missing", "--folder")
+
+
+@dataclass
+class TalkArguments(Checked):
+    """Which language model answers in the terminal, and how."""
+
+    model: str = flag("", "The --output_dir of a finished run, or a merged model. May be given as a bare first word.")
+    max_new_tokens: int = flag(256, "Most tokens of an answer.")
+    temperature: float = flag(0.0, "0 takes the likeliest token each time. Above 0 tokens are drawn; 1 is usual.")
+    chat_template: str | None = flag(
+        None,
+        "How messages become text: llama3, llama2, chatml, plain or a .jinja file. Default: that of the training.",
+    )
+    trust_remote_code: bool = flag(False, "Run Python code that comes with the model.")
+    trust_checkpoint: bool = flag(False, "Read weights without a safetensors file: pickles, which can run code.")
+
+    def check(self) -> Iterator[Problem]:
+        """Refuse a missing folder."""
+        yield from super().check()
+        if not self.model:
+            yield problem("evaluate-needs", "--model", way_out="Use: indictune chat FOLDER")

@@ -30,6 +30,7 @@ AT_LEAST = {
     "save_total_limit": 1,
     "seed": 0,
     "learning_rate": 0,
+    "temperature": 0,
     "weight_decay": 0,
     "warmup_steps": 0,
 }

@@ -15,6 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from indictune.errors import Problems, UserError, problem
 
 _TEMPLATES = resources.files("indictune.data") / "chat_templates"
+PLAIN = (_TEMPLATES / "plain.jinja").read_text(encoding="utf-8")
 _ANSWER_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")
 EXAMPLE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
