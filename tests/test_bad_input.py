@@ -299,35 +299,10 @@ class TestUnderLaunchers:
         assert result.stderr.count("Reading only the first rows") == 1
         assert "indictune: --sed: there is no such flag." in result.stderr
 
-    def test_torchrun_with_a_deepspeed_file_that_contradicts_the_flags(self, job: Job) -> None:
-        file = job.folder / "ds.json"
-        file.write_text(
-            json.dumps(
-                {
-                    "zero_optimization": {"stage": 2},
-                    "train_micro_batch_size_per_gpu": 4,
-                    "gradient_accumulation_steps": 3,
-                    "bf16": {"enabled": True},
-                }
-            )
-        )
-        flags = ["--deepspeed", str(file), "--global_batch_size", "32", "--per_device_train_batch_size", "8"]
-        refused = job.refused(*flags, "--bf17", launcher=torchrun(2))
-        assert refused.flags == ["--bf17", "--deepspeed", "--deepspeed", "--deepspeed"]
-        keys = ("train_micro_batch_size_per_gpu = 4", "bf16.enabled = True", "gradient_accumulation_steps = 3")
-        assert all(key in problem for key, problem in zip(keys, refused.problems[1:], strict=True))
-
     def test_accelerate_that_was_asked_for_two_processes_and_starts_one(self, job: Job) -> None:
         refused = job.refused(launcher=accelerate("single_gpu", 2))
         (found,) = refused.problems
         assert found.endswith("[one-process-started]")
-
-    def test_accelerate_that_would_compile_without_the_recipes_knowledge(self, job: Job) -> None:
-        launcher = accelerate("single_gpu", 1)
-        launcher[2:2] = ["--dynamo_backend", "inductor"]
-        of_the_flag, of_the_launcher = job.refused("--max_tokens_per_device", "0", launcher=launcher).problems
-        assert of_the_flag.endswith("[expected-at-least]")
-        assert of_the_launcher.endswith("[launcher-sets]")
 
     def test_the_deepspeed_launcher_passes_the_exit_code_on(self, job: Job) -> None:
         job.flags["train_file"] = job.path("missing.jsonl")

@@ -35,8 +35,9 @@ class Launch:
         world_size: processes over all nodes.
         local_world_size: processes on this node.
         rank: of this process among `world_size`.
-        deepspeed: content of the DeepSpeed file; empty if an accelerate config names none, None without DeepSpeed.
+        deepspeed: content of the DeepSpeed file, or the like values of an accelerate config; None without DeepSpeed.
         deepspeed_source: path of that file, or its text.
+        from_file: fields that neither recipe nor flags give, with the values of the strategy file.
         is_known: False where the environment could not be read; then the strategy is a placeholder.
     """
 
@@ -46,6 +47,7 @@ class Launch:
     rank: int = 0
     deepspeed: Mapping[str, Any] | None = None
     deepspeed_source: str | None = None
+    from_file: Mapping[str, Any] = field(default_factory=dict)
     is_known: bool = True
 
     @property

@@ -1,62 +1,105 @@
-"""Compare a DeepSpeed file with the flags, and with the file that a checkpoint was written with."""
+"""Read a DeepSpeed file: what it says that flags say too, and what it says alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from indictune.config.plan import AnyPlan
 from indictune.distributed.communication import DEEPSPEED_NAMES
-from indictune.errors import Problem, problem
 
-# Key in the DeepSpeed file -> the training argument that must be equal.
+# Key in the DeepSpeed file -> the training argument that says the same.
 OVERLAP = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "train_batch_size": "global_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "max_grad_norm",
     "optimizer.params.lr": "learning_rate",
     "optimizer.params.eps": "adam_epsilon",
     "optimizer.params.weight_decay": "weight_decay",
     "scheduler.params.warmup_max_lr": "learning_rate",
-    "bf16.enabled": "bf16",
-    "fp16.enabled": "fp16",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+}
+_BETAS = "optimizer.params.betas"
+_TYPES = {"bf16.enabled": ("bf16", "fp16"), "fp16.enabled": ("fp16", "bf16")}
+_SUMS = "communication_data_type"
+_TOTAL = "scheduler.params.total_num_steps"
+
+# Values that a run needs, with the reason.
+_NEEDED = {
+    "zero_optimization.compute_grad_norm": (True, "the check for NaN needs the norm"),
+    # With a fixed scale, DeepSpeed skips every step whose gradients overflow, without a warning.
+    "fp16.loss_scale": (0, "DeepSpeed searches the scale"),
 }
 
 # Other keys that change the steps and are not in a checkpoint's states (0.19.8, `get_optimizer_configuration`).
 _CHANGE_THE_STEPS = (
     *("scheduler", "optimizer.type", "optimizer.params.adam_w_mode"),
     *("optimizer.params.torch_adam", "optimizer.params.fp32_optimizer_states"),
-    *("prescale_gradients", "gradient_predivide_factor", "communication_data_type"),
+    *("prescale_gradients", "gradient_predivide_factor"),
 )
 
 _NONE = "(none)"
 
 
-def check_deepspeed_file(plan: AnyPlan) -> list[Problem]:
-    """Refuse values of the file that are not "auto" and contradict the flags or what follows from them."""
-    config, training = plan.launch.deepspeed or {}, plan.training
-    wanted: dict[str, tuple[str, Any]] = {key: (f"--{name}", getattr(training, name)) for key, name in OVERLAP.items()}
-    wanted["optimizer.params.betas"] = "--adam_beta1 --adam_beta2", [training.adam_beta1, training.adam_beta2]
-    wanted["communication_data_type"] = "--reduce_dtype", DEEPSPEED_NAMES[training.reduce_dtype]
-    wanted["zero_optimization.compute_grad_norm"] = "the value for the NaN check", True
-    if training.fp16:
-        # With a fixed scale, DeepSpeed skips every step whose gradients overflow, without a warning.
-        wanted["fp16.loss_scale"] = "a loss scale that DeepSpeed searches", 0
-    steps = plan.derived.get("gradient_accumulation_steps")
-    if steps is not None:
-        wanted["gradient_accumulation_steps"] = "the accumulation of --global_batch_size", steps
-    given = {key: _look_up(config, key) for key in wanted}
-    return [
-        problem("deepspeed-file-contradicts", "--deepspeed", key=key, in_file=given[key], flag_name=name, wanted=value)
-        for key, (name, value) in wanted.items()
-        if given[key] not in (None, "auto", value)
+class FileValue(NamedTuple):
+    """A value of a strategy file that flags can give too.
+
+    Attributes:
+        key: in the file.
+        value: in the file.
+        fields: training arguments that say the same, with their values.
+    """
+
+    key: str
+    value: Any
+    fields: Mapping[str, Any]
+
+
+def values_in(config: Mapping[str, Any]) -> Iterator[FileValue]:
+    """The values of a DeepSpeed file that flags can give too, apart from "auto"."""
+    for key, name in OVERLAP.items():
+        if isinstance(value := _look_up(config, key), int | float):
+            yield FileValue(key, value, {name: value})
+    if isinstance(betas := _look_up(config, _BETAS), list):
+        yield FileValue(_BETAS, betas, dict(zip(("adam_beta1", "adam_beta2"), betas, strict=False)))
+    for key, (name, other) in _TYPES.items():
+        if isinstance(value := _look_up(config, key), bool):
+            yield FileValue(key, value, {name: value} | ({other: False} if value else {}))
+    own_names = {name: own for own, name in DEEPSPEED_NAMES.items()}
+    if (value := config.get(_SUMS)) in own_names:
+        yield FileValue(_SUMS, value, {"reduce_dtype": own_names[value]})
+
+
+def unusable(config: Mapping[str, Any], fp16: bool) -> list[tuple[str, Any, str]]:
+    """Key, value and reason of the values in a DeepSpeed file that no run can use. Others replace them."""
+    found = [
+        (key, value, reason)
+        for key, (needed, reason) in _NEEDED.items()
+        if (value := _look_up(config, key)) not in (None, "auto", needed) and (fp16 or not key.startswith("fp16"))
     ]
+    if isinstance(value := _look_up(config, _TOTAL), int):
+        found.append((_TOTAL, value, "the steps of the run count"))
+    if config.get(_SUMS) not in (None, "auto", *DEEPSPEED_NAMES.values()):
+        found.append((_SUMS, config[_SUMS], "--reduce_dtype counts"))
+    return found
+
+
+def left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A DeepSpeed file with "auto" wherever a flag or the run says the value: transformers fills it in."""
+    changed = copy.deepcopy(dict(config))
+    for key in (*OVERLAP, *_TYPES, _BETAS, _TOTAL):
+        _replace(changed, key, "auto")
+    for key, (needed, _) in _NEEDED.items():
+        _replace(changed, key, needed)
+    return changed
 
 
 def settings_of_steps(config: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the file that change the steps and that no flag sets, by dotted key."""
     found = {key: value for name in _CHANGE_THE_STEPS for key, value in _values(name, _look_up(config, name)).items()}
-    return {key: value for key, value in found.items() if value not in (None, "auto") and key not in OVERLAP}
+    of_flags = (*OVERLAP, _TOTAL)
+    return {key: value for key, value in found.items() if value not in (None, "auto") and key not in of_flags}
 
 
 def _values(name: str, value: Any) -> dict[str, Any]:
@@ -91,3 +134,11 @@ def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:
     for part in dotted_key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def _replace(config: dict[str, Any], dotted_key: str, value: Any) -> None:
+    """Replace a value that is there."""
+    parent, _, name = dotted_key.rpartition(".")
+    holder = _look_up(config, parent) if parent else config
+    if isinstance(holder, dict) and name in holder:
+        holder[name] = value

@@ -42,10 +42,10 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
     """
     source = _deepspeed_source(environ, deepspeed)
     config = None if source is None else read_deepspeed(source)
+    if config is None and _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
+        config = _deepspeed_of_accelerate(environ)
     if config is not None:
         strategy = _zero_name(config)
-    elif _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
-        strategy, config = f"zero{environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}", {}
     elif _is_true(environ, "ACCELERATE_USE_FSDP") or fsdp:
         strategy = "fsdp2_offload" if _is_true(environ, "FSDP_OFFLOAD_PARAMS") else "fsdp2"
     else:
@@ -94,6 +94,20 @@ def _deepspeed_source(environ: Mapping[str, str], flag: str | None) -> str | Non
     if flag is not None and other not in (None, flag):
         raise UserError("launcher-contradicts-flag", "--deepspeed", flag, other=other)
     return named if flag is None else flag
+
+
+def _deepspeed_of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What `deepspeed_config` of an accelerate config says, in the words of a DeepSpeed file."""
+    zero: dict[str, Any] = {"stage": int(environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))}
+    for name in ("offload_optimizer", "offload_param"):
+        zero[name] = {"device": environ.get(f"ACCELERATE_DEEPSPEED_{name.upper()}_DEVICE", "none")}
+    steps = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
+    norm = environ.get("ACCELERATE_GRADIENT_CLIPPING", "auto")
+    return {
+        "zero_optimization": zero,
+        "gradient_accumulation_steps": steps if steps == "auto" else int(steps),
+        "gradient_clipping": norm if norm == "auto" else float(norm),
+    }
 
 
 def _check_launcher(environ: Mapping[str, str], strategy: str) -> None:

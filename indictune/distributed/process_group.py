@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import distributed_c10d
 
 from indictune.config.plan import Launch
-from indictune.distributed import cpu_adam, cpu_fallback, elastic
+from indictune.distributed import cpu_adam, cpu_fallback, elastic, strategy_file
 
 
-def bring_up(launch: Launch, environ: Mapping[str, str], timeout_s: int) -> dict[str, Any]:
+def bring_up(launch: Launch, environ: MutableMapping[str, str], timeout_s: int) -> dict[str, Any]:
     """Start the process group where the Trainer would not: after a restart, and on a machine without a GPU.
 
     Returns:
-        Training arguments that the CPU fallback needs.
+        Training arguments that the CPU fallback and the strategy file need.
     """
+    from_file = strategy_file.leave_to_plan(launch, environ)
     limit_waiting(timeout_s)
     if launch.family.startswith("zero"):
         cpu_adam.remove_stale_locks()
     is_on_cpu = cpu_fallback.is_needed()
     elastic.join(environ, "gloo" if is_on_cpu else None, timeout_s)
-    return cpu_fallback.start(launch, timeout_s) if is_on_cpu else {}
+    return from_file | (cpu_fallback.start(launch, timeout_s) if is_on_cpu else {})
 
 
 def limit_waiting(timeout_s: int) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from indictune.config.plan import AnyPlan, RunPlan
-from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.devices import missing_gpu, where_it_runs
 from indictune.distributed.machine_failures import check_interfaces
 from indictune.distributed.strategy_limits import (
@@ -53,7 +52,6 @@ CHECKS: tuple[Check, ...] = (
 OF_THE_LAUNCH: tuple[Check, ...] = (
     check_processes,
     check_optimizer_of_strategy,
-    check_deepspeed_file,
     check_communication,
     check_saving,
     check_bad_steps,

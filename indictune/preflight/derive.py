@@ -12,6 +12,7 @@ from indictune.config.plan import Launch, RowArguments, RunPlan, unresolved
 from indictune.config.recipe import Recipe
 from indictune.distributed import batch_size, tf32
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
+from indictune.distributed.strategy_file import take_values
 from indictune.distributed.strategy_limits import default_optimizer
 from indictune.errors import Problem, Problems, UserError
 from indictune.models.adapter_base import config_file
@@ -35,7 +36,8 @@ def make_plan(
     """
     plan, problems = plan_of_rows(recipe, task)
     plan = replace(plan, launch=_launch(environ, plan.training, problems), environ=environ)
-    given, training = recipe.values, plan.training
+    plan = take_values(plan)
+    given, training = plan.recipe.values, plan.training
     metric = given.get("metric_for_best_model", task.metrics(plan)[0])
     is_lower_better = metric.removeprefix("eval_") in task.lower_is_better
     defaults = {
@@ -49,7 +51,6 @@ def make_plan(
         for name, value in defaults.items()
         if name not in given and value not in (None, getattr(training, name))
     }
-    derived["deepspeed"] = plan.launch.deepspeed_source
     rows, rows_at_once = training.global_batch_size, training.per_device_train_batch_size
     if training.max_tokens_per_device is None and min(rows, rows_at_once) > 0:
         with problems.collecting():
@@ -101,8 +102,9 @@ def make_evaluation_plan(
         environ=environ,
         model_config=problems.attempt(trained_config, model) if config_file(asked.model).is_file() else None,
     )
-    never = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
-    return plan.derive(deepspeed=launch.deepspeed_source, **never), problems
+    plan = take_values(plan)
+    never: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+    return plan.derive(**never), problems
 
 
 def checked_accumulation(plan: RunPlan[Any, Any], steps: int, flag: str) -> int:

@@ -24,18 +24,7 @@ def check_number_type(plan: AnyPlan) -> list[Problem]:
 
 
 def check_launcher_settings(plan: AnyPlan) -> list[Problem]:
-    """Refuse a number type and a compiler that only the launcher names: `recipe.yaml` would not record them.
-
-    transformers (5.23) takes the type of accelerate's flag or file, and accelerate takes its own compiler.
-    """
-    training, found = plan.training, []
-    own = "fp16" if training.fp16 else "no" if training.bf16 is False else "bf16"  # None is bf16, of a LLaMA
+    """Refuse fp8, which no flag can give: `recipe.yaml` would not record it."""
     asked = plan.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    if asked not in ("no", own):
-        instead = "--bf16 true or --fp16 true"
-        found.append(problem("launcher-sets", "--mixed_precision", asked, instead=instead))
-    backend = plan.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    if backend != "no":
-        instead = f"--torch_compile true --torch_compile_backend {backend}"
-        found.append(problem("launcher-sets", "--dynamo_backend", backend, instead=instead))
-    return found
+    instead = "--bf16 true or --fp16 true"
+    return [problem("launcher-sets", "--mixed_precision", asked, instead=instead)] if asked == "fp8" else []

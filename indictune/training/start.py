@@ -16,9 +16,8 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data.collation import lengths_of
-from indictune.distributed import batch_size, collectives, launch_check, node_disks, process_group
+from indictune.distributed import batch_size, collectives, launch_check, node_disks, process_group, strategy_file
 from indictune.distributed.cpu_time import check_cpu_time
-from indictune.distributed.deepspeed_config import check_deepspeed_file
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
 from indictune.errors import Problems, UserError
@@ -42,7 +41,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
     `padded` says whether rows are padded to the longest of their micro-batch. `run` warns of an ignored flag.
 
     Raises:
-        UserError: a CPU would take hours, a row is too long, or the DeepSpeed file has other sizes.
+        UserError: a CPU would take hours, a row is too long, or the strategy has no such communication.
     """
     check_cpu_time(plan, tokens.train)
     training = plan.training
@@ -61,8 +60,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
         gradient_accumulation_steps=checked_accumulation(plan, steps, "--max_tokens_per_device"),
         per_device_train_batch_size=math.ceil(rows / (world_size * steps)),
     )
-    problems = [*check_deepspeed_file(plan), *check_communication(plan)]
-    if problems:
+    if problems := check_communication(plan):
         raise UserError(problems=problems)
     return plan
 
@@ -107,6 +105,9 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Tra
     Raises:
         UserError: transformers refuses a value, or another strategy came up.
     """
+    run.warn(strategy_file.ignored_values(plan))
+    if plan.launch.from_file:
+        logger.info("From the strategy file: %s", strategy_file.taken_values(plan))
     decided = process_group.bring_up(plan.launch, os.environ, plan.training.ddp_timeout)
     plan = plan.derive(**decided, **({} if run.shows_bars else {"disable_tqdm": True}))
     args = plan.recipe.build(type(plan.training), **plan.derived)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from pathlib import Path
@@ -11,15 +10,10 @@ from typing import Any
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils.launch import (
-    prepare_deepspeed_cmd_env,
-    prepare_multi_gpu_env,
-    prepare_simple_launcher_cmd_env,
-)
 
 from indictune.distributed.deepspeed_config import OVERLAP
 from indictune.distributed.launch import read_launch
+from tests.launch_environment import launched
 
 ROOT = Path(__file__).parents[2]
 DS_NAMES = ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
@@ -45,27 +39,10 @@ def test_the_files_are_those_of_the_design() -> None:
     assert sorted(path.name for path in (ROOT / "ds_configs").iterdir()) == [f"{name}.json" for name in DS_NAMES]
 
 
-def launched(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment that `accelerate launch --config_file ... --num_processes 2` makes, by its own functions."""
-    monkeypatch.chdir(ROOT)
-    processes = "1" if name == "single_gpu" else "2"
-    flags = ["--config_file", f"accelerate_configs/{name}.yaml", "--num_processes", processes]
-    args: argparse.Namespace = launch_command_parser().parse_args([*flags, "--main_process_port", "0", "script.py"])
-    args, defaults, _ = _validate_launch_command(args)
-    if args.use_deepspeed:
-        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
-        environ = prepare_deepspeed_cmd_env(args)[1]
-    elif args.use_fsdp or args.multi_gpu:
-        environ = prepare_multi_gpu_env(args)
-    else:
-        return dict(prepare_simple_launcher_cmd_env(args)[1])
-    return {**environ, "LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_accelerate_starts_the_strategy_in_the_files_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = launched(name, monkeypatch)
-    launch = read_launch(environ)
+    monkeypatch.chdir(ROOT)
+    launch = read_launch(launched(config_path(name), 1 if name == "single_gpu" else 2))
     expected = {"single_gpu": ("single", 1), "fsdp2_qlora": ("fsdp2", 2)}.get(name, (name, 2))
     assert (launch.strategy, launch.world_size) == expected
 

@@ -107,6 +107,15 @@ def test_a_deepspeed_file_that_no_launcher_asked_for_is_not_read() -> None:
 def test_an_accelerate_config_may_hold_the_stage_itself() -> None:
     assert launch_of(ACCELERATE_DEEPSPEED | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"})[0] == "zero3"
     assert launch_of(ACCELERATE_DEEPSPEED)[0] == "zero2"  # accelerate's default
+    offloaded = {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "cpu"}
+    assert launch_of(ACCELERATE_DEEPSPEED | offloaded)[0] == "zero3_offload"
+
+
+def test_an_accelerate_configs_values_are_read_as_those_of_a_deepspeed_file() -> None:
+    values = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", "ACCELERATE_GRADIENT_CLIPPING": "0.5"}
+    config = read_launch(ACCELERATE_DEEPSPEED | values).deepspeed
+    assert config is not None
+    assert (config["gradient_accumulation_steps"], config["gradient_clipping"]) == (4, 0.5)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
@@ -157,7 +166,6 @@ class TestDeepSpeedFile:
         assert read_launch(TORCHRUN, '{"zero_optimization": {"stage": 1}}').deepspeed == {
             "zero_optimization": {"stage": 1}
         }
-        assert read_launch(ACCELERATE_DEEPSPEED).deepspeed == {}
         assert read_launch(TORCHRUN).deepspeed is None
 
     def test_a_missing_file_is_refused(self) -> None:

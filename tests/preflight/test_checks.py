@@ -77,12 +77,6 @@ def test_restarts_that_would_not_resume_are_refused(asked: tuple[str, ...]) -> N
     assert found(*batch, "--resume_from_checkpoint", "auto", TORCHELASTIC_MAX_RESTARTS="3") == []
 
 
-def test_a_deepspeed_file_is_compared_with_the_derived_batch() -> None:
-    problems = found("--deepspeed", '{"gradient_accumulation_steps": 2}', **TWO_RANKS)  # 64 = 2 ranks x 8 rows x 4
-    assert codes(problems) == [("deepspeed-file-contradicts", "--deepspeed")]
-    assert problems[0].details["wanted"] == 4
-
-
 def test_texts_beyond_longropes_original_length_are_refused() -> None:
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
     config = Phi3Config(original_max_position_embeddings=8, rope_parameters=rope)
