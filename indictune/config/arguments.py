@@ -15,6 +15,7 @@ from indictune.errors import Problem, problem
 Method = Literal["full", "lora", "qlora"]
 # One file or several. In this order `HfArgumentParser` (5.23) takes each word for a text.
 Files = list[str] | str | None
+LongText = Literal["truncate", "head_tail", "window"]
 ProblemType = Literal["single_label_classification", "regression", "multi_label_classification"]
 MAX_BAD_FRACTION = 0.01
 VALIDATION_SHARE = 0.1
@@ -98,6 +99,11 @@ class TextArguments(Checked):
         "standard", "`none`: quotes in a csv or tsv file are letters like others, and do not enclose a field."
     )
     max_length: int = flag(128, "Cut texts to this many tokens, special ones included.")
+    long_text: LongText = flag(
+        "truncate",
+        "How a longer text is read. truncate: its first tokens. head_tail: its first and its last ones. window: all, "
+        "in windows of --max_length tokens that overlap by a quarter; the mean of their logits is the text's.",
+    )
 
 
 @dataclass
@@ -174,6 +180,12 @@ class SourceArguments(BadRowArguments):
 class DataArguments(TextArguments, SourceArguments):
     """Which labelled texts are trained on, and how they are read."""
 
+    # A number from the moment the rows are tokenised.
+    max_length: int | str = flag(  # type: ignore[assignment]
+        128,
+        "Cut texts to this many tokens, special ones included. `auto`: the 99th percentile of the training rows' "
+        "tokens, within the model's positions.",
+    )
     drop_leaked_rows: bool = flag(False, "Remove training rows whose text is also in the validation or test rows.")
     problem_type: ProblemType | None = flag(
         None,

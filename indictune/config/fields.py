@@ -9,6 +9,8 @@ from typing import Any
 
 from indictune.errors import Problem, Problems, problem
 
+AUTO = "auto"  # in place of a number: the run finds it
+
 # The smallest value of a field, in whichever dataclass it is. None is allowed.
 AT_LEAST = {
     "max_length": 3,  # two tokens are special
@@ -63,7 +65,7 @@ def check_ranges(arguments: Any) -> list[Problem]:
     found = [
         problem("expected-at-least", f"--{name}", given[name], smallest=smallest)
         for name, smallest in AT_LEAST.items()
-        if given.get(name) is not None and not given[name] >= smallest
+        if given.get(name) not in (None, AUTO) and not given[name] >= smallest
     ]
     wrong_shares = [name for name in SHARES if given.get(name) is not None and not 0 <= given[name] < 1]
     return found + [problem("share-expected", f"--{name}", given[name]) for name in wrong_shares]

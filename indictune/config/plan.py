@@ -19,7 +19,9 @@ Arguments = TypeVar("Arguments")
 class RowArguments(Protocol):
     """What every task's flags of rows have."""
 
-    max_length: int
+    @property
+    def max_length(self) -> int | str:
+        """Most tokens of a row, or `auto`."""
 
 
 Data = TypeVar("Data", bound=RowArguments, covariant=True)
@@ -96,6 +98,13 @@ class RunPlan(Generic[Data, Training]):
         return Path(self.training.output_dir or ".")
 
     @property
+    def sequence_limit(self) -> int:
+        """Most tokens that the model reads at once. Before `--max_length auto` is found: its positions, or 512."""
+        if isinstance(self.data.max_length, int):
+            return self.data.max_length
+        return int(self.model_values.get("max_position_embeddings") or 512)
+
+    @property
     def configuration(self) -> dict[str, Any]:
         """Every field of the run with its given or derived value."""
         return vars(self.training) | vars(self.data) | vars(self.model)
@@ -111,6 +120,13 @@ class RunPlan(Generic[Data, Training]):
         derived = {**self.derived, **values}
         training = unresolved(type(self.training), self.recipe.values | derived)
         return replace(self, training=training, derived=derived)
+
+    def with_max_length(self, max_length: int | None) -> RunPlan[Data, Training]:
+        """The plan with the `--max_length` that was found in the rows; None for the one given."""
+        if max_length in (None, self.data.max_length):
+            return self
+        data = replace(self.data, max_length=max_length)  # type: ignore[type-var]
+        return replace(self, data=data)
 
 
 AnyPlan = RunPlan[RowArguments, IndicTrainingArguments]

@@ -8,11 +8,12 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
 
+from indictune.config.fields import AUTO
 from indictune.config.strict_yaml import RecipeLoader
 from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
@@ -38,8 +39,18 @@ DECIDED = "decided"
 class _FlagParser(HfArgumentParser):
     """Parses the flags of dataclasses. A value of the wrong type raises instead of ending the process."""
 
+    def __init__(self, types: Sequence[type[Any]]) -> None:
+        super().__init__(list(types), allow_abbrev=False)  # type: ignore[arg-type]
+        for name, hint in (each for kind in types for each in get_type_hints(kind).items()):
+            if hint == int | str:  # which HfArgumentParser reads as a number alone
+                self._option_string_actions[f"--{name}"].type = _number_or_auto
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
+
+
+def _number_or_auto(word: str) -> int | str:
+    return word if word == AUTO else int(word)
 
 
 @dataclasses.dataclass
@@ -77,7 +88,8 @@ class Recipe:
 
         Args:
             built: the dataclasses of the run.
-            decided: names of derived fields. Fields that were not given and differ from their default are derived too.
+            decided: names of derived fields. Fields that were not given and differ from their default are derived too,
+                and so are numbers that were found in place of `auto`.
         """
         whole = resolved(*built)
         follows = {
@@ -86,7 +98,8 @@ class Recipe:
             for field in dataclasses.fields(each)
             if field.name in whole.keys() - self.values.keys() and whole[field.name] != default_of(field)
         }
-        apart = {name: whole.pop(name) for name in sorted(whole.keys() & {*decided, *follows})}
+        found = {name for name, value in self.values.items() if value == AUTO != whole.get(name)}
+        apart = {name: whole.pop(name) for name in sorted(whole.keys() & {*decided, *follows, *found})}
         given = {name: self.values[name] for name in apart.keys() & self.values.keys()}
         return whole | given | ({DECIDED: apart} if apart else {})
 
@@ -102,7 +115,7 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
     Unknown names, values of the wrong type and an unreadable file are not raised, but collected in `problems`.
     """
     problems = Problems()
-    parser = _FlagParser(list(argument_types), allow_abbrev=False)  # type: ignore[arg-type]
+    parser = _FlagParser(argument_types)
     flags = dict(_split_flags(argv, problems))
     _drop_tokens("--", flags, problems)
     if "help" in flags:

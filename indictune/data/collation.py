@@ -75,7 +75,11 @@ class IndexedRows(torch.utils.data.Dataset[Row]):
 
 
 class PadToLongest:
-    """Pad the rows of a micro-batch to its longest; for evaluation, add `row_numbers`, int64 [rows]."""
+    """Pad the rows of a micro-batch to its longest; for evaluation, add `row_numbers`, int64 [rows].
+
+    A row in several windows (`seq_lengths`) takes as many rows of the tensors. In training, `labels` has its label at
+    its first window, and `IGNORED_LABEL` at the others. For evaluation, `windows`, int64 [rows], has their numbers.
+    """
 
     def __init__(self, pad_token_id: int, padding_side: str, with_row_numbers: bool = False) -> None:
         self.pad_token_id = pad_token_id
@@ -85,8 +89,11 @@ class PadToLongest:
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """Tensors `input_ids` and `attention_mask`, int64 [rows, longest], and `labels`: int64 class ids or float32
         numbers [rows], int64 [rows, labels] or int64 [rows, longest] for each token."""
-        tokens = [row["input_ids"] for row in rows]
+        tokens = [window for row in rows for window in _windows(row)]
         labels = [row["labels"] for row in rows]
+        counts = [len(row.get("seq_lengths", "1")) for row in rows]
+        if not self.with_row_numbers:
+            labels = _at_first_windows(labels, counts)
         batch = {
             "input_ids": self._pad(tokens, self.pad_token_id),
             "attention_mask": self._pad([np.ones_like(ids) for ids in tokens], 0),
@@ -94,6 +101,8 @@ class PadToLongest:
         }
         if self.with_row_numbers:
             batch["row_numbers"] = torch.tensor([row["row"] for row in rows])
+            if len(tokens) > len(rows):
+                batch["windows"] = torch.tensor(counts)
         return batch
 
     def _pad(self, sequences: list[np.ndarray], value: int) -> torch.Tensor:
@@ -110,7 +119,8 @@ class PadToLongest:
 class JoinRows:
     """Join the rows of a micro-batch in one sequence, without padding.
 
-    Positions restart with each document (a row, or each of the rows in a pack).
+    Positions restart with each document: a row, each of the rows in a pack, or each window of a row. Labels of rows in
+    windows are those of `PadToLongest`.
 
     Args:
         uncounted_token: RoBERTa's padding token. Its position is its own id; other tokens count from the next number.
@@ -137,10 +147,12 @@ class JoinRows:
         boundaries = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
         longest = int(lengths.max())
         labels = [row["labels"] for row in rows]
+        of_tokens = bool(np.ndim(labels[0])) and self.labels_of_tokens
+        counts = [len(row["seq_lengths"]) for row in rows]
         return {
             "input_ids": input_ids,
             "position_ids": self._positions(input_ids[0].numpy(), lengths),
-            "labels": _joined(labels) if np.ndim(labels[0]) and self.labels_of_tokens else _stacked(labels),
+            "labels": _joined(labels) if of_tokens else _stacked(_at_first_windows(labels, counts)),
             "cu_seq_lens_q": boundaries,
             "cu_seq_lens_k": boundaries,
             "max_length_q": longest,
@@ -155,6 +167,22 @@ class JoinRows:
         counted_before = np.cumsum(counts) - counts
         numbers = counted_before - counted_before[starts] + 1
         return torch.from_numpy(numbers * counts + self.uncounted_token)[None]
+
+
+def _windows(row: Row) -> list[np.ndarray]:
+    """The token ids of each window of a row."""
+    ends = np.cumsum(row.get("seq_lengths", [len(row["input_ids"])]))
+    return np.split(row["input_ids"], ends[:-1])
+
+
+def _at_first_windows(labels: list[Any], counts: Sequence[int]) -> list[Any]:
+    """A label for each window: the row's at its first one, and `IGNORED_LABEL` at the others."""
+    if max(counts) == 1:
+        return labels
+    placed = []
+    for label, count in zip(labels, counts, strict=True):
+        placed += [label, *[np.full_like(label, IGNORED_LABEL, subok=False)] * (count - 1)]
+    return placed
 
 
 def _joined(sequences: list[np.ndarray]) -> torch.Tensor:

@@ -16,11 +16,13 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from indictune.config.arguments import LongText
 from indictune.data.arrow_tables import map_table, smaller_batches, stored_batches, write_table
 from indictune.data.cache import build_once, file_digest
 from indictune.data.columns import shortened
 from indictune.data.labels import label_counts
 from indictune.data.load_rows import Splits
+from indictune.data.long_texts import Windows, window_encoder
 from indictune.data.progress_log import with_progress
 from indictune.data.rows import MAX_LISTED_ROWS, StoredRows
 from indictune.data.targets import REGRESSION, target_type, targets
@@ -30,19 +32,19 @@ logger = logging.getLogger(__name__)
 
 _BATCH_ROWS = 4_000  # while it is tokenised, a row takes some kilobytes
 _SAMPLE_ROWS = 100
+_FATES = {
+    "truncate": "longer ones lose their ends",
+    "head_tail": "longer ones lose their middles",
+    "window": "longer ones are read in windows",
+}
 Encode = Callable[[list[str]], list[list[int]]]
 
 
-def schema_of(labels: Sequence[str], problem_type: str | None) -> pa.Schema:
-    """The columns of tokenised rows."""
-    return pa.schema(
-        [
-            ("input_ids", pa.list_(pa.int32())),
-            ("labels", target_type(labels, problem_type)),
-            ("length", pa.int32()),
-            ("language", pa.string()),
-        ]
-    )
+def schema_of(labels: Sequence[str], problem_type: str | None, in_windows: bool = False) -> pa.Schema:
+    """The columns of tokenised rows; `seq_lengths` has the tokens of each window of a row."""
+    columns = {"input_ids": pa.list_(pa.int32()), "labels": target_type(labels, problem_type)}
+    columns |= {"length": pa.int32(), "language": pa.string()}
+    return pa.schema(columns | ({"seq_lengths": pa.list_(pa.int32())} if in_windows else {}))
 
 
 def tokenise_splits(
@@ -51,6 +53,7 @@ def tokenise_splits(
     labels: Sequence[str],
     max_length: int,
     problem_type: str | None = None,
+    long_text: LongText = "truncate",
 ) -> dict[str, Dataset]:
     """Tokenise rows, or take them from the cache. A warning says how many may be cut.
 
@@ -60,9 +63,11 @@ def tokenise_splits(
         labels: names, in the order of the class ids.
         max_length: texts are cut to this many tokens, special ones included.
         problem_type: says which targets the labels become, as in the model's configuration.
+        long_text: how longer texts are read.
 
     Returns:
-        By split: columns `input_ids`, `labels` (see `targets`), `length` (tokens) and `language`, in the rows' order.
+        By split: columns `input_ids`, `labels` (see `targets`), `length` (tokens) and `language`, in the rows' order;
+        in windows, `input_ids` has those of all windows of a row, and `seq_lengths` the tokens of each.
 
     Raises:
         UserError: the tokenizer makes no token of a text.
@@ -73,17 +78,17 @@ def tokenise_splits(
     def make(folder: Path) -> None:
         for name, rows in given.items():
             stored = stored_batches(splits.folder / f"{name}.arrow")
-            batches = tokenised(stored, tokenizer, labels, max_length, problem_type)
+            batches = tokenised(stored, tokenizer, labels, max_length, problem_type, long_text)
             shown = with_progress(batches, f"tokenising the {name} rows", len(rows))
-            write_table(folder / f"{name}.arrow", schema_of(labels, problem_type), shown)
+            write_table(folder / f"{name}.arrow", schema_of(labels, problem_type, long_text == "window"), shown)
 
     listed = ", ".join(f"{len(rows):,} {name}" for name, rows in given.items())
     logger.info("rows: %s; labels: %s", listed, _counted(next(iter(given.values())), labels, problem_type))
-    parts = [splits.folder.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type]
+    parts = [splits.folder.name, tokenizer_parts(tokenizer), list(labels), max_length, problem_type, long_text]
     folder = build_once("tokens", parts, "The token ids", make)
     _reset(tokenizer)
     datasets = {name: mapped_dataset(folder, name) for name in given}
-    check_lengths(given, datasets, max_length)
+    check_lengths(given, datasets, max_length, long_text)
     return datasets
 
 
@@ -96,7 +101,12 @@ def _counted(rows: StoredRows, labels: Sequence[str], problem_type: str | None) 
     return ", ".join([*(f"{shortened(each)} {counts.get(each, 0):,}" for each in labels[:MAX_LISTED_ROWS]), *more])
 
 
-def check_lengths(given: Mapping[str, StoredRows], datasets: Mapping[str, Dataset], max_length: int) -> None:
+def check_lengths(
+    given: Mapping[str, StoredRows],
+    datasets: Mapping[str, Dataset],
+    max_length: int,
+    long_text: LongText = "truncate",
+) -> None:
     """Refuse rows without tokens. Warn of rows as long as the limit: those that are cut, and the few that just fit."""
     problems = Problems()
     for name, rows in given.items():
@@ -108,7 +118,7 @@ def check_lengths(given: Mapping[str, StoredRows], datasets: Mapping[str, Datase
         if reach:
             logger.warning(
                 f"{rows.origin} {rows.source}: {reach:,} of {len(rows):,} rows ({reach / len(rows):.1%}) reach "
-                f"--max_length {max_length}; longer ones lose their ends."
+                f"--max_length {max_length}; {_FATES[long_text]}."
             )
     problems.raise_any()
 
@@ -137,36 +147,60 @@ def tokenised(
     labels: Sequence[str],
     max_length: int,
     problem_type: str | None = None,
+    long_text: LongText = "truncate",
 ) -> Iterator[pa.RecordBatch]:
     """The columns of `schema_of` for batches of rows, in their order; arguments as of `tokenise_splits`."""
-    schema = schema_of(labels, problem_type)
-    encode: Encode | None = None
+    schema = schema_of(labels, problem_type, long_text == "window")
+    read: Windows | None = None
     for batch in smaller_batches(batches, _BATCH_ROWS):
         texts = batch["text"].to_pylist()
-        encode = encode or encoder(tokenizer, max_length, texts[:_SAMPLE_ROWS])
-        input_ids = encode(texts)
-        lengths = np.fromiter(map(len, input_ids), np.int32, len(input_ids))
+        read = read or windows_of(tokenizer, max_length, texts[:_SAMPLE_ROWS], long_text)
+        rows = read(texts)
+        lengths = np.fromiter((sum(map(len, row)) for row in rows), np.int32, len(rows))
         ends = np.cumsum(lengths, dtype=np.int32)
-        # Several times as fast as pa.array(input_ids).
-        tokens = np.fromiter(itertools.chain.from_iterable(input_ids), np.int32, int(lengths.sum()))
+        ids = itertools.chain.from_iterable(itertools.chain.from_iterable(rows))
+        tokens = np.fromiter(ids, np.int32, int(lengths.sum()))  # several times as fast as pa.array of lists
         columns = [
             pa.ListArray.from_arrays(np.concatenate([np.zeros(1, np.int32), ends]), tokens),
             targets(batch["label"].to_pylist(), labels, problem_type),
             pa.array(lengths),
             batch["language"],
         ]
+        if long_text == "window":
+            columns.append(pa.array([list(map(len, row)) for row in rows], pa.list_(pa.int32())))
         yield pa.record_batch(columns, schema=schema)
 
 
-def encoder(tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str]) -> Encode:
-    """The fastest way to the ids that the tokenizer's own call gives.
+def windows_of(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, sample: list[str], long_text: LongText = "truncate"
+) -> Windows:
+    """How texts become windows of at most `max_length` tokens. All have one, but for long texts in `window`.
+
+    Args:
+        tokenizer: of the model.
+        max_length: of a window, special tokens included.
+        sample: some texts.
+        long_text: how longer texts are read.
+
+    Raises:
+        UserError: the tokenizer is not known to allow it.
+    """
+    if long_text != "truncate":
+        return window_encoder(tokenizer, encoder(tokenizer, None, sample), max_length, long_text)
+    encode = encoder(tokenizer, max_length, sample)
+    return lambda texts: [[ids] for ids in encode(texts)]
+
+
+def encoder(tokenizer: PreTrainedTokenizerBase, max_length: int | None, sample: list[str]) -> Encode:
+    """The fastest way to the ids that the tokenizer's own call gives, uncut without a `max_length`.
 
     The Rust backend makes no masks and offsets. Some classes add to what their backend does (CodeLlama's in
     transformers 5.23), which the sample shows.
     """
 
     def by_call(texts: list[str]) -> list[list[int]]:
-        return cast(list[list[int]], tokenizer(texts, truncation=True, max_length=max_length)["input_ids"])
+        encoded = tokenizer(texts, truncation=max_length is not None, max_length=max_length, verbose=False)
+        return cast(list[list[int]], encoded["input_ids"])
 
     def by_backend(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]

@@ -75,7 +75,8 @@ def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:
     training = plan.training
     if training.max_tokens_per_device is not None:
         return training.max_tokens_per_device
-    return training.per_device_train_batch_size * min(longest, plan.data.max_length)
+    in_windows = plan.configuration.get("long_text") == "window"  # a row has all its windows
+    return training.per_device_train_batch_size * (longest if in_windows else min(longest, plan.sequence_limit))
 
 
 def _is_half(plan: AnyPlan) -> bool:

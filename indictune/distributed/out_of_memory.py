@@ -102,7 +102,7 @@ def _advice(plan: AnyPlan | None, capacity: int, place: str) -> dict[str, str]:
 def estimated(plan: AnyPlan) -> Memory | None:
     """The memory of one process, if all rows have `--max_length` tokens; None for a model of unknown size."""
     counts = counts_of(plan)
-    return None if counts is None else estimate_memory(plan, counts, micro_batch_tokens(plan, plan.data.max_length))
+    return None if counts is None else estimate_memory(plan, counts, micro_batch_tokens(plan, plan.sequence_limit))
 
 
 def smallest_change(plan: AnyPlan, needed: Memory, capacity: int) -> str:
@@ -154,7 +154,7 @@ def _of_the_batch(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
     if training.max_tokens_per_device is None:
         given = {"per_device_train_batch_size": training.per_device_train_batch_size}
     ((name, size),) = given.items()
-    smallest = plan.data.max_length if name == "max_tokens_per_device" else 1
+    smallest = plan.sequence_limit if name == "max_tokens_per_device" else 1
     while (size := size // 2) >= smallest:
         if name == "max_tokens_per_device" or training.global_batch_size % (size * plan.launch.world_size) == 0:
             same = f"; --global_batch_size {training.global_batch_size} and the result stay the same"

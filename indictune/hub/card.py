@@ -6,8 +6,9 @@ TRL's card (1.16) says less of a run, and has mistakes: an adapter is a model of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from peft import PeftModel
 from transformers import Trainer
@@ -18,6 +19,7 @@ from indictune.distributed import sharding
 from indictune.files import write_whole
 from indictune.models import builtin
 from indictune.models.load import Model
+from indictune.models.text_reading import recorded_reading
 
 # What transformers (5.23) writes of every base that is a folder. It is true of built-in models only: random weights.
 FROM_SCRATCH = "This model was trained from scratch on"
@@ -44,6 +46,24 @@ def write_card(trainer: Trainer, model_name: str) -> None:
     base = str(model.config._name_or_path)
     if builtin.name_of(base) == base:
         text = text.replace(FROM_SCRATCH, FROM_A_FOLDER)
-    write_whole(folder / "README.md", text)
+    write_whole(folder / "README.md", text + long_texts(recorded_reading(model.config)))
     if isinstance(model, PeftModel):
         model.create_or_update_model_card(str(folder))
+
+
+def long_texts(reading: Mapping[str, Any]) -> str:
+    """The section of the card on how the model reads long texts; empty for one that cuts them."""
+    if not reading:
+        return ""
+    parts = {
+        "head_tail": "Of a longer text it reads the first and the last tokens, half of the limit each.",
+        "window": "It reads a longer text in windows of that size, which overlap by a quarter, and takes the mean of "
+        "their logits.",
+    }
+    return f"""
+## Long texts
+
+The model reads {reading["max_length"]} tokens at once, special ones included. {parts[reading["long_text"]]}
+`indictune predict` and `indictune evaluate` do the same.
+`pipeline("text-classification")` reads the first tokens only.
+"""

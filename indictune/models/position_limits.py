@@ -13,14 +13,14 @@ POSITIONS_AFTER_PADDING = frozenset(
 )
 
 
-def check_max_length(config: PreTrainedConfig, max_length: int) -> None:
-    """Refuse texts that are longer than the model's positions.
+def check_max_length(config: PreTrainedConfig, max_length: int | str) -> None:
+    """Refuse texts that are longer than the model's positions. `auto` keeps within them.
 
     Raises:
         UserError: `max-length-over-positions`.
     """
     positions = positions_of(config)
-    if positions is not None and max_length > positions:
+    if positions is not None and isinstance(max_length, int) and max_length > positions:
         given = "--max_length", max_length
         raise UserError("max-length-over-positions", *given, model=config.name_or_path, limit=positions)
 

@@ -13,12 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.config.command_arguments import PredictArguments
 from indictune.data.collation import JoinRows, PadToLongest
-from indictune.data.tokenisation import Encode, encoder
+from indictune.data.long_texts import Windows
+from indictune.data.tokenisation import windows_of
 from indictune.errors import Problems
 from indictune.models.load import Model, check_vocabulary, stored_quantisation
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import classify_unpadded, pads, uncounted_token
 from indictune.prediction.served_model import ServedModel, served_model
+from indictune.tasks.loss import mean_of_windows
 
 # Measured by benchmarks/predict.py: a CPU's caches hold a small batch, and a GPU needs a large one.
 TOKENS_ON_CPU = 2_048
@@ -38,7 +40,7 @@ class Classifier:
 
     def __init__(self, served: ServedModel, max_tokens: int | None = None) -> None:
         self.served = served
-        self._encode: Encode | None = None
+        self._windows_of: Windows | None = None
         self._device = _device()
         on_cpu = self._device.type == "cpu"
         self._max_tokens = max_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
@@ -58,7 +60,7 @@ class Classifier:
         """The logits of cleaned texts, float32 [texts, labels]; NaN for a text without words or tokens."""
         found = np.full((len(texts), len(self.served.labels)), np.nan, np.float32)
         tokens = self._tokens(texts)
-        lengths = np.array([len(row) if text else 0 for row, text in zip(tokens, texts, strict=True)], np.int64)
+        lengths = np.array([sum(map(len, row)) if text else 0 for row, text in zip(tokens, texts, strict=True)])
         batches = list(cut_by_tokens(lengths, self._max_tokens, self._padded))
         if not batches:
             return found
@@ -68,15 +70,21 @@ class Classifier:
         found[np.concatenate(batches)] = torch.cat(parts).cpu().numpy()
         return found
 
-    def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        if self._encode is None:
-            self._encode = encoder(self.served.tokenizer, self.served.reading.max_length, list(texts[:100]))
-        return self._encode(list(texts))
+    def _tokens(self, texts: Sequence[str]) -> list[list[list[int]]]:
+        """The windows of each text; short texts have one."""
+        if self._windows_of is None:
+            reading = self.served.reading
+            self._windows_of = windows_of(
+                self.served.tokenizer, reading.max_length, list(texts[:100]), reading.long_text
+            )
+        return self._windows_of(list(texts))
 
-    def _forward(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """The logits of some rows, float32 [rows, labels]."""
+    def _forward(self, rows: Sequence[Sequence[list[int]]]) -> torch.Tensor:
+        """The logits of some rows, given by their windows, float32 [rows, labels]."""
+        lengths = [np.array(list(map(len, row))) for row in rows]
+        joined = [np.concatenate(row) for row in rows]
         batch = self._collate(
-            [{"input_ids": np.asarray(row), "labels": 0, "seq_lengths": np.array([len(row)])} for row in rows]
+            [{"input_ids": ids, "labels": 0, "seq_lengths": each} for ids, each in zip(joined, lengths, strict=True)]
         )
         del batch["labels"]
         given = {
@@ -84,7 +92,8 @@ class Classifier:
             for name, each in batch.items()
         }
         logits: torch.Tensor = self._model(**given).logits
-        return logits.float()
+        counts = torch.tensor(list(map(len, rows)), device=logits.device)
+        return logits.float() if len(logits) == len(rows) else mean_of_windows(logits, counts)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if not (self.served.reading.bf16 or self.served.reading.fp16):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from indictune.config.arguments import ModelArguments, TextArguments
+from indictune.config.arguments import LongText, ModelArguments, TextArguments
 from indictune.config.command_arguments import PredictArguments
 from indictune.config.plan import unresolved
 from indictune.config.trained_recipe import configuration_of
@@ -17,6 +17,7 @@ from indictune.models.adapter_base import config_file, continues_texts
 from indictune.models.classifier import class_names
 from indictune.models.load import load_tokenizer
 from indictune.models.position_limits import check_max_length, positions_of
+from indictune.models.text_reading import recorded_reading
 from indictune.models.trained import trained_config
 
 _OF_A_RUN = ("train_log.jsonl", "status.json", "logs", RECIPE, "checkpoint-*")
@@ -30,7 +31,8 @@ class Reading:
     Attributes:
         text_column: column with the text.
         language_column: column with the language; None takes `language` if it exists, else detects it.
-        max_length: texts are cut to this many tokens, special ones included.
+        max_length: tokens of a text, or of a window, at most; special ones included.
+        long_text: how longer texts are read.
         bf16: compute in bf16.
         fp16: compute in fp16.
     """
@@ -38,6 +40,7 @@ class Reading:
     text_column: str
     language_column: str | None
     max_length: int
+    long_text: LongText
     bf16: bool
     fp16: bool
 
@@ -84,6 +87,7 @@ def reading_of(asked: PredictArguments, config: PreTrainedConfig) -> Reading:
         UserError: the recipe is unreadable, or `--max_length` exceeds the model's positions.
     """
     trained = configuration_of(Path(asked.model))
+    trained = recorded_reading(config) | trained
     default = unresolved(TextArguments, trained)
     max_length = asked.max_length or trained.get("max_length")
     if max_length is None:  # as after `indictune merge`, which keeps no recipe
@@ -93,6 +97,7 @@ def reading_of(asked: PredictArguments, config: PreTrainedConfig) -> Reading:
         text_column=asked.text_column or default.text_column,
         language_column=asked.language_column or default.language_column,
         max_length=max_length,
+        long_text=default.long_text,
         bf16=trained.get("bf16", False) if asked.bf16 is None else asked.bf16,
         fp16=trained.get("fp16", False) if asked.fp16 is None else asked.fp16,
     )

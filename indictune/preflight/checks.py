@@ -29,7 +29,7 @@ from indictune.preflight.integrations import check_hub, check_loggers
 from indictune.preflight.optimizer import check_optimizer
 from indictune.preflight.processes import check_launcher_settings, check_number_type, check_processes
 from indictune.preflight.schedule import check_evaluations, check_schedule
-from indictune.preflight.values import check_metric, check_values
+from indictune.preflight.values import check_long_texts, check_metric, check_values
 from indictune.tasks.protocol import Data, Rows, Task, Training
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
     """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
     checks = CHECKS + (OF_THE_LAUNCH if plan.launch.is_known else ())
     found = [*(each for check in checks for each in check(plan)), *check_metric(plan, task)]
+    found += check_long_texts(plan.data, task)
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
     choice = plan.configuration.get("active_vocabulary")  # of a task that has the flag

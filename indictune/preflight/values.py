@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers.utils.import_utils import is_liger_kernel_available
 
-from indictune.config.fields import check_ranges
-from indictune.config.plan import AnyPlan, RunPlan
+from indictune.config.fields import AUTO, check_ranges
+from indictune.config.plan import AnyPlan, RowArguments, RunPlan
 from indictune.errors import Problem, problem
 from indictune.tasks.protocol import Task
 
@@ -35,3 +35,15 @@ def check_metric(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Pro
         return []
     expected = " or ".join([*known, *([f"{prefix}<language>"] if prefix else [])])
     return [problem("metric-unknown", "--metric_for_best_model", metric, expected=expected)]
+
+
+def check_long_texts(data: RowArguments, task: Task[Any, Any, Any]) -> list[Problem]:
+    """Refuse the options of texts that get one label, for another task."""
+    if task.takes_long_texts:
+        return []
+    given = {"--long_text": vars(data).get("long_text", "truncate"), "--max_length": data.max_length}
+    return [
+        problem("long-text-of-another-task", flag, value)
+        for flag, value in given.items()
+        if value in ("head_tail", "window", AUTO)
+    ]

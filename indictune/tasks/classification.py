@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
@@ -14,7 +15,8 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.class_weights import as_tensor, check_file, class_weights
 from indictune.data.labels import label_counts
 from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
-from indictune.data.row_sources import sources_of
+from indictune.data.long_texts import usual_length
+from indictune.data.row_sources import SPLITS, sources_of
 from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.tokenisation import tokenise_splits
 from indictune.data.validation_split import split_of
@@ -30,11 +32,15 @@ from indictune.models.classifier import (
 from indictune.models.config_shapes import check_shapes
 from indictune.models.learned_vocabulary import with_vocabulary
 from indictune.models.load import Model, load_tokenizer
+from indictune.models.position_limits import positions_of
+from indictune.models.text_reading import note_reading, recorded_reading
 from indictune.models.unpadded import padding_notes, pads
 from indictune.tasks.loss import ExactLoss
 from indictune.tasks.objective import Objective
 from indictune.tasks.protocol import EvaluationPlan, Inputs, Task, TestTokens, Tokens
 from indictune.tasks.text_objectives import MultiLabel, Regression, SingleLabel
+
+logger = logging.getLogger(__name__)
 
 Plan = RunPlan[DataArguments, Args]
 
@@ -65,6 +71,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
     data_arguments = DataArguments
     training_arguments = Args
     name = "classification"
+    takes_long_texts = True
     lower_is_better = ("mae",)
     head = "ForSequenceClassification"
     scores = ("macro_f1", "loss", "accuracy", "worst_language_macro_f1")
@@ -112,27 +119,41 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         return None
 
     def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:
-        splits, settings = rows.splits, (plan.data.max_length, plan.data.problem_type)
+        splits, max_length = rows.splits, plan.data.max_length
+        if isinstance(max_length, str):
+            limit = None if plan.model_config is None else positions_of(plan.model_config)
+            max_length = usual_length(splits.rows["train"].table["text"], rows.tokenizer, limit)
+            logger.info("--max_length auto: %d tokens, %s", max_length, _reason(max_length, limit))
+        settings = max_length, plan.data.problem_type, plan.data.long_text
         made = tokenise_splits(splits, rows.tokenizer, rows.labels, *settings)
-        location = splits.rows["train"].location
-        return Tokens(made["train"], made.get("validation"), made.get("test"), location, splits.folder, splits.notes)
+        train, validation, test = (made.get(split) for split in SPLITS)
+        assert train is not None
+        location, notes = splits.rows["train"].location, splits.notes
+        return Tokens(train, validation, test, location, splits.folder, notes, max_length=max_length)
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None
         return pads(plan.training.padding_free, plan.model, plan.model_config)
 
     def load_model(self, plan: Plan, args: Args, rows: ClassifiedRows, reads_weights: bool) -> Model:
-        return load_classifier(rows.model, rows.labels, rows.tokenizer, plan.data.problem_type)
+        model = load_classifier(rows.model, rows.labels, rows.tokenizer, plan.data.problem_type)
+        note_reading(model.config, plan.data.long_text, int(plan.data.max_length))
+        return model
 
     def objective(
         self, args: Args, config: PreTrainedConfig, tokenizer: Tokenizer, padded: bool, rows: ClassifiedRows | None
     ) -> Objective:
+        made: SingleLabel | Regression | MultiLabel
         if config.problem_type == REGRESSION:
-            return Regression(config, tokenizer, padded, args.regression_loss)
-        if config.problem_type == MULTI_LABEL:
-            return MultiLabel(config, tokenizer, padded)
-        weights = None if rows is None else as_tensor(rows.weights, rows.labels)
-        return SingleLabel(config, tokenizer, padded, ExactLoss(weights, args.label_smoothing_factor))
+            made = Regression(config, tokenizer, padded, args.regression_loss)
+        elif config.problem_type == MULTI_LABEL:
+            made = MultiLabel(config, tokenizer, padded)
+        else:
+            weights = None if rows is None else as_tensor(rows.weights, rows.labels)
+            made = SingleLabel(config, tokenizer, padded, ExactLoss(weights, args.label_smoothing_factor))
+        assert made.loss is not None
+        made.loss.of_windows = recorded_reading(config).get("long_text") == "window"
+        return made
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
         asked, config = plan.data, plan.model_config
@@ -145,8 +166,14 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         assert tokenizer is not None
         assert test is not None
         keep_rejected(test.folder, plan.output_dir, plan.launch.rank)
-        dataset = tokenise_splits(test, tokenizer, labels, asked.max_length, mode)["test"]
+        dataset = tokenise_splits(test, tokenizer, labels, asked.max_length, mode, asked.long_text)["test"]
         return dataset, [*test.notes, *padding_notes(config, trains=False)]
+
+
+def _reason(max_length: int, positions: int | None) -> str:
+    if max_length == positions:
+        return "all that the model has positions for"
+    return "the 99th percentile of the training rows"
 
 
 def check_metric(metric: str, validation: Rows | None) -> None:

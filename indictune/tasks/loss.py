@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,7 +18,14 @@ from indictune.data.collation import IGNORED_LABEL
 
 
 class SharedLoss(ABC):
-    """A loss that is summed over a micro-batch and divided by the labels of the global batch."""
+    """A loss that is summed over a micro-batch and divided by the labels of the global batch.
+
+    Attributes:
+        of_windows: whether the logits are those of windows. A row's are averaged: it begins at its label and continues
+            at each `IGNORED_LABEL`.
+    """
+
+    of_windows = False
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
         """This micro-batch's share of the loss, a scalar.
@@ -26,7 +34,8 @@ class SharedLoss(ABC):
         """
         if num_items_in_batch is None:
             raise ValueError("The Trainer did not count the labels of the global batch (num_items_in_batch is None).")
-        return self.total(outputs.logits.float(), labels) / num_items_in_batch
+        logits = outputs.logits.float()
+        return self.total(mean_at_windows(logits, labels) if self.of_windows else logits, labels) / num_items_in_batch
 
     @abstractmethod
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -94,6 +103,22 @@ class MultiLabelLoss(SharedLoss):
             logits.float(), labels.clamp(min=0).float(), reduction="none"
         )
         return losses.mean(-1) * (labels[:, 0] != IGNORED_LABEL)
+
+
+def mean_at_windows(logits: Tensor, labels: Tensor) -> Tensor:
+    """At each window, the mean logits of its row; float32 [windows, classes] and labels [windows, ...].
+
+    No row is counted on the host, which would wait for the device.
+    """
+    begins = (labels if labels.ndim == 1 else labels[:, 0]) != IGNORED_LABEL
+    row = begins.cumsum(0)
+    together = (row[:, None] == row).to(logits.dtype)
+    return (together[:, :, None] * logits).sum(1) / together.sum(1, keepdim=True)
+
+
+def mean_of_windows(logits: Tensor, windows: Tensor) -> Tensor:
+    """The mean logits of each row, float32 [rows, classes], from those of its windows, whose numbers are [rows]."""
+    return torch.segment_reduce(logits.float(), "mean", lengths=windows, axis=0)
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -50,6 +50,7 @@ class Tokens:
         folder: of the cached rows, with those that were left out; None without a cache.
         notes: for the user.
         summary: a table for the user, or empty.
+        max_length: most tokens that a text was cut to, or of a window; None: as the flag says.
     """
 
     train: Dataset
@@ -59,6 +60,7 @@ class Tokens:
     folder: Path | None = None
     notes: Sequence[str] = ()
     summary: str = ""
+    max_length: int | None = None
 
     @property
     def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:
@@ -76,6 +78,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
         name: as `indictune prepare --task` takes it.
         scores: metrics that can compare checkpoints, the default first.
         lower_is_better: metrics, apart from losses, of which the lowest is the best.
+        takes_long_texts: whether `--long_text` and `--max_length auto` have a meaning.
         head: end of the class names of its models, such as `ForTokenClassification`.
     """
 
@@ -83,6 +86,7 @@ class Task(ABC, Generic[Rows, Data, Training]):
     data_arguments: type[Data]
     training_arguments: type[Training]
     lower_is_better: tuple[str, ...] = ()
+    takes_long_texts: bool = False
     name: str
     scores: tuple[str, ...]
     head: str

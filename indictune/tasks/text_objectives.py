@@ -21,7 +21,7 @@ from indictune.models.classifier import class_names
 from indictune.models.load import Model
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import uncounted_token
-from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, row_losses
+from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
 from indictune.tasks.objective import Batch, Collator, Objective
 
 
@@ -64,6 +64,13 @@ class TextObjective(Objective):
         return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind)
 
 
+def read_texts(model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits [rows, ...] and the labels of the texts of a batch; the logits of a row's windows are averaged."""
+    labels, windows = inputs.pop("labels"), inputs.pop("windows", None)
+    logits: torch.Tensor = model(**inputs).logits
+    return (logits if windows is None else mean_of_windows(logits, windows)), labels
+
+
 class SingleLabel(TextObjective):
     """One of several labels."""
 
@@ -80,8 +87,7 @@ class SingleLabel(TextObjective):
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The predicted label and the loss."""
-        labels = inputs.pop("labels")
-        logits = model(**inputs).logits
+        logits, labels = read_texts(model, inputs)
         return logits.argmax(-1), row_losses(logits, labels)
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
@@ -114,8 +120,7 @@ class Regression(TextObjective):
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The predicted number and the loss."""
-        labels = inputs.pop("labels")
-        logits = model(**inputs).logits
+        logits, labels = read_texts(model, inputs)
         return logits[:, 0].float(), self.loss.each(logits, labels)
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
@@ -136,8 +141,7 @@ class MultiLabel(TextObjective):
 
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The probability of each label [rows, labels], and the loss."""
-        labels = inputs.pop("labels")
-        logits = model(**inputs).logits
+        logits, labels = read_texts(model, inputs)
         return logits.float().sigmoid(), self.loss.each(logits, labels)
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:

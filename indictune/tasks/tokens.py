@@ -83,7 +83,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         return None if inputs.tokenizer is None else TaggedRows(splits, known, inputs.tokenizer)
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
-        made = _tokenised(rows, plan.data.max_length)
+        made = _tokenised(rows, int(plan.data.max_length))
         return Tokens(made["train"], made.get("validation"), made.get("test"), rows.splits["train"].location)
 
     def load_model(self, plan: Plan, args: Args, rows: TaggedRows, reads_weights: bool) -> Model:

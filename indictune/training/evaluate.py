@@ -22,8 +22,10 @@ from indictune.errors import Problems, UserError, problem, problems_of
 from indictune.models.adapter_base import config_file
 from indictune.models.load import Model, check_vocabulary, load_tokenizer
 from indictune.models.position_limits import check_max_length, positions_of
+from indictune.models.text_reading import recorded_reading
 from indictune.preflight.checks import preflight_of_evaluation
 from indictune.preflight.derive import make_evaluation_plan
+from indictune.preflight.values import check_long_texts
 from indictune.run import Run
 from indictune.tasks.all_tasks import task_of
 from indictune.tasks.objective import Objective
@@ -37,9 +39,8 @@ from indictune.training.start import bring_up
 # Taken from the run that made the model, unless the command has the flag. Trust flags are not: a folder must not grant
 # its own.
 FROM_TRAINING = (
-    *("text_column", "label_column", "language_column", "max_length", "columns"),
-    *("chat_template", "train_on_prompts"),
-    *("per_device_eval_batch_size", "bf16", "fp16", "regression_loss"),
+    *("text_column", "label_column", "language_column", "max_length", "long_text", "columns"),
+    *("chat_template", "train_on_prompts", "per_device_eval_batch_size", "bf16", "fp16", "regression_loss"),
 )
 
 
@@ -79,7 +80,7 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
         # The named file may have changed, or belong to somebody else. transformers saves a copy with the model.
         saved = model / "chat_template.jinja"
         configuration["chat_template"] = str(saved) if saved.is_file() else None
-    types = get_type_hints(EvaluateArguments) | {"regression_loss": str}
+    types = get_type_hints(EvaluateArguments) | {"regression_loss": str, "long_text": str}
     for name in FROM_TRAINING:
         value = configuration.get(name)
         if value is not None and isinstance(value, types[name]):
@@ -115,11 +116,13 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     """Score the model on `--test_file`, and write `metrics.json`. Ranks share the rows."""
     plan, found = make_evaluation_plan(run.recipe, os.environ, task.training_arguments)
     problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
+    problems.extend(check_long_texts(asked, task))
     tokenizer = None
     if config is not None:
         if "max_length" not in run.recipe.values:  # as after `indictune merge`, which keeps no recipe
-            default = unresolved(task.data_arguments, {}).max_length
-            asked.max_length = min(default, positions_of(config) or default)
+            noted, default = recorded_reading(config), unresolved(task.data_arguments, {}).max_length
+            asked.max_length = noted.get("max_length") or min(default, positions_of(config) or default)
+            asked.long_text = noted.get("long_text", asked.long_text)
         problems.extend(problems_of(check_max_length, config, asked.max_length))
         tokenizer = problems.attempt(load_tokenizer, plan.model, flag="--model")
     if not asked.test_file:

@@ -43,7 +43,7 @@ def prepare_command(argv: Sequence[str]) -> int:
         print(printable(f"{tokens.summary}\n"))
     for note in tokens.notes:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
-    print(lengths_table(tokens, plan.data.max_length))
+    print(lengths_table(tokens, tokens.max_length or int(plan.data.max_length)))
     if tokens.folder is not None and (tokens.folder / REJECTED).exists():
         print(f"Rows that were left out, with reasons: {tokens.folder / REJECTED}")
     kept = "" if tokens.folder is None else f"; kept in {cache_folder() / 'prepared'}"

@@ -36,7 +36,7 @@ Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
-    """Settle what follows from the tokens: the time on a CPU, and batches of at most `--max_tokens_per_device`.
+    """Settle what follows from the tokens: `--max_length`, the time on a CPU, and `--max_tokens_per_device` at most.
 
     `padded` says whether rows are padded to the longest of their micro-batch. `run` warns of an ignored flag.
 
@@ -44,6 +44,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
         UserError: a CPU would take hours, a row is too long, or the strategy has no such communication.
     """
     check_cpu_time(plan, tokens.train)
+    plan = plan.with_max_length(tokens.max_length)
     training = plan.training
     if (max_tokens := training.max_tokens_per_device) is None:
         return plan

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import BertConfig, LlamaConfig
 
-from indictune.config.arguments import ModelArguments
-from indictune.config.plan import AnyPlan, Launch
+from indictune.config.arguments import DataArguments, ModelArguments
+from indictune.config.plan import AnyPlan, Launch, unresolved
 from indictune.distributed.memory import estimate_memory, micro_batch_tokens
 from indictune.models.parameter_counts import ParameterCounts, count_parameters
 from tests.plans import plan_of
@@ -25,8 +25,8 @@ COUNTS = ParameterCounts(total=7_000_000_000, trained=7_000_000_000)
 
 def planned(launch: Launch | None = None, method: str = "full", max_length: int = 128, **training: Any) -> AnyPlan:
     plan = plan_of(training, {"method": method}, launch)
-    plan.data.max_length = max_length
-    return replace(plan, model_config=LLAMA)
+    data = unresolved(DataArguments, {"max_length": max_length})
+    return replace(plan, data=data, model_config=LLAMA)
 
 
 def bytes_of(launch: Launch, counts: ParameterCounts = COUNTS, **given: Any) -> list[float]:

@@ -16,7 +16,8 @@ import pytest
 import torch
 from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
-from indictune.config.plan import AnyPlan, Launch
+from indictune.config.arguments import DataArguments
+from indictune.config.plan import AnyPlan, Launch, unresolved
 from indictune.distributed import host_memory
 from indictune.distributed.machine_failures import check_interfaces
 from indictune.distributed.out_of_memory import estimated, out_of_memory, smallest_change
@@ -43,9 +44,9 @@ CUDA_TEXT = (
 def plan_for(config: PreTrainedConfig, max_length: int, method: str = "full", **given: Any) -> AnyPlan:
     launch, gpus = given.pop("launch", ALONE), given.pop("gpus", 1)
     plan = plan_of(given, {"method": method}, launch, gpus=gpus)
-    plan.data.max_length = max_length
+    data = unresolved(DataArguments, {"max_length": max_length})
     head = "ForCausalLM" if isinstance(config, LlamaConfig) else "ForSequenceClassification"
-    return replace(plan, model_config=config, head=head)
+    return replace(plan, data=data, model_config=config, head=head)
 
 
 ONE_ROW: dict[str, Any] = {"bf16": True, "per_device_train_batch_size": 1}
