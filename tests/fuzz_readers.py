@@ -6,7 +6,8 @@ python -m tests.fuzz_readers --minutes 10 --results
 
 writes to `benchmarks/results` how many files of each kind were read, how that went, how it went with those of them
 that were read as datasets too, and what broke a reader, which ends it. `not compared` are those that the others do not
-read, `not counted` those whose bad rows the others divide otherwise. A file that hangs one kills it.
+read, or with other delimiters, names and classes, or as one row from a stray quote on. `not counted` are those whose
+bad rows the others divide otherwise. A file that hangs one kills it.
 """
 
 from __future__ import annotations
@@ -170,16 +171,19 @@ def check(path: Path, folder: Path) -> str:
         AssertionError: something came out that does not stand in the file, or not there.
     """
     outcome = "refused"
-    plain = plain_or_none(path)
+    plain = None if path.name == "ids.parquet" else plain_or_none(path)  # it declares names of classes
+    is_damaged = False
     for quarantine in (False, True):
         bad = Quarantine(str(path), 0.5, folder) if quarantine else BadRows(str(path))
         rows = unless_refused(functools.partial(rows_of_file, path, bad))
+        is_damaged |= bool(bad.problems)
         if rows is None:
             continue
         texts = [row[:3] for row in rows]
         outcome = "left out" if bad.count else "read"
         assert_stand_in(path, {cell for row in texts for cell in row if cell})
-        if plain is None:
+        has_other_form = bool(BadRows.notes(bad))  # such as another delimiter
+        if plain is None or is_damaged or has_other_form:
             outcome += ", not compared"
         else:
             expected = [cells for cells in map(cells_of, plain) if cells is not None]
@@ -208,12 +212,11 @@ def plain_or_none(path: Path) -> list[Any] | None:
 
 def assert_stand_in(path: Path, texts: set[str]) -> None:
     content = path.read_bytes()
-    # Arrow's compressed pages do not show texts, and JSON writes them with escapes.
-    if path.name == "t.parquet" or (path.suffix in RECORD_EXTENSIONS[:2] and b"\\" in content):
+    # Arrow's compressed pages do not show texts, nor its schema names of classes, and JSON writes them with escapes.
+    if path.name in ("t.parquet", "ids.parquet") or (path.suffix in RECORD_EXTENSIONS[:2] and b"\\" in content):
         return
-    numbers = path.name == "ids.parquet"  # labels that stand there as numbers
     for text in texts:
-        assert stands_in(text, content) or (numbers and is_number(text)), f"{text!r} is not in the file"
+        assert stands_in(text, content), f"{text!r} is not in the file"
 
 
 def is_number(text: str) -> bool:

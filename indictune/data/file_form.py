@@ -17,7 +17,7 @@ from indictune.data.packed_files import kind_of_file, opened
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 CHARACTERS = {",": ",", ";": ";", "tab": "\t", "|": "|"}
 _SAMPLE_BYTES = 1 << 16
-_SAMPLE_ROWS = 20
+SAMPLE_ROWS = 20
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def first_rows(path: str, delimiter: str, form: FileForm) -> list[list[str]]:
         lines = file.read(_SAMPLE_BYTES).decode("utf-8-sig", errors="replace").splitlines(keepends=True)
     rows: list[list[str]] = []
     with suppress(csv.Error):  # of a broken row, or of one that the sample cuts
-        rows.extend(islice(filter(None, csv.reader(lines, delimiter=delimiter, **form.reading)), _SAMPLE_ROWS))
+        rows.extend(islice(filter(None, csv.reader(lines, delimiter=delimiter, **form.reading)), SAMPLE_ROWS))
     return rows
 
 

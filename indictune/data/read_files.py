@@ -17,10 +17,11 @@ from indictune.data.file_form import DELIMITERS, STANDARD, FileForm
 from indictune.data.json_columns import json_by_columns
 from indictune.data.json_rows import holds_lines, json_elements, json_lines, kind_of, record_rows
 from indictune.data.packed_files import kind_of_file
+from indictune.data.sheets import SHEET_EXTENSIONS, sheet_rows
 from indictune.errors import UserError
 
 RECORD_EXTENSIONS = (".json", ".jsonl", ".ndjson", *ARROW_EXTENSIONS)
-EXTENSIONS = (*DELIMITERS, *RECORD_EXTENSIONS)
+EXTENSIONS = (*DELIMITERS, *RECORD_EXTENSIONS, *SHEET_EXTENSIONS)
 # Rows held as Python objects before they become arrow arrays. This bounds the memory.
 CHUNK_ROWS = 20_000
 
@@ -43,6 +44,7 @@ def read_batches(
     object a line. json: the same, or a list of objects, an object with such a list as `data`, or the columns as pandas
     writes them. All of them in UTF-8, with or without a byte order mark; blank lines are skipped. Numbers and booleans
     arrive as the text they are written as. parquet and arrow: class ids become the names that the file declares.
+    xlsx and ods: the first sheet.
 
     Args:
         path: the file.
@@ -50,11 +52,11 @@ def read_batches(
         optional: the same for columns that may be missing; their cells are then null.
         bad: gets the rows that cannot be read.
         lists: roles of columns that may hold lists, which are joined as `a|b`.
-        form: of csv and tsv files.
+        form: of csv and tsv files, and sheets.
 
     Yields:
         A nullable string column for each role, and `line` (int64): the first line of the row in the file, from 1; in
-        parquet and arrow files the number of the row. At least one batch, unless all rows are bad.
+        other files the number of the row. At least one batch, unless all rows are bad.
 
     Raises:
         UserError: the file or a column is missing, the file holds no rows or cannot be read as its extension says.
@@ -64,6 +66,8 @@ def read_batches(
         batches = arrow_batches(path, columns, optional, bad, lists, CHUNK_ROWS)
     elif extension in DELIMITERS:
         batches = _batches(delimited_rows(path, columns, optional, bad, form), columns, optional)
+    elif extension in SHEET_EXTENSIONS:
+        batches = _batches(sheet_rows(path, columns, optional, bad, form), columns, optional)
     else:
         values = json_by_columns(path, bad) if extension == ".json" else None
         rows = record_rows(path, values or _json_values(path, extension, bad), columns, optional, bad, lists)

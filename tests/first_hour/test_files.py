@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from indictune.config.arguments import DataArguments, TextArguments
-from indictune.data import packed_files
+from indictune.data import packed_files, sheets
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.row_sources import sources_of
 from indictune.data.sentences import read_sentences
 from indictune.errors import Problems, UserError
+from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.problems import problems_raised
 
 ROWS = [("अच्छी फिल्म", "good"), ("bad film, very bad", "bad"), ("ठीक है", "good")]
@@ -305,6 +306,63 @@ class TestDeclaredClasses:
 def test_json_by_columns_is_read(content: dict[str, Any]) -> None:
     Path("f.json").write_text(json.dumps(content), encoding="utf-8")
     assert rows_of(load("f.json")) == [("a", "1"), ("b", "0.5")]
+
+
+SHEET: list[list[str | float | None]] = [
+    ["id", "text", "label"],
+    [1.0, "अच्छी फिल्म", 1.0],
+    [],
+    [2.0, "a < b", 0.5],
+    [3.0, 7.0, 1.0],
+]
+
+
+class TestSheets:
+    @pytest.mark.parametrize(("write", "name"), [(write_xlsx, "f.xlsx"), (write_ods, "f.ods")])
+    def test_the_first_sheet_is_read(self, write: Callable[..., None], name: str) -> None:
+        write(name, SHEET)
+        splits = load(name)
+        assert rows_of(splits) == [("अच्छी फिल्म", "1"), ("a < b", "0.5"), ("7", "1")]
+        assert [splits.rows["train"].location(row) for row in (0, 1)] == [f"{name} row 2", f"{name} row 4"]
+        assert splits.notes == []
+        write(name, SHEET, [["other"]])
+        (note,) = load(name).notes
+        assert "S1" in note
+
+    def test_one_without_a_header_takes_names_and_one_without_a_label_is_a_bad_row(self) -> None:
+        write_xlsx("f.xlsx", [["a fine film", "good"], ["not for me", "bad"], ["why", "good"], ["so so", None]])
+        assert refusal_of("f.xlsx").code == "header-missing"
+        found = problems_raised(lambda: load("f.xlsx", column_names=["text", "label"]))
+        assert found == ["--train_file f.xlsx row 4 no-label"]
+        assert refusal_of("f.xlsx", column_names=["a", "b", "c"]).code == "column-names-count"
+
+    @pytest.mark.parametrize(("write", "name"), [(write_xlsx, "f.xlsx"), (write_ods, "f.ods")])
+    def test_a_damaged_one_is_refused(self, write: Callable[..., None], name: str) -> None:
+        write(name, SHEET)
+        whole = Path(name).read_bytes()
+        changed = bytearray(whole)
+        changed[len(whole) // 3] ^= 1
+        for content in (whole[:-30], bytes(changed), b"text,label\na,b\n", b""):
+            Path(name).write_bytes(content)
+            assert problems_raised(lambda: load(name)) == [f"--train_file {name} sheet-damaged"]
+
+    def test_one_with_a_password_is_refused(self) -> None:
+        Path("f.xlsx").write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(2000))
+        assert problems_raised(lambda: load("f.xlsx")) == ["--train_file f.xlsx sheet-protected"]
+        write_ods("f.ods", SHEET, has_password=True)
+        assert problems_raised(lambda: load("f.ods")) == ["--train_file f.ods sheet-protected"]
+
+    def test_one_that_reaches_too_far_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sheets, "_MAX_CELLS", 700)
+        write_xlsx("f.xlsx", [*SHEET, [*[None] * 99, "far"]])
+        assert len(rows_of(load("f.xlsx"))) == 3
+        write_xlsx("f.xlsx", [*SHEET, [*[None] * 199, "far"]])
+        assert problems_raised(lambda: load("f.xlsx")) == ["--train_file f.xlsx sheet-too-large"]
+
+    def test_a_bomb_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 100_000)
+        write_xlsx("f.xlsx", [["text", "label"], ["a" * 1_000_000, "x"]])
+        assert problems_raised(lambda: load("f.xlsx")) == ["--train_file f.xlsx unpacked-too-large"]
 
 
 def test_quotes_that_mean_nothing_are_letters() -> None:
