@@ -16,11 +16,11 @@ install: $(STAMP)  ## make .venv, with everything that a run needs
 
 demo: $(STAMP)  ## fine-tune the built-in small encoder on the built-in tweets
 	rm -rf outputs/demo
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/train_sentiment.py --config recipes/sentiment/demo.yaml
+	OMP_NUM_THREADS=1 $(BIN)/indictune train recipes/sentiment/demo.yaml
 
 demo-llama: $(STAMP)  ## fine-tune the built-in small LLaMA on the built-in instructions
 	rm -rf outputs/demo_llama
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/train_llama.py --config recipes/llama/demo.yaml
+	OMP_NUM_THREADS=1 $(BIN)/indictune train recipes/llama/demo.yaml
 
 test: lint $(BUILT)  ## everything that runs on a CPU within minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"

@@ -1,9 +1,10 @@
-"""Write docs/errors.md and docs/flags.md from the code: `python -m docs.generate`."""
+"""Write docs/errors.md, docs/flags.md and the flags of `--help` from the code: `python -m docs.generate`."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import string
 import types
@@ -16,7 +17,6 @@ from indictune.config.command_arguments import (
     EvaluateArguments,
     MergeArguments,
     PredictArguments,
-    PrepareArguments,
     TalkArguments,
 )
 from indictune.errors import catalogue
@@ -26,13 +26,13 @@ from indictune.tasks.tokens import TokenClassification
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
+FLAGS_FILE = ROOT / "indictune/config/flags.json"
 TRAINING: dict[str, tuple[type[Any], ...]] = {
     "scripts/train_sentiment.py": Classification.arguments(),
     "scripts/train_tokens.py": TokenClassification.arguments(),
     "scripts/train_llama.py": Chat.arguments(),
 }
 COMMANDS: dict[str, type[Any]] = {
-    "prepare": PrepareArguments,
     "evaluate": EvaluateArguments,
     "predict": PredictArguments,
     "chat": TalkArguments,
@@ -117,7 +117,7 @@ def flags_page() -> str:
         section("All scripts", shared),
         *(section(f"`{script}`", without(flags, shared)) for script, flags in scripts.items()),
         *(section(f"`indictune {verb}`", own_flags([each]).values()) for verb, each in COMMANDS.items()),
-        "`indictune prepare` also takes the recipe and the flags of the run that it prepares.\n",
+        "`indictune prepare` takes the recipe and the flags of the run that it prepares.\n",
         inherited_section(),
     ]
     return "\n".join(parts)
@@ -208,6 +208,33 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def flags_file() -> str:
+    """The flags of all programs for `--help`, which imports no library: one a line, with the programs that take it."""
+    programs = {each.name: each.arguments() for each in (Classification, TokenClassification, Chat)}
+    programs |= {f"indictune {verb}": (arguments,) for verb, arguments in COMMANDS.items()}
+    entries: dict[tuple[str, ...], list[str]] = {}
+    for program, classes in programs.items():
+        own = own_flags(classes)
+        inherited = [flag for each in classes for flag in inherited_flags(each) if flag.name not in own]
+        for flag in sorted([*own.values(), *inherited]):
+            values, help = flag.kind.replace("`", ""), flag.help.replace("&lt;", "<").replace("\\*", "*")
+            entry = (flag.name, values, flag.default.strip("`"), help, "own" if flag.name in own else "")
+            entries.setdefault(entry, []).append(program)
+    names = ("name", "values", "default", "help", "own")
+    rows = [dict(zip(names, entry, strict=True)) | {"own": bool(entry[-1]), "of": of} for entry, of in entries.items()]
+    rows.sort(key=lambda row: (row["name"], row["of"]))
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
+
+
+def inherited_flags(arguments: type[Any]) -> Iterable[Flag]:
+    """The flags that another library declares, each with the first sentence of its help."""
+    kinds = get_type_hints(arguments)
+    for field in dataclasses.fields(arguments):
+        if field.init:
+            text = re.split(r"(?<=\.)\s", " ".join(str(field.metadata.get("help", "")).split()))[0]
+            yield Flag(field.name, kind_of(kinds[field.name]), default_of(field), text)
+
+
 PAGES = {"errors.md": errors_page, "flags.md": flags_page}
 
 
@@ -215,6 +242,7 @@ def main() -> None:
     """Write the generated pages."""
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
+    FLAGS_FILE.write_text(flags_file(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from indictune import __version__
+from indictune.config.verb_help import help_or_typos
 from indictune.console_text import printable
 from indictune.errors import UserError
 
@@ -14,6 +16,8 @@ EXIT_REFUSED = 2
 USAGE = """usage: indictune VERB [flags]
 
 verbs:
+  train       train by a recipe, on the GPUs of this machine: RECIPE.yaml, or sentiment|llama|ner --train_file F
+  recipes     list the recipes, strategy files and scripts, or copy some: [NAME ...] [--to FOLDER]
   prepare     read and tokenise the rows of a run before it starts: [--task T] --config R.yaml [the run's flags]
   evaluate    score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
   predict     label texts: FOLDER [--text T | --input_file F] [--output_file O]
@@ -21,21 +25,41 @@ verbs:
   merge       make an adapter and its base one model: ADAPTER --output_dir D [--dtype T]
   checkpoint  list and verify a run's checkpoints, or make one a plain model: DIR [--convert_to FOLDER]
 
-`indictune VERB --help` lists the flags of a verb.
+`indictune VERB --help` lists the flags of a verb. `indictune --version` prints the version.
 """
+
+# What other toolkits call a verb -> the one that does it here.
+_MEANT = {
+    **dict.fromkeys(("sft", "instruct", "instruction"), "train llama"),
+    **dict.fromkeys(("finetune", "fine-tune", "fine_tune", "tune", "fit", "pt", "rlhf", "launch", "run"), "train"),
+    **dict.fromkeys(("classify", "classification"), "train sentiment"),
+    **dict.fromkeys(("eval", "score", "test", "benchmark"), "evaluate"),
+    **dict.fromkeys(("infer", "inference", "label"), "predict"),
+    **dict.fromkeys(("preprocess", "tokenize", "tokenise", "data"), "prepare"),
+    **dict.fromkeys(("merge_lora", "merge-lora"), "merge"),
+    **dict.fromkeys(("init", "new", "examples", "configs", "quickstart"), "recipes"),
+    **dict.fromkeys(("resume",), "train ... --resume_from_checkpoint auto"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that `argv` begins with; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verbs = {verb.__name__: verb for verb in (prepare, evaluate, predict, chat, merge, checkpoint)}
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else EXIT_REFUSED
+    if words[0] in ("--version", "version"):
+        print(f"indictune {__version__}")
+        return 0
     try:
-        if words[0] not in verbs:
-            raise UserError("unknown-verb", value=words[0], known=", ".join(verbs))
-        return verbs[words[0]](words[1:])
+        if words[0] not in VERBS:
+            meant = _MEANT.get(words[0], "")
+            hint = f"Use `indictune {meant}`." if meant else None
+            raise UserError("unknown-verb", value=words[0], way_out=hint, known=", ".join(VERBS))
+        if text := help_or_typos(words[0], words[1:], USAGE):
+            print(text, end="")
+            return 0
+        return VERBS[words[0]](words[1:])
     except KeyboardInterrupt:
         print("indictune: interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -46,9 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refused(UserError("file-error", file, reason=error.strerror or error))
 
 
+def train(argv: Sequence[str]) -> int:
+    """Start a training run."""
+    from indictune.train_command import train_command
+
+    return train_command(argv)
+
+
+def recipes(argv: Sequence[str]) -> int:
+    """List or copy the files that come with the package."""
+    from indictune.recipes_command import recipes_command
+
+    return recipes_command(argv)
+
+
 def prepare(argv: Sequence[str]) -> int:
     """Read and tokenise the rows of a run, once."""
-    import indictune.block_stop_signals  # noqa: F401, before everything slow
+    import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.supervise.logs import log_to_console
     from indictune.training.prepare import prepare_command
 
@@ -58,7 +96,7 @@ def prepare(argv: Sequence[str]) -> int:
 
 def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file."""
-    import indictune.block_stop_signals  # noqa: F401, before everything slow
+    import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.supervise.execute import execute
     from indictune.training.evaluate import evaluation_of
 
@@ -68,7 +106,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
 def predict(argv: Sequence[str]) -> int:
     """Label texts with a finished run's classifier."""
-    import indictune.block_stop_signals  # noqa: F401, before everything slow
+    import indictune.before_imports  # noqa: F401, before everything slow
     from indictune.prediction.command import predict_command
     from indictune.supervise.logs import log_to_console
 
@@ -95,6 +133,11 @@ def checkpoint(argv: Sequence[str]) -> int:
     from indictune.checkpoint.command import checkpoint_command
 
     return _until_stopped(checkpoint_command, argv)
+
+
+VERBS: dict[str, Callable[[Sequence[str]], int]] = {
+    each.__name__: each for each in (train, recipes, prepare, evaluate, predict, chat, merge, checkpoint)
+}
 
 
 def _refused(error: UserError) -> int:

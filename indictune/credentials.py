@@ -7,7 +7,6 @@ import re
 from functools import cache
 
 import yaml
-from huggingface_hub import get_token
 
 # A token of the Hub: 34 characters after its prefix, or an OAuth or JWT token, which has other signs too. File names
 # are seldom as long.
@@ -47,6 +46,8 @@ def _logged_in() -> str | None:
 
     huggingface_hub (2.4) reads files, may ask the network, and logs under a lock. No log line may wait for that.
     """
+    from huggingface_hub import get_token  # slow
+
     try:
         return get_token()
     except Exception:  # an unreadable token is not sent either

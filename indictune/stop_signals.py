@@ -126,7 +126,7 @@ class StopRequest:
 
 
 def let_through() -> None:
-    """Unblock the signals that `block_stop_signals` held back, once a handler is set.
+    """Unblock the signals that `before_imports` held back, once a handler is set.
 
     Raises:
         Stopped: one came meanwhile.

@@ -12,7 +12,7 @@ deepspeed --num_gpus 8 scripts/train_llama.py --deepspeed ds_configs/zero3_offlo
 import os
 import sys
 
-import indictune.block_stop_signals  # noqa: F401, before everything slow
+import indictune.before_imports  # noqa: F401, before everything slow
 from indictune.config.recipe import read_recipe
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan

@@ -42,10 +42,12 @@ def test_evaluate_tells_all_that_is_missing_at_once_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", "--tset_file", "x.csv"]) == 2
+    assert capsys.readouterr().err.endswith("[unknown-name]\n")
+    assert main(["evaluate", "--max_length", "8"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     codes = [line.rpartition("[")[2] for line in shown.err.splitlines()[1:]]
-    assert codes == ["unknown-name]", "evaluate-needs]", "evaluate-needs]"]
+    assert codes == ["evaluate-needs]", "evaluate-needs]"]
     assert list(tmp_path.iterdir()) == []
     assert main(["prepare", "--config", "no.yaml"]) == 2
     assert capsys.readouterr().err.endswith("[no-such-file]\n")
@@ -132,12 +134,14 @@ def test_prepare_reads_the_rows_of_the_task_that_is_named(tmp_path: Path, capsys
 
 
 def test_prepare_tells_all_problems_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prepare", "--train_file", str(tmp_path / "no.csv"), "--max_length", "1000", "--max_lenth", "3"]) == 2
-    lines = capsys.readouterr().err.splitlines()[-4:]
-    assert lines[0] == "indictune: 3 problems:"
-    assert "--max_lenth: there is no such flag" in lines[1]
-    assert "--max_length 1000" in lines[2]
-    assert "[no-such-file]" in lines[3]
+    flags = ["--train_file", str(tmp_path / "no.csv"), "--max_length", "1000"]
+    assert main(["prepare", *flags, "--max_lenth", "3"]) == 2
+    assert "`--max_length`" in capsys.readouterr().err
+    assert main(["prepare", *flags]) == 2
+    lines = capsys.readouterr().err.splitlines()[-3:]
+    assert lines[0] == "indictune: 2 problems:"
+    assert "--max_length 1000" in lines[1]
+    assert "[no-such-file]" in lines[2]
 
 
 @pytest.mark.slow

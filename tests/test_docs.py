@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import pytest
 
-from docs.generate import COMMANDS, PAGES, TRAINING
+from docs.generate import COMMANDS, FLAGS_FILE, PAGES, TRAINING, flags_file
 from indictune.config.recipe import read_recipe
 from indictune.distributed.launch import read_deepspeed
 from indictune.tasks.protocol import Task
+from indictune.train_command import read_asked
 from tests.ranks.launching import ROOT, free_port, python, start
 
 NAVIGATION = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -99,11 +100,20 @@ def test_a_command_is_understood(words: list[str]) -> None:
         read_deepspeed(str(ROOT / words[words.index("--deepspeed") + 1]))
     if "indictune" in words[:-1] and words[0] in ("indictune", "accelerate"):
         verb, *flags = words[words.index("indictune") + 1 :]
-        types = (COMMANDS[verb], *(TRAINING["scripts/train_sentiment.py"] if verb == "prepare" else ()))
-        assert read_recipe(of_repository(without_bare_word(flags)), types).problems == []
+        understood(verb, flags)
     script = next((index for index, word in enumerate(words) if word in TRAINING), None)
     if script is not None:
         assert read_recipe(of_repository(words[script + 1 :]), TRAINING[words[script]]).problems == []
+
+
+def understood(verb: str, flags: list[str]) -> None:
+    """A verb takes its flags, and those of a run where it has one."""
+    if verb == "train":
+        with chdir(ROOT):
+            assert read_asked(flags).task
+    elif verb != "recipes":
+        types = (COMMANDS[verb],) if verb in COMMANDS else TRAINING["scripts/train_sentiment.py"]
+        assert read_recipe(of_repository(without_bare_word(flags)), types).problems == []
 
 
 def of_repository(flags: list[str]) -> list[str]:
@@ -168,11 +178,12 @@ def as_typed(words: list[str], folder: Path) -> Iterator[str]:
         elif word != "-m":
             yield word
     scripts = [word for word in words if word in TRAINING]
-    if scripts and "--output_dir" not in words:
-        recipe = (ROOT / words[words.index("--config") + 1]).read_text(encoding="utf-8")
-        (output,) = re.findall(r"^output_dir: (\S+)", recipe, flags=re.MULTILINE)
+    trains = bool(scripts) or words[:2] == ["indictune", "train"]
+    if trains and "--output_dir" not in words:
+        (recipe,) = (ROOT / word for word in words if word.startswith("recipes/"))
+        (output,) = re.findall(r"^output_dir: (\S+)", recipe.read_text(encoding="utf-8"), flags=re.MULTILINE)
         yield from ("--output_dir", str(folder / output))
-    if scripts:
+    if trains:
         yield from SAVED_STEPS if {"outputs/small", "outputs/again"} & set(words) else FEW_STEPS
     if scripts == ["scripts/train_llama.py"]:
         yield from SHORT_ANSWERS
@@ -213,6 +224,10 @@ def test_every_strategy_file_is_in_the_tables() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= WORDS_OF_README
+
+
+def test_the_flags_of_help_are_fresh() -> None:
+    assert FLAGS_FILE.read_text(encoding="utf-8") == flags_file()
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -134,12 +134,15 @@ def file_words(files: Files) -> str:
 
 @dataclass
 class SourceArguments(BadRowArguments):
-    """Where the rows of a run come from."""
+    """Which task a run learns, and where its rows come from."""
 
+    task: Literal["classification", "tokens", "chat"] | None = flag(
+        None, "Task of the recipe. A script of another task refuses it; `indictune train` picks the script by it."
+    )
     dataset_name: str | None = flag(
         None,
-        "A dataset on the Hub, or one of this package: `builtin:tweets` (Hindi, Telugu, Tamil) or `builtin:chats` "
-        "(instructions and answers in these and in English).",
+        "A dataset on the Hub, or one of this package: `builtin:tweets` (Hindi, Telugu, Tamil), `builtin:chats` "
+        "(instructions and answers in these and in English) or `builtin:names` (sentences with tagged names).",
     )
     dataset_config_name: str | None = flag(None, "Configuration of the Hub dataset.")
     train_file: Files = flag(

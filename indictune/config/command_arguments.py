@@ -13,15 +13,6 @@ from indictune.errors import Problem, problem
 
 
 @dataclass
-class PrepareArguments:
-    """Which task the prepared rows belong to. The other flags are those of its run."""
-
-    task: Literal["classification", "tokens", "chat"] | None = flag(
-        None, "Task of the run. Default: classification or chat, whichever has the given flags."
-    )
-
-
-@dataclass
 class EvaluateArguments(TextArguments, BadRowArguments):
     """Which finished model is evaluated on which rows. Other values default to those of its training."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
@@ -14,7 +13,10 @@ import yaml
 from transformers import HfArgumentParser
 
 from indictune.config.fields import AUTO
+from indictune.config.flag_table import programs_with
+from indictune.config.read_words import split_flags, unknown_name
 from indictune.config.strict_yaml import RecipeLoader
+from indictune.config.task_names import SCRIPTS
 from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
 
@@ -116,12 +118,11 @@ def read_recipe(argv: Sequence[str], argument_types: Sequence[type[Any]]) -> Rec
     """
     problems = Problems()
     parser = _FlagParser(argument_types)
-    flags = dict(_split_flags(argv, problems))
+    flags = dict(split_flags(argv))
+    if bare := flags.pop("", []):
+        shown = "(a token)" if any(map(holds_token, bare)) else " ".join(bare)
+        problems.append(problem("bare-word", value=shown))
     _drop_tokens("--", flags, problems)
-    if "help" in flags:
-        parser.print_help()
-        raise SystemExit(0)
-
     path = None
     in_file: dict[str, list[str]] = {}
     if "config" in flags:
@@ -172,27 +173,6 @@ def recorded_values(written: Any) -> dict[str, Any]:
     return written | (apart if isinstance(apart, dict) else {})
 
 
-def _split_flags(argv: Sequence[str], problems: Problems) -> Iterable[tuple[str, list[str]]]:
-    """Split `--name value value` and `--name=value` into name and words."""
-    name: str | None = None
-    words: list[str] = []
-    for token in argv:
-        if token in ("-h", "--help"):
-            yield "help", []
-        elif token.startswith("--"):
-            if name is not None:
-                yield name, words
-            name, equals, value = token[2:].partition("=")
-            name, words = name.replace("-", "_"), [value] if equals else []
-        elif name is None:
-            shown = "(a token)" if holds_token(token) else token
-            problems.append(problem("bare-word", value=shown))
-        else:
-            words.append(token)
-    if name is not None:
-        yield name, words
-
-
 def _drop_tokens(prefix: str, entries: dict[str, list[str]], problems: Problems) -> None:
     """Remove every entry that holds a token, so that no message and no file repeats it."""
     for name, words in list(entries.items()):
@@ -239,11 +219,9 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
     """
     known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
-        nearest = difflib.get_close_matches(name, [*known, *(["config"] if prefix == "--" else [])], n=1, cutoff=0.6)
-        dashes = "--" if prefix == "--" else ""
-        hint = f"Did you mean `{dashes}{nearest[0]}`?" if nearest else None
-        kind = "flag" if prefix == "--" else "recipe key"
-        raise UserError("unknown-name", f"{prefix}{name}", way_out=hint, kind=kind)
+        scripts = [f"scripts/{SCRIPTS[task]}" for task in programs_with(name) if task in SCRIPTS]
+        names = [*known, *(["config"] if prefix == "--" else [])]
+        raise UserError(problems=[unknown_name(name, prefix, names, scripts)])
     if not words and prefix != "--" and known[name].nargs == "+":
         return []
     # `--name=value` is one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 BUILTIN_PREFIX = "builtin:"
 # Name of a built-in dataset -> its folder in `indictune/data`, with a jsonl file for each split.
-BUILTIN = {"builtin:tweets": "samples", "builtin:chats": "samples/chats"}
+BUILTIN = {"builtin:tweets": "samples", "builtin:chats": "samples/chats", "builtin:names": "samples/names"}
 SPLITS = ("train", "validation", "test")
 
 Item = TypeVar("Item")
@@ -88,8 +88,8 @@ def sources_by_split(
     sources: dict[str, Source[Item]] = {}
     name = args.dataset_name
     if name == builtin:
-        folder = Path(str(resources.files("indictune.data"))) / BUILTIN[builtin]
-        sources = {split: file_source(str(folder / f"{split}.jsonl"), _origin(name), read) for split in SPLITS}
+        files = builtin_files(builtin)
+        sources = {split: file_source(file, _origin(name), read) for split, file in files.items()}
     elif name is not None:
         with problems.collecting():
             if name.startswith(BUILTIN_PREFIX):
@@ -101,6 +101,12 @@ def sources_by_split(
             with problems.collecting():
                 sources[split] = file_source(named, f"--{split}_file", read, split)
     return sources
+
+
+def builtin_files(name: str) -> dict[str, str]:
+    """The file of each split of a built-in dataset."""
+    folder = Path(str(resources.files("indictune.data"))) / BUILTIN[name]
+    return {split: str(file) for split in SPLITS if (file := folder / f"{split}.jsonl").is_file()}
 
 
 def file_source(named: str | Sequence[str], origin: str, read: Read[Item], split: str = "test") -> Source[Item]:

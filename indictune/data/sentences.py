@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from indictune.config.arguments import TextArguments
+from indictune.config.arguments import SourceArguments, TextArguments
 from indictune.config.plan import RunPlan
 from indictune.data.bad_rows import BadRows, numbered_files
 from indictune.data.columns import existing_columns
@@ -17,11 +17,13 @@ from indictune.data.file_names import files_named
 from indictune.data.languages import language_of
 from indictune.data.packed_files import kind_of_file
 from indictune.data.read_files import RECORD_EXTENSIONS, Record, checked_extension, read_records
-from indictune.data.row_sources import columns_of
+from indictune.data.row_sources import SPLITS, builtin_files, columns_of
 from indictune.data.rows import StoredRows
 from indictune.data.text_lines import decoded_lines
 from indictune.data.validation_split import split_of
 from indictune.errors import Problems, UserError, attributed_to, problem
+
+BUILTIN = "builtin:names"
 
 
 class Sentences(StoredRows):
@@ -30,6 +32,12 @@ class Sentences(StoredRows):
     def tags(self) -> dict[str, int]:
         """Each tag, and the number of the last sentence that has it."""
         return {tag: number for number, tags in enumerate(self.table["tags"].to_pylist()) for tag in tags}
+
+
+def files_by_split(args: SourceArguments) -> dict[str, str | Sequence[str]]:
+    """The files of each split, as named. Those that a flag names replace the built-in one."""
+    builtin = builtin_files(BUILTIN) if args.dataset_name == BUILTIN else {}
+    return {**builtin, **{split: named for split in SPLITS if (named := getattr(args, f"{split}_file"))}}
 
 
 def read_sentences(named: str | Sequence[str], split: str, args: TextArguments) -> Sentences:

@@ -64,7 +64,7 @@ def estimate_memory(plan: AnyPlan, counts: ParameterCounts, tokens: int) -> Memo
         gradients /= shards
     if family in ("fsdp2", "zero1", "zero2", "zero3"):
         states = 0 if offloads else states / shards
-    checkpointing = bool(plan.training.gradient_checkpointing)
+    checkpointing = bool(plan.training.gradient_checkpointing or plan.training.activation_checkpointing)
     activations = _activation_bytes(plan.model_config, tokens, _is_half(plan), checkpointing)
     logits = _logits_bytes(plan.model_config, tokens) if plan.head == "ForCausalLM" else 0
     return Memory(int(parameters), int(gradients), int(states), activations, logits)

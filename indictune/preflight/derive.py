@@ -10,6 +10,7 @@ from indictune.config.arguments import IndicTrainingArguments, ModelArguments
 from indictune.config.command_arguments import EvaluateArguments
 from indictune.config.plan import Launch, RowArguments, RunPlan, unresolved
 from indictune.config.recipe import Recipe
+from indictune.config.task_names import SCRIPTS
 from indictune.distributed import batch_size, tf32
 from indictune.distributed.launch import for_evaluation, local_world_size_of, rank_of, read_launch, world_size_of
 from indictune.distributed.strategy_file import take_values
@@ -61,6 +62,9 @@ def make_plan(
 
 def plan_of_rows(recipe: Recipe, task: Task[Any, Data, Training]) -> tuple[RunPlan[Data, Training], Problems]:
     """The part of `make_plan` that reading rows needs: without a launch, and nothing derived from one."""
+    asked = recipe.values.get("task") or task.name
+    if asked != task.name:  # other problems would follow from this one
+        raise UserError("recipe-of-other-task", "task", asked, task=task.name, script=SCRIPTS[asked])
     problems = Problems(recipe.problems)
     model = _built(recipe, task.model_arguments, problems)
     plan = RunPlan(

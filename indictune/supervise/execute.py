@@ -37,7 +37,6 @@ from indictune.supervise import run_folder
 from indictune.supervise.supervised_run import SupervisedRun
 from indictune.training.nonfinite import NonFiniteLossError
 
-_CODES: dict[run_folder.State, int] = {"ok": 0, "failed": 1, "user_error": 2, "resumable": EXIT_RESUMABLE}
 # How long another rank waits for rank 0 to report. The user's mistakes are the same on all ranks, on machines however
 # busy. A failure may be this rank's alone, and holds up the others.
 RANK_0_WAIT_S: dict[run_folder.State, float] = {"user_error": 20.0, "failed": 5.0, "resumable": 5.0}
@@ -77,7 +76,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         end = _end_of_finished(run, f"{run.output_dir}: {NOTHING_TO_DO}")
         if end.state != "ok" or run_folder.status_since(run.output_dir, 0.0).get("state") != "ok":
             _report(run, end)
-        return _CODES[end.state]
+        return run_folder.EXIT_CODES[end.state]
     if elastic.count(os.environ) and _was_stopped_before(run):
         return EXIT_RESUMABLE
     run.end = partial(_end_process, run)
@@ -92,7 +91,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
             run.ranks.kill_stopped()
     if torch.distributed.is_initialized() and end.state == "ok":
         torch.distributed.destroy_process_group()
-    return _CODES[end.state]
+    return run_folder.EXIT_CODES[end.state]
 
 
 def _is_finished(run: SupervisedRun) -> bool:
@@ -195,7 +194,7 @@ def _end_process(run: SupervisedRun, message: str, state: run_folder.State = "fa
             if not run.ranks.has_ended:  # else its main thread reported more
                 run.ranks.report_end(state, message)
         finally:
-            os._exit(_CODES[state])
+            os._exit(run_folder.EXIT_CODES[state])
 
 
 def _tell(run: SupervisedRun, end: End) -> None:

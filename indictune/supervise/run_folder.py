@@ -10,10 +10,12 @@ from typing import Literal
 from indictune.cache_folders import check_outside_checkpoints
 from indictune.errors import UserError
 from indictune.files import METRICS, write_json
+from indictune.stop_signals import EXIT_RESUMABLE
 
 State = Literal["ok", "user_error", "failed", "resumable"]
 
 STATUS = "status.json"
+EXIT_CODES: dict[State, int] = {"ok": 0, "failed": 1, "user_error": 2, "resumable": EXIT_RESUMABLE}
 # Each shows that a run trained here. Logs, a status and a recipe alone may be those of a mistyped command.
 _OF_A_RUN = (METRICS, "train_log.jsonl", "trainer_state.json")
 # A run overwrites these too, and they may be the user's own.
@@ -55,6 +57,15 @@ def check_folder(output_dir: Path) -> None:
     for path in paths:
         if path.is_symlink():
             raise UserError("output-dir-has-link", "--output_dir", output_dir, link=path.relative_to(output_dir))
+
+
+def holds_files(output_dir: Path) -> bool:
+    """Whether a new run would overwrite something there."""
+    try:
+        check_free(output_dir, None)
+    except UserError:
+        return True
+    return False
 
 
 def check_free(output_dir: Path, resume_from_checkpoint: str | None, replaceable: Collection[str] = ()) -> None:

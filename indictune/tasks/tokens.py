@@ -19,8 +19,7 @@ from indictune.config.arguments import DataArguments, ModelArguments
 from indictune.config.arguments import IndicTrainingArguments as Args
 from indictune.config.plan import RunPlan
 from indictune.data.collation import IGNORED_LABEL
-from indictune.data.row_sources import SPLITS
-from indictune.data.sentences import Sentences, divided, read_sentences
+from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences
 from indictune.data.tokenisation import check_lengths
 from indictune.errors import Problem, Problems, problem
 from indictune.evaluation.entities import entity_metrics
@@ -57,15 +56,15 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
 
     def check(self, plan: Plan) -> list[Problem]:
         data = plan.data
-        refused = {"--method": plan.model.method != "full", "--dataset_name": data.dataset_name is not None}
+        is_foreign = data.dataset_name not in (None, BUILTIN)
+        refused = {"--method": plan.model.method != "full", "--dataset_name": is_foreign}
         refused |= {"--bad_rows": data.bad_rows != "stop", "--drop_leaked_rows": data.drop_leaked_rows}
         refused["--problem_type"] = data.problem_type is not None
         refused["--vocabulary_from_train"] = plan.model.vocabulary_from_train is not None
         return [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:
-        named = {split: file for split in SPLITS if (file := getattr(plan.data, f"{split}_file")) is not None}
-        return Inputs(problems.attempt(load_tokenizer, plan.model), named)
+        return Inputs(problems.attempt(load_tokenizer, plan.model), files_by_split(plan.data))
 
     def read(
         self, plan: Plan | EvaluationPlan, inputs: Inputs, problems: Problems, tags: list[str] | None = None

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from indictune.cache_folders import cache_folder
-from indictune.config.command_arguments import PrepareArguments
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.bad_rows import REJECTED
@@ -53,7 +52,7 @@ def prepare_command(argv: Sequence[str]) -> int:
 
 def _task_of(argv: Sequence[str]) -> tuple[Recipe, Task[Any, Any, Any]]:
     """The task that `--task` names, or whose flags fit best, and the recipe as that task reads it."""
-    read = [(read_recipe(argv, (PrepareArguments, *task.arguments())), task) for task in TASKS]
+    read = [(read_recipe(argv, task.arguments()), task) for task in TASKS]
     named = [(recipe, task) for recipe, task in read if recipe.values.get("task") == task.name]
     return min(named or read, key=lambda each: len(each[0].problems))
 

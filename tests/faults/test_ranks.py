@@ -522,7 +522,7 @@ def test_no_process_outlives_a_launcher_that_dies_while_it_imports(
 
 @pytest.mark.parametrize("launcher", ["accelerate, one process", "deepspeed"])
 def test_these_launchers_leave_their_children_behind(tmp_path: Path, launcher: str) -> None:
-    """Once they do not, `block_stop_signals._end_with_launcher` may go."""
+    """Once they do not, `before_imports._end_with_launcher` may go."""
     script = tmp_path / "sleeping.py"
     script.write_text("import sys, time\nopen(sys.argv[-1], 'w').close()\ntime.sleep(600)\n", encoding="utf-8")
     begun = tmp_path / "begun"

@@ -482,7 +482,7 @@ def test_a_request_before_a_rank_tells_anything_is_no_death(
 # Each rank holds signals back, and goes on to import what is slow.
 IMPORTS = """
 import os, runpy, signal, sys, time
-import indictune.block_stop_signals
+import indictune.before_imports
 if sys.argv.pop(1) == os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"]:
     time.sleep(3)
     os.kill(os.getpid(), signal.SIGKILL)

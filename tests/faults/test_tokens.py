@@ -166,7 +166,7 @@ def test_the_token_of_a_login_is_looked_up_once(monkeypatch: pytest.MonkeyPatch)
     """Never by a log line: that reads files, and may ask the network under a lock under which it logs."""
     tokens = iter(["many-plain-words"])
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("indictune.credentials.get_token", lambda: next(tokens))
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: next(tokens))
     _logged_in.cache_clear()
     assert [without_tokens("many-plain-words") for _ in range(2)] == 2 * ["(a token)"]
     _logged_in.cache_clear()

@@ -235,7 +235,7 @@ def _main() -> None:
             runpy.run_path(f"scripts/{script}", run_name="imported")
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1)
-        )  # `block_stop_signals` is for a script
+        )  # `before_imports` is for a script
         for name in LAUNCHERS:
             importlib.import_module(name)
         os.environ["DS_ACCELERATOR"] = "cpu"

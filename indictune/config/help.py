@@ -1,0 +1,79 @@
+"""What `--help` prints: few flags at first, all of them or those of a word when asked."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+from indictune.config.flag_table import Flag, flags_of
+
+# The flags that most runs need, by subject.
+_GROUPS = {
+    "data": ("train_file", "validation_file", "text_column", "label_column", "chat_template"),
+    "model": ("model_name_or_path", "method", "max_length"),
+    "training": ("num_train_epochs", "learning_rate", "global_batch_size", "per_device_train_batch_size", "bf16"),
+    "run": ("config", "output_dir", "resume_from_checkpoint"),
+}
+_WIDEST = 100
+_CONFIG = Flag("config", "file", "", "Recipe: a YAML file whose keys are named like the flags. A flag wins.", True)
+# Of flags that transformers declares.
+_CLEARER = {
+    "output_dir": "Folder for the model, checkpoints, metrics and logs.",
+    "resume_from_checkpoint": "auto: continue from the newest whole checkpoint. Or the folder of a checkpoint.",
+    "num_train_epochs": "How often each training row is seen.",
+    "per_device_train_batch_size": "Rows of one micro-batch on each process.",
+}
+_MORE = """\
+--help all lists all {number} flags. --help WORD lists those whose name or text has the word.
+"""
+
+
+def help_of(program: str, usage: str, asked: Sequence[str] = (), more: Iterable[Flag] = ()) -> str:
+    """The help of a task's script or of a verb.
+
+    Args:
+        program: a task, or a verb.
+        usage: the lines at the top.
+        asked: the words after `--help`: none, `all`, or words to look for.
+        more: flags of the verb itself, in front.
+    """
+    flags = {each.name: each for each in (*more, _CONFIG)} | dict(flags_of(program))
+    flags |= {
+        name: flags[name]._replace(help=help)
+        for name, help in _CLEARER.items()
+        if name in flags and not flags[name].own
+    }
+    if asked and asked != ["all"]:
+        words = [word.lower().lstrip("-").replace("-", "_") for word in asked]
+        found = [flag for flag in flags.values() if any(word in f"{flag.name} {flag.help}".lower() for word in words)]
+        if not found:
+            return f"No flag has {' or '.join(asked)} in its name or text. --help all lists them.\n"
+        return "".join(map(_entry, found))
+    return f"{usage}\n{_everything(flags) if asked else _first(flags, [each.name for each in more])}"
+
+
+def _everything(flags: Mapping[str, Flag]) -> str:
+    ours = [flag for flag in flags.values() if flag.own]
+    others = [flag for flag in flags.values() if not flag.own]
+    inherited = ["\nof transformers and TRL:\n", *map(_entry, others)] if others else []
+    return "".join([*map(_entry, ours), *inherited])
+
+
+def _first(flags: Mapping[str, Flag], own: Sequence[str]) -> str:
+    """The flags of `_GROUPS`, or all if there are few."""
+    if len(flags) <= 30:
+        return "".join(map(_entry, (each for each in flags.values() if each is not _CONFIG)))
+    parts = []
+    for title, names in ({"launch": own} | _GROUPS).items():
+        shown = [flags[name] for name in names if name in flags]
+        parts += [f"{title}:\n", *map(_entry, shown), "\n"] if shown else []
+    return "".join([*parts, _MORE.format(number=len(flags))])
+
+
+def _entry(flag: Flag) -> str:
+    """A flag with its values and default on one line, and what it does below."""
+    default = f" (default {flag.default})" if flag.default else ""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    text = textwrap.fill(flag.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return f"  --{flag.name} {flag.values}{default}\n{text}\n"

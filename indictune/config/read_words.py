@@ -1,0 +1,65 @@
+"""Split a command line into flags, and say what an unknown name means."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from importlib import resources
+
+from indictune.errors import Problem, problem
+
+# Names below this similarity are no typing errors of one another (difflib's ratio).
+_STRICT = 0.8
+
+
+def split_flags(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
+    """Split `--name value value` and `--name=value` into name and words. Words before the first flag have no name."""
+    name, words = "", list[str]()
+    for token in argv:
+        if token in ("-h", "--help"):
+            token = "--help"
+        if token.startswith("--"):
+            if name or words:
+                yield name, words
+            name, equals, value = token[2:].partition("=")
+            name, words = name.replace("-", "_"), [value] if equals else []
+        else:
+            words.append(token)
+    if name or words:
+        yield name, words
+
+
+def unknown_name(name: str, prefix: str, known: Collection[str], elsewhere: Sequence[str] = ()) -> Problem:
+    """The problem of a flag or recipe key that does not exist, with the flag it may stand for.
+
+    Args:
+        name: of the flag or key.
+        prefix: `--`, or the recipe and a colon.
+        known: names of this program.
+        elsewhere: programs that do have the flag.
+    """
+    is_flag = prefix == "--"
+    dashes = "--" if is_flag else ""
+    alias, note = _aliases().get(name, ("", ""))
+    begun = [each for each in known if each.startswith(name)]
+    nearest = begun if len(begun) == 1 else difflib.get_close_matches(name, known, n=1, cutoff=_STRICT)
+    hint = None
+    if alias in known:
+        hint = f"Here it is `{dashes}{alias}`. {note}".rstrip()
+    elif note and not alias:
+        hint = f"Leave it out. {note}"
+    elif nearest:
+        hint = f"Did you mean `{dashes}{nearest[0]}`?"
+    elif elsewhere:
+        hint = f"It is a flag of {' and '.join(elsewhere)}."
+    return problem("unknown-name", f"{prefix}{name}", way_out=hint, kind="flag" if is_flag else "recipe key")
+
+
+@cache
+def _aliases() -> dict[str, tuple[str, str]]:
+    """Name elsewhere -> name here, and what differs."""
+    text = resources.files("indictune.config").joinpath("aliases.toml").read_text(encoding="utf-8")
+    entries = tomllib.loads(text).items()
+    return {name: (here, "") if isinstance(here, str) else (here[0], here[1]) for name, here in entries}

@@ -1,0 +1,9 @@
+"""The tasks by name, and the script of each."""
+
+from __future__ import annotations
+
+# Task -> file in scripts/.
+SCRIPTS = {"classification": "train_sentiment.py", "tokens": "train_tokens.py", "chat": "train_llama.py"}
+
+# What `indictune train` takes for a task, besides its own name.
+WORDS = {"sentiment": "classification", "ner": "tokens", "llama": "chat"}

@@ -1,0 +1,43 @@
+"""The help of a verb, and typing errors in its flags, before anything slow is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from indictune.config.flag_table import LAUNCH_FLAGS, Flag, flags_of
+from indictune.config.help import help_of
+from indictune.config.read_words import split_flags, unknown_name
+from indictune.config.task_names import SCRIPTS, WORDS
+from indictune.errors import Problems
+
+_TRAINS = ("train", "prepare")  # with the flags of a task
+
+
+def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
+    """The help of a verb if `words` ask for it, else nothing.
+
+    Args:
+        verb: that was typed.
+        words: after it.
+        usage: of the command, with a line for each verb.
+
+    Raises:
+        UserError: a flag that the verb does not have.
+    """
+    flags = dict(split_flags(words))
+    more: tuple[Flag, ...] = LAUNCH_FLAGS if verb == "train" else ()
+    tasks = [WORDS.get(word, word) for word in flags.pop("", []) if word in WORDS or word in SCRIPTS]
+    if "help" in flags:
+        task = tasks[0] if tasks else next(iter(SCRIPTS))
+        line = re.search(rf"^  {verb} +(.+)$", usage, re.MULTILINE)
+        assert line is not None, verb
+        return help_of(
+            task if verb in _TRAINS else f"indictune {verb}", f"indictune {verb}: {line[1]}\n", flags["help"], more
+        )
+    programs = (tasks or list(SCRIPTS)) if verb in _TRAINS else [f"indictune {verb}"]
+    known = [name for program in programs for name in flags_of(program)]
+    known += ["config", *(each.name for each in more)] if verb in _TRAINS else []
+    if known:
+        Problems(unknown_name(name, "--", known) for name in flags if name not in known).raise_any()
+    return ""

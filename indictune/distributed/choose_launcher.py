@@ -1,0 +1,124 @@
+"""Choose how `indictune train` starts a run: the strategy file, the number of processes, and the launcher."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from indictune.errors import UserError
+from indictune.shipped_files import FOLDER, as_seen_from_here, strategies
+
+_ONE_PROCESS, _SEVERAL = "single_gpu", "ddp"
+_DEFAULT_PORT = 29500  # of accelerate
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A strategy file and the number of processes on this machine."""
+
+    config_file: Path
+    processes: int
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether plain python does the same."""
+        return self.config_file == strategies()[_ONE_PROCESS] and self.processes == 1
+
+    def options(self) -> list[str]:
+        """The words between `accelerate launch` and the script."""
+        words = ["--config_file", str(_shown(self.config_file)), "--num_processes", str(self.processes)]
+        # Some strategy files name a DeepSpeed file, counted from the current folder.
+        named = _deepspeed_file(self.config_file)
+        if named is not None and not Path(named).is_file() and (FOLDER / named).is_file():
+            words += ["--deepspeed_config_file", str(FOLDER / named)]
+        if self.processes > 1 and not _is_free(_DEFAULT_PORT):
+            words += ["--main_process_port", str(_free_port())]
+        return words
+
+    def command(self, script: Path, flags: Sequence[str]) -> list[str]:
+        """The command that starts the run."""
+        if self.is_one_process:
+            return [sys.executable, str(script), *flags]
+        launch = [sys.executable, "-m", "indictune.distributed.run_launcher"]
+        return [*launch, *self.options(), str(script), *flags]
+
+    def environment(self) -> Mapping[str, str]:
+        """What the launcher would set for rank 0."""
+        from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+        from accelerate.utils import launch
+
+        if self.is_one_process:
+            return os.environ
+        args = launch_command_parser().parse_args([*self.options(), "script.py"])
+        args, defaults, _ = _validate_launch_command(args)
+        if args.use_deepspeed:
+            args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+            _, environ = launch.prepare_deepspeed_cmd_env(args)
+        elif args.use_fsdp or args.multi_gpu:
+            environ = launch.prepare_multi_gpu_env(args)
+        else:
+            _, environ = launch.prepare_simple_launcher_cmd_env(args)
+            return dict(environ)
+        processes = str(self.processes)
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        return {**os.environ, **environ, **ranks}
+
+
+def choose_launcher(strategy: str | None, processes: int | None) -> Launcher:
+    """The launcher for this machine: one process for each GPU that it sees, or one on the CPU.
+
+    Args:
+        strategy: name of a file in `accelerate_configs/`, or the path of another one.
+        processes: on this machine.
+
+    Raises:
+        UserError: `no-such-strategy`.
+    """
+    count = visible_gpus() or 1 if processes is None else processes
+    known = strategies()
+    if strategy is None:
+        return Launcher(known[_ONE_PROCESS if count == 1 else _SEVERAL], count)
+    if strategy in known:
+        return Launcher(known[strategy], count)
+    if not Path(strategy).is_file():
+        raise UserError("no-such-strategy", "--strategy", strategy, known=", ".join(known))
+    return Launcher(Path(strategy), count)
+
+
+def visible_gpus() -> int:
+    """GPUs that torch sees. It is asked only where a driver is, because importing it takes seconds."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/kfd").exists() and not Path("/dev/dxg").exists():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _shown(path: Path) -> Path:
+    return as_seen_from_here(path) if path.is_relative_to(FOLDER) else path
+
+
+def _deepspeed_file(config_file: Path) -> str | None:
+    try:
+        content = yaml.safe_load(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # accelerate says what is wrong
+    of_deepspeed = content.get("deepspeed_config") if isinstance(content, dict) else None
+    return of_deepspeed.get("deepspeed_config_file") if isinstance(of_deepspeed, dict) else None
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,61 @@
+"""`indictune recipes`: list and copy the recipes, strategy files and scripts that come with the package."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from indictune.config.read_words import split_flags, unknown_name
+from indictune.errors import UserError
+from indictune.shipped_files import everything
+
+_ALL = "all"
+
+
+def recipes_command(argv: Sequence[str]) -> int:
+    """List the files, or copy those named; returns the exit code.
+
+    Raises:
+        UserError: an unknown or ambiguous name, or a file that exists already.
+    """
+    flags = dict(split_flags(argv))
+    names, to = flags.pop("", []), Path(" ".join(flags.pop("to", [])) or ".")
+    if flags:
+        raise UserError(problems=[unknown_name(name, "--", ["to"]) for name in flags])
+    files = everything()
+    if not names:
+        folder = ""
+        for name, path in files.items():
+            if not name.startswith(f"{folder}/"):
+                folder = name.partition("/")[0]
+                print(f"{folder}/")
+            print(f"  {name.removeprefix(f'{folder}/'):44} {_first_line(path)}".rstrip())
+        print("Use a recipe by `indictune train NAME`, a strategy file by `--strategy NAME`.")
+        return 0
+    chosen = dict.fromkeys(file for name in names for file in (files if name == _ALL else _needed(name, files)))
+    held = [str(to / name) for name in chosen if (to / name).exists()]
+    if held:
+        raise UserError("file-exists", "--to", to, held=", ".join(held))
+    for name in chosen:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(files[name], to / name)
+        print(to / name)
+    return 0
+
+
+def _needed(name: str, files: dict[str, Path]) -> list[str]:
+    """The file of that name, and the DeepSpeed file that it names."""
+    matches = [each for each in files if f"/{each}".endswith(f"/{name}") or f"/{each}".endswith(f"/{name}.yaml")]
+    if len(matches) != 1:
+        known = ", ".join(matches or files)
+        raise UserError("shipped-file-unknown", value=name, known=known)
+    text = files[matches[0]].read_text(encoding="utf-8")
+    return matches + re.findall(r"^\s*deepspeed_config_file: (\S+)$", text, re.MULTILINE)
+
+
+def _first_line(path: Path) -> str:
+    """The comment that a file begins with, up to its first full stop."""
+    line = path.read_text(encoding="utf-8").partition("\n")[0]
+    return line.lstrip('#" ').partition(". ")[0].rstrip('."') if line[:1] in '#"' else ""

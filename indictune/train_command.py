@@ -1,0 +1,235 @@
+"""`indictune train`: read the task from the recipe, choose a launcher, and start the task's script."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from indictune.config.flag_table import LAUNCH_FLAGS, flags_of
+from indictune.config.read_words import split_flags, unknown_name
+from indictune.config.strict_yaml import RecipeLoader
+from indictune.config.task_names import SCRIPTS, WORDS
+from indictune.credentials import NOT_YAML, without_its_text, without_tokens
+from indictune.distributed.choose_launcher import choose_launcher
+from indictune.errors import Problems, UserError, problem
+from indictune.shipped_files import FOLDER, as_seen_from_here, recipes, script
+from indictune.supervise import run_folder
+
+# For a task without a recipe and a model.
+_SMALL = {
+    "classification": "recipes/sentiment/small_from_scratch.yaml",
+    "tokens": "recipes/tokens/demo.yaml",
+    "chat": "recipes/llama/demo.yaml",
+}
+_PRETRAINED = "--model_name_or_path ai4bharat/IndicBERTv2-MLM-only starts from a pretrained model."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user typed.
+
+    Attributes:
+        task: of the run.
+        recipe: its path; None without one.
+        content: of the recipe.
+        flags: for the script, as name and words.
+        strategy: name or path; None for the default.
+        num_processes: on this machine; None for the default.
+        dry_run: whether only the plan is wanted.
+    """
+
+    task: str
+    recipe: Path | None
+    content: Mapping[str, Any]
+    flags: Mapping[str, Sequence[str]]
+    strategy: str | None
+    num_processes: int | None
+    dry_run: bool
+
+    @property
+    def output_dir(self) -> str:
+        """The folder of the run; empty if none is given."""
+        given = self.flags.get("output_dir")
+        return " ".join(given) if given else str(self.content.get("output_dir") or "")
+
+    def words(self) -> list[str]:
+        """The flags as words of a command line. `--name=value` keeps a value that begins with a dash."""
+        recipe = [] if self.recipe is None else ["--config", str(self.recipe)]
+        return recipe + [
+            word
+            for name, values in self.flags.items()
+            for word in (
+                [f"--{name}={values[0]}"] if len(values) == 1 and values[0][:1] == "-" else [f"--{name}", *values]
+            )
+        ]
+
+
+def train_command(argv: Sequence[str]) -> int:
+    """Start the run that `argv` describes; returns its exit code. One process replaces this one.
+
+    Raises:
+        UserError: all problems of names, recipe and strategy.
+    """
+    asked = with_defaults(read_asked(argv))
+    launcher = choose_launcher(asked.strategy, asked.num_processes)
+    asked = fit_processes(asked, launcher.processes)
+    if asked.dry_run:
+        from indictune.training.dry_run import dry_run
+
+        return dry_run(asked.task, asked.words(), launcher.environment())
+    path = as_seen_from_here(script(SCRIPTS[asked.task]))
+    typed = ["accelerate", "launch", *launcher.options(), str(path), *asked.words()]
+    print(without_tokens(f"indictune: the same as\n  {shlex.join(typed)}"), file=sys.stderr, flush=True)
+    command = launcher.command(path, asked.words())
+    if launcher.is_one_process:
+        os.execv(command[0], command)
+    return _run(command, Path(asked.output_dir))
+
+
+def read_asked(argv: Sequence[str]) -> Asked:
+    """Read the command line and the recipe, without the libraries of a run.
+
+    Raises:
+        UserError: an unknown name, a recipe that cannot be read, or a task that is not given.
+    """
+    flags = dict(split_flags(argv))
+    bare = flags.pop("", [])
+    tasks = [word for word in bare if word in WORDS or word in SCRIPTS]
+    named = [word for word in bare if word not in tasks] + flags.pop("config", [])
+    if len(tasks) > 1 or len(named) > 1:
+        raise UserError("bare-word", value=(tasks[1:] or named[1:])[0])
+    if not tasks and not named:
+        raise UserError("train-what")
+    path = _recipe_path(named[0]) if named else None
+    content = _content(path)
+    problems = Problems()
+    values = _own_values(flags, problems)
+    task = _task(WORDS.get(tasks[0], tasks[0]) if tasks else None, path, content)
+    known = [*flags_of(task), "config", *(each.name for each in LAUNCH_FLAGS)]
+    problems.extend(unknown_name(name, "--", known) for name in flags if name not in known)
+    problems.raise_any()
+    return Asked(task, path, content, flags, **values)
+
+
+def with_defaults(asked: Asked) -> Asked:
+    """The same with a folder for the run, and with the small recipe where neither recipe nor model is given."""
+    recipe, content, notes = asked.recipe, asked.content, []
+    if recipe is None and "model_name_or_path" not in asked.flags:
+        recipe = as_seen_from_here(FOLDER / _SMALL[asked.task])
+        content = {**_content(recipe), "output_dir": None}
+        hint = f" {_PRETRAINED}" if asked.task == "classification" else ""
+        notes.append(f"no model given: a small one from random weights, by {_SMALL[asked.task]}.{hint}")
+    asked = replace(asked, recipe=recipe, content=content)
+    if not asked.output_dir:
+        stem = asked.task if recipe is None else recipe.stem
+        folder = _free_folder(Path("outputs", stem), may_exist="resume_from_checkpoint" in asked.flags)
+        asked = replace(asked, flags={**asked.flags, "output_dir": [str(folder)]})
+        notes.append(f"no --output_dir given: {folder}")
+    for note in notes:
+        print(f"indictune: {note}", file=sys.stderr)
+    return asked
+
+
+def fit_processes(asked: Asked, processes: int) -> Asked:
+    """The same with a smaller micro-batch, where the recipe's is too large for a share of the global batch."""
+    rows, at_once = (_rows(asked, name) for name in ("global_batch_size", "per_device_train_batch_size"))
+    if rows is None or at_once is None or "per_device_train_batch_size" in asked.flags:
+        return asked
+    if rows % processes or rows >= processes * at_once:
+        return asked
+    share = rows // processes
+    note = f"{processes} processes share {rows} rows: --per_device_train_batch_size {share} instead of {at_once}"
+    print(f"indictune: {note}", file=sys.stderr)
+    return replace(asked, flags={**asked.flags, "per_device_train_batch_size": [str(share)]})
+
+
+def _rows(asked: Asked, name: str) -> int | None:
+    """A number of rows as given, or else by default; None if it is no whole number."""
+    given = asked.flags.get(name, [str(asked.content.get(name, flags_of(asked.task)[name].default))])
+    return int(given[0]) if given and given[0].isdecimal() else None
+
+
+def _recipe_path(named: str) -> Path:
+    """The recipe of that path, or the installed one of that name."""
+    path = Path(named)
+    if path.is_file():
+        return path
+    matches = [file for name, file in recipes().items() if named in (name, name.removeprefix("recipes/"))]
+    if not matches:
+        raise UserError("no-such-recipe", value=named)
+    return matches[0]
+
+
+def _content(path: Path | None) -> Mapping[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("unreadable", "--config", path, reason=error) from error
+    except NOT_YAML as error:
+        raise UserError("not-yaml", "--config", path, reason=without_its_text(error)) from None
+    if not isinstance(content, dict):
+        raise UserError("recipe-not-a-mapping", "--config", path, found=type(content).__name__)
+    return content
+
+
+def _own_values(flags: dict[str, list[str]], problems: Problems) -> dict[str, Any]:
+    """Take the flags of the command itself out of `flags`."""
+    strategy = " ".join(flags.pop("strategy", [])) or None
+    processes = " ".join(flags.pop("num_processes", [])) or None
+    dry_run = " ".join(flags.pop("dry_run", ["false"])).lower() or "true"
+    if processes is not None and not (processes.isdecimal() and int(processes) > 0):
+        problems.append(problem("expected-at-least", "--num_processes", processes, smallest=1))
+        processes = None
+    if dry_run not in ("true", "false"):
+        problems.append(problem("wrong-type", "--dry_run", dry_run, reason="expected true or false"))
+    count = None if processes is None else int(processes)
+    return {"strategy": strategy, "num_processes": count, "dry_run": dry_run == "true"}
+
+
+def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> str:
+    """The task that was typed, or that the recipe says or shows by keys that only one task has."""
+    decided = content.get("decided")
+    in_recipe = content.get("task") or (decided.get("task") if isinstance(decided, dict) else None)
+    if in_recipe is not None and in_recipe not in SCRIPTS:
+        raise UserError("task-unknown", "task", in_recipe, known=", ".join(SCRIPTS))
+    if named is not None and in_recipe is not None and named != in_recipe:
+        raise UserError("recipe-of-other-task", "task", in_recipe, task=named, script=SCRIPTS[in_recipe])
+    if task := named or in_recipe:
+        return task
+    unknown = {task: sum(key not in flags_of(task) for key in content) for task in SCRIPTS}
+    best = [task for task in SCRIPTS if unknown[task] == min(unknown.values())]
+    if len(best) > 1:
+        raise UserError("task-missing", "--config", path, known=" or ".join(SCRIPTS))
+    return best[0]
+
+
+def _free_folder(folder: Path, may_exist: bool) -> Path:
+    """The folder, or the first of `folder-2`, `folder-3`, ... that holds no run."""
+    number, free = 1, folder
+    while not may_exist and run_folder.holds_files(free):
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _run(command: Sequence[str], output_dir: Path) -> int:
+    """Run a launcher. Exit codes of ranks do not survive it, so `status.json` gives the code."""
+    began = time.time()
+    with subprocess.Popen(command) as launched:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the launcher too
+        signal.signal(signal.SIGTERM, lambda number, _: launched.send_signal(number))
+        code = launched.wait()
+    state = run_folder.status_since(output_dir, began).get("state")
+    return next((each for name, each in run_folder.EXIT_CODES.items() if name == state and each), 1) if code else 0
