@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from indictune.data.arrow_tables import smaller_batches
 from indictune.data.bad_rows import BadRows
-from indictune.data.class_ids import declared_classes, names_by_value, record_with_names, with_names
+from indictune.data.class_ids import declared_classes, named, names_by_value, record_with_names, with_names
 from indictune.data.columns import check_schema, existing_columns, numbered_rows, text_batches
 from indictune.data.packed_files import PACKED, kind_of_file, opened
 from indictune.errors import UserError
@@ -48,10 +48,23 @@ def arrow_batches(
             if name in declared and role != "text" and pa.types.is_integer(file.schema.field(name).type)
         }
         batches = file.batches(chunk_rows, list(dict.fromkeys(names.values())))
-        for batch in text_batches(batches, names, optional, path, lists):
+        listed = {name: declared[name] for role, name in names.items() if role in lists and name in declared}
+        for batch in text_batches(_with_names_in_lists(batches, listed), names, optional, path, lists):
             for role, known in classes.items():
                 batch = with_names(batch, role, known, bad)
             yield batch
+
+
+def _with_names_in_lists(
+    batches: Iterator[pa.RecordBatch], classes: Mapping[str, Sequence[str]]
+) -> Iterator[pa.RecordBatch]:
+    """Replace the class ids in columns of lists by names."""
+    for batch in batches:
+        for column, names in classes.items():
+            if pa.types.is_list(batch[column].type):
+                index, lists = batch.schema.get_field_index(column), batch[column].to_pylist()
+                batch = batch.set_column(index, column, pa.array([named(row, names) for row in lists]))
+        yield batch
 
 
 def arrow_records(path: str, chunk_rows: int) -> Iterator[tuple[int, dict[str, object]]]:

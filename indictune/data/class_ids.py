@@ -62,11 +62,12 @@ def with_names(batch: pa.RecordBatch, role: str, known: Mapping[str, str | None]
 
 
 def record_with_names(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """A row with names for class ids, and for those in lists; an id without a name stays."""
-    return record | {column: _named(record[column], names) for column, names in classes.items() if column in record}
+    """A row with names for class ids, as of `named`."""
+    return record | {column: named(record[column], names) for column, names in classes.items() if column in record}
 
 
-def _named(value: Any, names: Sequence[str]) -> Any:
+def named(value: Any, names: Sequence[str]) -> Any:
+    """The name of a class id, or a list of them; an id without a name stays."""
     if isinstance(value, list):
-        return [_named(each, names) for each in value]
+        return [named(each, names) for each in value]
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.columns import shortened
+from indictune.data.label_lists import look_like_lists
 from indictune.data.rows import MAX_LISTED_ROWS, StoredRows
 from indictune.data.targets import MULTI_LABEL, REGRESSION, names
 from indictune.errors import Problem, Problems, problem
@@ -60,6 +61,8 @@ def _doubt(counts: Mapping[str, int], rows: int, problem_type: str | None) -> st
     """
     if len(counts) < 2:
         return "one-label"
+    if problem_type is None and look_like_lists(counts):
+        return "labels-look-like-lists"
     if problem_type is None and _are_numbers(counts):
         numbers = [float(label) for label in counts]
         are_whole = all(number.is_integer() for number in numbers)

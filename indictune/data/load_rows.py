@@ -19,12 +19,13 @@ from indictune.data.cache import build_once
 from indictune.data.clean_batches import SCHEMA, cleaned
 from indictune.data.contradictions import contradictions
 from indictune.data.file_form import form_of
+from indictune.data.label_lists import spell_out
 from indictune.data.labels import checked_labels, label_lists, unknown_labels
 from indictune.data.progress_log import with_progress
 from indictune.data.rare_labels import rare_labels
 from indictune.data.row_sources import Source, columns_of, file_source, refuse_early, sources_of, text_reader
 from indictune.data.rows import Column, StoredRows, leaked_rows, listed, read_facts, write_facts
-from indictune.data.targets import REGRESSION
+from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.validation_split import ValidationSplit, used_split
 from indictune.errors import Problem, Problems, UserError, attributed_to
 
@@ -119,6 +120,8 @@ def _load(
                 bad = bad_rows(source.name, args, folder)
                 read = _read_split(source, args, notes, folder / f"{split}.arrow", bad)
                 rows |= {} if read is None else {split: read}
+        if problem_type == MULTI_LABEL:
+            rows = spell_out(rows, folder)
         if "train" in rows:
             with problems.collecting():
                 held_out = [rows[split] for split in rows if split != "train"]

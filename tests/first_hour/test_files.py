@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import pyarrow as pa
@@ -363,6 +364,51 @@ class TestSheets:
         monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 100_000)
         write_xlsx("f.xlsx", [["text", "label"], ["a" * 1_000_000, "x"]])
         assert problems_raised(lambda: load("f.xlsx")) == ["--train_file f.xlsx unpacked-too-large"]
+
+
+class TestSeveralLabels:
+    MULTI: ClassVar[dict[str, Any]] = {"problem_type": "multi_label_classification"}
+
+    @pytest.mark.parametrize(
+        ("labels", "names", "first"),
+        [
+            (["[0, 0, 1]", "[1, 0, 1]", "[0, 0, 0]"], ["0", "2"], "2"),
+            (["[0 0 1]", "[1 0 1]", "[0 1 0]"], ["0", "1", "2"], "2"),
+            (["[0, 1]", "[1, 0]", "[1, 0]"], ["0", "1"], "1"),
+            (["[3, 0]", "[1]", "[0]"], ["0", "1", "3"], "3|0"),
+            (["['joy', 'anger']", '["joy"]', "[]"], ["anger", "joy"], "joy|anger"),
+            (["joy|anger", "joy", "anger"], ["anger", "joy"], "joy|anger"),
+        ],
+    )
+    def test_a_csv_may_list_them(self, labels: list[str], names: list[str], first: str) -> None:
+        rows = [[f"text {number}", label] for number, label in enumerate(labels)]
+        with open("f.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([["text", "label"], *rows])
+        assert refusal_of("f.csv").code == "labels-look-like-lists"
+        splits = load("f.csv", **self.MULTI)
+        assert splits.labels == names
+        assert rows_of(splits)[0] == ("text 0", first)
+
+    def test_lists_of_json_mean_the_same(self) -> None:
+        Path("f.jsonl").write_text('{"text": "a", "label": [0, 0, 1]}\n{"text": "b", "label": [0, 1, 1]}\n')
+        assert rows_of(load("f.jsonl", **self.MULTI)) == [("a", "2"), ("b", "1|2")]
+
+    def test_validation_rows_are_spelled_as_the_training_rows(self) -> None:
+        Path("t.csv").write_text('text,label\na,"[0, 0, 1]"\nb,"[1, 0, 0]"\n')
+        Path("v.csv").write_text('text,label\nc,"[0, 0, 1]"\n')
+        assert rows_of(load("t.csv", validation_file="v.csv", **self.MULTI), "validation") == [("c", "2")]
+
+    def test_names_that_parquet_declares_for_lists_are_the_labels(self) -> None:
+        kinds = datasets.List(datasets.ClassLabel(names=["anger", "joy"]))
+        features = datasets.Features({"text": datasets.Value("string"), "label": kinds})
+        datasets.Dataset.from_dict({"text": ["a", "b"], "label": [[1, 0], []]}, features).to_parquet("f.parquet")
+        assert rows_of(load("f.parquet", **self.MULTI)) == [("a", "joy|anger"), ("b", "|")]
+
+    def test_a_bar_in_the_name_of_a_class_is_allowed(self) -> None:
+        Path("f.csv").write_text("text,label\na,on|off\nb,in|out\n")
+        assert load("f.csv").labels == ["in|out", "on|off"]
+        Path("f.csv").write_text("text,label\na,on|off\nb,off\n")
+        assert load("f.csv", problem_type="single_label_classification").labels == ["off", "on|off"]
 
 
 def test_quotes_that_mean_nothing_are_letters() -> None:
