@@ -10,6 +10,7 @@ from typing import Any
 
 from indictune.config.plan import Launch
 from indictune.credentials import holds_token
+from indictune.distributed import fsdp_file
 from indictune.errors import UserError
 
 
@@ -121,9 +122,8 @@ def _check_launcher(environ: Mapping[str, str], strategy: str) -> None:
         raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size)
     if strategy not in ("single", "ddp") and not is_launched:
         raise UserError("launcher-missing", value=strategy)
-    # accelerate takes version 1 if its config names none.
-    if _is_true(environ, "ACCELERATE_USE_FSDP") and is_launched and environ.get("FSDP_VERSION", "1") == "1":
-        raise UserError("fsdp-version-1", "fsdp_version")
+    if keys := fsdp_file.not_supported(environ):
+        raise UserError("strategy-file-not-supported", value=", ".join(keys))
 
 
 def _zero_name(config: Mapping[str, Any]) -> str:

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unresolved
-from indictune.distributed import deepspeed_config
+from indictune.distributed import deepspeed_config, fsdp_file
 from indictune.distributed.deepspeed_config import FileValue
 
 Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 _PRECISIONS = {"bf16": {"bf16": True, "fp16": False}, "fp16": {"fp16": True, "bf16": False}}
+_WRAP = "TRANSFORMER_BASED_WRAP"
 _DERIVED = "gradient_accumulation_steps"  # follows from the sizes of batches, and is never taken from a file
 
 
@@ -44,6 +45,12 @@ def taken_values(plan: AnyPlan) -> str:
     return " ".join(f"--{name} {_shown(value)}" for name, value in plan.launch.from_file.items())
 
 
+def notes(plan: AnyPlan) -> list[str]:
+    """What the user has to know: the values of the strategy file that do not count, and a change of version."""
+    is_old = fsdp_file.is_version_1(plan.environ)
+    return [*([fsdp_file.note_of_version_1(plan.environ)] if is_old else []), *ignored_values(plan)]
+
+
 def ignored_values(plan: AnyPlan) -> list[str]:
     """One sentence on the values of the strategy file that do not count, with what counts instead; none if all do."""
     known, found = plan.recipe.values.keys() | plan.derived.keys(), []
@@ -55,6 +62,8 @@ def ignored_values(plan: AnyPlan) -> list[str]:
         if _DERIVED in ours:
             counts = [f"{ours[_DERIVED]} follows from --global_batch_size {plan.training.global_batch_size}"]
         found.append((key, value, counts[0]))
+    if (policy := plan.environ.get("FSDP_AUTO_WRAP_POLICY", _WRAP)) != _WRAP:
+        found.append(("fsdp_auto_wrap_policy", policy, "the layers that the model repeats are wrapped"))
     found += deepspeed_config.unusable(plan.launch.deepspeed or {}, bool(plan.training.fp16))
     shown = "; ".join(f"{key} {_shown(value)} ({instead})" for key, value, instead in found)
     return [f"Ignoring values of the strategy file: {shown}."] if found else []
@@ -72,6 +81,7 @@ def leave_to_plan(launch: Launch, environ: MutableMapping[str, str]) -> dict[str
     # With a DeepSpeed file, accelerate (1.15) refuses an accelerate config that gives more than its path.
     for name in ("GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING", "CONFIG_DS_FIELDS"):
         environ.pop(f"ACCELERATE_{name}", None)
+    fsdp_file.use_version_2(environ)
     if launch.deepspeed_source is None or launch.deepspeed is None:
         return {"deepspeed": None}
     return {"deepspeed": deepspeed_config.left_to_flags(launch.deepspeed)}
@@ -87,6 +97,8 @@ def _values_of_accelerate(environ: Mapping[str, str]) -> Iterator[FileValue]:
     precision = environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if precision in _PRECISIONS:
         yield FileValue("mixed_precision", precision, _PRECISIONS[precision])
+    if environ.get("FSDP_ACTIVATION_CHECKPOINTING") == "true":
+        yield FileValue("fsdp_activation_checkpointing", True, {"gradient_checkpointing": True})
     backend = environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     if backend != "no":
         mode = environ.get("ACCELERATE_DYNAMO_MODE", "default")

@@ -106,7 +106,7 @@ def bring_up(plan: RunPlan[Data, Training], run: Run) -> tuple[RunPlan[Data, Tra
     Raises:
         UserError: transformers refuses a value, or another strategy came up.
     """
-    run.warn(strategy_file.ignored_values(plan))
+    run.warn(strategy_file.notes(plan))
     if plan.launch.from_file:
         logger.info("From the strategy file: %s", strategy_file.taken_values(plan))
     decided = process_group.bring_up(plan.launch, os.environ, plan.training.ddp_timeout)

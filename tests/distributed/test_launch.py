@@ -142,9 +142,11 @@ def test_plain_python_may_have_a_master_address() -> None:
     assert launch_of({"MASTER_ADDR": "10.0.0.1"}) == ("single", 1, 1, 0)
 
 
-def test_fsdp_1_is_refused_with_what_its_file_lacks() -> None:
-    with refused("fsdp-version-1", "fsdp_version: 2"):
-        read_launch({**ACCELERATE, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1", "LOCAL_RANK": "0"})
+def test_fsdp_1_is_fsdp2_where_it_has_the_same() -> None:
+    version_1 = {**ACCELERATE_FSDP, "FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"}
+    assert launch_of(version_1) == ("fsdp2", 2, 2, 1)
+    with refused("strategy-file-not-supported", "fsdp_sharding_strategy: HYBRID_SHARD"):
+        launch_of({**version_1, "FSDP_SHARDING_STRATEGY": "HYBRID_SHARD"})
 
 
 def test_plain_python_starts_no_sharding_strategy() -> None:

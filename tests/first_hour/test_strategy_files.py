@@ -13,7 +13,7 @@ from transformers import BertConfig, PreTrainedConfig
 from indictune.config.arguments import ModelArguments
 from indictune.config.plan import AnyPlan
 from indictune.config.recipe import read_recipe
-from indictune.distributed.strategy_file import ignored_values, leave_to_plan, taken_values
+from indictune.distributed.strategy_file import ignored_values, leave_to_plan, notes, taken_values
 from indictune.errors import Problem
 from indictune.preflight.checks import preflight
 from indictune.preflight.derive import make_plan
@@ -50,6 +50,22 @@ ZERO_3: dict[str, Any] = {
         "offload_param_device": "none",
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.5,
+    },
+}
+FSDP_1: dict[str, Any] = {
+    "distributed_type": "FSDP",
+    "enable_cpu_affinity": False,
+    "mixed_precision": "bf16",
+    "fsdp_config": {
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_forward_prefetch": True,
+        "fsdp_offload_params": False,
+        "fsdp_sharding_strategy": "SHARD_GRAD_OP",
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+        "fsdp_sync_module_states": True,
+        "fsdp_use_orig_params": True,
     },
 }
 JOB = """
@@ -123,6 +139,14 @@ class TestRuns:
         assert "gradient_accumulation_steps 1 (2 follows from --global_batch_size 8)" in line
         assert "mixed_precision bf16 (--bf16 false counts)" in line
 
+    def test_fsdp_1(self, tmp_path: Path) -> None:
+        done, printed = run(written(tmp_path, FSDP_1), tmp_path)
+        assert done.metrics["strategy"] == "fsdp2"
+        assert recorded(done)["bf16"] is True
+        (line,) = [line for line in printed.splitlines() if "FSDP 1" in line]
+        assert "SHARD_GRAD_OP is reshard_after_forward false" in line
+        assert "Ignoring" not in printed
+
 
 class TestWhatCounts:
     """The recipe and the flags; where they say nothing, the strategy file."""
@@ -185,3 +209,83 @@ class TestWhatCounts:
         assert leave_to_plan(plan.launch, environ) == {"deepspeed": None}
         assert environ["ACCELERATE_MIXED_PRECISION"] == "no"
         assert not {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_GRADIENT_CLIPPING"} & environ.keys()
+
+
+def fsdp(**settings: Any) -> dict[str, Any]:
+    """`FSDP_1` with other settings; None leaves one out."""
+    merged = {**FSDP_1["fsdp_config"], **settings}
+    return FSDP_1 | {"fsdp_config": {key: value for key, value in merged.items() if value is not None}}
+
+
+class TestFSDP:
+    """Settings of FSDP 1 and their counterparts."""
+
+    @pytest.mark.parametrize(
+        ("settings", "reshards"),
+        [
+            ({"fsdp_sharding_strategy": "FULL_SHARD"}, "true"),
+            ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "false"),
+            ({"fsdp_sharding_strategy": 1}, "true"),
+            ({"fsdp_sharding_strategy": 2}, "false"),
+            ({"fsdp_sharding_strategy": None}, "true"),
+            ({"fsdp_sharding_strategy": None, "fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, "false"),
+            ({"fsdp_sharding_strategy": None, "fsdp_reshard_after_forward": False, "fsdp_version": 2}, "false"),
+        ],
+    )
+    def test_a_sharding_strategy(self, tmp_path: Path, settings: dict[str, Any], reshards: str) -> None:
+        file = written(tmp_path, fsdp(**settings))
+        plan, problems = planned(file)
+        assert (problems, plan.launch.strategy) == ([], "fsdp2")
+        assert len(notes(plan)) == ("fsdp_version" not in settings)
+        environ = launched(file)
+        leave_to_plan(plan.launch, environ)
+        assert (environ["FSDP_VERSION"], environ["FSDP_RESHARD_AFTER_FORWARD"]) == ("2", reshards)
+
+    @pytest.mark.parametrize(
+        ("file", "keys"),
+        [
+            (fsdp(fsdp_sharding_strategy="NO_SHARD"), ["fsdp_sharding_strategy: NO_SHARD"]),
+            (fsdp(fsdp_sharding_strategy="HYBRID_SHARD_ZERO2"), ["fsdp_sharding_strategy: HYBRID_SHARD_ZERO2"]),
+            (
+                fsdp(fsdp_sharding_strategy=4, fsdp_ignored_modules="bert.pooler"),
+                ["fsdp_sharding_strategy: HYBRID_SHARD", "fsdp_ignored_modules: bert.pooler"],
+            ),
+            (
+                fsdp(fsdp_version=2, fsdp_activation_checkpointing=True, fsdp_activation_checkpointing_offload=True),
+                ["fsdp_activation_checkpointing_offload: true"],
+            ),
+            (
+                fsdp(fsdp_version=2, fsdp_reshard_after_forward=True)
+                | {"parallelism_config": {"parallelism_config_cp_size": 2}},
+                ["parallelism_config_cp_size: 2"],
+            ),
+        ],
+    )
+    def test_what_has_no_counterpart_is_named(self, tmp_path: Path, file: dict[str, Any], keys: list[str]) -> None:
+        _, problems = planned(written(tmp_path, file))
+        assert [(each.code, each.value) for each in problems] == [("strategy-file-not-supported", ", ".join(keys))]
+
+    def test_offloading(self, tmp_path: Path) -> None:
+        plan, _ = planned(written(tmp_path, fsdp(fsdp_offload_params=True)))
+        assert plan.launch.strategy == "fsdp2_offload"
+
+    def test_layers_are_those_of_the_model_and_checkpoints_are_shards(self, tmp_path: Path) -> None:
+        settings = {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 1000}
+        file = written(tmp_path, fsdp(**settings))
+        plan, problems = planned(file)
+        assert problems == []
+        assert "fsdp_auto_wrap_policy SIZE_BASED_WRAP" in ignored_values(plan)[0]
+        environ = launched(file)
+        leave_to_plan(plan.launch, environ)
+        assert environ["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
+        assert environ["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"
+
+    def test_recomputed_activations_are_the_flags(self, tmp_path: Path) -> None:
+        file = written(tmp_path, fsdp(fsdp_activation_checkpointing=True))
+        plan, _ = planned(file)
+        assert plan.training.gradient_checkpointing is True
+        plan, _ = planned(file, "--gradient_checkpointing", "false")
+        assert plan.training.gradient_checkpointing is False
+        environ = launched(file)
+        leave_to_plan(plan.launch, environ)
+        assert environ["FSDP_ACTIVATION_CHECKPOINTING"] == "false"
