@@ -182,7 +182,7 @@ def check(path: Path, folder: Path) -> str:
         texts = [row[:3] for row in rows]
         outcome = "left out" if bad.count else "read"
         assert_stand_in(path, {cell for row in texts for cell in row if cell})
-        has_other_form = bool(BadRows.notes(bad))  # such as another delimiter
+        has_other_form = bool(bad.remarks)  # such as another delimiter
         if plain is None or is_damaged or has_other_form:
             outcome += ", not compared"
         else:

@@ -81,14 +81,9 @@ class ModelArguments(Checked):
 
 
 @dataclass
-class TextArguments(Checked):
-    """How the rows of a file are read."""
+class FileFormArguments(Checked):
+    """How csv and tsv files are laid out."""
 
-    text_column: str = flag("text", "Column with the text.")
-    label_column: str = flag("label", "Column with the label.")
-    language_column: str | None = flag(
-        None, "Column with the language of each row. Default: `language` if it exists, else the script of the text."
-    )
     delimiter: Literal["auto", ",", ";", "tab", "|"] = flag(
         "auto", "Character between the columns of a csv or tsv file. `auto`: the extension's, unless another one fits."
     )
@@ -97,6 +92,17 @@ class TextArguments(Checked):
     )
     quoting: Literal["standard", "none"] = flag(
         "standard", "`none`: quotes in a csv or tsv file are letters like others, and do not enclose a field."
+    )
+
+
+@dataclass
+class TextArguments(FileFormArguments):
+    """How the rows of a file are read."""
+
+    text_column: str = flag("text", "Column with the text.")
+    label_column: str = flag("label", "Column with the label.")
+    language_column: str | None = flag(
+        None, "Column with the language of each row. Default: `language` if it exists, else the script of the text."
     )
     max_length: int = flag(128, "Cut texts to this many tokens, special ones included.")
     long_text: LongText = flag(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from indictune.config.arguments import BadRowArguments, TextArguments
+from indictune.config.arguments import BadRowArguments, FileFormArguments, TextArguments
 from indictune.config.fields import Checked, flag
 from indictune.errors import Problem, problem
 
@@ -32,12 +32,12 @@ class EvaluateArguments(TextArguments, BadRowArguments):
 
 
 @dataclass
-class PredictArguments(BadRowArguments):
+class PredictArguments(BadRowArguments, FileFormArguments):
     """Which texts a finished classifier labels, and where the labels go. Other values default to its training's."""
 
     model: str = flag("", "The --output_dir of a finished run. May be given as a bare first word.")
     text: list[str] = flag([], "Texts to label. Default: standard input, one text a line.")
-    input_file: str | None = flag(None, "Texts to label: csv, tsv, json, jsonl, parquet, or txt with one text a line.")
+    input_file: str | None = flag(None, "Texts to label: a file as of --train_file, or txt with one text a line.")
     output_file: str | None = flag(
         None, "Gets the labels: csv, tsv, jsonl or parquet. Must not exist. Default: JSON lines on standard output."
     )

@@ -21,7 +21,8 @@ REJECTED = "rejected.jsonl"
 # In a split of several files, a row's number is its line plus this many times the file's number, from 1.
 LINES_PER_FILE = 1 << 32
 
-_MAX_LISTED = 5
+_MAX_LISTED = 5  # of a kind
+_MAX_LISTED_OF_ALL = 10
 _WITHOUT_LINES = ("", ".parquet", ".arrow", ".xlsx", ".ods")
 
 
@@ -50,10 +51,9 @@ class BadRows:
         skips_damage: whether lines that a stray quote damages are bad rows, and the rows after them are read.
     """
 
-    skips_damage = False
-
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, skips_damage: bool = False) -> None:
         self.source = source
+        self.skips_damage = skips_damage
         self.problems = Problems()
         self.count = 0
         self.files: list[str] = []
@@ -72,7 +72,7 @@ class BadRows:
         """
         self.count += 1
         self._counts[code] += 1
-        if self._counts[code] <= _MAX_LISTED:
+        if self._counts[code] <= _MAX_LISTED and len(self._first) < _MAX_LISTED_OF_ALL:
             self._first.append(self._problem(line, code, details))
 
     def stop(self, line: int, code: str, **details: Any) -> None:
@@ -83,9 +83,14 @@ class BadRows:
         """Add a sentence for the user about how the file is read."""
         self._remarks[sentence] = None
 
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences for the user about how the file is read."""
+        return list(self._remarks)
+
     def notes(self) -> list[str]:
         """Sentences for the user: the remarks, and how many rows were left out."""
-        return list(self._remarks)
+        return self.remarks
 
     def location(self, line: int) -> str:
         """Where a row stands, as `row_location` writes it."""
@@ -98,9 +103,8 @@ class BadRows:
             UserError: all problems.
         """
         problems = [*self._first]
-        for code, count in self._counts.items():
-            if count > _MAX_LISTED:
-                problems.append(problem("more-bad-rows", value=self.source, count=count - _MAX_LISTED, like=code))
+        unlisted = self._counts - Counter(each.code for each in self._first)
+        problems += [problem("more-bad-rows", value=self.source, count=unlisted[code], like=code) for code in unlisted]
         Problems(dict.fromkeys([*problems, *self.problems])).raise_any()
 
     def _problem(self, line: int, code: str, details: dict[str, Any]) -> Problem:
@@ -119,10 +123,8 @@ class Quarantine(BadRows):
         folder: gets the bad rows. They go to disk at once, because a file may have millions.
     """
 
-    skips_damage = True
-
     def __init__(self, source: str, max_fraction: float, folder: Path) -> None:
-        super().__init__(source)
+        super().__init__(source, skips_damage=True)
         self.max_fraction = max_fraction
         self._path = folder / REJECTED
         self._entries = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed with this object)

@@ -59,6 +59,13 @@ def usual_columns(present: Sequence[str], wanted: Mapping[str, str]) -> dict[str
     return found
 
 
+def has_columns(header: Sequence[str], wanted: Mapping[str, str]) -> bool:
+    """Whether a header has all wanted columns, by their own names or by usual ones."""
+    names = [name.strip() for name in header]
+    usual = usual_columns(names, wanted)
+    return all(name in names or role in usual for role, name in wanted.items())
+
+
 def existing_columns(
     source: str,
     present: Sequence[str],

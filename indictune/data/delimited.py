@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from indictune.data.bad_rows import BadRows
 from indictune.data.file_form import FileForm, delimiter_of, first_rows
-from indictune.data.headers import columns_of_header
+from indictune.data.headers import columns_of_header, without_given_names
 from indictune.data.text_lines import decoded_lines
 
 _MANY_LINES = 100  # a stray quote may have joined the rows of more lines
@@ -33,9 +33,10 @@ def delimited_rows(
     """
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 131,072 characters refuses long texts
     delimiter = delimiter_of(path, form, columns, bad)
+    sample = first_rows(path, delimiter, form)
+    form = without_given_names(path, sample, form, columns, bad)
 
     def picker(header: Sequence[str]) -> Callable[[list[str]], Cells]:
-        sample = first_rows(path, delimiter, form)
         names = columns_of_header(path, header, sample, form, columns, optional, bad)
         return cells_of(header, [names.get(role) for role in (*columns, *optional)])
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from indictune.config.arguments import TextArguments
+from indictune.config.arguments import FileFormArguments
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import usual_columns
+from indictune.data.columns import has_columns
 from indictune.data.packed_files import kind_of_file, opened
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -44,7 +44,7 @@ class FileForm:
 STANDARD = FileForm()
 
 
-def form_of(args: TextArguments) -> FileForm:
+def form_of(args: FileFormArguments) -> FileForm:
     """The form that the flags give."""
     names = [name.strip() for word in args.column_names for name in word.split(",")]
     return FileForm(args.delimiter, tuple(filter(None, names)), args.quoting)
@@ -92,6 +92,4 @@ def _fitting(rows: Sequence[Sequence[str]], form: FileForm, wanted: Mapping[str,
     """How many of the first rows have the wanted fields."""
     if form.column_names:
         return sum(len(row) == len(form.column_names) for row in rows)
-    header = [name.strip() for name in rows[0]] if rows else []
-    found = [*header, *usual_columns(header, wanted)]
-    return len(rows) * all(name in found or role in found for role, name in wanted.items())
+    return len(rows) * has_columns(rows[0] if rows else (), wanted)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from indictune.data.bad_rows import BadRows
-from indictune.data.columns import existing_columns, shortened
+from indictune.data.columns import existing_columns, has_columns, shortened
 from indictune.data.file_form import FileForm
 from indictune.errors import UserError
 
 _LONG_NAME = 30
 _MANY_WORDS = 4
+
+
+def without_given_names(
+    path: str, sample: Sequence[Sequence[str]], form: FileForm, columns: Mapping[str, str], bad: BadRows
+) -> FileForm:
+    """The form without `--column_names` if the first row of the file has the wanted columns itself."""
+    if not form.column_names or not sample or not has_columns(sample[0], columns):
+        return form
+    bad.remark(f"{path}: its first row has the column names, and --column_names is for files without.")
+    return replace(form, column_names=())
 
 
 def columns_of_header(

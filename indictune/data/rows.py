@@ -19,6 +19,7 @@ from indictune.data.arrow_tables import stored_batches
 from indictune.data.bad_rows import row_location
 
 MAX_LISTED_ROWS = 20
+_MAX_LOCATIONS = 10
 
 _FACTS = "facts.json"
 # Compared with the held-out rows at a time: each comparison gathers their texts again.
@@ -65,8 +66,8 @@ class Column:
 
 def listed(lines: pa.ChunkedArray, location: Callable[[int], str]) -> str:
     """The locations of the first few rows, given by their lines, and the number of the others."""
-    more = f" and {len(lines) - MAX_LISTED_ROWS:,} more" if len(lines) > MAX_LISTED_ROWS else ""
-    return ", ".join(map(location, lines[:MAX_LISTED_ROWS].to_pylist())) + more
+    more = f" and {len(lines) - _MAX_LOCATIONS:,} more" if len(lines) > _MAX_LOCATIONS else ""
+    return ", ".join(map(location, lines[:_MAX_LOCATIONS].to_pylist())) + more
 
 
 def leaked_rows(

@@ -18,7 +18,7 @@ import python_calamine
 from indictune.data.bad_rows import BadRows
 from indictune.data.delimited import Cells, cells_of
 from indictune.data.file_form import SAMPLE_ROWS, FileForm
-from indictune.data.headers import columns_of_header
+from indictune.data.headers import columns_of_header, without_given_names
 from indictune.data.packed_files import PACKED, opened, unpacked_limit
 from indictune.errors import UserError
 
@@ -55,6 +55,7 @@ def sheet_rows(
     if not first:
         return
     sample = [[field or "" for field in row] for _, row in first]
+    form = without_given_names(path, sample, form, columns, bad)
     header = list(form.column_names) or [name.strip() for name in sample[0]]
     names = columns_of_header(path, header, sample, replace(form, delimiter="auto"), columns, optional, bad)
     pick = cells_of(header, [names.get(role) for role in (*columns, *optional)])

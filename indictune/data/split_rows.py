@@ -89,10 +89,9 @@ def _batches_of_files(
         with problems.collecting():
             for batch in read_batches(file, columns, optional, bad, lists, form):
                 yield _with_column(batch, "line", pc.add(batch["line"], offset)) if offset else batch
-    missing = {str(each.value) for each in problems if each.code == "column-missing"}
-    if missing and missing < set(rows.files):
-        others = next(file for file in rows.files if file not in missing)
-        problems.append(problem("files-differ", value=next(iter(missing)), other=others))
+    missing = [str(each.value) for each in problems if each.code == "column-missing"]
+    if missing and (others := {*rows.files} - {str(each.value) for each in problems}):
+        problems.append(problem("files-differ", value=missing[0], other=min(others)))
     problems.raise_any()
 
 

@@ -118,11 +118,13 @@ class Source:
         with attributed_to("--input_file"):
             rows = sum(batch.num_rows for batch in file.windows(bad))
             bad.finish(rows)
+        for remark in bad.remarks if rank_of(os.environ) == 0 else ():
+            print(f"--input_file {remark}", file=sys.stderr)
         return cls(file, rows, bad)
 
     def windows(self) -> Iterator[pa.RecordBatch]:
         """The readable rows."""
-        return self.file.windows(BadRows(self.file.path))
+        return self.file.windows(BadRows(self.file.path, self.bad.skips_damage))
 
 
 def _answer(windows: Iterable[pa.RecordBatch], classifier: Classifier, output: str | None) -> None:

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
-from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
 
 from indictune.config.command_arguments import PredictArguments
 from indictune.data.bad_rows import BadRows
+from indictune.data.file_form import STANDARD, FileForm, form_of
+from indictune.data.packed_files import kind_of_file, opened
 from indictune.data.read_files import checked_extension, read_batches
 from indictune.data.text_lines import decoded
 from indictune.errors import UserError, attributed_to
@@ -34,11 +35,13 @@ class TextFile:
         path: as the user named it.
         columns: role -> name of a column that the file must have.
         optional: the same for columns that may be missing.
+        form: of csv and tsv files.
     """
 
     path: str
     columns: Mapping[str, str]
     optional: Mapping[str, str]
+    form: FileForm = STANDARD
 
     def windows(self, bad: BadRows) -> Iterator[pa.RecordBatch]:
         """All texts, as columns `text`, `language` and the kept ones; `bad` gets the unreadable rows.
@@ -47,12 +50,12 @@ class TextFile:
             UserError: the file cannot be read, or lacks a column.
         """
         with attributed_to("--input_file"):
-            if Path(self.path).suffix.lower() == LINES:
+            if kind_of_file(self.path) == LINES:
                 checked_extension(self.path)
-                with open(self.path, "rb") as file:
-                    yield from equal_windows(line_windows(file, self.path), WINDOW_ROWS)
+                with opened(self.path) as file:
+                    yield from equal_windows(line_windows(cast(BufferedReader, file), self.path), WINDOW_ROWS)
             else:
-                batches = read_batches(self.path, self.columns, self.optional, bad)
+                batches = read_batches(self.path, self.columns, self.optional, bad, form=self.form)
                 yield from map(_named, equal_windows(batches, WINDOW_ROWS))
 
 
@@ -62,7 +65,8 @@ def text_file(asked: PredictArguments, reading: Reading) -> TextFile:
     # A column that only the training had may be missing here.
     language = {"language": reading.language_column or "language"}
     is_asked = asked.language_column is not None
-    return TextFile(str(asked.input_file), columns | (language if is_asked else {}), {} if is_asked else language)
+    required = columns | (language if is_asked else {})
+    return TextFile(str(asked.input_file), required, {} if is_asked else language, form_of(asked))
 
 
 def _named(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -40,6 +41,7 @@ from indictune.training.start import bring_up
 # its own.
 FROM_TRAINING = (
     *("text_column", "label_column", "language_column", "max_length", "long_text", "columns"),
+    *("delimiter", "column_names", "quoting"),
     *("chat_template", "train_on_prompts", "per_device_eval_batch_size", "bf16", "fp16", "regression_loss"),
 )
 
@@ -56,7 +58,7 @@ def evaluation_of(argv: Sequence[str]) -> tuple[Callable[[Run], None], Recipe]:
         with recipe.problems.collecting():
             _take_from_training(recipe, model)
             if "output_dir" not in recipe.values:
-                recipe.values["output_dir"] = str(_folder_within(model, Path(test_file).stem))
+                recipe.values["output_dir"] = str(_folder_within(model, _without_magic(Path(test_file).stem)))
     if recipe.values.get("output_dir"):
         with recipe.problems.collecting():
             _check_of_this_file(Path(recipe.values["output_dir"]) / "metrics.json", test_file)
@@ -81,10 +83,16 @@ def _take_from_training(recipe: Recipe, model: Path) -> None:
         saved = model / "chat_template.jinja"
         configuration["chat_template"] = str(saved) if saved.is_file() else None
     types = get_type_hints(EvaluateArguments) | {"regression_loss": str, "long_text": str}
+    types |= {"delimiter": str, "column_names": list, "quoting": str}
     for name in FROM_TRAINING:
         value = configuration.get(name)
         if value is not None and isinstance(value, types[name]):
             recipe.values.setdefault(name, value)
+
+
+def _without_magic(pattern: str) -> str:
+    """A name for a folder: a shell would expand that of a pattern."""
+    return re.sub(r"[*?\[\]]", "_", pattern)
 
 
 def _folder_within(model: Path, name: str) -> Path:

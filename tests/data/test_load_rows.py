@@ -112,12 +112,12 @@ def test_rows_without_text_are_dropped_and_reported(write: Write) -> None:
     assert splits.rows["train"].location(1) == "train.jsonl:5"
 
 
-def test_at_most_twenty_dropped_rows_are_listed(write: Write) -> None:
+def test_at_most_ten_dropped_rows_are_listed(write: Write) -> None:
     rows = labelled(("a", 0), ("b", 1), *[("", 0)] * 23)
     (note,) = load_splits(DataArguments(train_file=write("train.jsonl", rows))).notes
     assert "23 rows" in note
-    assert note.count("train.jsonl:") == 21
-    assert note.endswith("train.jsonl:22 and 3 more.")
+    assert note.count("train.jsonl:") == 11
+    assert note.endswith("train.jsonl:12 and 13 more.")
 
 
 def test_order_and_chunks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

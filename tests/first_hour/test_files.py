@@ -13,6 +13,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from indictune.config.arguments import DataArguments, TextArguments
 from indictune.data import packed_files, sheets
@@ -22,6 +23,7 @@ from indictune.data.sentences import read_sentences
 from indictune.errors import Problems, UserError
 from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.problems import problems_raised
+from tests.ranks.launching import ROOT, python, start
 
 ROWS = [("अच्छी फिल्म", "good"), ("bad film, very bad", "bad"), ("ठीक है", "good")]
 
@@ -102,6 +104,14 @@ class TestHeaders:
         assert [each.code for each in error.problems] == ["header-missing"]
         assert f"--column_names {names}" in error.message
         assert len(rows_of(load("f.csv", column_names=[names]))) == content.count("\n")
+
+    def test_a_file_that_has_a_header_keeps_it(self) -> None:
+        Path("t.csv").write_text("a,x\nb,y\n", encoding="utf-8")
+        Path("v.csv").write_text("id,Sentence,category\n7,c,x\n", encoding="utf-8")
+        write_xlsx("w.xlsx", [["label", "text"], ["x", "d"]])
+        splits = load("t.csv", validation_file=["v.csv", "w.xlsx"], column_names=["text", "label"])
+        assert rows_of(splits, "validation") == [("c", "x"), ("d", "x")]
+        assert sum("--column_names" in note for note in splits.notes) == 2
 
     def test_other_names_are_no_data(self) -> None:
         Path("f.csv").write_text("body,mood\na,b\n", encoding="utf-8")
@@ -433,3 +443,33 @@ def test_tags_that_parquet_declares_are_the_tags() -> None:
     features = datasets.Features({"text": datasets.List(datasets.Value("string")), "label": tags})
     datasets.Dataset.from_dict({"text": [["Sita", "आई"]], "label": [[1, 0]]}, features).to_parquet("f.parquet")
     assert read_sentences("f.parquet", "train", TextArguments()).table["tags"].to_pylist() == [["B-PER", "O"]]
+
+
+def test_a_long_list_of_bad_rows_is_cut_after_ten() -> None:
+    lines = ["[]", "{", '{"text": {}}', '{"text": "a", "text": "b"}', "{} {}"]
+    Path("f.jsonl").write_text('{"text": "a", "label": "x"}\n' + "".join(f"{line}\n" * 4 for line in lines))
+    error = refusal_of("f.jsonl")
+    listed = [each for each in error.problems if each.code != "more-bad-rows"]
+    assert [str(each.value) for each in listed] == [f"f.jsonl:{line}" for line in range(2, 12)]
+    more = {each.details["like"]: each.details["count"] for each in error.problems if each not in listed}
+    assert more == {"invalid-json": 4, "value-of-wrong-type": 2, "key-duplicate": 4}
+
+
+def test_a_run_and_its_evaluation_read_files_as_they_lie_about(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("good film;good\nbad film;bad\n" * 4, encoding="utf-8")
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"fine film,good\npoor film,bad\n" * 4))
+    write_xlsx(str(tmp_path / "v.xlsx"), [["Sentence", "category"], ["so so", "good"], ["so bad", "bad"]])
+    script, out = str(ROOT / "scripts/train_sentiment.py"), str(tmp_path / "out")
+    flags = ["--global_batch_size", "8", "--per_device_train_batch_size", "8", "--max_steps", "1", "--output_dir", out]
+    files = ["--train_file", *(str(tmp_path / name) for name in ("a.csv", "b.csv.gz")), "--column_names", "text,label"]
+    job = start([*python(), script, *flags, *files, "--validation_file", str(tmp_path / "v.xlsx")])
+    assert job.returncode == 0, job.stderr
+    assert "separated by ;" in job.stderr
+    assert "reading column Sentence as the text and column category as the label" in job.stderr
+    recipe = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["train_file"] == [str(tmp_path / "a.csv"), str(tmp_path / "b.csv.gz")]
+    test = ["--test_file", str(tmp_path / "*.csv*")]
+    job = start([*python(), "indictune/__main__.py", "evaluate", "--model", out, *test])
+    assert job.returncode == 0, job.stderr
+    scores = json.loads((tmp_path / "out" / "evaluation" / "_" / "metrics.json").read_text(encoding="utf-8"))
+    assert scores["test"]["num_examples"] == 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from indictune.cli import main
 from indictune.data.cleaning import clean
 from indictune.prediction.labelled_rows import predict
 from tests.first_hour.classifiers import LABELS, MAX_LENGTH, saved_classifier
+from tests.first_hour.sheets import write_xlsx
 from tests.ranks.launching import begin, start, torchrun
 
 TWEET = "यह फिल्म बहुत अच्छी थी ఈ సినిమా చాలా బాగుంది இந்த படம் மோசம் worst movie ever @friend #great_day http://a.b 😂"
@@ -150,6 +152,21 @@ def test_a_text_file_has_a_text_a_line(model: Path, tmp_path: Path) -> None:
     flags = ["--input_file", str(tmp_path / "in.txt"), "--output_file", str(tmp_path / "out.csv")]
     assert main(["predict", str(model), *flags]) == 0
     assert [row["text"] for row in read_csv(tmp_path / "out.csv")] == ["एक, दो", "", "two"]
+
+
+def test_files_of_every_layout_are_labelled(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.csv").write_text('tweet;n\nएक, दो;1\n"two;2\nthree;3\nfour;4\n', encoding="utf-8")
+    write_xlsx(str(tmp_path / "in.xlsx"), [["tweet"], ["एक, दो"], ["three"], ["four"]])
+    (tmp_path / "in.tsv").write_text("1\tएक, दो\n2\tthree\n3\tfour\n", encoding="utf-8")
+    (tmp_path / "in.txt.gz").write_bytes(gzip.compress("एक, दो\nthree\nfour\n".encode()))
+    quarantine = ["--bad_rows", "quarantine", "--max_bad_fraction", "0.3"]
+    cases = {"in.csv": quarantine, "in.xlsx": [], "in.tsv": ["--column_names", "id,tweet"], "in.txt.gz": []}
+    for name, flags in cases.items():
+        output = tmp_path / f"{name}.out.csv"
+        files = ["--input_file", str(tmp_path / name), "--output_file", str(output)]
+        assert main(["predict", str(model), *files, *flags]) == 0
+        assert [row["text"] for row in read_csv(output)] == ["एक, दो", "three", "four"]
+    assert "separated by ;" in capsys.readouterr().err
 
 
 def codes_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
