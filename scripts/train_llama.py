@@ -43,7 +43,7 @@ def main(run: Run) -> None:
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
     samples = tokens.chats.samples(plan.data.num_sample_generations)
-    write_samples(trainer, run, samples, rows.template, plan.data.max_new_tokens)
+    write_samples(trainer, run, samples, tokens.chats.sampled_split, rows.template, plan.data.max_new_tokens)
     finish(trainer, run, result, tokens.test, saved_files)
 
 

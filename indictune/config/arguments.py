@@ -219,7 +219,9 @@ class IndicTrainingArguments(TrainingArguments):
     report_to: list[str] = flag(
         ["none"], "Loggers in addition to train_log.jsonl: tensorboard, wandb, trackio or none."
     )
-    logging_steps: float = flag(10, "Log every this many optimizer steps.")
+    logging_steps: float = flag(
+        0.02, "Log every this many optimizer steps; below 1: this share of the run. The default makes about 50 lines."
+    )
     async_save: bool = flag(False, "Write checkpoints in shards, from copies in CPU memory, while training continues.")
     global_batch_size: int = flag(
         64,

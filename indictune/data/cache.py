@@ -57,7 +57,7 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     OWN_PROGRESS.passed(f"preparing {what.lower()}")
     with kept_in(folder.parent, what):
         if _is_complete(folder):
-            logger.info("%s: prepared before, in %s", what, folder)
+            logger.debug("%s: prepared before, in %s", what, folder)
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
             _remove_stale(folder.parent)

@@ -40,6 +40,7 @@ def tokenised(
     max_length: int,
     train_on_prompts: bool,
     bad: BadRows,
+    positions: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write out, tokenise and cut conversations.
 
@@ -51,6 +52,7 @@ def tokenised(
         train_on_prompts: the loss counts every token, not only those of answers.
         bad: gets rows that the template refuses, rows without a marked answer, and rows that lose all answers by the
             cut.
+        positions: most tokens that the model reads; None for no limit.
 
     Yields:
         The columns of `SCHEMA`, in the order of the rows. `labels` has the tokens that the loss counts, and -100 for
@@ -71,8 +73,10 @@ def tokenised(
             if (labels[index][:max_length] != IGNORED_LABEL).any():
                 kept.append((row, ids[index], labels[index]))
             else:
-                details = {"max_length": max_length, "length": len(ids[index])}
-                _add_bad(bad, batch, row, "answers-cut-off", **details)
+                length = len(ids[index])
+                is_readable = positions is None or length <= positions
+                code = "answers-cut-off" if is_readable else "answers-beyond-positions"
+                _add_bad(bad, batch, row, code, max_length=max_length, length=length, positions=positions)
         if kept:
             yield _columns(batch, first, kept, max_length)
         first += batch.num_rows

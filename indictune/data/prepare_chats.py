@@ -74,9 +74,14 @@ class Chats:
     summary: str
     notes: Sequence[str]
 
+    @property
+    def sampled_split(self) -> str:
+        """The split that samples come from: one that is not trained on, if there is any."""
+        return next(split for split in (*SPLITS[1:], "train") if split in self.datasets)
+
     def samples(self, count: int) -> list[list[Message]]:
-        """The first conversations, of held-out rows if there are any."""
-        split = next(split for split in (*SPLITS[1:], "train") if split in self.datasets)
+        """The first conversations of `sampled_split`."""
+        split = self.sampled_split
         indices = np.sort(pc.list_flatten(self.datasets[split].data["rows"]).to_numpy())[:count]
         return [self.rows[split].table["messages"][index].as_py() for index in indices.tolist()]
 
@@ -90,8 +95,11 @@ def tokenise_splits(
     tokenizer: PreTrainedTokenizerBase,
     template: str,
     args: ChatDataArguments | EvaluateArguments,
+    positions: int | None = None,
 ) -> Chats:
     """Tokenise all rows, and with `--packing` pack the training rows, or take them from the cache.
+
+    `positions` is the most tokens that the model reads; None for no limit.
 
     Raises:
         UserError: unusable rows, of all splits at once.
@@ -103,7 +111,9 @@ def tokenise_splits(
         problems, notes, summary = Problems(), [], ""
         for split, rows in splits.rows.items():
             with problems.collecting(), attributed_to(rows.origin):
-                notes += _tokenise(splits.folder / f"{split}.arrow", folder, rows, tokenizer, template, args)
+                notes += _tokenise(
+                    splits.folder / f"{split}.arrow", folder, rows, tokenizer, template, args, positions
+                )
         problems.raise_any()
         if "train" in splits.rows:
             train = mapped_dataset(folder, "train")
@@ -113,7 +123,7 @@ def tokenise_splits(
             summary += f"\n{packing_facts(mapped_dataset(folder, 'train'), args.max_length)}"
         write_facts(folder, {"summary": summary, "notes": notes})
 
-    parts = [tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, packing]
+    parts = [tokenizer_parts(tokenizer), template, args.max_length, args.train_on_prompts, packing, positions]
     folder = build_once("chats", [*parts, splits.folder.name], "The token ids", make)
     facts = read_facts(folder)
     datasets = {split: mapped_dataset(folder, split) for split in splits.rows}
@@ -127,11 +137,13 @@ def _tokenise(
     tokenizer: PreTrainedTokenizerBase,
     template: str,
     args: ChatDataArguments | EvaluateArguments,
+    positions: int | None,
 ) -> list[str]:
     """Write the tokens of the rows in file `stored` to `folder`, and return sentences for the user."""
     bad = bad_rows(rows.source, args, folder)
     bad.files = list(rows.files)
-    tokens = tokenised(stored_batches(stored), tokenizer, template, args.max_length, args.train_on_prompts, bad)
+    settings = (tokenizer, template, args.max_length, args.train_on_prompts, bad, positions)
+    tokens = tokenised(stored_batches(stored), *settings)
     shown = with_progress(tokens, f"tokenising the {stored.stem} rows", len(rows))
     write_table(folder / stored.name, chat_tokens.SCHEMA, shown)
     notes, lengths = bad.notes(), map_table(folder / stored.name)["full_length"]

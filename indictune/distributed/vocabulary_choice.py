@@ -93,7 +93,7 @@ def use_active_vocabulary(
         raise UserError("checkpoint-of-other-weights", "--resume_from_checkpoint", checkpoint)
     model.set_input_embeddings(active)
     counts = f"{len(row_ids):,} of {len(active.position_of):,}"
-    logger.info("active vocabulary: %s embedding rows are trained. Unused rows are not decayed.", counts)
+    logger.info("active vocabulary: %s embedding rows are trained", counts)
 
 
 def _rows_to_train(
@@ -110,7 +110,7 @@ def _rows_to_train(
     if reason is not None:
         if args.active_vocabulary == "on":
             raise UserError("active-vocabulary-impossible", FLAG, "on", reason=reason)
-        logger.info("active vocabulary: not used: %s", reason)
+        logger.debug("active vocabulary: not used: %s", reason)
         return None
     embedding = cast(nn.Embedding, model.get_input_embeddings())
     row_ids = used_ids(datasets, tokenizer, embedding)

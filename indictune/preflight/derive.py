@@ -25,6 +25,10 @@ Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 
+# transformers (5.23) evaluates as often as it logs, and cannot mix a share of the run with whole --save_steps.
+DEFAULT_EVAL_STEPS = 10.0
+
+
 def make_plan(
     recipe: Recipe, environ: Mapping[str, str], task: Task[Any, Data, Training]
 ) -> tuple[RunPlan[Data, Training], list[Problem]]:
@@ -52,6 +56,8 @@ def make_plan(
         for name, value in defaults.items()
         if name not in given and value not in (None, getattr(training, name))
     }
+    if str(training.eval_strategy) == "steps" and not {"eval_steps", "logging_steps"} & given.keys():
+        derived["eval_steps"] = DEFAULT_EVAL_STEPS
     rows, rows_at_once = training.global_batch_size, training.per_device_train_batch_size
     if training.max_tokens_per_device is None and min(rows, rows_at_once) > 0:
         with problems.collecting():

@@ -133,12 +133,14 @@ def log_to_console() -> None:
 
 def _quieten_libraries() -> None:
     """Remove the handlers of other libraries, so that their messages reach the rank's log through the root."""
+    import datasets
     import transformers
 
     transformers.utils.logging.disable_default_handler()
     transformers.utils.logging.enable_propagation()
-    # The bars of loading and writing weights; training keeps its bar.
+    # The bars of reading and writing weights and rows; training keeps its bar.
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    datasets.disable_progress_bars()
     for name in ("DeepSpeed", "datasets", "accelerate", "bitsandbytes"):
         library = logging.getLogger(name)
         library.handlers.clear()

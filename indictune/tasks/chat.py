@@ -30,6 +30,7 @@ from indictune.evaluation.console_tables import scores_table
 from indictune.models.adapter_base import continues_texts
 from indictune.models.causal import check_causal, check_packing, load_causal, load_causal_config
 from indictune.models.load import Model, load_tokenizer
+from indictune.models.position_limits import positions_of
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import pads_causal
 from indictune.tasks.objective import Batch, Collator, Objective
@@ -91,7 +92,8 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         return None
 
     def tokenise(self, plan: Plan, rows: ChatRows) -> ChatTokens:
-        chats: Chats = tokenise_splits(rows.splits, rows.tokenizer, rows.template, plan.data)
+        positions = None if plan.model_config is None else positions_of(plan.model_config)
+        chats: Chats = tokenise_splits(rows.splits, rows.tokenizer, rows.template, plan.data, positions)
         train, validation, test = (chats.datasets.get(split) for split in SPLITS)
         assert train is not None
         notes = [*rows.splits.notes, *chats.notes]
@@ -134,7 +136,8 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         assert tokenizer is not None
         assert test is not None
         assert template is not None
-        chats = tokenise_splits(test, tokenizer, template, asked)
+        positions = None if plan.model_config is None else positions_of(plan.model_config)
+        chats = tokenise_splits(test, tokenizer, template, asked, positions)
         keep_rejected(chats.folder, plan.output_dir, plan.launch.rank)
         return chats.datasets["test"], [*test.notes, *chats.notes]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from indictune.distributed import collectives
 from indictune.progress import OWN_PROGRESS
 from indictune.training.task_trainer import TaskTrainer
 
+logger = logging.getLogger(__name__)
+
 
 def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[str, float]:
     """Score a dataset, log the flat metrics with a prefix, and keep the nested ones. All ranks must call it.
@@ -29,13 +32,29 @@ def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[s
     began = time.time()
     detailed = trainer.objective.score(dataset, measured_rows(trainer, dataset), dataset is trainer.eval_dataset)
     trainer.detailed_metrics[prefix] = detailed
-    metrics = {f"{prefix}_{name}": value for name, value in trainer.objective.flatten(detailed).items()}
+    flat = trainer.objective.flatten(detailed)
+    metrics = {f"{prefix}_{name}": value for name, value in flat.items()}
     at_once = trainer.args.eval_batch_size * trainer.args.world_size
     metrics |= speed_metrics(prefix, began, num_samples=len(dataset), num_steps=math.ceil(len(dataset) / at_once))  # type: ignore[no-untyped-call]
     trainer.log(metrics)
+    if trainer.is_in_train:
+        logger.info(_in_one_line(trainer, flat))
     handler = trainer.callback_handler
     trainer.control = handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
     return metrics
+
+
+def _in_one_line(trainer: TaskTrainer, metrics: dict[str, float]) -> str:
+    """The loss, and the metric that compares checkpoints: if that is the loss too, the first other one.
+
+    Args:
+        trainer: in training.
+        metrics: of its validation rows, without a prefix, the main ones first.
+    """
+    asked = str(trainer.args.metric_for_best_model).removeprefix("eval_")
+    names = ["loss", *([asked] if asked != "loss" else [name for name in metrics if name != "loss"][:1])]
+    listed = ", ".join(f"{name} {metrics[name]:.4f}" for name in names)
+    return f"step {trainer.state.global_step} of {trainer.state.max_steps}: validation {listed}"
 
 
 def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:

@@ -116,7 +116,7 @@ def evaluate(trainer: ExactTrainer, run: Run, dataset: Dataset, name: str) -> di
     block = trainer.detailed_metrics[name]
     if not math.isfinite(block["loss"]):
         run.warn([f"The loss on the {name} rows is {block['loss']}: half precision may overflow on some of them."])
-    run.show(f"\n{name} rows\n{trainer.objective.tables(block)}\n")
+    run.show(f"\n{'validation' if name == 'eval' else name} rows\n{trainer.objective.tables(block)}")
     return block
 
 
@@ -127,7 +127,7 @@ def write_metrics(trainer: ExactTrainer, run: Run, metrics: dict[str, Any]) -> N
         write_through(run.output_dir / "metrics.json")
         write_through(run.output_dir)
     if run.rank == 0:
-        run.show(f"Written to {run.output_dir}")
+        run.show(f"\nWritten to {run.output_dir}")
 
 
 def evaluate_file(trainer: ExactTrainer, run: Run, rows: Dataset, test_file: str) -> None:

@@ -18,14 +18,15 @@ from indictune.training.exact_trainer import ExactTrainer
 
 
 def write_samples(
-    trainer: ExactTrainer, run: Run, chats: Sequence[Sequence[Message]], template: str, max_new_tokens: int
+    trainer: ExactTrainer, run: Run, chats: Sequence[Sequence[Message]], split: str, template: str, max_new_tokens: int
 ) -> None:
-    """Let the trained model answer conversations, one JSON object a row: `prompt`, `reference` and `answer`.
+    """Let the trained model answer conversations, one JSON object a row: `split`, `prompt`, `reference` and `answer`.
 
     All ranks must call it, because each may hold a part of the weights.
 
     Args:
         chats: the last answer of each is the reference. Without any, no file is written.
+        split: that the chats come from.
         template: of the chats.
         max_new_tokens: limit of an answer.
 
@@ -42,6 +43,7 @@ def write_samples(
         prompt = prompt_ids(messages, tokenizer, template)
         answer = greedy(trainer, prompt, max_new_tokens, ends)
         texts = {
+            "split": split,
             "prompt": tokenizer.decode(prompt),
             "reference": messages[-1]["content"],
             "answer": tokenizer.decode(answer, skip_special_tokens=True),

@@ -87,9 +87,10 @@ def start(
     elif plan.training.resume_from_checkpoint == AUTO:
         logger.info("%s holds no whole checkpoint: starting afresh", plan.output_dir)
     logger.info(
-        "%s on %d process(es), global batch of %d rows = %d x %d rows x %d accumulation step(s)",
-        *(plan.launch.strategy, args.world_size, args.global_batch_size, args.world_size),
-        *(args.per_device_train_batch_size, args.gradient_accumulation_steps),
+        "a step: %d rows = %d at once x %d process%s x %d time%s",
+        *(args.global_batch_size, args.per_device_train_batch_size),
+        *(args.world_size, "es" if args.world_size > 1 else ""),
+        *(args.gradient_accumulation_steps, "s" if args.gradient_accumulation_steps > 1 else ""),
     )
     return plan, args, point
 

@@ -82,7 +82,7 @@ def verify_saved(trainer: ExactTrainer, folder: Path) -> None:
         raise SavedModelError(
             f"{folder}: the saved model is not the trained one; its checkpoints are untouched. " + " ".join(found)
         )
-    logger.info("The saved model was read again: it is the trained one")
+    logger.debug("The saved model was read again: it is the trained one")
 
 
 def _probe(trainer: ExactTrainer) -> dict[str, torch.Tensor]:

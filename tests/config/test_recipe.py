@@ -381,7 +381,7 @@ def test_a_resolved_run_reads_back_to_the_same_dataclasses(recipe: WriteRecipe, 
 
 def test_derived_values_are_recorded_and_not_read_back(tmp_path: Path) -> None:
     """Another may have another launch or machine, validation rows, or another metric."""
-    steps = ("--eval_strategy", "steps", "--save_strategy", "steps")
+    steps = ("--eval_strategy", "steps", "--eval_steps", "10", "--save_strategy", "steps")
     given = read("--output_dir", "out", *steps, "--seed", "3", "--metric_for_best_model", "loss")
     decided = {"eval_strategy": "no", "load_best_model_at_end": False, "optim": "paged_adamw_8bit"}
     run = given.build(SentimentTrainingArguments, **decided, use_cpu=True)

@@ -48,11 +48,11 @@ def write(name: str, rows: list[Any]) -> None:
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def prepare(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Chats:
+def prepare(tokenizer: PreTrainedTokenizerBase, positions: int | None = None, **options: Any) -> Chats:
     given = {"train_file": "train.jsonl", "max_length": 64, "chat_template": "mine.jinja", **options}
     args = ChatDataArguments(**given)
     splits = load(args)
-    return tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args)
+    return tokenise_splits(splits, tokenizer, set_template(tokenizer, splits, args), args, positions)
 
 
 def rejected(folder: Path) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def test_they_are_left_out_and_written_down_with_those_that_could_not_be_read(
         assert len(chats.datasets["test"]) == 1
         places = [chats.location(index) for index in range(len(chats.datasets["train"]))]
         assert sorted(", ".join(places).split(", ")) == ["train.jsonl:1", "train.jsonl:6", "train.jsonl:7"]
-        assert chats.samples(9) == [TEST[1]]
+        assert (chats.sampled_split, chats.samples(9)) == ("test", [TEST[1]])
         assert "3 " in chats.summary.splitlines()[-1 - packing]
         assert chats.notes == [
             "--train_file train.jsonl: 3 bad rows were left out; rejected.jsonl has them, with reasons.",
@@ -105,6 +105,13 @@ def test_they_stop_the_run_where_nothing_else_is_asked_for(tokenizer: PreTrained
     write("train.jsonl", [{"messages": messages} for messages in (TRAIN[0], TRAIN[4])])
     assert problems_raised(lambda: prepare(tokenizer)) == [
         "--train_file train.jsonl:2 answers-cut-off",
+    ]
+
+
+def test_a_length_beyond_the_positions_is_not_advised(tokenizer: PreTrainedTokenizerBase) -> None:
+    write("train.jsonl", [{"messages": messages} for messages in (TRAIN[0], TRAIN[4])])
+    assert problems_raised(lambda: prepare(tokenizer, positions=100)) == [
+        "--train_file train.jsonl:2 answers-beyond-positions"
     ]
 
 

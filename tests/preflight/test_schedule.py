@@ -50,7 +50,7 @@ def test_what_reacts_to_evaluations_needs_them(given: dict[str, Any]) -> None:
         ({}, False),
         ({**STEPS, "save_steps": 20.0, "eval_steps": 10.0}, False),
         ({**STEPS, "save_steps": 0.3, "eval_steps": 0.1}, False),
-        ({**STEPS, "save_steps": 20.0}, False),  # --logging_steps 10
+        ({**STEPS, "save_steps": 20.0, "logging_steps": 10.0}, False),
         ({"save_strategy": "steps", "load_best_model_at_end": False}, False),
         ({"save_strategy": "best"}, False),
         ({"save_strategy": "steps"}, True),

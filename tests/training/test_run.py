@@ -72,7 +72,7 @@ def test_the_train_log_has_a_line_a_logged_step(finished_run: FinishedRun) -> No
 
 
 def test_the_console_shows_what_matters_and_the_rank_file_everything(finished_run: FinishedRun) -> None:
-    assert "eval rows" in finished_run.stdout
+    assert "validation rows" in finished_run.stdout
     assert "test rows" in finished_run.stdout
     written = finished_run.stdout.strip().splitlines()[-1]
     assert written == f"Written to {finished_run.folder}"

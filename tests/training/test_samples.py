@@ -104,10 +104,11 @@ class TestFile:
 
     def test_a_line_holds_prompt_reference_and_answer(self, base: str, tmp_path: Path) -> None:
         trainer = trained(base, tmp_path / "run")
-        write_samples(trainer, self.run(tmp_path), self.ROWS[:2], TEMPLATE, max_new_tokens=4)
+        write_samples(trainer, self.run(tmp_path), self.ROWS[:2], "test", TEMPLATE, max_new_tokens=4)
         text = (tmp_path / "samples.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
-        assert [list(line) for line in lines] == [["prompt", "reference", "answer"]] * 2
+        assert [list(line) for line in lines] == [["split", "prompt", "reference", "answer"]] * 2
+        assert {line["split"] for line in lines} == {"test"}
         assert [line["prompt"] for line in lines] == ["अच्छा .", "[UNK] . மோசம் </s> ok ."]
         assert [line["reference"] for line in lines] == ["ok", "చెడు"]
         tokenizer: Any = trainer.processing_class
@@ -120,5 +121,5 @@ class TestFile:
         self, base: str, tmp_path: Path, count: int, rank: int
     ) -> None:
         trainer = trained(base, tmp_path / "run")
-        write_samples(trainer, self.run(tmp_path, rank), self.ROWS[:count], TEMPLATE, max_new_tokens=1)
+        write_samples(trainer, self.run(tmp_path, rank), self.ROWS[:count], "test", TEMPLATE, max_new_tokens=1)
         assert not (tmp_path / "samples.jsonl").exists()

@@ -60,7 +60,7 @@ class Throughput(TrainerCallback):
         if not self._has_stepped:
             self._has_stepped = True
             seconds = time.time() - psutil.Process().create_time()
-            logger.info("first step after %.1f s", seconds)
+            logger.debug("first step after %.1f s", seconds)
             self.seconds_to_first_step = seconds if self.seconds_to_first_step is None else self.seconds_to_first_step
         epoch, step = divmod(state.global_step - 1, self.batches.steps_per_epoch)
         rows, tokens, tokens_with_padding = self.batches.counts(epoch, step)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,10 @@ class TrainLog(TrainerCallback):
     def __init__(self, path: Path, throughput: Throughput) -> None:
         self.record = Record(path)
         self.throughput = throughput
+        self._began = 0.0, 0  # time and step
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._began = time.monotonic(), state.global_step
         if not state.is_world_process_zero:
             return
         path = self.record.path
@@ -50,5 +54,13 @@ class TrainLog(TrainerCallback):
         entry = {"step": state.global_step, "epoch": state.epoch}
         entry |= {name: logs[name] for name in LOGGED if name in logs} | self.throughput.lap()
         self.record.append(json_line(entry))
-        rate = entry["samples_per_second"]
-        logger.info("step %d of %d: loss %.4f, %.0f rows/s", state.global_step, state.max_steps, entry["loss"], rate)
+        logger.info(
+            "step %d of %d: loss %.4f, %.0f rows/s, %s left",
+            *(state.global_step, state.max_steps, entry["loss"], entry["samples_per_second"], self._time_left(state)),
+        )
+
+    def _time_left(self, state: TrainerState) -> str:
+        """The time of the steps that are left, if they take as long as those of this start, evaluations included."""
+        began, first_step = self._began
+        a_step = (time.monotonic() - began) / max(1, state.global_step - first_step)
+        return str(timedelta(seconds=round(a_step * (state.max_steps - state.global_step))))
