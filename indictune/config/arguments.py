@@ -158,6 +158,17 @@ class SourceArguments(BadRowArguments):
         nargs="+",
         action=OneOrMore,
     )
+    train_files: list[str] = flag(
+        [],
+        "Several sources of training rows instead of --train_file: in a recipe a list of `path`, and if you like "
+        "`weight` (how often each row comes in an epoch) and `language` (of rows that name none); as a flag, paths or "
+        "such entries as JSON.",
+    )
+    language_sampling_alpha: float = flag(
+        1.0,
+        "Give a language with n training rows a share of each epoch in proportion to n to the power of this. 1: as "
+        "the rows are. 0: the same share for every language. 0.3 to 0.7 is usual.",
+    )
     validation_file: Files = flag(
         None, "Rows for the evaluations during a run, as --train_file.", nargs="+", action=OneOrMore
     )
@@ -176,11 +187,15 @@ class SourceArguments(BadRowArguments):
         if self.validation_file is not None and self.validation_split not in (0, VALIDATION_SHARE):
             other, way_out = f"--validation_file {file_words(self.validation_file)}", "Leave it out, or give 0."
             yield problem("no-effect", "--validation_split", self.validation_split, way_out, other=other)
-        if self.dataset_name is not None and self.train_file is not None:
-            other = f"--train_file {file_words(self.train_file)}"
-            yield problem("two-data-sources", "--dataset_name", self.dataset_name, other=other)
-        if self.dataset_name is None and self.train_file is None:
+        named = {"--dataset_name": self.dataset_name or "", "--train_file": file_words(self.train_file)}
+        named["--train_files"] = file_words(self.train_files)
+        given = [(name, value) for name, value in named.items() if value]
+        for name, value in given[1:]:
+            yield problem("two-data-sources", *given[0], other=f"{name} {value}")
+        if not given:
             yield problem("no-training-rows", "--train_file")
+        if not 0 <= self.language_sampling_alpha <= 1:
+            yield problem("alpha-out-of-range", "--language_sampling_alpha", self.language_sampling_alpha)
         if self.dataset_config_name is not None and self.dataset_name is None:
             yield problem("dataset-config-without-name", "--dataset_config_name", self.dataset_config_name)
 

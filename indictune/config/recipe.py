@@ -23,7 +23,10 @@ from indictune.errors import Problems, UserError, problem
 Arguments = TypeVar("Arguments")
 
 # A run's rows come from one source: one of these on the command line drops them all from the recipe.
-DATA_SOURCE_FIELDS = ("dataset_name", "dataset_config_name", "train_file", "validation_file", "test_file")
+DATA_SOURCE_FIELDS = (
+    *("dataset_name", "dataset_config_name"),
+    *("train_file", "train_files", "validation_file", "test_file"),
+)
 
 # Each one lets foreign code run. Only the command line can grant it, not a file.
 TRUST_FIELDS = ("trust_remote_code", "trust_checkpoint")

@@ -20,6 +20,7 @@ from indictune.data.cache import build_once
 from indictune.data.chat_columns import UnusedColumns, chat_records, parse_columns
 from indictune.data.languages import language_of
 from indictune.data.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
+from indictune.data.mixture import Mixture, announce
 from indictune.data.progress_log import with_progress
 from indictune.data.read_files import Record
 from indictune.data.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
@@ -100,11 +101,12 @@ def load_conversations(
     args: BadRowArguments,
     found: Sequence[Problem] = (),
     validation_split: ValidationSplit | None = None,
+    mixture: Mixture | None = None,
 ) -> ConversationSplits:
     """Read and check conversations, or take them from the cache.
 
     If problems were `found` so far, only the first rows of long files are read. `validation_split` holds out training
-    rows, unless the sources have validation rows.
+    rows, unless the sources have validation rows. `mixture` repeats and leaves out training rows.
 
     Raises:
         UserError: all problems of all files at once, and those of `found`.
@@ -127,12 +129,13 @@ def load_conversations(
         notes += filter(None, (leak_note(rows["train"], folder / "train.arrow", each) for each in held_out))
         if validation_split is not None:
             rows |= _divided(rows["train"], validation_split, folder)
+        mix = [] if mixture is None else mixture.apply(folder / "train.arrow", sources["train"].entries, None)
         facts = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
-        write_facts(folder, {"splits": facts, "notes": notes})
+        write_facts(folder, {"splits": facts, "notes": notes, "mix": mix})
 
     made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
-    held_out = None if validation_split is None else vars(validation_split)
-    parts = [made_from, args.bad_rows, args.max_bad_fraction, held_out]
+    parts: list[object] = [made_from, args.bad_rows, args.max_bad_fraction]
+    parts += [None if each is None else vars(each) for each in (validation_split, mixture)]
     folder = build_once("conversations", parts, "The conversations", make)
     facts = read_facts(folder)
     stored = {
@@ -140,6 +143,7 @@ def load_conversations(
     }
     if validation_split is not None:
         validation_split.announce(stored)
+    announce(facts["mix"])
     return ConversationSplits(stored, folder, [*facts["notes"], *ignored])
 
 

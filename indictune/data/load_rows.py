@@ -21,6 +21,7 @@ from indictune.data.contradictions import contradictions
 from indictune.data.file_form import form_of
 from indictune.data.label_lists import spell_out
 from indictune.data.labels import checked_labels, label_lists, unknown_labels
+from indictune.data.mixture import Mixture, announce
 from indictune.data.progress_log import with_progress
 from indictune.data.rare_labels import rare_labels
 from indictune.data.row_sources import Source, columns_of, file_source, refuse_early, sources_of, text_reader
@@ -64,18 +65,19 @@ def load_splits(
     found: Problems | None = None,
     sources: Mapping[str, TextSource] | None = None,
     validation_split: ValidationSplit | None = None,
+    mixture: Mixture | None = None,
 ) -> Splits:
     """Read, clean and check all rows of a run, or take them from the cache.
 
     If problems were `found` so far, only the first rows of long files are read. `validation_split` holds out training
-    rows, unless the sources have validation rows.
+    rows, unless the sources have validation rows. `mixture` repeats and leaves out training rows.
 
     Raises:
         UserError: all problems of all files and labels at once, and those of `found`.
     """
     problems = Problems(found or ())
     given = sources_of(args, problems) if sources is None else sources
-    splits = _load(given, args, problems, args.problem_type, validation_split)
+    splits = _load(given, args, problems, args.problem_type, validation_split, mixture)
     problems.raise_any()  # those of rows from the cache
     return splits
 
@@ -106,6 +108,7 @@ def _load(
     problems: Problems,
     problem_type: str | None,
     validation_split: ValidationSplit | None = None,
+    mixture: Mixture | None = None,
 ) -> Splits:
     validation_split, ignored = used_split(validation_split, sources)
     drops_leaks = isinstance(args, DataArguments) and args.drop_leaked_rows
@@ -132,18 +135,20 @@ def _load(
             notes += [*rare_labels(rows["train"], problem_type), *contradictions(rows, problem_type)]
         if validation_split is not None and "train" in rows:
             rows |= _divided(rows["train"], validation_split, problem_type, folder)
+        mix = [] if mixture is None else _mixed(mixture, sources["train"], folder / "train.arrow", problem_type)
         splits = {split: (each.source, each.origin, each.files) for split, each in rows.items()}
-        write_facts(folder, {"splits": splits, "labels": labels, "notes": notes})
+        write_facts(folder, {"splits": splits, "labels": labels, "notes": notes, "mix": mix})
 
     made_from = [[split, source.name, source.origin, source.fingerprint] for split, source in sources.items()]
     settings = [columns_of(args), asdict(form_of(args)), problem_type, drops_leaks]
     parts = [made_from, *settings, args.bad_rows, args.max_bad_fraction]
-    parts.append(None if validation_split is None else vars(validation_split))
+    parts += [None if each is None else vars(each) for each in (validation_split, mixture)]
     folder = build_once("rows", parts, "The rows", make)
     facts = read_facts(folder)
     stored = {split: Rows(map_table(folder / f"{split}.arrow"), *each) for split, each in facts["splits"].items()}
     if validation_split is not None:
         validation_split.announce(stored)
+    announce(facts["mix"])
     return Splits(stored, facts["labels"], folder, [*facts["notes"], *ignored])
 
 
@@ -228,6 +233,12 @@ def _divided(train: Rows, split: ValidationSplit, problem_type: str | None, fold
         return {"train": train}
     move_rows(path, folder / "validation.arrow", chosen)
     return split.divided(train, map_table(path), map_table(folder / "validation.arrow"))
+
+
+def _mixed(mixture: Mixture, source: TextSource, path: Path, problem_type: str | None) -> list[list[str]]:
+    """The mix of the training rows, which are written again at `path` as often as they come in an epoch."""
+    labels = None if problem_type == REGRESSION else map_table(path)["label"]
+    return mixture.apply(path, source.entries, labels)
 
 
 def _drop_rows(path: Path, dropped: list[pa.BooleanArray]) -> None:

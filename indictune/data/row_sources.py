@@ -21,6 +21,7 @@ from indictune.data.file_names import files_named
 from indictune.data.hub_datasets import SplitFiles, SplitRows, fingerprint_of, load_hub_dataset, name_of
 from indictune.data.split_rows import split_batches
 from indictune.data.targets import MULTI_LABEL
+from indictune.data.weighted_files import FLAG, Entry, entries_of, with_languages
 from indictune.errors import Problems, UserError, attributed_to
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Source(Generic[Item]):
         read: yields its rows; rows that cannot be read go to the bad rows.
         fingerprint: of the rows as they are stored.
         may_lack_labels: True for a dataset's own test rows, which are left out if they have no labels.
+        entries: of `--train_files`, if it names the rows.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Source(Generic[Item]):
     read: Callable[[BadRows], Iterator[Item]]
     fingerprint: str
     may_lack_labels: bool
+    entries: tuple[Entry, ...] = ()
 
 
 def columns_of(args: TextArguments) -> tuple[dict[str, str], dict[str, str]]:
@@ -96,6 +99,9 @@ def sources_by_split(
                 raise UserError("builtin-dataset-unknown", "--dataset_name", name, expected=builtin)
             found = _used_splits(name, args.dataset_config_name, is_read=not problems)
             sources = {split: _source(f"{name}/{split}", _origin(name), rows, read) for split, rows in found.items()}
+    if args.train_files:
+        with problems.collecting():
+            sources["train"] = _weighted_source(args.train_files, read)
     for split in SPLITS:
         if named := getattr(args, f"{split}_file"):
             with problems.collecting():
@@ -119,6 +125,16 @@ def file_source(named: str | Sequence[str], origin: str, read: Read[Item], split
         name, files = files_named(named, split)
     rows = SplitFiles(files)
     return Source(name, origin, partial(read, rows), fingerprint_of(rows), may_lack_labels=False)
+
+
+def _weighted_source(words: Sequence[str], read: Read[Item]) -> Source[Item]:
+    """The rows of `--train_files`."""
+    with attributed_to(FLAG):
+        entries = entries_of(words)
+    rows = SplitFiles(tuple(file for entry in entries for file in entry.files))
+    name = entries[0].path + (f" and {len(entries) - 1} more" if entries[1:] else "")
+    fingerprint = f"{fingerprint_of(rows)} {entries}"
+    return Source(name, FLAG, with_languages(partial(read, rows), entries), fingerprint, False, entries)
 
 
 def _source(name: str, origin: str, rows: SplitRows, read: Read[Item]) -> Source[Item]:

@@ -20,6 +20,7 @@ from indictune.data.bad_rows import keep_rejected
 from indictune.data.chat_tokens import answer_ends
 from indictune.data.collation import JoinRows, PadToLongest
 from indictune.data.conversations import ConversationSplits, evaluated_file, load_conversations, sources_of
+from indictune.data.mixture import mixture_of
 from indictune.data.prepare_chats import Chats, check_template, set_template, tokenise_splits
 from indictune.data.row_sources import SPLITS
 from indictune.data.templates import choose_template
@@ -86,7 +87,7 @@ class Chat(Task[ChatRows, ChatDataArguments, LlamaTrainingArguments]):
         if inputs.sources is None:
             return None
         with problems.collecting():
-            splits = load_conversations(inputs.sources, plan.data, problems, split_of(plan))
+            splits = load_conversations(inputs.sources, plan.data, problems, split_of(plan), mixture_of(plan))
             if inputs.tokenizer is not None:
                 return ChatRows(splits, inputs.tokenizer, set_template(inputs.tokenizer, splits, plan.data))
         return None

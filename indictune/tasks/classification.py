@@ -16,6 +16,7 @@ from indictune.data.class_weights import as_tensor, check_file, class_weights
 from indictune.data.labels import label_counts
 from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
 from indictune.data.long_texts import usual_length
+from indictune.data.mixture import mixture_of
 from indictune.data.row_sources import SPLITS, sources_of
 from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.tokenisation import tokenise_splits
@@ -107,7 +108,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         if inputs.sources is None:
             return None
         with problems.collecting():
-            splits = load_splits(plan.data, problems, inputs.sources, split_of(plan))
+            splits = load_splits(plan.data, problems, inputs.sources, split_of(plan), mixture_of(plan))
             given = None if plan.data.problem_type in METRICS else plan.training.class_weights
             weights = class_weights(given, label_counts(splits.rows["train"]), splits.labels)
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)

@@ -57,10 +57,10 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
     def check(self, plan: Plan) -> list[Problem]:
         data = plan.data
         is_foreign = data.dataset_name not in (None, BUILTIN)
-        refused = {"--method": plan.model.method != "full", "--dataset_name": is_foreign}
+        refused: dict[str, Any] = {"--method": plan.model.method != "full", "--dataset_name": is_foreign}
         refused |= {"--bad_rows": data.bad_rows != "stop", "--drop_leaked_rows": data.drop_leaked_rows}
-        refused["--problem_type"] = data.problem_type is not None
-        refused["--vocabulary_from_train"] = plan.model.vocabulary_from_train is not None
+        refused |= {"--problem_type": data.problem_type, "--vocabulary_from_train": plan.model.vocabulary_from_train}
+        refused |= {"--train_files": data.train_files, "--language_sampling_alpha": data.language_sampling_alpha != 1}
         return [problem("not-of-this-task", flag) for flag, is_given in refused.items() if is_given]
 
     def open(self, plan: Plan, problems: Problems) -> Inputs:

@@ -18,7 +18,10 @@ from indictune.models.active_vocabulary import active_embedding
 from indictune.training.exact_trainer import ExactTrainer
 
 # Names of files may differ between nodes: their content is compared. Launchers give each rank its own --local_rank.
-_FILES = ("model_name_or_path", "class_weights", "train_file", "validation_file", "dataset_name")
+_FILES = (
+    *("model_name_or_path", "class_weights"),
+    *("train_file", "train_files", "validation_file", "dataset_name"),
+)
 _NOT_COMPARED = {*_FILES, *UNRECORDED_FIELDS}
 # They change no step, but all ranks act on them together.
 _TOGETHER = {"on_nonfinite", "max_nonfinite_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps"}
