@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ AUTO = "auto"
 NOTHING_TO_DO = "this run is finished; there is nothing to resume."
 RECIPE = "recipe.yaml"
 METRICS = "metrics.json"
+REST = "\n# Not chosen: defaults, and what followed from the run.\n"
 # A JSON list of files to push. It exists until a finished run is pushed.
 NOT_PUSHED = ".not_pushed"
 
@@ -114,9 +115,14 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
-    """Write YAML whole or not at all."""
-    write_whole(path, yaml.safe_dump(content, allow_unicode=True, sort_keys=True))
+def write_yaml(path: Path, content: Mapping[str, Any], chosen: Iterable[str] = ()) -> None:
+    """Write YAML whole or not at all: the `chosen` keys in their order, and the others sorted, below a comment."""
+    first = {name: content[name] for name in chosen if name in content}
+    rest = {name: value for name, value in content.items() if name not in first}
+    texts = [yaml.safe_dump(first, allow_unicode=True, sort_keys=False)] if first else []
+    texts += [REST] if first and rest else []
+    texts += [yaml.safe_dump(rest, allow_unicode=True, sort_keys=True)] if rest or not first else []
+    write_whole(path, "".join(texts))
 
 
 def keep_lines(path: Path, keeps: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:

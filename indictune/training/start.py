@@ -155,12 +155,13 @@ def flag_contents(plan: AnyPlan) -> flag_files.Content:
 
 
 def write_recipe(plan: AnyPlan, args: IndicTrainingArguments, point: ResumePoint) -> None:
-    """Write `recipe.yaml` on every disk, once nothing can refuse the run any more.
+    """Write `recipe.yaml` on every disk, once nothing can refuse the run any more. What the user chose comes first.
 
     A finished run that is resumed by name is no longer finished: `metrics.json`, its mark, is removed.
     """
     if args.should_save:
         whole = plan.recipe.to_record((plan.model, plan.data, args), plan.derived)
         (plan.output_dir / METRICS).unlink(missing_ok=True)
-        write_yaml(plan.output_dir / RECIPE, whole | compatibility.kept_settings(point.checkpoint))
+        whole |= compatibility.kept_settings(point.checkpoint)
+        write_yaml(plan.output_dir / RECIPE, whole, chosen=plan.recipe.values)
         flag_files.write(plan.output_dir, flag_contents(plan))

@@ -11,6 +11,7 @@ import termios
 from pathlib import Path
 
 import pytest
+import yaml
 
 from indictune.console_text import line_start
 from tests.conftest import FinishedRun
@@ -63,6 +64,17 @@ def test_a_run_of_healthy_loss_warns_of_no_gradient(finished_run: FinishedRun) -
 def test_the_active_vocabulary_is_one_short_line(finished_run: FinishedRun) -> None:
     lines = [line for line in finished_run.stderr.splitlines() if "vocabulary" in line]
     assert [len(line) < 70 for line in lines] == [True]
+
+
+def test_the_recipe_of_a_run_begins_with_what_the_user_chose(finished_run: FinishedRun) -> None:
+    written = (finished_run.folder / "recipe.yaml").read_text(encoding="utf-8")
+    chosen, _, rest = written.partition("\n# ")
+    given = [*yaml.safe_load(finished_run.recipe.read_text(encoding="utf-8")), "output_dir"]
+    assert list(yaml.safe_load(chosen)) == given
+    others = list(yaml.safe_load(rest.partition("\n")[2]))
+    assert others == sorted(others)
+    assert {"seed", "weight_decay"} <= {*others}
+    assert not {*others} & {*given}
 
 
 def test_sixty_rows_show_their_loss(tmp_path: Path) -> None:
