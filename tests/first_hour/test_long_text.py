@@ -14,6 +14,7 @@ import yaml
 from tokenizers import processors
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, PreTrainedTokenizerBase
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from indictune.config.arguments import DataArguments, LongText
 from indictune.config.chat_arguments import ChatDataArguments
@@ -30,7 +31,7 @@ from indictune.prediction.served_model import served_model
 from indictune.preflight.values import check_long_texts
 from indictune.tasks.chat import Chat
 from indictune.tasks.classification import Classification
-from indictune.tasks.loss import mean_at_windows, mean_of_windows
+from indictune.tasks.loss import ExactLoss, mean_at_windows, mean_of_windows
 from indictune.tasks.tokens import TokenClassification
 from tests.models.tiny import words_tokenizer
 from tests.plans import codes
@@ -120,6 +121,15 @@ def test_a_row_s_logits_are_the_mean_over_its_windows() -> None:
     assert at_windows[[0, 2, 3]].tolist() == expected
     several = torch.tensor([[1, 0], [-100, -100], [0, 0], [1, 1], [-100, -100], [-100, -100]])
     assert torch.equal(mean_at_windows(logits, several), at_windows)
+
+
+def test_the_loss_of_windows_is_that_of_their_mean() -> None:
+    logits = torch.tensor([[5.0, 0.0], [-1.0, 2.0], [0.0, 3.0]])
+    labels, outputs = torch.tensor([1, -100, 0]), SequenceClassifierOutput(logits=logits)
+    loss = ExactLoss()
+    loss.of_windows = True
+    expected = functional.cross_entropy(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([1, 0]))
+    assert loss(outputs, labels, torch.tensor(2)).item() == pytest.approx(expected.item(), abs=1e-6)
 
 
 ROWS: list[Row] = [

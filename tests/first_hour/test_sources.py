@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,18 @@ def test_two_ranks_train_on_the_mix_of_one(job: Path, tmp_path: Path) -> None:
     again = read_recipe(["--config", str(alone.folder / "recipe.yaml")], (DataArguments,))
     assert [json.loads(word) for word in again.values["train_files"]][1]["weight"] == 1.5
     assert said_mix(alone) == ["hindi.jsonl hi 41 35 63.6%", "marathi.jsonl mr 9 20 36.4%"]
+
+
+def test_a_resumed_run_mixes_as_the_first_one_did(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--config", str(job), "--save_strategy", "steps", "--save_steps", "3"]
+    whole = train(python(), tmp_path / "whole", *flags)
+    shutil.copytree(whole.folder, tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "checkpoint-6")
+    for name in ("metrics.json", "model.safetensors"):
+        (tmp_path / "again" / name).unlink()  # as if it had been killed after step 3
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))  # the mix is made anew
+    again = train(python(), tmp_path / "again", *flags, "--resume_from_checkpoint", "auto")
+    assert distance(again.weights, whole.weights) == 0
 
 
 def said_mix(run: Run) -> list[str]:
