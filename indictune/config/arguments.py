@@ -65,7 +65,7 @@ class ModelArguments(Checked):
     )
     vocabulary_from_train: int | None = flag(
         None,
-        "Learn a word-piece vocabulary of this many entries from the training texts. Only for "
+        "Learn a word-piece vocabulary of at most this many entries from the training texts. Only for "
         "`builtin:tiny-indic-bert`, whose own vocabulary comes from the built-in tweets.",
     )
     dropout: float | None = flag(

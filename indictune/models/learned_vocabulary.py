@@ -20,6 +20,7 @@ from indictune.models.load import load_tokenizer
 logger = logging.getLogger(__name__)
 
 NAME = "tiny-indic-bert"
+MIN_FREQUENCY = 2  # else few texts give whole words, and new texts with other words look unlike them
 FLAG = "--vocabulary_from_train"
 
 
@@ -51,12 +52,14 @@ def with_vocabulary(
         return args, tokenizer
     size = tiny_bert.Size(vocab_size=args.vocabulary_from_train)
     stored = None if checkpoint is None else stored_vocabulary(checkpoint)
-    digest = hashlib.sha256(json.dumps([builtin.MODELS[NAME].version, size.vocab_size, stored]).encode())
+    digest = hashlib.sha256(
+        json.dumps([builtin.MODELS[NAME].version, size.vocab_size, MIN_FREQUENCY, stored]).encode()
+    )
     for text in texts if stored is None else ():
         digest.update(f"{text}\n".encode())
 
     def build(folder: Path) -> None:
-        vocabulary = tiny_bert.learn_vocabulary(texts, size.vocab_size) if stored is None else stored
+        vocabulary = tiny_bert.learn_vocabulary(texts, size.vocab_size, MIN_FREQUENCY) if stored is None else stored
         tiny_bert.build_with(vocabulary, folder, size)
 
     folder = cache_folder() / f"{NAME}-{digest.hexdigest()[:16]}"

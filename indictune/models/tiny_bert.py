@@ -118,10 +118,11 @@ def _untrained() -> Tokenizer:
     return backend
 
 
-def learn_vocabulary(texts: Iterable[str], vocab_size: int) -> dict[str, int]:
+def learn_vocabulary(texts: Iterable[str], vocab_size: int, min_frequency: int = 0) -> dict[str, int]:
     """Token -> id: the special tokens, every character of the alphabet inside and at the start of a word, and pieces.
 
-    `texts` are read twice, and the same ones give the same vocabulary, on every machine.
+    `texts` are read twice, and the same ones give the same vocabulary, on every machine. Pieces that come less often
+    than `min_frequency` are left out.
 
     The characters inside a word (`##x`) are special tokens. Otherwise the trainer adds only those that it saw there,
     in the random order of a hash table, and every process learns another vocabulary (tokenizers 0.23).
@@ -132,6 +133,7 @@ def learn_vocabulary(texts: Iterable[str], vocab_size: int) -> dict[str, int]:
     alphabet = list(dict.fromkeys([*_alphabet(), *frequent]))
     trainer = WordPieceTrainer(
         vocab_size=vocab_size,
+        min_frequency=min_frequency,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in alphabet)],

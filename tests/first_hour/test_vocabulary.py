@@ -119,6 +119,11 @@ def test_a_checkpoint_s_vocabulary_wins_over_the_texts(tmp_path: Path) -> None:
         with_vocabulary(SMALL, kept, TEXTS, tmp_path)
 
 
+def test_a_word_that_comes_once_is_no_entry() -> None:
+    _, learned = with_vocabulary(SMALL, load_tokenizer(ModelArguments()), [*TEXTS, "ಅಪರೂಪ"], None)
+    assert len(learned.tokenize("ಚಿತ್ರ")) == 1 < len(learned.tokenize("ಅಪರೂಪ"))
+
+
 def test_texts_are_not_kept_in_memory() -> None:
     class Once:
         passes = 0
