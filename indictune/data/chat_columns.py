@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 
-from indictune.data.bad_rows import BadRows
+from indictune.data.bad_rows import LINES_PER_FILE, BadRows
 from indictune.data.columns import shortened
 from indictune.data.hub_datasets import SplitRows
 from indictune.data.messages import FORMS, Row, RowError, forms_of, instances_of, unused_keys
@@ -60,13 +60,17 @@ def chat_records(rows: SplitRows, bad: BadRows, names: Mapping[str, str]) -> Ite
         names: column of a form -> column of the file.
 
     Raises:
-        UserError: as `split_records`; or a renamed column is missing, or no row has the columns of a form.
+        UserError: as `split_records`; or a file lacks a renamed column, or no row of it has the columns of a form.
     """
     records = split_records(rows, bad)
-    first = _first_rows(records, bad.source, names)
-    for line, record in chain(first, records):
-        for row in instances_of(_renamed(record, names)):
-            yield line, row
+    problems = Problems()
+    for _, of_file in groupby(records, lambda each: each[0] // LINES_PER_FILE):
+        source = bad.files[-1] if bad.files else bad.source
+        first = problems.attempt(_first_rows, of_file, source, names)
+        for line, record in chain(first, of_file) if first else ():
+            for row in instances_of(_renamed(record, names)):
+                yield line, row
+    problems.raise_any()
 
 
 def _first_rows(records: Iterator[Record], source: str, names: Mapping[str, str]) -> list[Record]:

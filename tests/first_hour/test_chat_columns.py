@@ -106,6 +106,15 @@ def test_missing_columns_are_one_problem_of_the_file_with_the_renaming_that_cure
     assert texts_of(*rows, columns=renaming) == [["a", "b"]] * 50
 
 
+def test_each_of_several_files_needs_the_columns() -> None:
+    for name, row in {"a": {"instruction": "a", "output": "b"}, "b": {"q": "a"}, "c": {"z": "a"}}.items():
+        Path(f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 20)
+    assert problems_raised(lambda: load(ChatDataArguments(train_file=["a.jsonl", "b.jsonl", "c.jsonl"]))) == [
+        "--train_file b.jsonl form-unknown",
+        "--train_file c.jsonl form-unknown",
+    ]
+
+
 def test_a_column_without_a_usual_name_is_left_to_the_user() -> None:
     with refused("form-unknown", "s1, s2", "--columns instruction=NAME,output=NAME"):
         texts_of({"s1": "a", "s2": "b"})
