@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from indictune.config.command_arguments import (
     CheckpointArguments,
     EvaluateArguments,
+    InspectArguments,
     MergeArguments,
     PredictArguments,
     TalkArguments,
@@ -33,6 +34,7 @@ TRAINING: dict[str, tuple[type[Any], ...]] = {
     "scripts/train_llama.py": Chat.arguments(),
 }
 COMMANDS: dict[str, type[Any]] = {
+    "inspect": InspectArguments,
     "evaluate": EvaluateArguments,
     "predict": PredictArguments,
     "chat": TalkArguments,

@@ -19,6 +19,7 @@ verbs:
   train       train by a recipe, on the GPUs of this machine: RECIPE.yaml, or sentiment|llama|ner --train_file F
   recipes     list the recipes, strategy files and scripts, or copy some: [NAME ...] [--to FOLDER]
   prepare     read and tokenise the rows of a run before it starts: [--task T] --config R.yaml [the run's flags]
+  inspect     show rows as the model sees them, with the learned tokens marked: FILE [--show_mask N] [the run's flags]
   evaluate    score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
   predict     label texts: FOLDER [--text T | --input_file F] [--output_file O]
   chat        talk to a language model in the terminal: FOLDER [--temperature T] [--max_new_tokens N]
@@ -94,6 +95,16 @@ def prepare(argv: Sequence[str]) -> int:
     return _until_stopped(prepare_command, argv)
 
 
+def inspect(argv: Sequence[str]) -> int:
+    """Show rows as the model sees them."""
+    import indictune.before_imports  # noqa: F401, before everything slow
+    from indictune.supervise.logs import log_to_console
+    from indictune.training.inspect_rows import inspect_command
+
+    log_to_console()
+    return _until_stopped(inspect_command, argv)
+
+
 def evaluate(argv: Sequence[str]) -> int:
     """Score a finished run's model on a file."""
     import indictune.before_imports  # noqa: F401, before everything slow
@@ -136,7 +147,7 @@ def checkpoint(argv: Sequence[str]) -> int:
 
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
-    each.__name__: each for each in (train, recipes, prepare, evaluate, predict, chat, merge, checkpoint)
+    each.__name__: each for each in (train, recipes, prepare, inspect, evaluate, predict, chat, merge, checkpoint)
 }
 
 

@@ -112,8 +112,10 @@ def understood(verb: str, flags: list[str]) -> None:
         with chdir(ROOT):
             assert read_asked(flags).task
     elif verb != "recipes":
-        types = (COMMANDS[verb],) if verb in COMMANDS else TRAINING["scripts/train_sentiment.py"]
-        assert read_recipe(of_repository(without_bare_word(flags)), types).problems == []
+        own = (COMMANDS[verb],) if verb in COMMANDS else ()
+        of_runs = TRAINING.values() if verb in ("prepare", "inspect") else [()]
+        given = of_repository(without_bare_word(flags))
+        assert [] in [read_recipe(given, (*own, *types)).problems for types in of_runs]
 
 
 def of_repository(flags: list[str]) -> list[str]:

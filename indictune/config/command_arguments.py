@@ -13,6 +13,13 @@ from indictune.errors import Problem, problem
 
 
 @dataclass
+class InspectArguments(Checked):
+    """How many rows are shown. The other flags are those of the run."""
+
+    show_mask: int = flag(3, "Show this many training rows, with the tokens that the loss counts marked.")
+
+
+@dataclass
 class EvaluateArguments(TextArguments, BadRowArguments):
     """Which finished model is evaluated on which rows. Other values default to those of its training."""
 

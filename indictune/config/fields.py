@@ -18,6 +18,7 @@ AT_LEAST = {
     "lora_r": 1,
     "lora_alpha": 1,
     "num_sample_generations": 0,
+    "show_mask": 0,
     "max_new_tokens": 1,
     "global_batch_size": 1,
     "per_device_train_batch_size": 1,

@@ -11,7 +11,7 @@ from indictune.config.read_words import split_flags, unknown_name
 from indictune.config.task_names import SCRIPTS, WORDS
 from indictune.errors import Problems
 
-_TRAINS = ("train", "prepare")  # with the flags of a task
+_TRAINS = ("train", "prepare", "inspect")  # with the flags of a task
 
 
 def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
@@ -27,6 +27,8 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     """
     flags = dict(split_flags(words))
     more: tuple[Flag, ...] = LAUNCH_FLAGS if verb == "train" else ()
+    if verb == "inspect":
+        more = tuple(flags_of("indictune inspect").values())
     tasks = [WORDS.get(word, word) for word in flags.pop("", []) if word in WORDS or word in SCRIPTS]
     if "help" in flags:
         task = tasks[0] if tasks else next(iter(SCRIPTS))

@@ -5,20 +5,38 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from indictune.cache_folders import cache_folder
+from indictune.config.arguments import Files
+from indictune.config.plan import AnyPlan
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.console_text import in_one_line, printable, table
-from indictune.data.bad_rows import REJECTED
+from indictune.data.bad_rows import REJECTED, BadRows
+from indictune.data.file_names import files_named
+from indictune.data.messages import forms_of, instances_of
+from indictune.data.read_files import read_records
 from indictune.data.row_sources import SPLITS
-from indictune.errors import problems_of
+from indictune.errors import UserError, problems_of
 from indictune.models.position_limits import check_max_length
 from indictune.preflight.derive import plan_of_rows
 from indictune.tasks.all_tasks import TASKS
 from indictune.tasks.protocol import Task, Tokens
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The rows of a run: its plan, the tokenizer and the rows of its task, and their tokens."""
+
+    plan: AnyPlan
+    tokenizer: PreTrainedTokenizerBase
+    rows: Any
+    tokens: Tokens
 
 
 def prepare_command(argv: Sequence[str]) -> int:
@@ -27,8 +45,22 @@ def prepare_command(argv: Sequence[str]) -> int:
     Raises:
         UserError: all problems of the recipe and the rows.
     """
-    recipe, task = _task_of(argv)
     started = time.monotonic()
+    made = prepared(*task_of_flags(argv))
+    folder = made.tokens.folder
+    if folder is not None and (folder / REJECTED).exists():
+        print(f"Rows that were left out, with reasons: {folder / REJECTED}")
+    kept = "" if folder is None else f"; kept in {cache_folder() / 'prepared'}"
+    print(f"Prepared in {time.monotonic() - started:.1f} s{kept}")
+    return 0
+
+
+def prepared(recipe: Recipe, task: Task[Any, Any, Any]) -> Prepared:
+    """Read and tokenise the rows of a run. Prints notes and a table of their lengths.
+
+    Raises:
+        UserError: all problems of the recipe and the rows.
+    """
     if not recipe.is_read:  # else its values would be reported as missing
         recipe.problems.raise_any()
     plan, problems = plan_of_rows(recipe, task)
@@ -37,24 +69,41 @@ def prepare_command(argv: Sequence[str]) -> int:
     inputs = task.open(plan, problems)
     rows = task.read(plan, inputs, problems)
     problems.raise_any()
+    assert rows is not None
     tokens = task.tokenise(plan, rows)
     if tokens.summary:
         print(printable(f"{tokens.summary}\n"))
     for note in tokens.notes:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
     print(lengths_table(tokens, tokens.max_length or int(plan.data.max_length)))
-    if tokens.folder is not None and (tokens.folder / REJECTED).exists():
-        print(f"Rows that were left out, with reasons: {tokens.folder / REJECTED}")
-    kept = "" if tokens.folder is None else f"; kept in {cache_folder() / 'prepared'}"
-    print(f"Prepared in {time.monotonic() - started:.1f} s{kept}")
-    return 0
+    return Prepared(plan, rows.tokenizer, rows, tokens)
 
 
-def _task_of(argv: Sequence[str]) -> tuple[Recipe, Task[Any, Any, Any]]:
-    """The task that `--task` names, or whose flags fit best, and the recipe as that task reads it."""
-    read = [(read_recipe(argv, task.arguments()), task) for task in TASKS]
+def task_of_flags(argv: Sequence[str], *more: type[Any]) -> tuple[Recipe, Task[Any, Any, Any]]:
+    """The task that `--task` names, or whose flags fit best, and the recipe as that task reads it.
+
+    Where several tasks fit, the training file decides. `more` are arguments besides those of the task.
+    """
+    read = [(read_recipe(argv, (*more, *task.arguments())), task) for task in TASKS]
     named = [(recipe, task) for recipe, task in read if recipe.values.get("task") == task.name]
-    return min(named or read, key=lambda each: len(each[0].problems))
+    fewest = min(len(recipe.problems) for recipe, _ in named or read)
+    fit = [each for each in named or read if len(each[0].problems) == fewest]
+    of_file = _task_of_file(fit[0][0].values.get("train_file"))
+    return next((each for each in fit if each[1].name == of_file), fit[0])
+
+
+def _task_of_file(named: Files) -> str:
+    """The task whose rows the training file, or the first of several, seems to hold."""
+    if not named:
+        return "classification"
+    with suppress(UserError, StopIteration):
+        _, (file, *_) = files_named(named, "train")
+        if file.endswith(".conll"):
+            return "tokens"
+        _, row = next(read_records(file, BadRows(file)))
+        if any(map(forms_of, instances_of(row))):
+            return "chat"
+    return "classification"
 
 
 def lengths_table(tokens: Tokens, max_length: int) -> str:

@@ -1,0 +1,97 @@
+"""Show rows as the model sees them: their tokens, and which of them the loss counts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from indictune.config.command_arguments import InspectArguments
+from indictune.config.plan import unresolved
+from indictune.console_text import printable
+from indictune.data.collation import IGNORED_LABEL
+from indictune.errors import problems_of
+from indictune.models.position_limits import positions_of
+from indictune.training.prepare import Prepared, prepared, task_of_flags
+
+_IN_COLOUR = ("\x1b[1;32m", "\x1b[0m")
+_IN_TEXT = ("«", "»")
+_UNFINISHED = "\ufffd"  # of a character whose other bytes follow in the next token
+
+
+def inspect_command(argv: Sequence[str]) -> int:
+    """`indictune inspect FILE [--show_mask N] [flags of the run]`; returns the exit code.
+
+    Raises:
+        UserError: all problems of the flags and the rows.
+    """
+    words = ["--train_file", *argv] if argv and not argv[0].startswith("-") else argv
+    recipe, task = task_of_flags(words, InspectArguments)
+    recipe.problems.extend(problems_of(recipe.build, InspectArguments))
+    if "max_length" not in recipe.values:
+        _fit_max_length(recipe, task)
+    made = prepared(recipe, task)
+    is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    count = min(unresolved(InspectArguments, recipe.values).show_mask, len(made.tokens.train))
+    classes = made.rows.labels if task.name == "classification" else None
+    if count and classes is None:
+        print(f"\nTokens that the loss counts are {'green' if is_coloured else 'in « »'}.")
+    for index in range(count):
+        print(f"\n{shown_row(made, index, classes, _IN_COLOUR if is_coloured else _IN_TEXT)}")
+    return 0
+
+
+def _fit_max_length(recipe: Any, task: Any) -> None:
+    """Set --max_length to the default, or to the model's positions if they are fewer."""
+    model = unresolved(task.model_arguments, recipe.values)
+    if problems_of(task.read_config, model):  # `prepared` reports them
+        return
+    default = unresolved(task.data_arguments, {}).max_length
+    recipe.values["max_length"] = min(default, positions_of(task.read_config(model)) or default)
+
+
+def shown_row(made: Prepared, index: int, classes: Sequence[str] | None, marks: tuple[str, str]) -> str:
+    """A training row: where it stands, and its text with `marks` around each token that the loss counts.
+
+    Args:
+        made: the rows.
+        index: of the row, from 0.
+        classes: names of the labels of a classifier, which reads all tokens and learns one label.
+        marks: before and after a token.
+    """
+    row = made.tokens.train[index]
+    ids = row["input_ids"]
+    counted = [False] * len(ids) if classes is not None else [label != IGNORED_LABEL for label in row["labels"]]
+    cut = f", cut from {row['full_length']:,}" if row.get("full_length", 0) > len(ids) else ""
+    learned = (
+        f", {sum(counted):,} of them learned" if classes is None else f", label: {_label(row['labels'], classes)}"
+    )
+    text = "".join(
+        f"{marks[0]}{printable(piece)}{marks[1]}" if is_counted else printable(piece)
+        for piece, is_counted in pieces(ids, counted, made.tokenizer)
+    )
+    return f"{made.tokens.row_location(index)}: {len(ids):,} tokens{cut}{learned}\n{text}"
+
+
+def _label(label: Any, classes: Sequence[str]) -> str:
+    """The label of a classifier's row: one class, several, or a number."""
+    if isinstance(label, list):
+        return "|".join(name for name, is_on in zip(classes, label, strict=True) if is_on) or "(none)"
+    return classes[label] if isinstance(label, int) else f"{label:g}"
+
+
+def pieces(ids: list[int], counted: Sequence[bool], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, bool]]:
+    """The text of each token, and whether the loss counts it. Tokens that share a character are one piece.
+
+    A tokenizer may write a token otherwise after another one, so each is decoded after the piece before it.
+    """
+    before = begin = 0
+    for end in range(1, len(ids) + 1):
+        text = str(tokenizer.decode(ids[before:end]))
+        if text.endswith(_UNFINISHED) and end < len(ids):
+            continue
+        yield text[len(str(tokenizer.decode(ids[before:begin]))) :], any(counted[begin:end])
+        before, begin = begin, end
