@@ -2,7 +2,11 @@
 
 import logging
 
-__version__ = "0.1.0"
+from indictune.api import Loaded, Result, evaluate, load, predict, train
+from indictune.errors import UserError
+from indictune.versions import __version__
+
+__all__ = ["Loaded", "Result", "UserError", "__version__", "evaluate", "load", "predict", "train"]
 
 # bitsandbytes 0.50 reports on import, before any logging is set up, that an optional package of faster CPU kernels is
 # missing. With a handler of its own the message waits for the rank's log file.

@@ -6,10 +6,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from indictune import __version__
 from indictune.config.verb_help import help_or_typos
 from indictune.console_text import printable
 from indictune.errors import UserError
+from indictune.versions import __version__
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_REFUSED = 2

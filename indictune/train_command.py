@@ -108,13 +108,13 @@ def read_asked(argv: Sequence[str]) -> Asked:
     named = [word for word in bare if word not in tasks] + flags.pop("config", [])
     if len(tasks) > 1 or len(named) > 1:
         raise UserError("bare-word", value=(tasks[1:] or named[1:])[0])
-    if not tasks and not named:
+    if not tasks and not named and not flags:
         raise UserError("train-what")
     path = _recipe_path(named[0]) if named else None
     content = _content(path)
     problems = Problems()
     values = _own_values(flags, problems)
-    task = _task(WORDS.get(tasks[0], tasks[0]) if tasks else None, path, content)
+    task = _task(WORDS.get(tasks[0], tasks[0]) if tasks else None, path, {**content, **flags})
     known = [*flags_of(task), "config", *(each.name for each in LAUNCH_FLAGS)]
     problems.extend(unknown_name(name, "--", known) for name in flags if name not in known)
     problems.raise_any()
@@ -208,10 +208,11 @@ def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> s
         raise UserError("recipe-of-other-task", "task", in_recipe, task=named, script=SCRIPTS[in_recipe])
     if task := named or in_recipe:
         return task
-    unknown = {task: sum(key not in flags_of(task) for key in content) for task in SCRIPTS}
+    keys = [key for key in content if key not in {each.name for each in LAUNCH_FLAGS}]
+    unknown = {task: sum(key not in flags_of(task) for key in keys) for task in SCRIPTS}
     best = [task for task in SCRIPTS if unknown[task] == min(unknown.values())]
     if len(best) > 1:
-        raise UserError("task-missing", "--config", path, known=" or ".join(SCRIPTS))
+        raise UserError("task-missing", f"--config {path}" if path else "The flags", known=" or ".join(SCRIPTS))
     return best[0]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from indictune import __version__
+__version__ = "0.1.0"
 
 _OF_STEPS = ("torch", "transformers", "accelerate", "deepspeed", "peft")
 

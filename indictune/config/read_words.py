@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from indictune.errors import Problem, problem
 
@@ -29,6 +31,22 @@ def split_flags(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
             words.append(token)
     if name or words:
         yield name, words
+
+
+def to_words(value: Any) -> list[str]:
+    """The value of a recipe's key as words of a command line, so that both are converted alike."""
+    if isinstance(value, list | tuple):
+        return [word for item in value for word in to_words(item)]
+    return [json.dumps(value) if isinstance(value, Mapping) else str(value)]
+
+
+def to_flags(values: Mapping[str, Any]) -> list[str]:
+    """Values by flag as a command line, without those that are None. A single word may begin with a dash."""
+    flags = []
+    for name, value in values.items():
+        words = [] if value is None else to_words(value)
+        flags += [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words] if value is not None else []
+    return flags
 
 
 def unknown_name(name: str, prefix: str, known: Collection[str], elsewhere: Sequence[str] = ()) -> Problem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from transformers import HfArgumentParser
 
 from indictune.config.fields import AUTO
 from indictune.config.flag_table import programs_with
-from indictune.config.read_words import split_flags, unknown_name
+from indictune.config.read_words import split_flags, to_words, unknown_name
 from indictune.config.strict_yaml import RecipeLoader
 from indictune.config.task_names import SCRIPTS
 from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
@@ -205,13 +204,7 @@ def _read_file(path: Path) -> dict[str, list[str]]:
         raise UserError("not-yaml", "--config", path, reason=without_its_text(error)) from None
     if not isinstance(content, Mapping):
         raise UserError("recipe-not-a-mapping", "--config", path, found=type(content).__name__)
-    return {str(name): _to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
-
-
-def _to_words(value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [word for item in value for word in _to_words(item)]
-    return [json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return {str(name): to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
 
 
 def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str]) -> Any:
