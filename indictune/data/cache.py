@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _DIGESTS = "digests.json"
 # Other versions of these may read, clean or tokenise differently.
-_PACKAGES = ("datasets", "pyarrow", "sentencepiece", "tokenizers", "transformers", "trl")
+_PACKAGES = ("datasets", "ftfy", "pyarrow", "sentencepiece", "tokenizers", "transformers", "trl")
 # Errors of file systems that cannot fsync a folder.
 _NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _PATIENCE_S = 1.0

@@ -21,6 +21,7 @@ from indictune.data.chat_columns import UnusedColumns, chat_records, parse_colum
 from indictune.data.languages import language_of
 from indictune.data.messages import UNUSED_CONTENT, RowError, is_prompt_text, messages_of
 from indictune.data.mixture import Mixture, announce
+from indictune.data.mojibake import Mojibake
 from indictune.data.progress_log import with_progress
 from indictune.data.read_files import Record
 from indictune.data.row_sources import SPLITS, Source, file_source, refuse_early, sources_by_split
@@ -119,10 +120,11 @@ def load_conversations(
         rows: dict[str, Conversations] = {}
         notes: list[str] = []
         for split, source in sources.items():
-            bad, unused = bad_rows(source.name, args, folder), UnusedColumns()
+            bad, unused, mojibake = bad_rows(source.name, args, folder), UnusedColumns(), Mojibake()
             with problems.collecting(), attributed_to(source.origin):
-                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused)
-                notes += [f"{source.origin} {note}" for note in (*bad.notes(), *unused.notes(source.name))]
+                rows[split] = _read_split(source, folder / f"{split}.arrow", bad, unused, mojibake)
+                found = *bad.notes(), *unused.notes(source.name), *mojibake.notes(bad)
+                notes += [f"{source.origin} {note}" for note in found]
         problems.extend(_mixed_forms(rows))
         problems.raise_any()
         held_out = [rows[split] for split in SPLITS[1:] if split in rows and "train" in rows]
@@ -158,10 +160,12 @@ def _divided(train: Conversations, split: ValidationSplit, folder: Path) -> dict
     return split.divided(train, map_table(path), map_table(folder / "validation.arrow"))
 
 
-def _read_split(source: ChatSource, path: Path, bad: BadRows, unused: UnusedColumns) -> Conversations:
+def _read_split(
+    source: ChatSource, path: Path, bad: BadRows, unused: UnusedColumns, mojibake: Mojibake
+) -> Conversations:
     """Read and check the rows of one split; `path` gets the table."""
     with bad.problems.collecting():
-        rows = _rows(source.read(bad), bad, unused)
+        rows = _rows(source.read(bad), bad, unused, mojibake)
         batches = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
         tables = (pa.RecordBatch.from_pylist(chunk, _SCHEMA) for chunk in batches)
         write_table(path, _SCHEMA, with_progress(tables, f"reading {source.name}"))
@@ -170,7 +174,9 @@ def _read_split(source: ChatSource, path: Path, bad: BadRows, unused: UnusedColu
     return Conversations(map_table(path), source.name, source.origin, bad.files)
 
 
-def _rows(records: Iterator[Record], bad: BadRows, unused: UnusedColumns) -> Iterator[dict[str, object]]:
+def _rows(
+    records: Iterator[Record], bad: BadRows, unused: UnusedColumns, mojibake: Mojibake
+) -> Iterator[dict[str, object]]:
     """The usable rows of the table."""
     for line, record in records:
         try:
@@ -182,6 +188,8 @@ def _rows(records: Iterator[Record], bad: BadRows, unused: UnusedColumns) -> Ite
                 bad.add(line, error.code, record, **error.details)
         else:
             unused.count(record)
+            for message in messages:
+                mojibake.check(message["content"], line)
             language = _language(record, messages)
             yield {"messages": messages, "language": language, "line": line, "as_written": as_written}
 

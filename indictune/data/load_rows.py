@@ -22,6 +22,7 @@ from indictune.data.file_form import form_of
 from indictune.data.label_lists import spell_out
 from indictune.data.labels import checked_labels, label_lists, unknown_labels
 from indictune.data.mixture import Mixture, announce
+from indictune.data.mojibake import Mojibake
 from indictune.data.progress_log import with_progress
 from indictune.data.rare_labels import rare_labels
 from indictune.data.row_sources import Source, columns_of, file_source, refuse_early, sources_of, text_reader
@@ -155,7 +156,8 @@ def _load(
 def _read_split(source: TextSource, args: TextArguments, notes: list[str], path: Path, bad: BadRows) -> Rows | None:
     """Read, clean and check the rows of one split into a table; None for a split that may lack labels and does."""
     empty: list[pa.Array] = []
-    batches = _with_text(cleaned(source.read(bad)), empty)
+    mojibake = Mojibake()
+    batches = _with_text(cleaned(mojibake.watching(source.read(bad))), empty)
     write_table(path, SCHEMA, with_progress(batches, f"reading {source.name}"))
     table = map_table(path)
     labelled = len(table) - table["label"].null_count
@@ -164,7 +166,7 @@ def _read_split(source: TextSource, args: TextArguments, notes: list[str], path:
         _keep_labelled(path, bad, args.label_column)
         table = map_table(path)
     bad.finish(len(table))
-    notes += [f"{source.origin} {note}" for note in bad.notes()]
+    notes += [f"{source.origin} {note}" for note in (*bad.notes(), *mojibake.notes(bad))]
     lines = pa.chunked_array(empty, pa.int64())
     if len(table) == 0:
         raise UserError("no-texts", value=source.name, rows=len(lines), column=args.text_column)

@@ -1,0 +1,61 @@
+"""Find texts that were decoded by the wrong encoding: "à¤¹à¤¾à¤" for "हाँ", "ðŸ˜€" for an emoji."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import ftfy
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indictune.data.bad_rows import BadRows
+from indictune.data.columns import shortened
+
+# The first bytes of Indic letters, emoji and Arabic letters in UTF-8, read as Windows-1252 or Latin-1; and the
+# first two after a second such mistake. Few right texts have one, so that ftfy, which decides, reads few texts.
+_SUSPECT = "à[\u00a4-\u00b7]|ð[Ÿ\u009f]|â[\u0098-\u009eš›œ˜™ž]|[ØÙ][\u00a1-\u00bf]|Ã[\u00a0 ]Â|Ã°Å"
+_MEANT = re.compile("[\u0620-\u06ff\u0900-\u0dff\u2600-\u27bf\U0001f000-\U0001faff]")
+
+
+class Mojibake:
+    """Counts such texts, and keeps the first.
+
+    Attributes:
+        count: number of texts.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: tuple[int, str, str] | None = None
+
+    def watching(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pass batches on, and count the texts in their columns `text` and `line`."""
+        for batch in batches:
+            suspect = batch.filter(pc.fill_null(pc.match_substring_regex(batch["text"], _SUSPECT), False))
+            for text, line in zip(suspect["text"].to_pylist(), suspect["line"].to_pylist(), strict=True):
+                self._decode(text, line)
+            yield batch
+
+    def check(self, text: str, line: int) -> None:
+        """Count the text of a row that begins on a line, if it is one of these."""
+        if re.search(_SUSPECT, text):
+            self._decode(text, line)
+
+    def _decode(self, text: str, line: int) -> None:
+        """Count a text whose other decoding has more Indic letters or emoji."""
+        mended = ftfy.fix_encoding(text)
+        if mended != text and len(_MEANT.findall(mended)) > len(_MEANT.findall(text)):
+            self.count += 1
+            self._first = self._first or (line, text, mended)
+
+    def notes(self, rows: BadRows) -> list[str]:
+        """A sentence for the user, if there are such texts; `rows` knows where lines stand."""
+        if self._first is None:
+            return []
+        line, text, mended = self._first
+        return [
+            f"{rows.source}: {self.count:,} texts were decoded by the wrong encoding, first {rows.location(line)}: "
+            f"{shortened(text)!r} should be {shortened(mended)!r}. Read the source as UTF-8, or mend the texts with "
+            "ftfy.fix_encoding."
+        ]
