@@ -211,6 +211,10 @@ class DataArguments(TextArguments, SourceArguments):
         "tokens, within the model's positions.",
     )
     drop_leaked_rows: bool = flag(False, "Remove training rows whose text is also in the validation or test rows.")
+    allow_unknown: bool = flag(
+        False,
+        "Train although the tokenizer does not know a third of a language's tokens: the model cannot read it.",
+    )
     problem_type: ProblemType | None = flag(
         None,
         "What a label is: one class (the default), a number, or several classes (`a|b`, or a list in json and "

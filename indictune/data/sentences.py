@@ -29,6 +29,11 @@ BUILTIN = "builtin:names"
 class Sentences(StoredRows):
     """The sentences of one split: columns `words` and `tags` (lists of one length), `language` and `line`."""
 
+    @property
+    def texts(self) -> Iterator[str]:
+        """The words of each sentence, with spaces."""
+        return map(" ".join, self.table["words"].to_pylist())
+
     def tags(self) -> dict[str, int]:
         """Each tag, and the number of the last sentence that has it."""
         return {tag: number for number, tags in enumerate(self.table["tags"].to_pylist()) for tag in tags}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -20,6 +20,7 @@ from indictune.data.mixture import mixture_of
 from indictune.data.row_sources import SPLITS, sources_of
 from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.tokenisation import tokenise_splits
+from indictune.data.unknown_tokens import check_unknown
 from indictune.data.validation_split import split_of
 from indictune.errors import Problem, Problems, UserError, problem, problems_of
 from indictune.evaluation.metrics import language_metric
@@ -114,9 +115,11 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             labels = splits.labels if plan.model_config is None else label_order(plan.model_config, splits.labels)
             check_metric(str(plan.training.metric_for_best_model), splits.rows.get("validation"))
             if inputs.tokenizer is not None:
-                texts = splits.rows["train"].texts
-                model = with_vocabulary(plan.model, inputs.tokenizer, texts, inputs.checkpoint)
-                return ClassifiedRows(splits, *model, labels, weights)
+                train = splits.rows["train"]
+                model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
+                notes = check_unknown(train.texts, train.table["language"], tokenizer, plan)
+                splits = replace(splits, notes=[*splits.notes, *notes])
+                return ClassifiedRows(splits, model, tokenizer, labels, weights)
         return None
 
     def tokenise(self, plan: Plan, rows: ClassifiedRows) -> Tokens:

@@ -21,6 +21,7 @@ from indictune.config.plan import RunPlan
 from indictune.data.collation import IGNORED_LABEL
 from indictune.data.sentences import BUILTIN, Sentences, divided, files_by_split, read_sentences
 from indictune.data.tokenisation import check_lengths
+from indictune.data.unknown_tokens import check_unknown
 from indictune.errors import Problem, Problems, problem
 from indictune.evaluation.entities import entity_metrics
 from indictune.models.classifier import class_names, label_order, load_classifier
@@ -82,8 +83,9 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         return None if inputs.tokenizer is None else TaggedRows(splits, known, inputs.tokenizer)
 
     def tokenise(self, plan: Plan, rows: TaggedRows) -> Tokens:
-        made = _tokenised(rows, int(plan.data.max_length))
-        return Tokens(made["train"], made.get("validation"), made.get("test"), rows.splits["train"].location)
+        made, train = _tokenised(rows, int(plan.data.max_length)), rows.splits["train"]
+        notes = check_unknown(train.texts, train.table["language"], rows.tokenizer, plan)
+        return Tokens(made["train"], made.get("validation"), made.get("test"), train.location, notes=notes)
 
     def load_model(self, plan: Plan, args: Args, rows: TaggedRows, reads_weights: bool) -> Model:
         config = self.read_config(plan.model)
@@ -97,8 +99,7 @@ class TokenClassification(Task[TaggedRows, DataArguments, Args]):
         return objective
 
     def tokenise_test(self, plan: EvaluationPlan, tokenizer: Tokenizer | None, problems: Problems) -> TestTokens:
-        if plan.data.bad_rows != "stop":
-            problems.append(problem("not-of-this-task", "--bad_rows"))
+        problems += [problem("not-of-this-task", "--bad_rows")] if plan.data.bad_rows != "stop" else []
         tags = None if plan.model_config is None else class_names(plan.model_config)
         rows = self.read(plan, Inputs(tokenizer, {"test": plan.data.test_file}), problems, tags)
         problems.raise_any()

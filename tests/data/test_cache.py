@@ -390,7 +390,14 @@ def test_a_dataset_of_the_hub_is_known_by_its_fingerprint(tmp_path: Path, monkey
 def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
     tried = {"text_column", "language_column", "drop_leaked_rows", "validation_file", "test_file", "train_file"}
     tried |= {"bad_rows", "max_bad_fraction", "problem_type"}
-    elsewhere = {"validation_split", "label_column", "dataset_name", "dataset_config_name", "max_length"}
+    elsewhere = {
+        "allow_unknown",
+        "validation_split",
+        "label_column",
+        "dataset_name",
+        "dataset_config_name",
+        "max_length",
+    }
     assert {field.name for field in dataclasses.fields(DataArguments)} == tried | elsewhere
 
 
