@@ -44,7 +44,7 @@ def main(run: Run) -> None:
     saved_files = save_model(trainer, run)
     samples = tokens.chats.samples(plan.data.num_sample_generations)
     write_samples(trainer, run, samples, tokens.chats.sampled_split, rows.template, plan.data.max_new_tokens)
-    finish(trainer, run, result, tokens.test, saved_files)
+    finish(trainer, run, result, tokens, saved_files)
 
 
 if __name__ == "__main__":

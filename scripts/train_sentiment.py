@@ -43,7 +43,7 @@ def main(run: Run) -> None:
     trainer = IndicTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
-    finish(trainer, run, result, tokens.test, saved_files)
+    finish(trainer, run, result, tokens, saved_files)
 
 
 if __name__ == "__main__":

@@ -177,8 +177,7 @@ class SourceArguments(BadRowArguments):
     )
     validation_split: float = flag(
         VALIDATION_SHARE,
-        "Without validation rows, hold out this share of the training rows, drawn by --data_seed or --seed. Labels "
-        "and languages keep their proportions, and equal texts stay together. 0 trains on all rows.",
+        "Without validation rows, hold out this share of the training rows, by label and language. 0: none.",
     )
 
     def check(self) -> Iterator[Problem]:
@@ -211,10 +210,7 @@ class DataArguments(TextArguments, SourceArguments):
         "tokens, within the model's positions.",
     )
     drop_leaked_rows: bool = flag(False, "Remove training rows whose text is also in the validation or test rows.")
-    allow_unknown: bool = flag(
-        False,
-        "Train although the tokenizer does not know a third of a language's tokens: the model cannot read it.",
-    )
+    allow_unknown: bool = flag(False, "Train although the tokenizer does not know a third of a language's tokens.")
     problem_type: ProblemType | None = flag(
         None,
         "What a label is: one class (the default), a number, or several classes (`a|b`, or a list in json and "

@@ -18,7 +18,7 @@ from indictune.distributed.strategy_limits import (
     check_weights,
 )
 from indictune.distributed.vocabulary_choice import check_active_vocabulary
-from indictune.errors import Problem, Problems, problems_of
+from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.models.adapters import check_published_base
 from indictune.models.learned_vocabulary import check_learned_vocabulary
 from indictune.models.load import stored_quantisation
@@ -75,13 +75,24 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
     """Everything in the plan that cannot work, each problem once. Nothing is changed and no row is read."""
     checks = CHECKS + (OF_THE_LAUNCH if plan.launch.is_known else ())
     found = [*(each for check in checks for each in check(plan)), *check_metric(plan, task)]
-    found += check_long_texts(plan.data, task)
+    found += [*check_long_texts(plan.data, task), *check_do_predict(plan, task)]
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
     choice = plan.configuration.get("active_vocabulary")  # of a task that has the flag
     if choice is not None and plan.launch.is_known:
         found += check_active_vocabulary(choice, plan.model.method, str(plan.training.optim), plan.launch)
     return list(dict.fromkeys(found))
+
+
+def check_do_predict(plan: AnyPlan, task: Task[Any, Any, Any]) -> list[Problem]:
+    """Refuse `--do_predict` without test rows, and for tasks whose texts get no label."""
+    values = plan.configuration
+    if not plan.training.do_predict:
+        return []
+    if task.name != "classification":
+        return [problem("not-of-this-task", "--do_predict")]
+    has_test_rows = values.get("test_file") or values.get("dataset_name")
+    return [] if has_test_rows else [problem("needs-test-rows", "--do_predict", plan.training.do_predict)]
 
 
 def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:

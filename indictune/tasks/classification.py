@@ -133,7 +133,8 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         train, validation, test = (made.get(split) for split in SPLITS)
         assert train is not None
         location, notes = splits.rows["train"].location, splits.notes
-        return Tokens(train, validation, test, location, splits.folder, notes, max_length=max_length)
+        made_tokens = Tokens(train, validation, test, location, splits.folder, notes, max_length=max_length)
+        return replace(made_tokens, test_location=None if test is None else splits.rows["test"].location)
 
     def pads(self, plan: Plan) -> bool:
         assert plan.model_config is not None

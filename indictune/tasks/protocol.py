@@ -47,6 +47,7 @@ class Tokens:
 
     Attributes:
         row_location: the `file:line` of a training row, given by its number.
+        test_location: the same of a test row; None for a task without `--do_predict`.
         folder: of the cached rows, with those that were left out; None without a cache.
         notes: for the user.
         summary: a table for the user, or empty.
@@ -61,6 +62,7 @@ class Tokens:
     notes: Sequence[str] = ()
     summary: str = ""
     max_length: int | None = None
+    test_location: Callable[[int], str] | None = None
 
     @property
     def datasets(self) -> tuple[Dataset, Dataset | None, Dataset | None]:

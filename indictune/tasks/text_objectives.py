@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,12 @@ class TextObjective(Objective):
     Attributes:
         kind: transformers' Auto class of the model.
         METRICS: scores of a language and of all rows.
+        keeps_scores: whether `measure` keeps what `predictions` needs, besides what `score` needs.
     """
 
     kind: type[Any] = AutoModelForSequenceClassification
     METRICS: tuple[str, ...] = ()
+    keeps_scores = False
 
     def __init__(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, padded: bool = True) -> None:
         self.config = config
@@ -59,6 +61,10 @@ class TextObjective(Objective):
 
     def tables(self, block: dict[str, Any]) -> str:
         return scores_table(block, self.METRICS)
+
+    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+        """Of each row its `label`, the `predicted` one and the `scores` by label; arguments as of `score`."""
+        raise NotImplementedError
 
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind)
@@ -88,7 +94,8 @@ class SingleLabel(TextObjective):
     def measure(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, ...]:
         """The predicted label and the loss."""
         logits, labels = read_texts(model, inputs)
-        return logits.argmax(-1), row_losses(logits, labels)
+        measured = logits.argmax(-1), row_losses(logits, labels)
+        return (*measured, logits.float().softmax(-1)) if self.keeps_scores else measured
 
     def score(self, dataset: Dataset, results: Sequence[np.ndarray], is_validation: bool) -> dict[str, Any]:
         predicted, losses = results
@@ -99,6 +106,12 @@ class SingleLabel(TextObjective):
             languages=dataset["language"][:],
             label_names=self._class_names,
         )
+
+    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+        names = self._class_names
+        for label, predicted, scores in zip(dataset["labels"][:], results[0], results[2], strict=True):
+            by_label = dict(zip(names, scores.tolist(), strict=True))
+            yield {"label": names[label], "predicted": names[predicted], "scores": by_label}
 
     def flatten(self, block: dict[str, Any]) -> dict[str, float]:
         return flatten_for_trainer(block)
@@ -127,6 +140,10 @@ class Regression(TextObjective):
         predicted, losses = results
         return regression_metrics(predicted, np.asarray(dataset["labels"][:]), losses, dataset["language"][:])
 
+    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+        for label, predicted in zip(dataset["labels"][:], results[0].tolist(), strict=True):
+            yield {"label": label, "predicted": predicted}
+
 
 class MultiLabel(TextObjective):
     """Any number of labels. A label is given where its probability reaches the threshold."""
@@ -151,6 +168,13 @@ class MultiLabel(TextObjective):
             self.threshold = best_threshold(probabilities, references)
         languages = dataset["language"][:]
         return multi_label_metrics(probabilities, references, losses, languages, self._class_names, self.threshold)
+
+    def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+        names = self._class_names
+        for labels, scores in zip(dataset["labels"][:], results[0].tolist(), strict=True):
+            given = [name for name, is_given in zip(names, labels, strict=True) if is_given]
+            predicted = [name for name, score in zip(names, scores, strict=True) if score >= self.threshold]
+            yield {"label": given, "predicted": predicted, "scores": dict(zip(names, scores, strict=True))}
 
     def tables(self, block: dict[str, Any]) -> str:
         return f"{super().tables(block)}\n\n{per_label_table(block)}"

@@ -25,7 +25,9 @@ from indictune.hub import push
 from indictune.models.atomic_folder import match_config_mode
 from indictune.run import Run
 from indictune.stop_signals import Stopped
+from indictune.tasks.protocol import Tokens
 from indictune.training.exact_trainer import ExactTrainer
+from indictune.training.predictions import write_predictions
 from indictune.training.verify import verify_saved
 
 logger = logging.getLogger(__name__)
@@ -79,12 +81,10 @@ def put_in_place(folder: Path, target: Path) -> None:
     folder.rmdir()
 
 
-def finish(
-    trainer: ExactTrainer, run: Run, result: TrainOutput, test_dataset: Dataset | None, saved_files: list[str]
-) -> None:
+def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens, saved_files: list[str]) -> None:
     """Evaluate the saved model, write `metrics.json` last, and push if asked to. All ranks must call it.
 
-    `test_dataset` is evaluated only here. `result` comes from `train`, and `saved_files` from `save_model`.
+    The test rows are evaluated only here. `result` comes from `train`, and `saved_files` from `save_model`.
     """
     state = trainer.state
     if state.global_step < state.max_steps:
@@ -97,9 +97,11 @@ def finish(
         "global_batch_size": trainer.args.global_batch_size,
         "train": training | {"peak_memory_bytes": peak_memory_bytes(trainer)},
     }
-    for name, dataset in (("eval", trainer.eval_dataset), ("test", test_dataset)):
+    for name, dataset in (("eval", trainer.eval_dataset), ("test", tokens.test)):
         if dataset is not None:
             metrics[name] = evaluate(trainer, run, dataset, name)
+    if trainer.args.do_predict and tokens.test is not None and tokens.test_location is not None:
+        write_predictions(trainer, run, tokens.test, tokens.test_location)
     if trainer.args.should_save and (fitted := trainer.objective.fitted()):
         config = run.output_dir / "config.json"
         write_json(config, json.loads(config.read_text(encoding="utf-8")) | fitted)
