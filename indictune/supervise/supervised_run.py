@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TextIO
@@ -31,7 +32,7 @@ class SupervisedRun(Run):
 
     Attributes:
         ranks: of the run.
-        started: when this process began, in seconds since 1970.
+        started: when this process began, in seconds since 1970. Reports from before are not of this run.
         killed_before: processes that the kernel had killed for lack of memory when the run began.
         watchdog: of this rank; None for one process, and before `open`.
         end: reports how the run ended, and ends the process, whatever its main thread does.
@@ -42,11 +43,12 @@ class SupervisedRun(Run):
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
         super().__init__(recipe, rank)
-        self.started: float = psutil.Process().create_time()
         self._lock: TextIO | None = None
         self._launch_name = elastic.launch_name(os.environ)  # now: accelerate (1.15) writes to the environment
         self.killed_before = killed_processes()
         self.ranks = Ranks.of_launch(self.output_dir / "logs", os.environ)
+        # psutil (7) may be a second early, and a lone process would take the report of the command before for its own.
+        self.started = psutil.Process().create_time() if self.ranks.world_size > 1 else time.time()
 
     def open(self, replaceable: Collection[str]) -> None:
         """Lock the folder and start this rank's log, unless the recipe is refused already.
