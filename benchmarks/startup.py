@@ -1,9 +1,10 @@
 """Seconds until something happens: imports, help, a second `prepare`, and a second run's first step.
 
-    python -m benchmarks.startup
+    python -m benchmarks.startup [CHECKOUT]
 
 Each command runs in fresh processes, in turns; the table has medians of the whole process. The last two commands find
-100,000 prepared rows; the run counts from its start to the end of its first optimizer step.
+100,000 prepared rows; the run counts from its start to the end of its first optimizer step. CHECKOUT is an earlier
+version of the repository, in which help and a typing error are timed too.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from pathlib import Path
 
 from benchmarks.environment import environment, write_results
 from benchmarks.preparation import write_rows
+from indictune.cli import EXIT_REFUSED
 from indictune.console_text import table
 
 LAPS = 3
+ROOT = Path(__file__).resolve().parents[1]
 ROWS = 100_000
 RUN = "a second run, to its first step"
 
@@ -32,21 +35,31 @@ COMMANDS = {
     "import torch": ["-c", "import torch"],
     "imports of a run": ["-c", "import scripts.train_sentiment"],
 }
+# A typing error ends with code 2.
+TYPED = {
+    "scripts/train_sentiment.py --help": ["scripts/train_sentiment.py", "--help"],
+    "a typing error, to the script": ["scripts/train_sentiment.py", "--lerning_rate", "1"],
+    "a typing error, to a verb": ["-m", "indictune", "evaluate", "--modle", "outputs"],
+}
 JOB = ("--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "128", "--validation_split", "0")
 ONE_STEP = ("--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false")
 
 
-def seconds_of(command: list[str]) -> float:
-    """Run a Python process; return its seconds, or raise a `RuntimeError` if it fails."""
+def seconds_of(command: list[str], checkout: Path = ROOT) -> float:
+    """Run a Python process in a checkout; return its seconds, or raise a `RuntimeError` if it fails."""
+    environ = {**os.environ, "PYTHONPATH": str(checkout)}
     since = time.perf_counter()
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=checkout, env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode not in (0, EXIT_REFUSED):
         raise RuntimeError(f"{command} failed:\n{done.stderr}")
     return time.perf_counter() - since
 
 
 def main() -> None:
     """Measure, print the tables and write the result file."""
+    earlier = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
     with tempfile.TemporaryDirectory() as work:
         os.environ["INDICTUNE_CACHE"] = str(Path(work) / "cache")
@@ -54,9 +67,12 @@ def main() -> None:
         job = [*JOB, "--train_file", str(rows)]
         prepare, run = ["-m", "indictune", "prepare", *job], ["scripts/train_sentiment.py", *job, *ONE_STEP]
         seconds_of(prepare)
-        commands = {**COMMANDS, "indictune prepare, again": prepare}
+        commands = {**COMMANDS, **TYPED, "indictune prepare, again": prepare}
         seconds: dict[str, list[float]] = {name: [] for name in (*commands, RUN)}
+        before: dict[str, list[float]] = {name: [] for name in TYPED}
         for lap in range(LAPS):
+            for name, command in TYPED.items() if earlier else ():
+                before[name].append(seconds_of(command, Path(earlier[0]).resolve()))
             for name, command in commands.items():
                 seconds[name].append(seconds_of(command))
             output_dir = Path(work) / str(lap)
@@ -64,8 +80,11 @@ def main() -> None:
             metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]
             seconds[RUN].append(metrics["time_to_first_step_s"])
     started = {name: round(statistics.median(laps), 3) for name, laps in seconds.items()}
-    print(table(["command", "seconds"], [[name, f"{spent:.2f}"] for name, spent in started.items()]), end="\n\n")
+    once = {name: round(statistics.median(laps), 3) for name, laps in before.items() if laps}
+    body = [[name, f"{once[name]:.2f}" if name in once else "", f"{spent:.2f}"] for name, spent in started.items()]
+    print(table(["command", "seconds before", "seconds"], body), end="\n\n")
     results = {"environment": environment(), "laps": LAPS, "rows": ROWS, "seconds_of_commands": started}
+    results |= {"seconds_of_commands_before": once} if once else {}
     print(f"written to {write_results('startup', results)}")
 
 

@@ -16,17 +16,27 @@ EXIT_REFUSED = 2
 USAGE = """usage: indictune VERB [flags]
 
 verbs:
-  train       train by a recipe, on the GPUs of this machine: RECIPE.yaml, or sentiment|llama|ner --train_file F
-  recipes     list the recipes, strategy files and scripts, or copy some: [NAME ...] [--to FOLDER]
-  prepare     read and tokenise the rows of a run before it starts: [--task T] --config R.yaml [the run's flags]
-  inspect     show rows as the model sees them, with the learned tokens marked: FILE [--show_mask N] [the run's flags]
-  evaluate    score a finished run's model on a file: --model DIR --test_file F [--output_dir D]
-  predict     label texts: FOLDER [--text T | --input_file F] [--output_file O]
-  chat        talk to a language model in the terminal: FOLDER [--temperature T] [--max_new_tokens N]
-  merge       make an adapter and its base one model: ADAPTER --output_dir D [--dtype T]
-  checkpoint  list and verify a run's checkpoints, or make one a plain model: DIR [--convert_to FOLDER]
+  train       train by a recipe, on the GPUs of this machine
+              RECIPE.yaml | sentiment|llama|ner --train_file F
+  recipes     list the recipes, strategy files and scripts, or copy some
+              [NAME ...] [--to FOLDER]
+  prepare     read and tokenise the rows of a run before it starts
+              --config R.yaml [the run's flags]
+  inspect     show rows as the model sees them, with the learned tokens marked
+              FILE [--show_mask N] [the run's flags]
+  evaluate    score a finished run's model on a file
+              --model DIR --test_file F [--output_dir D]
+  predict     label texts
+              FOLDER [--text T | --input_file F] [--output_file O]
+  chat        talk to a language model in the terminal
+              FOLDER [--temperature T] [--max_new_tokens N]
+  merge       make an adapter and its base one model
+              ADAPTER --output_dir D [--dtype T]
+  checkpoint  list and verify a run's checkpoints, or make one a plain model
+              DIR [--convert_to FOLDER]
 
-`indictune VERB --help` lists the flags of a verb. `indictune --version` prints the version.
+`indictune VERB --help` lists the flags of a verb.
+`indictune --version` prints the version.
 """
 
 # What other toolkits call a verb -> the one that does it here.

@@ -26,12 +26,13 @@ def recipes_command(argv: Sequence[str]) -> int:
         raise UserError(problems=[unknown_name(name, "--", ["to"]) for name in flags])
     files = everything()
     if not names:
-        folder = ""
+        folder, width = "", shutil.get_terminal_size().columns
         for name, path in files.items():
             if not name.startswith(f"{folder}/"):
                 folder = name.partition("/")[0]
                 print(f"{folder}/")
-            print(f"  {name.removeprefix(f'{folder}/'):44} {_first_line(path)}".rstrip())
+            line = f"  {name.removeprefix(f'{folder}/'):40} {_first_line(path)}"
+            print(line[:width].rstrip())
         print("Use a recipe by `indictune train NAME`, a strategy file by `--strategy NAME`.")
         return 0
     chosen = dict.fromkeys(file for name in names for file in (files if name == _ALL else _needed(name, files)))

@@ -25,7 +25,8 @@ _CLEARER = {
     "per_device_train_batch_size": "Rows of one micro-batch on each process.",
 }
 _MORE = """\
---help all lists all {number} flags. --help WORD lists those whose name or text has the word.
+--help all lists all {number} flags.
+--help WORD lists those whose name or text has the word.
 """
 
 

@@ -20,7 +20,7 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     Args:
         verb: that was typed.
         words: after it.
-        usage: of the command, with a line for each verb.
+        usage: of the command, with two lines for each verb: what it does, and what it takes.
 
     Raises:
         UserError: a flag that the verb does not have.
@@ -32,11 +32,10 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     tasks = [WORDS.get(word, word) for word in flags.pop("", []) if word in WORDS or word in SCRIPTS]
     if "help" in flags:
         task = tasks[0] if tasks else next(iter(SCRIPTS))
-        line = re.search(rf"^  {verb} +(.+)$", usage, re.MULTILINE)
-        assert line is not None, verb
-        return help_of(
-            task if verb in _TRAINS else f"indictune {verb}", f"indictune {verb}: {line[1]}\n", flags["help"], more
-        )
+        lines = re.search(rf"^  {verb} +(.+)\n +(.+)$", usage, re.MULTILINE)
+        assert lines is not None, verb
+        title = f"usage: indictune {verb} {lines[2]}\n\n{lines[1]}\n"
+        return help_of(task if verb in _TRAINS else f"indictune {verb}", title, flags["help"], more)
     programs = (tasks or list(SCRIPTS)) if verb in _TRAINS else [f"indictune {verb}"]
     known = [name for program in programs for name in flags_of(program)]
     known += ["config", *(each.name for each in more)] if verb in _TRAINS else []
