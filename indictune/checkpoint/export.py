@@ -18,14 +18,17 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from indictune.checkpoint import store, trust
 from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import CheckpointArguments
+from indictune.config.trained_recipe import configuration_of
 from indictune.distributed import merge_shards
 from indictune.errors import UserError
 from indictune.files import RECIPE
 from indictune.models.active_vocabulary import began_with_others, read_row_ids, unused_digest
 from indictune.models.adapter_base import CONFIG, RECORD, config_file
 from indictune.models.atomic_folder import TOKENIZER_FILES, check_free, copy_files, match_config_mode, whole_folder
-from indictune.models.load import read_weights
+from indictune.models.load import read_tokenizer, read_weights
 from indictune.models.load_errors import explained
+from indictune.models.serving_tokenizer import serve_as_trained
+from indictune.models.trained import trained_config
 from indictune.models.trusted_files import ADAPTER, INDEX, weights_files
 from indictune.tasks.all_tasks import task_of
 
@@ -76,8 +79,19 @@ def convert(args: CheckpointArguments, checkpoint: Path, damage: Sequence[str]) 
             model.save_pretrained(written)
         elif weights:
             save_file(weights, written / ADAPTER, metadata={"format": "pt"})
+        _finish_tokenizer(checkpoint, written)
         match_config_mode(written)
     return f"{folder}: the {'adapter' if is_adapter else 'model'} of {checkpoint}."
+
+
+def _finish_tokenizer(checkpoint: Path, folder: Path) -> None:
+    """Let the tokenizer of a classifier of texts clean and cut as training did, as that of a finished run."""
+    max_length = configuration_of(checkpoint).get("max_length")
+    config = json.loads(config_file(checkpoint).read_text(encoding="utf-8"))
+    if task_of(config).name == "classification" and max_length is not None:
+        about = ModelArguments(str(folder))
+        tokenizer = read_tokenizer(about, COMMAND)
+        serve_as_trained(folder, tokenizer, trained_config(about), max_length)
 
 
 def check_trusted(checkpoint: Path, trust_checkpoint: bool) -> None:

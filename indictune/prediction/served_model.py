@@ -17,6 +17,7 @@ from indictune.models.adapter_base import config_file, continues_texts
 from indictune.models.classifier import class_names
 from indictune.models.load import load_tokenizer
 from indictune.models.position_limits import check_max_length, positions_of
+from indictune.models.serving_tokenizer import without_cleaning
 from indictune.models.text_reading import recorded_reading
 from indictune.models.trained import trained_config
 
@@ -53,7 +54,7 @@ class ServedModel:
         args: name the model.
         config: of the model.
         labels: names, in the order of the class ids.
-        tokenizer: of the model.
+        tokenizer: of the model, for cleaned texts.
         reading: how texts are read.
     """
 
@@ -77,6 +78,7 @@ def served_model(asked: PredictArguments, problems: Problems) -> ServedModel | N
     tokenizer = problems.attempt(load_tokenizer, args, flag="--model")
     if reading is None or labels is None or tokenizer is None:
         return None
+    without_cleaning(tokenizer)
     return ServedModel(args, config, labels, tokenizer, reading)
 
 

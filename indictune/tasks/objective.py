@@ -58,6 +58,9 @@ class Objective(ABC):
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         """The saved model; a `device_map` of "cpu" keeps it there."""
 
+    def finish_tokenizer(self, folder: Path, max_length: int) -> None:  # noqa: B027, most tasks have nothing to do
+        """Prepare the tokenizer saved in a folder for programs without this package."""
+
     def fitted(self) -> dict[str, Any]:
         """Entries for the `config.json` of the saved model, fitted on the validation rows."""
         return {}

@@ -19,6 +19,7 @@ from indictune.evaluation.multi_label import best_threshold, multi_label_metrics
 from indictune.evaluation.regression import regression_metrics
 from indictune.models.classifier import class_names
 from indictune.models.load import Model
+from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import uncounted_token
 from indictune.tasks.loss import ExactLoss, MultiLabelLoss, RegressionLoss, mean_of_windows, row_losses
@@ -46,6 +47,7 @@ class TextObjective(Objective):
     def __init__(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, padded: bool = True) -> None:
         self.config = config
         self.padded = padded
+        self._tokenizer = tokenizer
         # Models read a row's first token and count positions from it, or look for the last token that is no padding.
         if config.model_type != "xlnet":
             tokenizer.padding_side = "right"
@@ -65,6 +67,10 @@ class TextObjective(Objective):
     def predictions(self, dataset: Dataset, results: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
         """Of each row its `label`, the `predicted` one and the `scores` by label; arguments as of `score`."""
         raise NotImplementedError
+
+    def finish_tokenizer(self, folder: Path, max_length: int) -> None:
+        if self.kind is AutoModelForSequenceClassification:  # words that are tagged are not cleaned
+            serve_as_trained(folder, self._tokenizer, self.config, max_length)
 
     def load(self, folder: Path, trusts_code: bool, trusts_checkpoint: bool, device_map: str | None = None) -> Model:
         return load_trained(folder, trusts_code, trusts_checkpoint, device_map, self.kind)

@@ -18,6 +18,7 @@ from transformers.trainer_utils import TrainOutput
 
 from indictune.checkpoint import disk_errors
 from indictune.checkpoint.store import UNFINISHED_MODEL
+from indictune.config.trained_recipe import configuration_of
 from indictune.data.cache import write_through
 from indictune.distributed import devices, node_disks, sharding
 from indictune.files import write_json
@@ -53,6 +54,8 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     needed_bytes = partial(sharding.whole_bytes, sharding.unwrapped(trainer))
     with disk_errors.reporting(run.output_dir, "the model", UNFINISHED_MODEL, needed_bytes):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
+        if run.rank == 0:
+            trainer.objective.finish_tokenizer(unfinished, configuration_of(run.output_dir)["max_length"])
         node_disks.give_files(unfinished, run.rank == 0, trainer.args, trainer.disks_group)
     try:
         verify_saved(trainer, unfinished)

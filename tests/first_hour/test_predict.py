@@ -16,20 +16,29 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, LlamaConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    LlamaConfig,
+    pipeline,
+)
 
 from indictune.cli import main
 from indictune.data.cleaning import clean
+from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.prediction.labelled_rows import predict
 from tests.first_hour.classifiers import LABELS, MAX_LENGTH, saved_classifier
 from tests.first_hour.sheets import write_xlsx
 from tests.ranks.launching import begin, start, torchrun
 
-TWEET = "यह फिल्म बहुत अच्छी थी ఈ సినిమా చాలా బాగుంది இந்த படம் மோசம் worst movie ever @friend #great_day http://a.b 😂"
+TWEET = "यह फिल्म बहुत अच्छी थी ఈ సినిమా చాలా బాగుంది இந்த படம் மோசம் Worst MOVIE ever @friend #great_day http://a.b 😂"
 WORDS = TWEET.split()
 
 
@@ -257,3 +266,23 @@ def test_a_killed_command_goes_on_without_a_lost_or_repeated_row(model: Path, tm
     expected = predict(model, [texts[index] for index in some])
     assert [rows[index]["label"] for index in some] == [row["label"] for row in expected]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["in.csv", "out.csv"]
+
+
+def test_a_plain_pipeline_labels_texts_as_predict_does(tmp_path: Path) -> None:
+    """Cleaning and cutting are in the saved tokenizer. A text with more tokens than the training's is cut if asked."""
+    model = saved_classifier(tmp_path / "model")
+    tokenizer, config = AutoTokenizer.from_pretrained(model), AutoConfig.from_pretrained(model)
+    serve_as_trained(model, tokenizer, config, MAX_LENGTH)
+    texts = invented(1_000, longest=24)
+    classify = pipeline("text-classification", str(model), batch_size=64)
+    expected = predict(model, texts)
+    found: Any = classify(texts, truncation=True, top_k=None)
+    for row, scores in zip(expected, found, strict=True):
+        assert {each["label"]: each["score"] for each in scores} == pytest.approx(row["scores"], abs=1e-4)
+    lengths = [len(ids) for ids in tokenizer([clean(text) for text in texts])["input_ids"]]
+    short = [index for index, length in enumerate(lengths) if length <= MAX_LENGTH]
+    assert 300 < len(short) < 900
+    uncut: Any = classify([texts[index] for index in short])
+    assert [each["label"] for each in uncut] == [expected[index]["label"] for index in short]
+    plain: Any = classify("बहुत " * 600)
+    assert plain[0]["label"] in LABELS

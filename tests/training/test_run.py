@@ -102,8 +102,13 @@ def test_recipe_yaml_is_the_whole_run_and_reads_back(finished_run: FinishedRun) 
 
 def test_a_pipeline_on_the_output_gives_label_names(finished_run: FinishedRun) -> None:
     classify = pipeline("text-classification", model=str(finished_run.folder), device="cpu")
-    (answer,) = classify(["फिल्म बहुत अच्छी थी"])
-    assert answer["label"] in {"negative", "neutral", "positive"}
+    for answer in classify(["फिल्म बहुत अच्छी थी", "फिल्म #बहुत_अच्छी थी! " * 150]):
+        assert answer["label"] in {"negative", "neutral", "positive"}
+    tokenizer = classify.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.model_max_length == 32  # as the run's --max_length
+    raw, cleaned = ("थी! #बहुत_अच्छी @someone https://t.co/x", "थी! बहुत अच्छी @user http")
+    assert tokenizer(raw)["input_ids"] == tokenizer(cleaned)["input_ids"]
 
 
 @pytest.mark.parametrize("save_steps", ["1", "100"])
