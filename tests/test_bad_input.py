@@ -190,7 +190,7 @@ def test_what_a_limit_of_tokens_leads_to_is_checked_too(job: Job) -> None:
 
 def test_broken_files_are_reported_together_with_their_lines(job: Job) -> None:
     train, validation, test = (job.path(name) for name in ("t.csv", "v.jsonl", "e.csv"))
-    Path(train).write_text("tweet,lable\nअच्छा,positive\n", encoding="utf-8")
+    Path(train).write_text("words,lable\nअच्छा,positive\n", encoding="utf-8")
     Path(validation).write_bytes(
         b'{"text": "ok", "label": "positive"}\n{"text": "ok", "label"\n{"text": "\xff", "label": "negative"}\n'
     )

@@ -38,7 +38,7 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
         return help_of(task if verb in _TRAINS else f"indictune {verb}", title, flags["help"], more)
     programs = (tasks or list(SCRIPTS)) if verb in _TRAINS else [f"indictune {verb}"]
     known = [name for program in programs for name in flags_of(program)]
-    known += ["config", *(each.name for each in more)] if verb in _TRAINS else []
     if known:
+        known += ["config", *(each.name for each in more)]
         Problems(unknown_name(name, "--", known) for name in flags if name not in known).raise_any()
     return ""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,6 +36,7 @@ from tests.refusals import refused
 SLOW = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from indictune.data.cache import build_once
 
 def make(folder):
@@ -335,12 +337,16 @@ def files(tmp_path: Path) -> None:
         {"validation_file": None},
         {"test_file": "held.csv"},
         {"train_file": "bytes.csv"},
+        {"train_file": ["train.csv", "bytes.csv"]},
+        {"delimiter": ","},
+        {"quoting": "none"},
+        {"column_names": ["text", "label", "lang", "other"]},
         {"bad_rows": "quarantine"},
         {"bad_rows": "quarantine", "max_bad_fraction": 0.5},
     ],
     ids=lambda change: next(iter(change)) if isinstance(change, dict) else None,
 )
-def test_rows_are_read_anew_when_anything_changes(change: dict[str, str | bool | None], tmp_path: Path) -> None:
+def test_rows_are_read_anew_when_anything_changes(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "bytes.csv").write_text(ROWS + "more,a,hi,x\n")
     assert load().folder == load().folder
     assert load(**change).folder != load().folder
@@ -389,7 +395,7 @@ def test_a_dataset_of_the_hub_is_known_by_its_fingerprint(tmp_path: Path, monkey
 
 def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
     tried = {"text_column", "language_column", "drop_leaked_rows", "validation_file", "test_file", "train_file"}
-    tried |= {"bad_rows", "max_bad_fraction", "problem_type"}
+    tried |= {"bad_rows", "max_bad_fraction", "problem_type", "delimiter", "quoting", "column_names"}
     elsewhere = {
         "allow_unknown",
         "validation_split",
@@ -397,6 +403,8 @@ def test_the_fields_of_a_run_that_change_its_rows_are_all_tried() -> None:
         "dataset_name",
         "dataset_config_name",
         "max_length",
+        *("train_files", "language_sampling_alpha", "long_text"),  # tests/first_hour
+        "task",  # each has its own rows
     }
     assert {field.name for field in dataclasses.fields(DataArguments)} == tried | elsewhere
 

@@ -147,7 +147,7 @@ def test_rows_without_an_answer_token_are_refused_with_their_places_and_the_leng
         *(f"--train_file t.jsonl:{line} answers-cut-off" for line in range(2, 7)),
         "--train_file t.jsonl more-bad-rows",
     ]
-    assert refused.value.problems[0].details == {"max_length": 4, "length": 7}
+    assert refused.value.problems[0].details == {"max_length": 4, "length": 7, "positions": None}
     assert encode(words_tokenizer(), "plain", chats, max_length=8)["labels"][-1][-2:] == [10, 2]
 
 

@@ -38,7 +38,7 @@ def test_the_files_are_inside_the_package_and_part_of_what_is_installed() -> Non
     folder = Path(indictune.__file__).parent / "data" / "samples"
     assert sorted(path.name for path in folder.glob("*.jsonl")) == [f"{split}.jsonl" for split in sorted(SPLITS)]
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"data/samples/*.jsonl", "data/samples/chats/*.jsonl"' in pyproject
+    assert '"data/samples/*.jsonl", "data/samples/*/*.jsonl"' in pyproject
 
 
 def test_every_tweet_has_the_same_four_fields() -> None:

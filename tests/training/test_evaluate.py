@@ -237,7 +237,7 @@ ONE_OF_TWO = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}  #
 @pytest.mark.parametrize(
     ("kind", "flags", "problems"),
     [
-        ("tweets", ["--bach_size", "8"], ["--bach_size: there is no such flag.", "accelerate launch was asked for"]),
+        ("tweets", ["--bf16", "8"], ["--bf16 8: ", "accelerate launch was asked for"]),
         ("tweets", [], ["accelerate launch was asked for"]),
         ("chats", [], ["accelerate launch was asked for"]),
         ("chats", ["--chat_template", "llama4"], ["accelerate launch was asked for", "--chat_template llama4: "]),
