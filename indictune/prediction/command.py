@@ -58,7 +58,7 @@ def predict_command(argv: Sequence[str]) -> int:
 def _predict(asked: PredictArguments) -> None:
     problems = Problems()
     problems.attempt(_check_launch, asked)
-    if asked.output_file is not None:
+    if asked.output_file is not None and rank_of(os.environ) == 0:  # a late rank may find the finished output
         problems.attempt(check_output, asked.output_file)
     served = served_model(asked, problems)
     with TemporaryDirectory() as folder:
@@ -144,8 +144,8 @@ def _label_file(source: Source, classifier: Classifier, output: Path) -> None:
     windows = Windows(output, _job(source, classifier), -(-source.rows // WINDOW_ROWS))
     if rank == 0:
         windows.open()
-    else:
-        windows.wait_until_open()
+    elif not windows.wait_until_open():
+        return
     with Progress(source.rows, windows.done() * WINDOW_ROWS, is_shown=rank == 0) as progress:
         for number, batch in enumerate(source.windows()):
             if number % world_size == rank and not windows.has(number):

@@ -65,10 +65,13 @@ class Windows:
         except (OSError, UnicodeDecodeError):
             return False
 
-    def wait_until_open(self) -> None:
-        """On another rank: wait for rank 0."""
+    def wait_until_open(self) -> bool:
+        """On another rank: wait for rank 0. False if it has labelled all windows and written the output meanwhile."""
         while not self.is_open():
+            if self.output.exists():
+                return False
             time.sleep(LOOK_EVERY_S)
+        return True
 
     def has(self, number: int) -> bool:
         """Whether a window is labelled."""

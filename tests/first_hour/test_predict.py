@@ -36,7 +36,7 @@ from indictune.models.serving_tokenizer import serve_as_trained
 from indictune.prediction.labelled_rows import predict
 from tests.first_hour.classifiers import LABELS, MAX_LENGTH, saved_classifier
 from tests.first_hour.sheets import write_xlsx
-from tests.ranks.launching import begin, start, torchrun
+from tests.ranks.launching import begin, python, start, torchrun
 
 TWEET = "यह फिल्म बहुत अच्छी थी ఈ సినిమా చాలా బాగుంది இந்த படம் மோசம் Worst MOVIE ever @friend #great_day http://a.b 😂"
 WORDS = TWEET.split()
@@ -266,6 +266,16 @@ def test_a_killed_command_goes_on_without_a_lost_or_repeated_row(model: Path, tm
     expected = predict(model, [texts[index] for index in some])
     assert [rows[index]["label"] for index in some] == [row["label"] for row in expected]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["in.csv", "out.csv"]
+
+
+def test_a_late_rank_finds_the_work_done(model: Path, tmp_path: Path) -> None:
+    source, out = write_csv(tmp_path / "in.csv", invented(5)), tmp_path / "out.csv"
+    command = ["indictune/__main__.py", "predict", str(model), "--input_file", str(source), "--output_file", str(out)]
+    for rank in ("0", "1"):
+        of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        result = start([*python(), *command], {**os.environ, **of_rank}, timeout_s=60)
+        assert result.returncode == 0, result.stderr
+    assert len(read_csv(out)) == 5
 
 
 def test_a_plain_pipeline_labels_texts_as_predict_does(tmp_path: Path) -> None:

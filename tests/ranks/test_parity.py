@@ -100,7 +100,7 @@ def test_a_limit_of_tokens_does_not_change_the_run(run_under: Start, strategy: s
     """The limit is a little more than the longest row; a global batch of 24 rows has a few hundred tokens."""
     two = run_under(strategy, 2, "--max_tokens_per_device", "60", "--padding_free", padding_free)
     log = (two.folder / "logs/rank-0.log").read_text(encoding="utf-8")
-    found = re.search(r"(\d+) accumulation step", log)
+    found = re.search(r" x (\d+) times$", log, re.MULTILINE)
     assert found is not None
     assert int(found[1]) > 5
     assert "Ignoring --per_device_train_batch_size 6" in log
