@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def recipes_command(argv: Sequence[str]) -> int:
         raise UserError(problems=[unknown_name(name, "--", ["to"]) for name in flags])
     files = everything()
     if not names:
-        folder, width = "", shutil.get_terminal_size().columns
+        folder = ""
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         for name, path in files.items():
             if not name.startswith(f"{folder}/"):
                 folder = name.partition("/")[0]

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from indictune.config.flag_table import LAUNCH_FLAGS, flags_of
-from indictune.config.read_words import split_flags, unknown_name
+from indictune.config.flag_table import LAUNCH_FLAGS, flags_of, read_flags
+from indictune.config.read_words import unknown_name
 from indictune.config.strict_yaml import RecipeLoader
 from indictune.config.task_names import SCRIPTS, WORDS
 from indictune.credentials import NOT_YAML, without_its_text, without_tokens
@@ -102,7 +102,7 @@ def read_asked(argv: Sequence[str]) -> Asked:
     Raises:
         UserError: an unknown name, a recipe that cannot be read, or a task that is not given.
     """
-    flags = dict(split_flags(argv))
+    flags = read_flags(argv)
     bare = flags.pop("", [])
     tasks = [word for word in bare if word in WORDS or word in SCRIPTS]
     named = [word for word in bare if word not in tasks] + flags.pop("config", [])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
+
+from indictune.config.read_words import split_flags
 
 FILE = "flags.json"
 
@@ -52,6 +54,16 @@ def programs_with(name: str) -> list[str]:
     return sorted({program for each in _entries() if each["name"] == name for program in each["of"]})
 
 
+def read_flags(argv: Sequence[str]) -> dict[str, list[str]]:
+    """The words of each flag. Of a flag that is given twice, the last words count; if it takes several, all do."""
+    several = {each["name"] for each in _entries() if "words" in each["values"]}
+    flags: dict[str, list[str]] = {}
+    for name, words in split_flags(argv):
+        flags[name] = [*flags.get(name, ()), *words] if name in several else words
+    return flags
+
+
+@cache
 def _entries() -> list[dict[str, Any]]:
     text = resources.files("indictune.config").joinpath(FILE).read_text(encoding="utf-8")
     entries: list[dict[str, Any]] = json.loads(text)

@@ -65,6 +65,11 @@ def test_the_last_of_two_equal_flags_counts() -> None:
     assert values("--seed", "1", "--seed", "2") == {"seed": 2}
 
 
+def test_a_flag_that_takes_several_values_keeps_those_of_each_time() -> None:
+    read = read_recipe(["--train_file", "a.csv", "--text_column", "x", "--train_file", "b.csv"], (DataArguments,))
+    assert read.values == {"train_file": ["a.csv", "b.csv"], "text_column": "x"}
+
+
 @pytest.mark.parametrize(
     "argv",
     [["--output_dir", "a b"], ["--output_dir=a b"], ["--output-dir", "a b"], ["--output-dir=a b"]],
