@@ -19,6 +19,7 @@ from indictune.data.columns import shortened
 from indictune.data.file_form import form_of
 from indictune.data.file_names import files_named
 from indictune.data.hub_datasets import SplitFiles, SplitRows, fingerprint_of, load_hub_dataset, name_of
+from indictune.data.label_lists import look_like_lists
 from indictune.data.split_rows import split_batches
 from indictune.data.targets import MULTI_LABEL
 from indictune.data.weighted_files import FLAG, Entry, entries_of, with_languages
@@ -74,6 +75,17 @@ def text_reader(args: TextArguments, problem_type: str | None) -> Read[pa.Record
 def sources_of(args: DataArguments, problems: Problems) -> dict[str, Source[pa.RecordBatch]]:
     """The sources of labelled texts by split; arguments as of `sources_by_split`."""
     return sources_by_split(args, problems, "builtin:tweets", text_reader(args, args.problem_type))
+
+
+def gives_lists_of_labels(args: DataArguments) -> bool:
+    """Whether the first rows of `--train_file` look as if each had several labels; False if they cannot be read."""
+    if not args.train_file:
+        return False
+    with Problems().collecting():  # they are reported when all rows are read
+        source = file_source(args.train_file, "--train_file", text_reader(args, None), "train")
+        first = next(source.read(BadRows(source.name)), None)
+        return first is not None and look_like_lists(set(first["label"].to_pylist()) - {None})
+    return False
 
 
 def sources_by_split(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow as pa
 from indictune.data.columns import SEPARATOR, normalise_label
 
 REGRESSION = "regression"
-MULTI_LABEL = "multi_label_classification"
+MULTI_LABEL: Final = "multi_label_classification"
 SCORE = "score"  # the only "label" of a regression
 
 

@@ -81,7 +81,7 @@ def plan_of_rows(recipe: Recipe, task: Task[Any, Data, Training]) -> tuple[RunPl
         model_config=problems.attempt(task.read_config, model),
         head=task.head,
     )
-    return plan, problems
+    return task.with_first_rows(plan), problems
 
 
 def make_evaluation_plan(

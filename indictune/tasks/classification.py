@@ -17,7 +17,7 @@ from indictune.data.labels import label_counts
 from indictune.data.load_rows import Rows, Splits, load_splits, load_test_rows
 from indictune.data.long_texts import usual_length
 from indictune.data.mixture import mixture_of
-from indictune.data.row_sources import SPLITS, sources_of
+from indictune.data.row_sources import SPLITS, gives_lists_of_labels, sources_of
 from indictune.data.targets import MULTI_LABEL, REGRESSION
 from indictune.data.tokenisation import tokenise_splits
 from indictune.data.unknown_tokens import check_unknown
@@ -94,6 +94,11 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
             given["--label_smoothing_factor"] = training.label_smoothing_factor != 0
         return found + [problem("not-of-this-problem-type", flag, problem_type=mode) for flag in given if given[flag]]
 
+    def with_first_rows(self, plan: Plan) -> Plan:
+        if plan.data.problem_type is not None or not gives_lists_of_labels(plan.data):
+            return plan
+        return replace(plan, data=replace(plan.data, problem_type=MULTI_LABEL))
+
     def metrics(self, plan: Plan) -> tuple[str, ...]:
         return METRICS.get(str(plan.data.problem_type), self.scores)
 
@@ -118,7 +123,7 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
                 train = splits.rows["train"]
                 model, tokenizer = with_vocabulary(plan.model, inputs.tokenizer, train.texts, inputs.checkpoint)
                 notes = check_unknown(train.texts, train.table["language"], tokenizer, plan)
-                splits = replace(splits, notes=[*splits.notes, *notes])
+                splits = replace(splits, notes=[*splits.notes, *_notes_of_type(plan), *notes])
                 return ClassifiedRows(splits, model, tokenizer, labels, weights)
         return None
 
@@ -173,6 +178,13 @@ class Classification(Task[ClassifiedRows, DataArguments, Args]):
         keep_rejected(test.folder, plan.output_dir, plan.launch.rank)
         dataset = tokenise_splits(test, tokenizer, labels, asked.max_length, mode, asked.long_text)["test"]
         return dataset, [*test.notes, *padding_notes(config, trains=False)]
+
+
+def _notes_of_type(plan: Plan) -> list[str]:
+    if plan.data.problem_type is None or "problem_type" in plan.recipe.values:
+        return []
+    column = f"column {plan.data.label_column} has several labels a row"
+    return [f"{plan.data.train_file}: {column}: taking --problem_type {plan.data.problem_type}."]
 
 
 def _reason(max_length: int, positions: int | None) -> str:

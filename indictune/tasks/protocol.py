@@ -110,6 +110,10 @@ class Task(ABC, Generic[Rows, Data, Training]):
     def check(self, plan: RunPlan[Data, Training]) -> list[Problem]:
         """Problems of the plan that only this task has. The plan has a model configuration."""
 
+    def with_first_rows(self, plan: RunPlan[Data, Training]) -> RunPlan[Data, Training]:
+        """The plan with values that follow from the first training rows."""
+        return plan
+
     def metrics(self, plan: RunPlan[Data, Training]) -> tuple[str, ...]:
         """The metrics that can compare the checkpoints of this run."""
         return self.scores

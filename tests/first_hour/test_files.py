@@ -16,11 +16,14 @@ import pytest
 import yaml
 
 from indictune.config.arguments import DataArguments, TextArguments
+from indictune.config.recipe import read_recipe
 from indictune.data import packed_files, sheets
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.row_sources import sources_of
 from indictune.data.sentences import read_sentences
 from indictune.errors import Problems, UserError
+from indictune.preflight.derive import make_plan
+from indictune.tasks.classification import Classification
 from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.problems import problems_raised
 from tests.ranks.launching import ROOT, python, start
@@ -398,6 +401,27 @@ class TestSeveralLabels:
         splits = load("f.csv", **self.MULTI)
         assert splits.labels == names
         assert rows_of(splits)[0] == ("text 0", first)
+
+    @pytest.mark.parametrize(
+        ("labels", "flags", "taken", "metric"),
+        [
+            (["[0, 0, 1]", "[1, 0, 1]"], [], "multi_label_classification", "micro_f1"),
+            (["joy|anger", "joy"], [], "multi_label_classification", "micro_f1"),
+            (["joy", "anger"], [], None, "macro_f1"),
+            (["joy|anger", "joy"], ["--problem_type", "single_label_classification"], None, "macro_f1"),
+        ],
+    )
+    def test_a_run_takes_them_as_several(
+        self, labels: list[str], flags: list[str], taken: str | None, metric: str
+    ) -> None:
+        rows = [[f"text {number}", label] for number, label in enumerate(labels)]
+        with open("f.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([["text", "label"], *rows])
+        words = ["--train_file", "f.csv", "--output_dir", "out", *flags]
+        plan, problems = make_plan(read_recipe(words, Classification.arguments()), {}, Classification())
+        assert problems == []
+        assert plan.training.metric_for_best_model == metric
+        assert plan.data.problem_type == (taken or (flags[-1] if flags else None))
 
     def test_lists_of_json_mean_the_same(self) -> None:
         Path("f.jsonl").write_text('{"text": "a", "label": [0, 0, 1]}\n{"text": "b", "label": [0, 1, 1]}\n')
