@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 
 from indictune.config.arguments import ModelArguments
 from indictune.errors import UserError
+from indictune.models import last_layer
 from indictune.models.attention import ATTENTION
 from indictune.models.load import has_own_code
 
@@ -96,14 +97,16 @@ def read_unpadded(model: nn.Module) -> None:
         own.set_attn_implementation(ATTENTION)
 
 
-def classify_unpadded(model: nn.Module) -> None:
+def classify_unpadded(model: nn.Module, trains: bool = True) -> None:
     """Let a classifier that `pads` accepts read batches of `JoinRows`. Its logits are [rows, labels].
 
-    It reads padded batches as before.
+    It reads padded batches as before, unless it only labels: its last layer may then compute first tokens alone.
     """
     own = _own(model)
     own.set_attn_implementation(ATTENTION)
-    if own.config.model_type == "llama":
+    if not trains and own.config.model_type in last_layer.TYPES:
+        last_layer.read_first_tokens(own)
+    elif own.config.model_type == "llama":
         last = _LastTokens(own.config.pad_token_id)
         own.base_model.register_forward_hook(last.keep)
         own.register_forward_hook(last.choose, with_kwargs=True)

@@ -51,7 +51,7 @@ class Classifier:
         self._padded = pads("auto", args, config)
         self._collate = _collator(config, tokenizer, self._padded)
         if not self._padded:
-            classify_unpadded(model)
+            classify_unpadded(model, trains=False)
         if not is_quantised:  # else bitsandbytes has put it there
             model.to(self._device)  # type: ignore[arg-type]
         self._model = model.eval()

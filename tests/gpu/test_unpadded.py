@@ -62,6 +62,17 @@ def test_logits_and_gradients_are_those_of_the_padded_model(
     assert computed == (expected_ways if dtype is torch.float32 else {"_varlen_attention"})
 
 
+@pytest.mark.parametrize("model_type", [*CLASSIFIERS, "modernbert-mean"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
+def test_labelling_gives_the_logits_of_the_padded_model(model_type: str, dtype: torch.dtype, bound: float) -> None:
+    model = classifier(model_type).cuda()
+    padded, joined = map(on_gpu, batches(model))
+    with torch.inference_mode(), torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+        expected = model(**padded).logits.float()
+        classify_unpadded(model, trains=False)
+        assert (model(**joined).logits.float() - expected).abs().max() <= bound * expected.abs().max()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_drops_at_the_given_rate(computed: set[str], dtype: torch.dtype) -> None:
     """Over many passes, the mean logits with dropout in attention alone approach those without."""

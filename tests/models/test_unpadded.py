@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from indictune.config.arguments import ModelArguments
 from indictune.data.collation import JoinRows, PadToLongest, Row
-from indictune.models import unpadded
+from indictune.models import last_layer, unpadded
 from indictune.models.attention import ATTENTION
 from indictune.models.unpadded import (
     CAUSAL,
@@ -116,6 +116,16 @@ class TestClassifiers:
         model(**joined)
         torch.testing.assert_close(model(**padded).logits, expected, rtol=0, atol=1e-5)
 
+    def test_labelling_gives_the_logits_of_the_padded_model(self, model_type: str, lora: bool) -> None:
+        model = classifier(model_type, lora)
+        padded, joined = batches(model)
+        expected = model(**padded).logits
+        classify_unpadded(model, trains=False)
+        with torch.inference_mode():
+            torch.testing.assert_close(model(**joined).logits, expected, rtol=0, atol=1e-5)
+            with torch.autocast("cpu", torch.bfloat16):
+                torch.testing.assert_close(model(**joined).logits.float(), expected, rtol=0.1, atol=0.1)
+
     def test_activation_checkpointing_changes_nothing(self, model_type: str, lora: bool) -> None:
         model = classifier(model_type, lora)
         if not model.supports_gradient_checkpointing:
@@ -131,6 +141,22 @@ class TestClassifiers:
         found = gradients(model, model(**joined).logits)
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("model_type", last_layer.TYPES)
+def test_the_last_layer_labels_by_first_tokens_alone(model_type: str) -> None:
+    model = classifier(model_type)
+    _, joined = batches(model)
+    computed: dict[str, int] = {}
+    for name, module in model.base_model.encoder.layer[-1].named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda _, __, output, name=name: computed.update({name: len(output)}))
+    classify_unpadded(model, trains=False)
+    model(**joined)
+    rows, tokens = len(LENGTHS), sum(LENGTHS)
+    of_layer = {name: computed[f"attention.self.{name}"] for name in ("query", "key", "value")}
+    assert of_layer == {"query": rows, "key": tokens, "value": tokens}
+    assert computed["intermediate.dense"] == computed["output.dense"] == computed["attention.output.dense"] == rows
 
 
 def causal(model_type: str) -> Any:
