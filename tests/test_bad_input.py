@@ -300,7 +300,7 @@ class TestUnderLaunchers:
         assert "indictune: --sed: there is no such flag." in result.stderr
 
     def test_accelerate_that_was_asked_for_two_processes_and_starts_one(self, job: Job) -> None:
-        refused = job.refused(launcher=accelerate("single_gpu", 2))
+        refused = job.refused(launcher=[*accelerate("single_gpu", 2), "--cpu"])
         (found,) = refused.problems
         assert found.endswith("[one-process-started]")
 

@@ -15,7 +15,7 @@ from indictune.checkpoint.store import Manifest, read_manifest
 from indictune.config.arguments import BY_EVALUATIONS
 from indictune.config.plan import Launch
 from indictune.config.recipe import recorded_values
-from indictune.distributed import deepspeed_config, resume_rules
+from indictune.distributed import resume_rules
 from indictune.errors import UserError, problem
 from indictune.files import RECIPE
 from indictune.versions import versions_of_steps
@@ -91,7 +91,6 @@ def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: 
         UserError: with all problems.
     """
     manifest, before = read_manifest(checkpoint), settings_of(checkpoint)
-    in_file = flag_files.recorded(checkpoint).get("deepspeed")
     assert manifest is not None  # the checkpoint was chosen by it
     differing = changes({"global_batch_size": manifest.global_batch_size} | before, now)
     found = [
@@ -104,11 +103,6 @@ def check_fits(checkpoint: Path, launch: Launch, now: Mapping[str, Any], model: 
     if lost is not None:
         names = {"before": _launch_name(manifest), "now": f"{launch.strategy} x {launch.world_size}"}
         found.append(problem("resume-other-strategy", "--resume_from_checkpoint", checkpoint, states=lost, **names))
-    elif launch.deepspeed is not None and in_file is not None:
-        file = deepspeed_config.settings_of_steps(launch.deepspeed)
-        for name, was, is_now in deepspeed_config.other_states(in_file, file):
-            details = {"checkpoint": checkpoint.name, "before": was}
-            found.append(problem("resume-other-setting", f"{name} in --deepspeed", is_now, **details))
     found += other_model(checkpoint, now.get("model_name_or_path"), model)
     if found:
         raise UserError(problems=found)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -34,7 +35,8 @@ class Launcher:
         """The words between `accelerate launch` and the script."""
         words = ["--config_file", str(_shown(self.config_file)), "--num_processes", str(self.processes)]
         # Some strategy files name a DeepSpeed file, counted from the current folder.
-        named = _deepspeed_file(self.config_file)
+        of_deepspeed = _content_of(self.config_file).get("deepspeed_config")
+        named = of_deepspeed.get("deepspeed_config_file") if isinstance(of_deepspeed, dict) else None
         if named is not None and not Path(named).is_file() and (FOLDER / named).is_file():
             words += ["--deepspeed_config_file", str(FOLDER / named)]
         if self.processes > 1 and not _is_free(_DEFAULT_PORT):
@@ -80,15 +82,15 @@ def choose_launcher(strategy: str | None, processes: int | None) -> Launcher:
     Raises:
         UserError: `no-such-strategy`.
     """
-    count = visible_gpus() or 1 if processes is None else processes
     known = strategies()
     if strategy is None:
+        count = processes or visible_gpus() or 1
         return Launcher(known[_ONE_PROCESS if count == 1 else _SEVERAL], count)
-    if strategy in known:
-        return Launcher(known[strategy], count)
-    if not Path(strategy).is_file():
+    file = known.get(strategy, Path(strategy))
+    if not file.is_file():
         raise UserError("no-such-strategy", "--strategy", strategy, known=", ".join(known))
-    return Launcher(Path(strategy), count)
+    is_of_one = _content_of(file).get("distributed_type") == "NO"
+    return Launcher(file, processes or (1 if is_of_one else visible_gpus() or 1))
 
 
 def visible_gpus() -> int:
@@ -104,13 +106,13 @@ def _shown(path: Path) -> Path:
     return as_seen_from_here(path) if path.is_relative_to(FOLDER) else path
 
 
-def _deepspeed_file(config_file: Path) -> str | None:
+def _content_of(config_file: Path) -> dict[str, Any]:
+    """The content of a strategy file; empty where it cannot be read, and accelerate says what is wrong."""
     try:
         content = yaml.safe_load(config_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return None  # accelerate says what is wrong
-    of_deepspeed = content.get("deepspeed_config") if isinstance(content, dict) else None
-    return of_deepspeed.get("deepspeed_config_file") if isinstance(of_deepspeed, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _is_free(port: int) -> bool:

@@ -23,7 +23,22 @@ OVERLAP = {
 _BETAS = "optimizer.params.betas"
 _TYPES = {"bf16.enabled": ("bf16", "fp16"), "fp16.enabled": ("fp16", "bf16")}
 _SUMS = "communication_data_type"
-_TOTAL = "scheduler.params.total_num_steps"
+
+# Blocks that flags replace: DeepSpeed's own optimizer and schedule would make another model than other strategies do.
+_BLOCKS = {"optimizer": "optim", "scheduler": "lr_scheduler_type"}
+_TYPES_OF_BLOCKS = {
+    "optimizer": {"adam": "adamw_torch_fused", "adamw": "adamw_torch_fused"},  # DeepSpeed's Adam is AdamW by default
+    "scheduler": {"warmuplr": "constant_with_warmup", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"},
+}
+# Values in those blocks that the flags have anyway.
+_AS_FLAGS = {
+    "optimizer.params.adam_w_mode": True,
+    "scheduler.params.warmup_min_lr": 0,
+    "scheduler.params.warmup_type": "linear",
+}
+
+# `torch.compile`, as DeepSpeed 0.13 to 0.15 had it; 0.19.8 refuses these keys ("Extra inputs are not permitted").
+_COMPILE = ("disable", "enabled", "backend", "kwargs")
 
 # Values that a run needs, with the reason.
 _NEEDED = {
@@ -32,14 +47,16 @@ _NEEDED = {
     "fp16.loss_scale": (0, "DeepSpeed searches the scale"),
 }
 
-# Other keys that change the steps and are not in a checkpoint's states (0.19.8, `get_optimizer_configuration`).
-_CHANGE_THE_STEPS = (
-    *("scheduler", "optimizer.type", "optimizer.params.adam_w_mode"),
-    *("optimizer.params.torch_adam", "optimizer.params.fp32_optimizer_states"),
-    *("prescale_gradients", "gradient_predivide_factor"),
-)
+# Whether the model that stage 3 saves is whole, in all names that DeepSpeed (0.19.8) has for it.
+_GATHER = "stage3_gather_16bit_weights_on_model_save"
+_GATHERS = (_GATHER, "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+IS_SAVED_WHOLE = "the model is saved whole"
 
-_NONE = "(none)"
+# Other keys that change the steps and are not in a checkpoint's states.
+_CHANGE_THE_STEPS = ("prescale_gradients", "gradient_predivide_factor")
+
+# Keys that split a row over ranks, with the value that does not.
+_SPLIT_ROWS = {"tensor_parallel.autotp_size": (0, 1), "sequence_parallel_size": (1,)}
 
 
 class FileValue(NamedTuple):
@@ -69,6 +86,12 @@ def values_in(config: Mapping[str, Any]) -> Iterator[FileValue]:
     own_names = {name: own for own, name in DEEPSPEED_NAMES.items()}
     if (value := config.get(_SUMS)) in own_names:
         yield FileValue(_SUMS, value, {"reduce_dtype": own_names[value]})
+    for block, flag in _BLOCKS.items():
+        if own := _own_type(config, block):
+            yield FileValue(f"{block}.type", _look_up(config, f"{block}.type"), {flag: own})
+    if _compiles(config):
+        backend = _look_up(config, "compile.backend") or "inductor"
+        yield FileValue("compile.backend", backend, {"torch_compile": True, "torch_compile_backend": backend})
 
 
 def unusable(config: Mapping[str, Any], fp16: bool) -> list[tuple[str, Any, str]]:
@@ -78,45 +101,55 @@ def unusable(config: Mapping[str, Any], fp16: bool) -> list[tuple[str, Any, str]
         for key, (needed, reason) in _NEEDED.items()
         if (value := _look_up(config, key)) not in (None, "auto", needed) and (fp16 or not key.startswith("fp16"))
     ]
-    if isinstance(value := _look_up(config, _TOTAL), int):
-        found.append((_TOTAL, value, "the steps of the run count"))
     if config.get(_SUMS) not in (None, "auto", *DEEPSPEED_NAMES.values()):
         found.append((_SUMS, config[_SUMS], "--reduce_dtype counts"))
-    return found
+    gathers = [(f"zero_optimization.{name}", _look_up(config, f"zero_optimization.{name}")) for name in _GATHERS]
+    found += [(key, value, IS_SAVED_WHOLE) for key, value in gathers if value is False and _is_stage_3(config)]
+    return [*found, *(each for block in _BLOCKS for each in _without_flag(config, block))]
+
+
+def _without_flag(config: Mapping[str, Any], block: str) -> Iterator[tuple[str, Any, str]]:
+    """Key, value and reason of the values of an optimizer or a schedule that no flag gives."""
+    of_flags = (*OVERLAP, _BETAS, *([f"{block}.type"] if _own_type(config, block) else []))
+    for key, value in _values(block, config.get(block) or {}).items():
+        if key not in of_flags and value not in (None, "auto", _AS_FLAGS.get(key)):
+            is_of_run = key.endswith("total_num_steps")
+            yield key, value, "the steps of the run count" if is_of_run else f"--{_BLOCKS[block]} counts"
+
+
+def not_supported(config: Mapping[str, Any]) -> list[str]:
+    """`key: value` of each setting that splits rows in other ways than a run here."""
+    found = [(key, _look_up(config, key)) for key in _SPLIT_ROWS]
+    return [f"{key}: {value}" for key, value in found if isinstance(value, int) and value not in _SPLIT_ROWS[key]]
 
 
 def left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A DeepSpeed file with "auto" wherever a flag or the run says the value: transformers fills it in."""
-    changed = copy.deepcopy(dict(config))
-    for key in (*OVERLAP, *_TYPES, _BETAS, _TOTAL):
+    """A DeepSpeed file with "auto" wherever a flag says the value: transformers fills it in.
+
+    The Trainer makes optimizer and schedule, and compiles. The saved model is whole.
+    """
+    changed = {key: value for key, value in copy.deepcopy(dict(config)).items() if key not in _BLOCKS}
+    for key in (*OVERLAP, *_TYPES):
         _replace(changed, key, "auto")
     for key, (needed, _) in _NEEDED.items():
         _replace(changed, key, needed)
+    if isinstance(block := changed.get("compile"), dict):
+        changed["compile"] = {key: value for key, value in block.items() if key not in _COMPILE}
+    if _is_stage_3(changed):
+        zero = changed["zero_optimization"]
+        changed["zero_optimization"] = {key: zero[key] for key in zero if key not in _GATHERS} | {_GATHER: True}
     return changed
 
 
 def settings_of_steps(config: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the file that change the steps and that no flag sets, by dotted key."""
-    found = {key: value for name in _CHANGE_THE_STEPS for key, value in _values(name, _look_up(config, name)).items()}
-    of_flags = (*OVERLAP, _TOTAL)
-    return {key: value for key, value in found.items() if value not in (None, "auto") and key not in of_flags}
+    return {key: config[key] for key in _CHANGE_THE_STEPS if config.get(key) is not None}
 
 
 def _values(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         return {name: value}
     return {key: inner for part, each in value.items() for key, inner in _values(f"{name}.{part}", each).items()}
-
-
-def other_states(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Keys whose state in a checkpoint is incompatible, with the value `before` and `now`, of `settings_of_steps`.
-
-    If the file names no schedule or no optimizer, the Trainer makes one, with its state in another place and shape.
-    Seen: "FileNotFoundError", "NoneType" and a layout that "does not match" (0.19.8).
-    """
-    names = ("optimizer.type", "scheduler.type")
-    pairs = [(name, str(before.get(name, _NONE)), str(now.get(name, _NONE))) for name in names]
-    return [(name, was, is_now) for name, was, is_now in pairs if was.lower() != is_now.lower()]
 
 
 def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
@@ -127,6 +160,19 @@ def leaves_bad_steps_out(strategy: str) -> tuple[str, ...]:
     `check_grad_overflow` is off. The loss is ignored; it may be infinite while its gradient is finite.
     """
     return ("rollback",) if strategy.startswith("zero") else ("skip", "rollback")
+
+
+def _own_type(config: Mapping[str, Any], block: str) -> str | None:
+    """The value of a flag for the optimizer or the schedule of a file; None if there is none."""
+    return _TYPES_OF_BLOCKS[block].get(str(_look_up(config, f"{block}.type")).lower())
+
+
+def _compiles(config: Mapping[str, Any]) -> bool:
+    return _look_up(config, "compile.disable") is False or _look_up(config, "compile.enabled") is True
+
+
+def _is_stage_3(config: Mapping[str, Any]) -> bool:
+    return bool(_look_up(config, "zero_optimization.stage") == 3)
 
 
 def _look_up(config: Mapping[str, Any], dotted_key: str) -> Any:

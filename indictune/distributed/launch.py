@@ -10,7 +10,7 @@ from typing import Any
 
 from indictune.config.plan import Launch
 from indictune.credentials import holds_token
-from indictune.distributed import fsdp_file
+from indictune.distributed import deepspeed_config, fsdp_file
 from indictune.errors import UserError
 
 
@@ -45,15 +45,24 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
     config = None if source is None else read_deepspeed(source)
     if config is None and _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
         config = _deepspeed_of_accelerate(environ)
-    if config is not None:
-        strategy = _zero_name(config)
+    if config is not None and (zero := _zero_name(config)):
+        strategy = zero
     elif _is_true(environ, "ACCELERATE_USE_FSDP") or fsdp:
         strategy = "fsdp2_offload" if _is_true(environ, "FSDP_OFFLOAD_PARAMS") else "fsdp2"
     else:
         strategy = "ddp" if "LOCAL_RANK" in environ else "single"
-    _check_launcher(environ, strategy)
+    _check_launcher(environ, strategy, config or {})
     sizes = world_size_of(environ), local_world_size_of(environ), rank_of(environ)
     return Launch(strategy, *sizes, deepspeed=config, deepspeed_source=source)
+
+
+def starts_one_of_several(environ: Mapping[str, str]) -> bool:
+    """Whether accelerate's plain launcher (`distributed_type: NO`, `--cpu`) was asked for several processes.
+
+    It starts one for any number. The only trace of the number is an address for a group that nobody else joins.
+    TRL's `single_gpu.yaml` has 8.
+    """
+    return "WORLD_SIZE" not in environ and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environ.keys()
 
 
 def for_evaluation(launch: Launch, environ: MutableMapping[str, str]) -> Launch:
@@ -61,7 +70,7 @@ def for_evaluation(launch: Launch, environ: MutableMapping[str, str]) -> Launch:
 
     DeepSpeed refuses to evaluate with them ("ZeRO inference only makes sense with ZeRO Stage 3").
     """
-    if launch.family not in ("zero0", "zero1", "zero2"):
+    if launch.family not in ("zero1", "zero2"):
         return launch
     environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     return replace(launch, strategy="ddp", deepspeed=None, deepspeed_source=None)
@@ -111,26 +120,26 @@ def _deepspeed_of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _check_launcher(environ: Mapping[str, str], strategy: str) -> None:
+def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any]) -> None:
     """Refuse a launch that would train something else than was asked for."""
     world_size, is_launched = world_size_of(environ), "LOCAL_RANK" in environ
-    # accelerate's plain launcher (`distributed_type: NO`, `--cpu`) starts one process for any --num_processes. The
-    # only trace of the number is an address for a group that nobody else joins.
-    if "WORLD_SIZE" not in environ and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environ.keys():
+    if starts_one_of_several(environ) and _is_true(environ, "ACCELERATE_USE_CPU"):
         raise UserError("one-process-started", "--num_processes")
     if world_size > 1 and not (environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE")):
         raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size)
     if strategy not in ("single", "ddp") and not is_launched:
         raise UserError("launcher-missing", value=strategy)
-    if keys := fsdp_file.not_supported(environ):
+    if keys := fsdp_file.not_supported(environ) + deepspeed_config.not_supported(deepspeed):
         raise UserError("strategy-file-not-supported", value=", ".join(keys))
 
 
-def _zero_name(config: Mapping[str, Any]) -> str:
-    """`zero<stage>`, with `_offload` if optimizer states or parameters live on the CPU."""
+def _zero_name(config: Mapping[str, Any]) -> str | None:
+    """`zero<stage>`, with `_offload` if optimizer states or parameters live on the CPU; None if nothing is sharded."""
     zero = config.get("zero_optimization") or {}
+    if not zero.get("stage"):
+        return None
     offloads = [(zero.get(name) or {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
-    return f"zero{zero.get('stage', 0)}" + ("_offload" if any(device != "none" for device in offloads) else "")
+    return f"zero{zero['stage']}" + ("_offload" if any(device != "none" for device in offloads) else "")
 
 
 def _is_true(environ: Mapping[str, str], name: str) -> bool:

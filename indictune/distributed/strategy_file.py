@@ -10,12 +10,14 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unresolved
 from indictune.distributed import deepspeed_config, fsdp_file
 from indictune.distributed.deepspeed_config import FileValue
+from indictune.distributed.launch import starts_one_of_several
 
 Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)
 
 _PRECISIONS = {"bf16": {"bf16": True, "fp16": False}, "fp16": {"fp16": True, "bf16": False}}
 _WRAP = "TRANSFORMER_BASED_WRAP"
+_SAVES_WHOLE = "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
 _DERIVED = "gradient_accumulation_steps"  # follows from the sizes of batches, and is never taken from a file
 
 
@@ -46,9 +48,15 @@ def taken_values(plan: AnyPlan) -> str:
 
 
 def notes(plan: AnyPlan) -> list[str]:
-    """What the user has to know: the values of the strategy file that do not count, and a change of version."""
-    is_old = fsdp_file.is_version_1(plan.environ)
-    return [*([fsdp_file.note_of_version_1(plan.environ)] if is_old else []), *ignored_values(plan)]
+    """What the user has to know: values of the strategy file that do not count, and what another strategy runs."""
+    found = []
+    if starts_one_of_several(plan.environ):
+        found.append("`distributed_type: NO` starts one process, whatever num_processes says.")
+    if fsdp_file.is_version_1(plan.environ):
+        found.append(fsdp_file.note_of_version_1(plan.environ))
+    if plan.launch.deepspeed is not None and not plan.launch.family.startswith("zero"):
+        found.append("The DeepSpeed file has ZeRO stage 0, which shards nothing. DDP runs it.")
+    return found + ignored_values(plan)
 
 
 def ignored_values(plan: AnyPlan) -> list[str]:
@@ -64,6 +72,8 @@ def ignored_values(plan: AnyPlan) -> list[str]:
         found.append((key, value, counts[0]))
     if (policy := plan.environ.get("FSDP_AUTO_WRAP_POLICY", _WRAP)) != _WRAP:
         found.append(("fsdp_auto_wrap_policy", policy, "the layers that the model repeats are wrapped"))
+    if plan.launch.family == "zero3" and plan.environ.get(_SAVES_WHOLE) == "false":
+        found.append(("zero3_save_16bit_model", False, deepspeed_config.IS_SAVED_WHOLE))
     found += deepspeed_config.unusable(plan.launch.deepspeed or {}, bool(plan.training.fp16))
     shown = "; ".join(f"{key} {_shown(value)} ({instead})" for key, value, instead in found)
     return [f"Ignoring values of the strategy file: {shown}."] if found else []
@@ -82,6 +92,10 @@ def leave_to_plan(launch: Launch, environ: MutableMapping[str, str]) -> dict[str
     for name in ("GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING", "CONFIG_DS_FIELDS"):
         environ.pop(f"ACCELERATE_{name}", None)
     fsdp_file.use_version_2(environ)
+    if not launch.family.startswith("zero"):
+        environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+        return {"deepspeed": None}
+    environ[_SAVES_WHOLE] = "true"
     if launch.deepspeed_source is None or launch.deepspeed is None:
         return {"deepspeed": None}
     return {"deepspeed": deepspeed_config.left_to_flags(launch.deepspeed)}

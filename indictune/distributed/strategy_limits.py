@@ -73,8 +73,7 @@ def runs_optimizer(launch: Launch, optim: str) -> bool:
     """
     if launch.family == "fsdp2":
         return optim not in (*_BITSANDBYTES_OPTIMIZERS, "adafactor", "adagrad")
-    is_torch_optimizer = launch.family.startswith("zero") and "optimizer" not in (launch.deepspeed or {})
-    return not (is_torch_optimizer and optim == "adagrad")
+    return not (launch.family.startswith("zero") and optim == "adagrad")
 
 
 def check_communication(plan: AnyPlan) -> list[Problem]:

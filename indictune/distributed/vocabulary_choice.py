@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from datasets import Dataset
@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.training_args import OptimizerNames
 
 from indictune.config.arguments import SentimentTrainingArguments
-from indictune.config.plan import Launch
 from indictune.distributed.collectives import gather_from_all
 from indictune.distributed.sharding import gathered
 from indictune.errors import Problem, UserError, problem
@@ -33,32 +32,15 @@ logger = logging.getLogger(__name__)
 FLAG = "--active_vocabulary"
 LEAST_UNUSED_SHARE = 0.1  # of the rows, for `auto`: a judgement, not a measurement
 
-# Optimizer types of a DeepSpeed file, in small letters, that change each weight by its own gradient alone. LAMB, for
-# example, uses the norm of a whole weight.
-ELEMENTWISE_TYPES = ("adam", "adamw", "sgd", "adagrad")
 
-
-def check_active_vocabulary(active_vocabulary: str, method: str, optim: str, launch: Launch) -> list[Problem]:
+def check_active_vocabulary(active_vocabulary: str, method: str, optim: str) -> list[Problem]:
     """Problems of `--active_vocabulary on` that show before anything is loaded."""
     if active_vocabulary != "on":
         return []
-    reasons = [_obstacle_of_optimizer(optim, launch.deepspeed or {})]
+    reasons = [obstacle_of_optimizer(optim)]
     if method != "full":
         reasons.append(f"--method {method} does not train the embedding")
     return [problem("active-vocabulary-impossible", FLAG, "on", reason=reason) for reason in reasons if reason]
-
-
-def _obstacle_of_optimizer(optim: str, deepspeed: Mapping[str, Any]) -> str | None:
-    """Why rows without a gradient would matter to the optimizer; None where they do not.
-
-    An optimizer in a DeepSpeed file takes the place of `--optim`.
-    """
-    in_file = deepspeed.get("optimizer")
-    if not isinstance(in_file, Mapping) or "type" not in in_file:
-        return obstacle_of_optimizer(optim)
-    if str(in_file["type"]).lower() in ELEMENTWISE_TYPES:
-        return None
-    return f"optimizer.type {in_file['type']} of the DeepSpeed file is not one of {', '.join(ELEMENTWISE_TYPES)}"
 
 
 def use_active_vocabulary(
@@ -105,8 +87,7 @@ def _rows_to_train(
     """The rows that are trained, ascending; None for all."""
     if args.active_vocabulary == "off":
         return None
-    deepspeed = {} if args.deepspeed_plugin is None else args.deepspeed_plugin.deepspeed_config
-    reason = obstacle(model) or _obstacle_of_optimizer(OptimizerNames(args.optim).value, deepspeed)
+    reason = obstacle(model) or obstacle_of_optimizer(OptimizerNames(args.optim).value)
     if reason is not None:
         if args.active_vocabulary == "on":
             raise UserError("active-vocabulary-impossible", FLAG, "on", reason=reason)

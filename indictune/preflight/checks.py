@@ -79,8 +79,8 @@ def preflight(plan: RunPlan[Any, Any], task: Task[Any, Any, Any]) -> list[Proble
     if plan.model_config is not None:
         found += [*check_model(plan), *task.check(plan)]
     choice = plan.configuration.get("active_vocabulary")  # of a task that has the flag
-    if choice is not None and plan.launch.is_known:
-        found += check_active_vocabulary(choice, plan.model.method, str(plan.training.optim), plan.launch)
+    if choice is not None:
+        found += check_active_vocabulary(choice, plan.model.method, str(plan.training.optim))
     return list(dict.fromkeys(found))
 
 

@@ -16,14 +16,10 @@ from indictune.errors import Problem, problem
 
 
 def check_optimizer(plan: AnyPlan) -> list[Problem]:
-    """Refuse an optimizer or a schedule that cannot be made. Those of a DeepSpeed file replace the flags'."""
+    """Refuse an optimizer or a schedule that cannot be made."""
     if not plan.training.learning_rate >= 0:  # `check_values` refuses it
         return []
-    in_file = plan.launch.deepspeed or {}
-    return [
-        *([] if "optimizer" in in_file else _try_optimizer(plan)),
-        *([] if "scheduler" in in_file else _try_schedule(plan)),
-    ]
+    return [*_try_optimizer(plan), *_try_schedule(plan)]
 
 
 def _try_optimizer(plan: AnyPlan) -> list[Problem]:

@@ -106,18 +106,6 @@ class TestRefused:
             check_fits(checkpoint, Launch("fsdp2", 2), now, {})
         check_fits(checkpoint, Launch("single", 1), now, {})
 
-    @pytest.mark.parametrize(
-        ("before", "now"), [({}, {"scheduler": {"type": "WarmupLR"}}), ({"scheduler.type": "WarmupLR"}, {})]
-    )
-    def test_a_deepspeed_file_with_another_schedule(
-        self, checkpoint: Path, before: dict[str, Any], now: dict[str, Any]
-    ) -> None:
-        launch = Launch("ddp", 2, deepspeed=now)
-        check_fits(checkpoint, launch, SETTINGS, {})  # nothing is recorded
-        flag_files.write(checkpoint, {"deepspeed": before})
-        with refused("resume-other-setting", "WarmupLR", flag="scheduler.type in --deepspeed"):
-            check_fits(checkpoint, launch, SETTINGS, {})
-
     @pytest.mark.parametrize("config", ["config.json", "base_config.json"])
     def test_a_model_of_another_shape(self, checkpoint: Path, config: str) -> None:
         (checkpoint / config).write_text('{"model_type": "bert", "hidden_size": 128, "vocab_size": 9}')

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from indictune.distributed.deepspeed_config import left_to_flags, other_states, settings_of_steps, unusable, values_in
+from indictune.distributed.deepspeed_config import (
+    left_to_flags,
+    not_supported,
+    settings_of_steps,
+    unusable,
+    values_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +33,16 @@ from indictune.distributed.deepspeed_config import left_to_flags, other_states, 
         ({"fp16": {"enabled": True}}, [{"fp16": True, "bf16": False}]),
         ({"communication_data_type": "bf16"}, [{"reduce_dtype": "bfloat16"}]),
         ({"communication_data_type": "fp16"}, []),
+        ({"optimizer": {"type": "Adam", "params": {"lr": "auto"}}}, [{"optim": "adamw_torch_fused"}]),
+        ({"optimizer": {"type": "Lamb"}, "scheduler": {"type": "OneCycle"}}, []),
+        ({"scheduler": {"type": "WarmupLR"}}, [{"lr_scheduler_type": "constant_with_warmup"}]),
+        ({"scheduler": {"type": "WarmupDecayLR"}}, [{"lr_scheduler_type": "linear"}]),
+        ({"scheduler": {"type": "WarmupCosineLR"}}, [{"lr_scheduler_type": "cosine"}]),
+        ({"compile": {"disable": False, "backend": "eager"}},
+         [{"torch_compile": True, "torch_compile_backend": "eager"}]),
+        ({"compile": {"enabled": True}}, [{"torch_compile": True, "torch_compile_backend": "inductor"}]),
+        ({"compile": {"disable": True, "backend": "inductor"}}, []),
+        ({"compile": {"deepcompile": True}}, []),
     ],
 )  # fmt: skip
 def test_the_flags_that_say_the_same(config: dict[str, Any], fields: list[dict[str, Any]]) -> None:
@@ -40,11 +56,29 @@ def test_values_that_no_run_can_use_are_named() -> None:
         "scheduler": {"params": {"total_num_steps": 100}},
         "communication_data_type": "fp16",
     }
-    always = ["zero_optimization.compute_grad_norm", "scheduler.params.total_num_steps", "communication_data_type"]
+    always = ["zero_optimization.compute_grad_norm", "communication_data_type", "scheduler.params.total_num_steps"]
     assert [key for key, _, _ in unusable(config, fp16=False)] == always
     assert {key for key, _, _ in unusable(config, fp16=True)} == {*always, "fp16.loss_scale"}
     usable = {"fp16": {"loss_scale": 0}, "communication_data_type": "fp32", "scheduler": {"type": "WarmupLR"}}
     assert unusable(usable, fp16=True) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (
+            {"optimizer": {"type": "Lamb", "params": {"max_coeff": 0.3}}},
+            ["optimizer.type", "optimizer.params.max_coeff"],
+        ),
+        ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, ["optimizer.params.adam_w_mode"]),
+        ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": True, "lr": 0.1, "betas": [0.9, 0.99]}}}, []),
+        ({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": "auto"}}}, ["scheduler.type"]),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0}}}, []),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-6}}}, ["scheduler.params.warmup_min_lr"]),
+    ],
+)
+def test_what_no_flag_gives_of_an_optimizer_and_a_schedule_is_named(config: dict[str, Any], keys: list[str]) -> None:
+    assert [key for key, _, _ in unusable(config, fp16=False)] == keys
 
 
 def test_what_flags_say_is_left_to_them() -> None:
@@ -52,53 +86,57 @@ def test_what_flags_say_is_left_to_them() -> None:
         "train_batch_size": 64,
         "optimizer": {"type": "AdamW", "params": {"lr": 5e-5, "betas": [0.9, 0.999], "torch_adam": True}},
         "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_min_lr": 0}},
+        "compile": {"disable": False, "backend": "inductor", "debug_log": True},
         "fp16": {"enabled": False, "loss_scale": 8},
-        "zero_optimization": {"stage": 3, "compute_grad_norm": False},
+        "zero_optimization": {"stage": 2, "compute_grad_norm": False},
     }
     assert left_to_flags(config) == {
         "train_batch_size": "auto",
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "torch_adam": True}},
-        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_min_lr": 0}},
+        "compile": {"debug_log": True},
         "fp16": {"enabled": "auto", "loss_scale": 0},
-        "zero_optimization": {"stage": 3, "compute_grad_norm": True},
+        "zero_optimization": {"stage": 2, "compute_grad_norm": True},
     }
     assert config["train_batch_size"] == 64
     assert left_to_flags({}) == {}
 
 
-def test_settings_of_steps_are_those_that_no_flag_sets() -> None:
-    params = {"warmup_min_lr": 1e-6, "warmup_num_steps": 5, "total_num_steps": "auto", "warmup_max_lr": 1e-4}
-    config = {
-        "scheduler": {"type": "WarmupDecayLR", "params": params},
-        "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "adam_w_mode": False, "torch_adam": True}},
-        "gradient_predivide_factor": None,
-        "train_batch_size": 8,
-        "wandb": {"enabled": True},
-    }
-    assert settings_of_steps(config) == {
-        "scheduler.type": "WarmupDecayLR",
-        "scheduler.params.warmup_min_lr": 1e-6,
-        "optimizer.type": "Adam",
-        "optimizer.params.adam_w_mode": False,
-        "optimizer.params.torch_adam": True,
-    }
-    assert settings_of_steps({}) == {}
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({}, []),
+        ({"stage3_gather_16bit_weights_on_model_save": True}, []),
+        ({"stage3_gather_16bit_weights_on_model_save": False}, ["stage3_gather_16bit_weights_on_model_save"]),
+        ({"gather_16bit_weights_on_model_save": False}, ["gather_16bit_weights_on_model_save"]),
+        ({"stage3_gather_fp16_weights_on_model_save": False}, ["stage3_gather_fp16_weights_on_model_save"]),
+    ],
+)
+def test_stage_3_saves_the_whole_model(settings: dict[str, bool], named: list[str]) -> None:
+    config = {"zero_optimization": {"stage": 3, **settings}}
+    assert [key for key, _, _ in unusable(config, fp16=False)] == [f"zero_optimization.{name}" for name in named]
+    whole = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
+    assert left_to_flags(config)["zero_optimization"] == whole
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "others"),
+    ("config", "keys"),
     [
-        ({"scheduler.type": "WarmupLR"}, {}, [("scheduler.type", "WarmupLR", "(none)")]),
-        ({}, {"scheduler.type": "OneCycle"}, [("scheduler.type", "(none)", "OneCycle")]),
-        ({"scheduler.type": "WarmupLR"}, {"scheduler.type": "StepLR"}, [("scheduler.type", "WarmupLR", "StepLR")]),
-        ({"optimizer.type": "AdamW"}, {"optimizer.type": "AdamW", "scheduler.params.warmup_num_steps": 5}, []),
-        ({"optimizer.type": "AdamW"}, {"optimizer.type": "Lion"}, [("optimizer.type", "AdamW", "Lion")]),
-        ({"optimizer.type": "AdamW"}, {"optimizer.type": "adamw"}, []),
-        ({"optimizer.type": "AdamW"}, {}, [("optimizer.type", "AdamW", "(none)")]),
-        ({}, {}, []),
+        ({"tensor_parallel": {"autotp_size": 2}, "sequence_parallel_size": 4},
+         ["tensor_parallel.autotp_size: 2", "sequence_parallel_size: 4"]),
+        ({"tensor_parallel": {"autotp_size": 1}, "sequence_parallel_size": 1}, []),
+        ({"tensor_parallel": {"autotp_size": 0}}, []),
+        ({"tensor_parallel": None}, []),
     ],
-)
-def test_a_schedule_or_an_optimizer_with_an_incompatible_state_is_named(
-    before: dict[str, Any], now: dict[str, Any], others: list[tuple[str, str, str]]
-) -> None:
-    assert other_states(before, now) == others
+)  # fmt: skip
+def test_what_splits_a_row_over_ranks_is_refused(config: dict[str, Any], keys: list[str]) -> None:
+    assert not_supported(config) == keys
+
+
+def test_settings_of_steps_are_those_that_no_flag_sets() -> None:
+    config = {
+        "scheduler": {"type": "WarmupDecayLR"},
+        "prescale_gradients": True,
+        "gradient_predivide_factor": None,
+        "train_batch_size": 8,
+    }
+    assert settings_of_steps(config) == {"prescale_gradients": True}
+    assert settings_of_steps({}) == {}

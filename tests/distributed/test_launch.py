@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from indictune.config.plan import Launch
-from indictune.distributed.launch import for_evaluation, rank_of, read_deepspeed, read_launch
+from indictune.distributed.launch import for_evaluation, rank_of, read_deepspeed, read_launch, starts_one_of_several
 from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
@@ -131,11 +131,13 @@ def test_processes_that_do_not_know_how_many_are_on_their_node_are_refused() -> 
     assert launch_of({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}) == ("ddp", 1, 1, 0)
 
 
-@pytest.mark.parametrize("flag", ["False", "True"])  # distributed_type: NO, and --cpu
-def test_several_processes_asked_for_and_one_started_is_refused(flag: str) -> None:
-    environ = ACCELERATE_PLAIN | {"ACCELERATE_USE_CPU": flag, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+def test_several_processes_asked_for_and_one_started() -> None:
+    several = {**ACCELERATE_PLAIN, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     with refused("one-process-started", flag="--num_processes"):
-        launch_of(environ)
+        launch_of({**several, "ACCELERATE_USE_CPU": "True"})  # --cpu
+    of_one = {**several, "ACCELERATE_USE_CPU": "False"}  # distributed_type: NO
+    assert (launch_of(of_one), starts_one_of_several(of_one)) == (("single", 1, 1, 0), True)
+    assert not starts_one_of_several(ACCELERATE_PLAIN)
 
 
 def test_plain_python_may_have_a_master_address() -> None:
@@ -189,8 +191,9 @@ class TestDeepSpeedFile:
             ('{"stage": 3, "offload_param": {"device": "nvme"}}', "zero3_offload"),
             ('{"stage": 2, "offload_optimizer": {"device": "none"}}', "zero2"),
             ('{"stage": 3, "offload_optimizer": null}', "zero3"),
-            ("{}", "zero0"),
-            ("null", "zero0"),
+            ('{"stage": 0}', "ddp"),  # shards nothing
+            ("{}", "ddp"),
+            ("null", "ddp"),
         ],
     )
     def test_the_name_follows_from_stage_and_offloading(self, zero: str, name: str) -> None:

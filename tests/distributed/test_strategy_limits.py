@@ -108,9 +108,10 @@ def test_an_optimizer_whose_states_cannot_be_sharded_is_refused(
     assert found == sharded + [("offload-needs-adamw", "--optim")] * replaced
 
 
-def test_a_deepspeed_files_optimizer_replaces_the_flag() -> None:
+def test_the_flag_counts_under_a_deepspeed_file_with_an_optimizer() -> None:
     launch = Launch("zero2", 8, deepspeed={"optimizer": {"type": "AdamW"}})
-    assert check_optimizer_of_strategy(plan_of({"optim": "adagrad"}, launch=launch)) == []
+    found = codes(check_optimizer_of_strategy(plan_of({"optim": "adagrad"}, launch=launch)))
+    assert found == [("optimizer-cannot-be-sharded", "--optim")]
 
 
 BF16 = {"reduce_dtype": "bfloat16"}

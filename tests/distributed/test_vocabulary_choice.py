@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.utils import DeepSpeedPlugin
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, Trainer
 
 from indictune.config.arguments import SentimentTrainingArguments
-from indictune.config.plan import Launch
-from indictune.distributed.vocabulary_choice import check_active_vocabulary, use_active_vocabulary
+from indictune.distributed.vocabulary_choice import use_active_vocabulary
 from indictune.models.active_vocabulary import (
     ELEMENTWISE,
     UNUSED,
@@ -67,28 +65,6 @@ def test_an_optimizer_that_looks_at_whole_weights_trains_the_whole_embedding(tmp
     assert used(arguments(tmp_path, optim="adafactor"), 9) is None
     with refused("active-vocabulary-impossible", "--optim adafactor", flag="--active_vocabulary"):
         used(arguments(tmp_path, optim="adafactor", active_vocabulary="on"), 9)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "suits"),
-    [("Adam", True), ("AdamW", True), ("SGD", True), ("Adagrad", True), ("Lamb", False), ("OneBitAdam", False)],
-)
-def test_an_optimizer_of_the_deepspeed_file_counts_instead_of_the_flag(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, optimizer: str, suits: bool
-) -> None:
-    file = {"optimizer": {"type": optimizer}, "zero_optimization": {"stage": 2}, "train_batch_size": "auto"}
-    args = arguments(tmp_path, optim="adafactor" if suits else "adamw_torch")
-    args.deepspeed_plugin = DeepSpeedPlugin(hf_ds_config=file)
-    with caplog.at_level(logging.DEBUG, logger="indictune"):
-        assert used(args, 9) == (4 if suits else None)
-    reason = f"optimizer.type {optimizer} of the DeepSpeed file is not one of adam, adamw, sgd, adagrad"
-    assert (f"active vocabulary: not used: {reason}" in caplog.text) is not suits
-    asked = "on", "full", "adamw_torch", Launch("zero2", deepspeed=file)
-    assert [each.code for each in check_active_vocabulary(*asked)] == ["active-vocabulary-impossible"] * (not suits)
-    if not suits:
-        args.active_vocabulary = "on"
-        with refused("active-vocabulary-impossible", reason):
-            used(args, 9)
 
 
 @pytest.mark.parametrize("optim", ELEMENTWISE)
