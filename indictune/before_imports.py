@@ -14,7 +14,7 @@ from pathlib import Path
 
 from indictune.config.help import help_of
 from indictune.config.read_words import split_flags
-from indictune.config.task_names import SCRIPTS
+from indictune.config.task_names import LAUNCHED_BY, SCRIPTS
 
 _LOOK_EVERY_S = 0.5
 
@@ -51,5 +51,6 @@ def _answer_help() -> None:
 
 _answer_help()
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
-if "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
+is_launched = os.environ.get(LAUNCHED_BY) == str(os.getppid())  # by `indictune train`
+if is_launched or "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
     threading.Thread(target=_end_with_launcher, args=(os.getppid(), sys.argv[0]), daemon=True).start()

@@ -18,11 +18,13 @@ import yaml
 from indictune.config.flag_table import LAUNCH_FLAGS, flags_of, read_flags
 from indictune.config.read_words import unknown_name
 from indictune.config.strict_yaml import RecipeLoader
-from indictune.config.task_names import SCRIPTS, WORDS
+from indictune.config.task_names import LAUNCHED_BY, SCRIPTS, WORDS
 from indictune.credentials import NOT_YAML, without_its_text, without_tokens
-from indictune.distributed.choose_launcher import choose_launcher
+from indictune.distributed.choose_launcher import Launcher, choose_launcher
+from indictune.distributed.host_memory import killed_processes
 from indictune.errors import Problems, UserError, problem
 from indictune.shipped_files import FOLDER, as_seen_from_here, recipes, script
+from indictune.stop_signals import OF_SCHEDULERS
 from indictune.supervise import run_folder
 
 # For a task without a recipe and a model.
@@ -92,7 +94,7 @@ def train_command(argv: Sequence[str]) -> int:
     print(without_tokens(f"indictune: the same as\n  {shlex.join(typed)}"), file=sys.stderr, flush=True)
     command = launcher.command(path, asked.words())
     if launcher.is_one_process:
-        os.execv(command[0], command)
+        return _run_alone(command, asked, launcher)
     return _run(command, Path(asked.output_dir))
 
 
@@ -225,12 +227,31 @@ def _free_folder(folder: Path, may_exist: bool) -> Path:
     return free
 
 
+def _run_alone(command: Sequence[str], asked: Asked, launcher: Launcher) -> int:
+    """Run one process. If the kernel kills it for lack of memory, this process says so."""
+    kills = killed_processes()
+    code = _wait_for(command)
+    if code == -signal.SIGKILL and killed_processes() > kills:
+        from indictune.training.dry_run import answer_to_kill
+
+        answer = answer_to_kill(asked.task, asked.words(), launcher.environment())
+        run_folder.write_status(Path(asked.output_dir), "failed", answer)
+        print(f"indictune: {answer}", file=sys.stderr)
+    return 128 - code if code < 0 else code
+
+
 def _run(command: Sequence[str], output_dir: Path) -> int:
     """Run a launcher. Exit codes of ranks do not survive it, so `status.json` gives the code."""
     began = time.time()
-    with subprocess.Popen(command) as launched:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the launcher too
-        signal.signal(signal.SIGTERM, lambda number, _: launched.send_signal(number))
-        code = launched.wait()
+    code = _wait_for(command)
     state = run_folder.status_since(output_dir, began).get("state")
     return next((each for name, each in run_folder.EXIT_CODES.items() if name == state and each), 1) if code else 0
+
+
+def _wait_for(command: Sequence[str]) -> int:
+    environ = {**os.environ, LAUNCHED_BY: str(os.getpid())}
+    with subprocess.Popen(command, env=environ) as launched:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the launched process too
+        for number in OF_SCHEDULERS:
+            signal.signal(number, lambda *_: launched.send_signal(signal.SIGTERM))
+        return launched.wait()

@@ -7,3 +7,6 @@ SCRIPTS = {"classification": "train_sentiment.py", "tokens": "train_tokens.py", 
 
 # What `indictune train` takes for a task, besides its own name.
 WORDS = {"sentiment": "classification", "ner": "tokens", "llama": "chat"}
+
+# A variable by which a script knows that `indictune train` has started it: the number of that process.
+LAUNCHED_BY = "INDICTUNE_LAUNCHED_BY"

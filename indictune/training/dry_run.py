@@ -12,12 +12,14 @@ from indictune.console_text import in_one_line, printable, table
 from indictune.data.collation import lengths_of
 from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.memory import Memory, estimate_memory, micro_batch_tokens
+from indictune.distributed.out_of_memory import killed_for_memory
+from indictune.errors import Problem
 from indictune.models.parameter_counts import ParameterCounts, count_parameters
 from indictune.preflight.checks import preflight, read_rows
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.tasks.all_tasks import TASKS
-from indictune.tasks.protocol import Tokens
+from indictune.tasks.protocol import Task, Tokens
 from indictune.training.prepare import lengths_table
 from indictune.training.start import fit_batches
 
@@ -35,12 +37,10 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     Raises:
         UserError: all problems of the run.
     """
-    task = next(each for each in TASKS if each.name == task_name)
-    recipe = read_recipe(argv, task.arguments())
-    plan, problems = make_plan(recipe, environ, task)
+    task, plan, problems = _planned(task_name, argv, environ)
     rows = read_rows(plan, task, problems + preflight(plan, task))
     tokens = task.tokenise(plan, rows)
-    plan = fit_batches(plan, tokens, task.pads(plan), Run(recipe, rank=0))
+    plan = fit_batches(plan, tokens, task.pads(plan), Run(plan.recipe, rank=0))
     assert plan.model_config is not None
     counts = count_parameters(plan.model, plan.model_config, task.head)
     longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))
@@ -51,6 +51,19 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     print(printable("\n".join([*filter(None, (tokens.summary,)), *parts])))
     print("Nothing was trained or written. Leave out --dry_run to start.")
     return 0
+
+
+def answer_to_kill(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What to change after the kernel killed the only process of a run for lack of memory; arguments as above."""
+    _, plan, _ = _planned(task_name, argv, environ)
+    return str(killed_for_memory(plan))
+
+
+def _planned(
+    task_name: str, argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Task[Any, Any, Any], RunPlan[Any, Any], list[Problem]]:
+    task = next(each for each in TASKS if each.name == task_name)
+    return task, *make_plan(read_recipe(argv, task.arguments()), environ, task)
 
 
 def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: ParameterCounts) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,16 @@ import pytest
 import torch
 from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 
+from indictune.cli import main
 from indictune.config.arguments import DataArguments
 from indictune.config.plan import AnyPlan, Launch, unresolved
 from indictune.distributed import host_memory
+from indictune.distributed.choose_launcher import Launcher
 from indictune.distributed.machine_failures import check_interfaces
 from indictune.distributed.out_of_memory import estimated, out_of_memory, smallest_change
 from indictune.progress import Progress
 from indictune.run import Run
+from indictune.stop_signals import SIGNALS
 from indictune.supervise.execute import execute
 from indictune.supervise.heartbeat import Ranks
 from tests.conftest import FinishedRun
@@ -237,3 +242,23 @@ def test_the_tightest_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for limit, found in (("1000\n", (600, 1000)), ("max\n", psutil.virtual_memory().total)):
         (tmp_path / "max").write_text(limit, encoding="ascii")
         assert found in (host_memory.free_and_capacity(), host_memory.free_and_capacity()[1])
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_lone_process_that_the_kernel_kills_is_answered_for(
+    kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    killed(monkeypatch, tmp_path, 3)
+    count = f"open('vmstat', 'w').write('oom_kill {3 + kills}')"
+    command = [sys.executable, "-c", f"import os; {count}; os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr(Launcher, "command", lambda self, script, words: command)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        code = main(["train", "sentiment", "--output_dir", "out", "--num_processes", "1"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert code == 128 + signal.SIGKILL
+    assert ("[rank-killed-for-memory]" in capsys.readouterr().err) == (kills > 0)
+    assert (tmp_path / "out/status.json").exists() == (kills > 0)
