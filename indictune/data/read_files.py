@@ -62,6 +62,8 @@ def read_batches(
         UserError: the file or a column is missing, the file holds no rows or cannot be read as its extension says.
     """
     extension = checked_extension(path, EXTENSIONS)
+    if extension in RECORD_EXTENSIONS and form != STANDARD:
+        bad.remark(f"{path}: ignoring --delimiter, --column_names and --quoting, which are for csv files and sheets.")
     if extension in ARROW_EXTENSIONS:
         batches = arrow_batches(path, columns, optional, bad, lists, CHUNK_ROWS)
     elif extension in DELIMITERS:

@@ -116,9 +116,10 @@ def check_lengths(
             problems.append(problem("text-without-tokens", rows.origin, rows.location(empty)))
         reach = pc.sum(pc.greater_equal(lengths, max_length)).as_py()
         if reach:
-            logger.warning(
+            logger.log(
+                logging.INFO if long_text == "window" else logging.WARNING,
                 f"{rows.origin} {rows.source}: {reach:,} of {len(rows):,} rows ({reach / len(rows):.1%}) reach "
-                f"--max_length {max_length}; {_FATES[long_text]}."
+                f"--max_length {max_length}; {_FATES[long_text]}.",
             )
     problems.raise_any()
 

@@ -82,6 +82,7 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
         "strategy": f"{launch.strategy} on {launch.world_size} process(es)",
         "global batch": f"{training.global_batch_size} rows = {batch}",
         "steps": f"{steps:,}, about {steps * training.global_batch_size / rows:.1f} epoch(s)",
+        "max length": f"{plan.data.max_length} tokens",
         "learning rate": f"{training.learning_rate:g}, {training.lr_scheduler_type}",
         "computed in": half if is_half else "float32",
         "output_dir": training.output_dir or "",
@@ -91,7 +92,7 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
 
 def memory_table(memory: Memory, tokens: int) -> str:
     """The terms of the memory of one process."""
-    terms = {name.replace("_", " "): number for name, number in vars(memory).items()}
+    terms = {name.replace("_", " "): number for name, number in vars(memory).items() if number}
     terms |= {"all": memory.total_bytes}
     title = f"memory of one process, at most {tokens:,} tokens at once"
     body = [[name, f"{number / _MIB:,.0f} MiB"] for name, number in terms.items()]

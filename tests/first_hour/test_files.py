@@ -84,6 +84,10 @@ class TestDelimiters:
         given = {"delimiter": ";", "column_names": ["text", "label"]}
         assert problems_raised(lambda: load("f.csv", **given)) == ["--train_file f.csv one-column"]
 
+    def test_one_that_a_file_has_no_use_for_is_ignored_with_a_note(self) -> None:
+        Path("f.jsonl").write_text("".join(f"{json.dumps({'text': t, 'label': k})}\n" for t, k in ROWS))
+        assert len(load("f.jsonl", delimiter=";").notes) == len(load("f.jsonl").notes) + 1
+
 
 class TestHeaders:
     def test_names_are_given_in_one_word_or_several(self) -> None:
