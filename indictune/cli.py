@@ -24,7 +24,7 @@ verbs:
               --config R.yaml [the run's flags]
   inspect     show rows as the model sees them, with the learned tokens marked
               FILE [--show_mask N] [the run's flags]
-  evaluate    score a finished run's model on a file
+  evaluate    score a finished run's model on a file that is read as in training
               --model DIR --test_file F [--output_dir D]
   predict     label texts
               FOLDER [--text T | --input_file F] [--output_file O]

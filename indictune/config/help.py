@@ -66,7 +66,7 @@ def _first(flags: Mapping[str, Flag], own: Sequence[str]) -> str:
     if len(flags) <= 30:
         return "".join(map(_entry, (each for each in flags.values() if each is not _CONFIG)))
     parts = []
-    for title, names in ({"launch": own} | _GROUPS).items():
+    for title, names in ({"command": own} | _GROUPS).items():
         shown = [flags[name] for name in names if name in flags]
         parts += [f"{title}:\n", *map(_entry, shown), "\n"] if shown else []
     return "".join([*parts, _MORE.format(number=len(flags))])
