@@ -27,6 +27,8 @@ from indictune.shipped_files import FOLDER, as_seen_from_here, recipes, script
 from indictune.stop_signals import OF_SCHEDULERS
 from indictune.supervise import run_folder
 
+_OF_ROWS = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".ods", ".txt", ".gz", ".zst"}
+
 # For a task without a recipe and a model.
 _SMALL = {
     "classification": "recipes/sentiment/small_from_scratch.yaml",
@@ -164,6 +166,8 @@ def _rows(asked: Asked, name: str) -> int | None:
 def _recipe_path(named: str) -> Path:
     """The recipe of that path, or the installed one of that name."""
     path = Path(named)
+    if path.suffix in _OF_ROWS:
+        raise UserError("recipe-is-rows", value=named)
     if path.is_file():
         return path
     matches = [file for name, file in recipes().items() if named in (name, name.removeprefix("recipes/"))]

@@ -73,8 +73,8 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[Ids, Ids]:
         UserError: `long-text-impossible`: it puts some inside the text.
     """
     text = "a b"
-    bare = cast(Ids, tokenizer(text, add_special_tokens=False)["input_ids"])
-    full = cast(Ids, tokenizer(text)["input_ids"])
+    bare = cast(Ids, tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    full = cast(Ids, tokenizer(text, verbose=False)["input_ids"])
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return full[:start], full[start + len(bare) :]

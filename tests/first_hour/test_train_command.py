@@ -129,6 +129,7 @@ def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None
     [
         ([], "train-what"),
         (["no.yaml"], "no-such-recipe"),
+        (["sentiment", "tweets.csv"], "recipe-is-rows"),
         (["seed.yaml"], "task-missing"),
         (["other.yaml"], "task-unknown"),
         (["llama", "demo.yaml"], "recipe-of-other-task"),
