@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import PeftModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from indictune.config.command_arguments import PredictArguments
@@ -17,6 +18,7 @@ from indictune.data.long_texts import Windows
 from indictune.data.tokenisation import windows_of
 from indictune.errors import Problems
 from indictune.models.load import Model, check_vocabulary, stored_quantisation
+from indictune.models.packed_weights import can_pack, pack_weights
 from indictune.models.trained import load_trained
 from indictune.models.unpadded import classify_unpadded, pads, uncounted_token
 from indictune.prediction.served_model import ServedModel, served_model
@@ -55,6 +57,9 @@ class Classifier:
         if not is_quantised:  # else bitsandbytes has put it there
             model.to(self._device)  # type: ignore[arg-type]
         self._model = model.eval()
+        in_half = served.reading.bf16 or served.reading.fp16
+        if not self._padded and not in_half and not isinstance(model, PeftModel) and can_pack(model):
+            pack_weights(model)
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
         """The logits of cleaned texts, float32 [texts, labels]; NaN for a text without words or tokens."""

@@ -1,0 +1,46 @@
+"""Packed weights give the same logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.activations import ACT2FN
+
+from indictune.models.last_layer import TYPES
+from indictune.models.packed_weights import can_pack, pack_weights
+from indictune.models.unpadded import CLASSIFIERS, classify_unpadded
+from tests.models.test_unpadded import batches, classifier
+
+pytestmark = pytest.mark.skipif(not can_pack(torch.nn.Linear(2, 2)), reason="torch was built without oneDNN")
+
+
+@pytest.mark.parametrize("model_type", CLASSIFIERS)
+def test_logits_are_those_of_the_padded_model(model_type: str) -> None:
+    model = classifier(model_type)
+    padded, joined = batches(model)
+    expected = model(**padded).logits
+    classify_unpadded(model, trains=False)
+    assert can_pack(model)
+    pack_weights(model)
+    assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
+    with torch.inference_mode():
+        torch.testing.assert_close(model(**joined).logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+@pytest.mark.parametrize("model_type", TYPES)
+def test_every_activation_stays(model_type: str, activation: str) -> None:
+    model = classifier(model_type)
+    for layer in model.base_model.encoder.layer:
+        layer.intermediate.intermediate_act_fn = ACT2FN[activation]
+    model.config.hidden_act = activation
+    _, joined = batches(model)
+    classify_unpadded(model, trains=False)
+    with torch.inference_mode():
+        expected = model(**joined).logits
+        pack_weights(model)
+        torch.testing.assert_close(model(**joined).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_half_precision_is_not_packed() -> None:
+    assert not can_pack(torch.nn.Linear(2, 2).bfloat16())
