@@ -2,28 +2,35 @@
 
     python -m benchmarks.predict
 
-Both read the same raw texts, random words of the built-in tweets, and give a label and all scores. Both use the same
-saved models, small BERTs with random heads. They alternate in one process; the table has medians. Other work on the
-machine makes every figure useless: threads then wait for each other in each operation.
+Both read the same raw texts, random words of the built-in tweets in the lengths of 25,540 real ones
+(benchmarks/row_lengths.py), and give a label and all scores. Both use the same saved models, BERTs with random heads,
+and the same number of threads. They alternate in one process for each number of threads; the table has medians. Two
+idle cores take ten minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import AutoConfig, AutoTokenizer, pipeline
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, pipeline
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from benchmarks.environment import environment, write_results
 from benchmarks.preparation import words
+from benchmarks.row_lengths import TWEETS, draw_lengths
 from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import PredictArguments
 from indictune.console_text import table
@@ -35,16 +42,32 @@ from indictune.prediction.classifier import load_classifier
 from indictune.prediction.labelled_rows import label, text_batch
 from indictune.prediction.texts import WINDOW_ROWS
 
-BATCH_SIZES = (1, 8, 16, 32, 64, 128)
+BATCH_SIZES = (1, 4, 8, 16, 32, 64)
 MAX_LENGTH = 128
-SIZES = {"2 layers x 128": Size(), "4 layers x 256": Size(hidden_size=256, num_layers=4)}
 LABELS = ["negative", "neutral", "positive"]
 
+# The size of a model, and how many rows take a few seconds.
+MODELS = {
+    "2 layers x 128": (Size(), 2_000),
+    "4 layers x 256": (Size(hidden_size=256, num_layers=4), 600),
+    "6 layers x 384": (Size(hidden_size=384, num_layers=6), 240),
+    "12 layers x 768": (Size(hidden_size=768, num_layers=12), 64),
+}
 
-def texts(number: int) -> list[str]:
-    """Random tweets of 5 to 30 words."""
+
+def texts(number: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Random words, as many tokens a text as real tweets have."""
     draw, known = random.Random(0), words()
-    return [" ".join(draw.choices(known, k=draw.randint(5, 30))) for _ in range(number)]
+    tokens_of = [len(ids) for ids in tokenizer(known, add_special_tokens=False)["input_ids"]]
+    found = []
+    for length in draw_lengths(TWEETS, number, np.random.default_rng(0)):
+        chosen, left = [], length - 2  # the special tokens
+        while left > 0:
+            index = draw.randrange(len(known))
+            chosen.append(known[index])
+            left -= tokens_of[index]
+        found.append(" ".join(chosen))
+    return found
 
 
 def save_model(folder: Path, size: Size) -> None:
@@ -58,67 +81,89 @@ def save_model(folder: Path, size: Size) -> None:
 
 
 def measure(folder: Path, rows: list[str], repeats: int) -> dict[str, Any]:
-    """Rows a second of each repeat, by contender. The pipeline has the batch size that is fastest on a few rows."""
+    """Rows a second of each repeat, by contender.
+
+    The batch sizes of the pipeline are tried on half of the rows. The two fastest take part in all repeats.
+    """
     classify: Any = pipeline("text-classification", str(folder), device="cpu", dtype=torch.float32)
     classifier = load_classifier(PredictArguments(model=str(folder), max_length=MAX_LENGTH))
 
-    def by_pipeline(some: list[str], batch_size: int) -> None:
-        classify(some, batch_size=batch_size, truncation=True, top_k=None)
+    def by_pipeline(some: list[str], batch_size: int) -> float:
+        return speed(lambda: classify(some, batch_size=batch_size, truncation=True, top_k=None), len(some))
 
-    def by_predict(some: list[str]) -> None:
-        for start in range(0, len(some), WINDOW_ROWS):
-            label(classifier, text_batch(some[start : start + WINDOW_ROWS]))
+    def by_predict(some: list[str]) -> float:
+        windows = [some[start : start + WINDOW_ROWS] for start in range(0, len(some), WINDOW_ROWS)]
+        return speed(lambda: [label(classifier, text_batch(window)) for window in windows], len(some))
 
-    by_predict(rows[:200])
-    quarter = rows[: len(rows) // 4]
-    of_sizes = {size: speed(lambda size=size: by_pipeline(quarter, size), len(quarter)) for size in BATCH_SIZES}  # type: ignore[misc]
-    best = max(of_sizes, key=of_sizes.__getitem__)
-    laps: dict[str, list[float]] = {"pipeline": [], "predict": []}
+    half = rows[: len(rows) // 2]
+    by_predict(half)
+    tried = {size: by_pipeline(half, size) for size in BATCH_SIZES}
+    fastest = sorted(tried, key=tried.__getitem__)[-2:]
+    laps: dict[str, list[float]] = {name: [] for name in ("predict", *map(str, fastest))}
     for _ in range(repeats):
-        laps["pipeline"].append(speed(lambda: by_pipeline(rows, best), len(rows)))
-        laps["predict"].append(speed(lambda: by_predict(rows), len(rows)))
-    return {
-        "pipeline_rows_per_second_by_batch_size": of_sizes,
-        "best_batch_size": best,
-        "rows_per_second_of_each_lap": laps,
-    }
+        laps["predict"].append(by_predict(rows))
+        for size in fastest:
+            laps[str(size)].append(by_pipeline(rows, size))
+    return {"pipeline_rows_per_second_by_batch_size": tried, "rows_per_second_of_each_lap": laps}
 
 
 def speed(work: Callable[[], object], rows: int) -> float:
     """Rows a second."""
     began = time.perf_counter()
     work()
-    return rows / (time.perf_counter() - began)
+    return round(rows / (time.perf_counter() - began), 1)
+
+
+def compare(name: str, repeats: int) -> dict[str, Any]:
+    """What `measure` finds for a model, with the medians and their ratio."""
+    size, number = MODELS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder), size)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        rows = texts(number, tokenizer)
+        mean_tokens = statistics.mean(len(ids) for ids in tokenizer(rows, truncation=True)["input_ids"])
+        found = measure(Path(folder), rows, repeats)
+    medians = {name: statistics.median(laps) for name, laps in found["rows_per_second_of_each_lap"].items()}
+    predicts = medians.pop("predict")
+    best = max(medians, key=medians.__getitem__)
+    about = {"rows": number, "mean_tokens": round(mean_tokens, 1), "best_batch_size": int(best)}
+    ratio = round(predicts / medians[best], 2)
+    return {**found, **about, "pipeline": medians[best], "predict": predicts, "ratio": ratio}
+
+
+def compare_alone(threads: int, name: str, repeats: int) -> dict[str, Any]:
+    """`compare` in a process with so many threads."""
+    number = {name: str(threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
+    command = [sys.executable, "-m", "benchmarks.predict", "--alone", "--models", name, "--repeats", str(repeats)]
+    done = subprocess.run(command, env={**os.environ, **number}, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def main() -> None:
     """Measure, print a table and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4_000)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    set_verbosity_error()  # type: ignore[no-untyped-call]
-    with tempfile.TemporaryDirectory() as folder:
-        found = {name: compared(Path(folder) / name, size, asked) for name, size in SIZES.items()}
+    if asked.alone:
+        disable_progress_bar()  # type: ignore[no-untyped-call]
+        set_verbosity_error()  # type: ignore[no-untyped-call]
+        print(json.dumps(compare(asked.models[0], asked.repeats)))
+        return
+    results: dict[str, Any] = {"environment": environment(), "threads": {}}
     body = []
-    for name, of_size in found.items():
-        shown = [f"{each:,.0f}" for each in of_size["median_rows_per_second"].values()]
-        body.append([name, str(of_size["best_batch_size"]), *shown, f"{of_size['ratio']:.2f}"])
-    print(table(["model", "best batch size", "pipeline rows/s", "predict rows/s", "ratio"], body))
-    write_results("predict", {**environment(), "rows": asked.rows, "models": found})
-
-
-def compared(folder: Path, size: Size, asked: argparse.Namespace) -> dict[str, Any]:
-    """What `measure` finds for a model of a size, with the medians and their ratio."""
-    folder.mkdir()
-    save_model(folder, size)
-    rows = texts(asked.rows)
-    lengths = [len(ids) for ids in AutoTokenizer.from_pretrained(folder)(rows)["input_ids"]]
-    found = measure(folder, rows, asked.repeats)
-    medians = {name: statistics.median(laps) for name, laps in found["rows_per_second_of_each_lap"].items()}
-    ratio = medians["predict"] / medians["pipeline"]
-    return {**found, "mean_tokens": statistics.mean(lengths), "median_rows_per_second": medians, "ratio": ratio}
+    for threads in asked.threads:
+        results["threads"][threads] = of_models = {}
+        for name in asked.models:
+            of_models[name] = found = compare_alone(threads, name, asked.repeats)
+            shown = [f"{found[each]:,.0f}" for each in ("pipeline", "predict")]
+            body.append([str(threads), name, str(found["best_batch_size"]), *shown, f"{found['ratio']:.2f}"])
+            print(*body[-1], sep=", ", file=sys.stderr)
+    print(table(["threads", "model", "best batch size", "pipeline rows/s", "predict rows/s", "ratio"], body))
+    print(write_results("predict", results))
 
 
 if __name__ == "__main__":
