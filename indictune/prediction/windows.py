@@ -23,6 +23,7 @@ from indictune.prediction.writers import writer_of
 FLAG = "--output_file"
 _JOB = "job.json"
 LOOK_EVERY_S = 0.2
+WAIT_FOR_RANK_0_S = 600.0  # it reads the same file and weights at the same time
 
 
 class Windows:
@@ -66,10 +67,18 @@ class Windows:
             return False
 
     def wait_until_open(self) -> bool:
-        """On another rank: wait for rank 0. False if it has labelled all windows and written the output meanwhile."""
+        """On another rank: wait for rank 0. False if it has labelled all windows and written the output meanwhile.
+
+        Raises:
+            UserError: `predict-without-rank-0`.
+        """
+        since = time.monotonic()
         while not self.is_open():
             if self.output.exists():
                 return False
+            if time.monotonic() - since > WAIT_FOR_RANK_0_S:
+                minutes = round(WAIT_FOR_RANK_0_S / 60)
+                raise UserError("predict-without-rank-0", FLAG, self.output, folder=self.folder, minutes=minutes)
             time.sleep(LOOK_EVERY_S)
         return True
 

@@ -11,6 +11,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -32,10 +34,12 @@ from transformers import (
 
 from indictune.cli import main
 from indictune.data.cleaning import clean
+from indictune.errors import UserError
 from indictune.models.serving_tokenizer import serve_as_trained
+from indictune.prediction import windows
 from indictune.prediction.labelled_rows import predict
 from tests.first_hour.classifiers import LABELS, MAX_LENGTH, saved_classifier
-from tests.first_hour.sheets import write_xlsx
+from tests.first_hour.sheets import write_ods, write_xlsx
 from tests.ranks.launching import begin, python, start, torchrun
 
 TWEET = "यह फिल्म बहुत अच्छी थी ఈ సినిమా చాలా బాగుంది இந்த படம் மோசம் Worst MOVIE ever @friend #great_day http://a.b 😂"
@@ -168,10 +172,15 @@ def test_a_text_file_has_a_text_a_line(model: Path, tmp_path: Path) -> None:
 def test_files_of_every_layout_are_labelled(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.csv").write_text('tweet;n\nएक, दो;1\n"two;2\nthree;3\nfour;4\n', encoding="utf-8")
     write_xlsx(str(tmp_path / "in.xlsx"), [["tweet"], ["एक, दो"], ["three"], ["four"]])
+    write_ods(str(tmp_path / "in.ods"), [["n", "tweet"], [1.0, "एक, दो"], [2.0, "three"], [3.0, "four"]])
     (tmp_path / "in.tsv").write_text("1\tएक, दो\n2\tthree\n3\tfour\n", encoding="utf-8")
     (tmp_path / "in.txt.gz").write_bytes(gzip.compress("एक, दो\nthree\nfour\n".encode()))
+    lines = '{"tweet": "एक, दो"}\n{"tweet": "three"}\n{"tweet": "four"}\n'.encode()
+    with pa.CompressedOutputStream(str(tmp_path / "in.jsonl.zst"), "zstd") as packed:
+        packed.write(lines)
     quarantine = ["--bad_rows", "quarantine", "--max_bad_fraction", "0.3"]
-    cases = {"in.csv": quarantine, "in.xlsx": [], "in.tsv": ["--column_names", "id,tweet"], "in.txt.gz": []}
+    cases: dict[str, list[str]] = {"in.csv": quarantine, "in.tsv": ["--column_names", "id,tweet"]}
+    cases |= {name: [] for name in ("in.xlsx", "in.ods", "in.txt.gz", "in.jsonl.zst")}
     for name, flags in cases.items():
         output = tmp_path / f"{name}.out.csv"
         files = ["--input_file", str(tmp_path / name), "--output_file", str(output)]
@@ -205,7 +214,20 @@ def test_what_cannot_be_labelled_is_refused_at_once(
     assert codes_of(capsys, str(model), "--text", "a", "--keep_columns", "id") == ["no-columns-to-keep"]
     assert codes_of(capsys, str(model), "--text", "a", "--max_length", "9000") == ["max-length-over-positions"]
     (tmp_path / "bad.txt").write_bytes(b"ok\n\xff\n")
-    assert codes_of(capsys, str(model), "--input_file", str(tmp_path / "bad.txt")) == ["not-utf8"]
+    (tmp_path / "bad.xlsx").write_bytes(b"PK\x03\x04 cut off")
+    write_ods(str(tmp_path / "locked.ods"), [["tweet"], ["a"]], has_password=True)
+    (tmp_path / "bad.csv.gz").write_bytes(gzip.compress(b"tweet\na\n")[:-6])
+    unreadable = {
+        "bad.txt": "not-utf8",
+        "bad.xlsx": "sheet-damaged",
+        "locked.ods": "sheet-protected",
+        "bad.csv.gz": "unpacking-failed",
+    }
+    before = sorted(tmp_path.iterdir())
+    for name, code in unreadable.items():
+        flags = ["--input_file", str(tmp_path / name), "--output_file", str(tmp_path / "out.csv")]
+        assert codes_of(capsys, str(model), *flags) == [code], name
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_models_that_give_no_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,6 +270,39 @@ def test_a_full_disk_leaves_nothing_half_written(
     assert list(out.iterdir()) == []
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "small", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a disk needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_and_the_command_goes_on_once_there_is_room(
+    model: Path, small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"{word} {index}" for index, word in enumerate(WORDS * 240)]
+    out = small_disk / "out.csv"
+    command = [str(model), "--input_file", str(write_csv(tmp_path / "in.csv", texts)), "--output_file", str(out)]
+    filler, unfinished = small_disk / "filler", small_disk / ".out.csv.unfinished"
+    for taken_bytes, kept in ((200_000, 0), (40_000, 1), (0, 2)):  # of two windows; then the output finds no room
+        filler.write_bytes(bytes(taken_bytes))
+        assert codes_of(capsys, *command) == ["output-not-written"]
+        assert len(list(unfinished.glob("*.arrow"))) == kept
+        assert set(small_disk.iterdir()) == {filler, *([unfinished] if kept else [])}
+        assert all(path.suffix in (".arrow", ".json", "") for path in unfinished.glob("*"))
+    filler.unlink()
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    assert main(["predict", *command]) == 0
+    assert "resuming: " in capsys.readouterr().err
+    assert [row["text"] for row in read_csv(out)] == texts
+    assert list(small_disk.iterdir()) == [out]
+
+
 def test_a_killed_command_goes_on_without_a_lost_or_repeated_row(model: Path, tmp_path: Path) -> None:
     texts = [f"{word} {index}" for index, word in enumerate(WORDS * 500)]
     source, out = write_csv(tmp_path / "in.csv", texts), tmp_path / "out.csv"
@@ -278,6 +333,13 @@ def test_a_late_rank_finds_the_work_done(model: Path, tmp_path: Path) -> None:
         result = start([*python(), *command], {**os.environ, **of_rank}, timeout_s=60)
         assert result.returncode == 0, result.stderr
     assert len(read_csv(out)) == 5
+
+
+def test_a_rank_that_sees_nothing_of_rank_0_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "WAIT_FOR_RANK_0_S", 0.3)
+    with pytest.raises(UserError) as refused:
+        windows.Windows(tmp_path / "out.csv", {}, 3).wait_until_open()
+    assert refused.value.code == "predict-without-rank-0"
 
 
 def test_a_plain_pipeline_labels_texts_as_predict_does(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pyte
 import pytest
 
 from indictune.cli import main
+from tests.first_hour.classifiers import saved_classifier
 from tests.ranks.launching import ROOT
 
 COLUMNS, LINES = 80, 200
@@ -85,3 +86,18 @@ def test_help_fits_80_columns(
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
     assert main(words) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > COLUMNS] == []
+
+
+def test_the_bar_of_predict_shows_speed_and_time_left_on_one_line(tmp_path: Path) -> None:
+    model, rows = saved_classifier(tmp_path / "model"), 12_500
+    (tmp_path / "in.txt").write_text("बहुत अच्छी फिल्म थी\n" * rows, encoding="utf-8")
+    files = ["--input_file", str(tmp_path / "in.txt"), "--output_file", str(tmp_path / "out.csv")]
+    terminal = Terminal("predict", str(model), *files)
+    terminal.until(r"4096/12500 \[\d\d:\d\d<\d\d:\d\d, *[\d.]+ rows/s\]")
+    assert sum("rows/s" in line for line in terminal.lines) == 1
+    assert terminal.end() == 0
+    bar, end, written, *_ = terminal.lines
+    assert "12500/12500 [" in bar
+    assert end.startswith("12,500 rows in ")
+    assert written.startswith("Written to ")
+    assert sum("rows/s" in line for line in terminal.lines) == 2
