@@ -22,6 +22,7 @@ from indictune.prediction.writers import writer_of
 
 FLAG = "--output_file"
 _JOB = "job.json"
+_WINDOW = ".arrow"
 LOOK_EVERY_S = 0.2
 WAIT_FOR_RANK_0_S = 600.0  # it reads the same file and weights at the same time
 
@@ -55,7 +56,7 @@ class Windows:
             except OSError:
                 raise UserError("predict-in-progress", FLAG, self.output, folder=self.folder) from None
             if not self.is_open():
-                for path in self.folder.glob("*.arrow"):
+                for path in self.folder.glob(f"*{_WINDOW}"):
                     path.unlink()
                 self._write(_JOB, self._job.encode())
 
@@ -88,7 +89,7 @@ class Windows:
 
     def done(self) -> int:
         """How many windows are labelled."""
-        return sum(1 for _ in self.folder.glob("*.arrow"))
+        return sum(name.endswith(_WINDOW) for name in os.listdir(self.folder))
 
     def put(self, number: int, batch: pa.RecordBatch) -> None:
         """Keep a labelled window, whole or not at all.
@@ -117,7 +118,7 @@ class Windows:
             yield from stored_batches(self._path(number))
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"{number:08d}.arrow"
+        return self.folder / f"{number:08d}{_WINDOW}"
 
     def _write(self, name: str, content: Any) -> None:
         unfinished = self.folder / f"{name}.{os.getpid()}"
@@ -140,7 +141,7 @@ class Windows:
         except OSError as error:
             if error.errno not in NO_ROOM | REFUSED:
                 raise
-            kept = self.done()
+            kept = self.done() if self.folder.is_dir() else 0
             if not kept:
                 shutil.rmtree(self.folder, ignore_errors=True)
             way_out = f"Make room, and repeat the command: it keeps {kept} of {self.count} parts." if kept else None

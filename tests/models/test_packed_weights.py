@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from transformers import AlbertConfig
 from transformers.activations import ACT2FN
 
 from indictune.models.last_layer import TYPES
@@ -44,3 +48,22 @@ def test_every_activation_stays(model_type: str, activation: str) -> None:
 
 def test_half_precision_is_not_packed() -> None:
     assert not can_pack(torch.nn.Linear(2, 2).bfloat16())
+
+
+def test_memory_does_not_grow_with_the_numbers_of_tokens() -> None:
+    """oneDNN keeps code for each number of rows that it sees."""
+    model: Any = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    model.config = AlbertConfig()
+    pack_weights(model)
+    states = torch.zeros(1, 1_000, 64)
+    with torch.inference_mode():
+        model(states)
+        before = resident_bytes()
+        for tokens in range(1_000, 200, -1):
+            assert model(states[:, :tokens]).shape == (1, tokens, 64)
+    assert resident_bytes() - before < 20_000_000
+
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
