@@ -52,7 +52,9 @@ class PredictArguments(BadRowArguments, FileFormArguments):
     language_column: str | None = flag(
         None, "Column with the language of each row. Default: as in training, else the language of the text."
     )
-    keep_columns: list[str] = flag([], "Columns of --input_file that the output repeats, such as an id.")
+    keep_columns: list[str] = flag(
+        [], "Columns of --input_file that the output repeats, such as an id. `label` becomes `input_label`."
+    )
     max_length: int | None = flag(None, "Cut texts to this many tokens. Default: as in training.")
     max_tokens_per_device: int | None = flag(
         None, "Most tokens in a batch of one process. Default: 2048 on a CPU, 32768 on a GPU."

@@ -17,7 +17,7 @@ from indictune.data.packed_files import kind_of_file, opened
 from indictune.data.read_files import checked_extension, read_batches
 from indictune.data.text_lines import decoded
 from indictune.errors import UserError, attributed_to
-from indictune.prediction.labelled_rows import text_batch
+from indictune.prediction.labelled_rows import SCORE, text_batch
 from indictune.prediction.served_model import Reading
 
 # Enough to sort by length, and few enough that a killed command repeats seconds of work.
@@ -72,7 +72,14 @@ def text_file(asked: PredictArguments, reading: Reading) -> TextFile:
 def _named(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The columns by the names that the output gives them, without the lines."""
     names = [name for name in batch.schema.names if name != "line"]
-    return batch.select(names).rename_columns([name.removeprefix(_KEPT) for name in names])
+    return batch.select(names).rename_columns([_name_of(role) for role in names])
+
+
+def _name_of(role: str) -> str:
+    """The name of a column in the output, where a kept one may not hide a label or a score."""
+    name = role.removeprefix(_KEPT)
+    is_taken = name in ("text", "label", "language") or name.startswith(SCORE)
+    return f"input_{name}" if is_taken and role != name else name
 
 
 def equal_windows(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -139,6 +139,18 @@ def test_a_file_becomes_a_file_of_the_same_rows(model: Path, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv", "out.jsonl", "out.parquet"]
 
 
+def test_a_kept_column_does_not_hide_a_label(model: Path, tmp_path: Path) -> None:
+    row = {"tweet": "accha", "label": "mine", "language": "mr", "score_joy": 7}
+    (tmp_path / "in.jsonl").write_text(f"{json.dumps(row)}\n", encoding="utf-8")
+    flags = ["--input_file", str(tmp_path / "in.jsonl"), "--output_file", str(tmp_path / "out.csv")]
+    assert main(["predict", str(model), *flags, "--keep_columns", "label", "language", "score_joy", "tweet"]) == 0
+    (found,) = read_csv(tmp_path / "out.csv")
+    assert found["label"] in LABELS
+    assert float(found["score_joy"]) < 1
+    kept = {"input_label": "mine", "input_language": "mr", "input_score_joy": "7", "tweet": "accha"}
+    assert found.items() >= {**kept, "language": "mr", "text": "accha"}.items()
+
+
 def test_a_language_column_is_believed(model: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"tweet": "accha", "language": "mr"}\n{"tweet": "यह"}\n', encoding="utf-8")
     flags = ["--input_file", str(tmp_path / "in.jsonl"), "--output_file", str(tmp_path / "out.tsv")]
