@@ -20,6 +20,8 @@ OVERLAP = {
     "scheduler.params.warmup_max_lr": "learning_rate",
     "scheduler.params.warmup_num_steps": "warmup_steps",
 }
+# DeepSpeed needs a size of the batch, and clips nothing if it is not told.
+_ALWAYS = tuple(key for key in OVERLAP if "." not in key)
 _BETAS = "optimizer.params.betas"
 _TYPES = {"bf16.enabled": ("bf16", "fp16"), "fp16.enabled": ("fp16", "bf16")}
 _SUMS = "communication_data_type"
@@ -37,7 +39,7 @@ _AS_FLAGS = {
     "scheduler.params.warmup_type": "linear",
 }
 
-# `torch.compile`, as DeepSpeed 0.13 to 0.15 had it; 0.19.8 refuses these keys ("Extra inputs are not permitted").
+# `torch.compile` in older files; DeepSpeed 0.19.8 refuses these keys ("Extra inputs are not permitted").
 _COMPILE = ("disable", "enabled", "backend", "kwargs")
 
 # Values that a run needs, with the reason.
@@ -47,10 +49,18 @@ _NEEDED = {
     "fp16.loss_scale": (0, "DeepSpeed searches the scale"),
 }
 
-# Whether the model that stage 3 saves is whole, in all names that DeepSpeed (0.19.8) has for it.
+# Whether the model that stage 3 saves is whole.
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 _GATHERS = (_GATHER, "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+# Values of stage 3 for which transformers finds a number if they are "auto". DeepSpeed (0.19.8) takes both names.
+_SIZES_OF_STAGE_3 = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+_OF_STAGE_3 = {each.removeprefix("stage3_"): each for each in _SIZES_OF_STAGE_3} | dict.fromkeys(_GATHERS, _GATHER)
 IS_SAVED_WHOLE = "the model is saved whole"
+# Keys of which transformers (5.23, `HfTrainerDeepSpeedConfig`) finds the value if it is "auto".
+_FILLED = (
+    *(*OVERLAP, *_TYPES, _SUMS, "zero_optimization.reduce_bucket_size"),
+    *(f"zero_optimization.{name}" for each in _SIZES_OF_STAGE_3 for name in (each, each.removeprefix("stage3_"))),
+)
 
 # Other keys that change the steps and are not in a checkpoint's states.
 _CHANGE_THE_STEPS = ("prescale_gradients", "gradient_predivide_factor")
@@ -118,9 +128,11 @@ def _without_flag(config: Mapping[str, Any], block: str) -> Iterator[tuple[str, 
 
 
 def not_supported(config: Mapping[str, Any]) -> list[str]:
-    """`key: value` of each setting that splits rows in other ways than a run here."""
+    """`key: value` of each setting that splits rows in other ways than a run here, or that nobody fills in."""
     found = [(key, _look_up(config, key)) for key in _SPLIT_ROWS]
-    return [f"{key}: {value}" for key, value in found if isinstance(value, int) and value not in _SPLIT_ROWS[key]]
+    split = [f"{key}: {value}" for key, value in found if isinstance(value, int) and value not in _SPLIT_ROWS[key]]
+    open_ends = [key for name in config for key, value in _values(name, config[name]).items() if value == "auto"]
+    return split + [f"{key}: auto" for key in open_ends if key not in _FILLED and key.partition(".")[0] not in _BLOCKS]
 
 
 def left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,15 +141,18 @@ def left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
     The Trainer makes optimizer and schedule, and compiles. The saved model is whole.
     """
     changed = {key: value for key, value in copy.deepcopy(dict(config)).items() if key not in _BLOCKS}
-    for key in (*OVERLAP, *_TYPES):
-        _replace(changed, key, "auto")
+    changed |= dict.fromkeys(_ALWAYS, "auto")
+    for key in _TYPES:
+        name, _, enabled = key.partition(".")
+        block = changed.get(name)
+        changed[name] = {**(block if isinstance(block, dict) else {}), enabled: "auto"}
     for key, (needed, _) in _NEEDED.items():
         _replace(changed, key, needed)
     if isinstance(block := changed.get("compile"), dict):
         changed["compile"] = {key: value for key, value in block.items() if key not in _COMPILE}
     if _is_stage_3(changed):
-        zero = changed["zero_optimization"]
-        changed["zero_optimization"] = {key: zero[key] for key in zero if key not in _GATHERS} | {_GATHER: True}
+        zero = {_OF_STAGE_3.get(key, key): value for key, value in changed["zero_optimization"].items()}
+        changed["zero_optimization"] = {**zero, _GATHER: True}
     return changed
 
 

@@ -12,6 +12,8 @@ _RESHARDS = {"FULL_SHARD": "true", "SHARD_GRAD_OP": "false"}
 
 # Sizes of a `parallelism_config` that split more than the batch. The data here is split by ranks alone.
 _SIZES = ("tp_size", "cp_size", "sp_size")
+_DP = ("replicate", "shard")
+_HAS_MESH = "ACCELERATE_USE_PARALLELISM_CONFIG"
 
 
 def is_version_1(environ: Mapping[str, str]) -> bool:
@@ -29,8 +31,20 @@ def not_supported(environ: Mapping[str, str]) -> list[str]:
             found.append(f"fsdp_ignored_modules: {ignored}")
         if environ.get("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD") == "true":
             found.append("fsdp_activation_checkpointing_offload: true")
-    sizes = {name: environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1") for name in _SIZES}
-    return found + [f"parallelism_config_{name}: {size}" for name, size in sizes.items() if size != "1"]
+    split = [(name, _size(environ, name)) for name in _SIZES]
+    found += [f"parallelism_config_{name}: {size}" for name, size in split if size != 1]
+    return found or _mesh_of_other_ranks(environ)
+
+
+def _mesh_of_other_ranks(environ: Mapping[str, str]) -> list[str]:
+    """The sizes of a `parallelism_config` that do not make the number of ranks, or leave FSDP nothing to shard."""
+    if not (environ.get(_HAS_MESH) == environ.get("ACCELERATE_USE_FSDP") == "true"):
+        return []
+    ranks, replicas, shards = int(environ.get("WORLD_SIZE", "1")), *(_size(environ, f"dp_{each}_size") for each in _DP)
+    if replicas * shards == ranks and (shards > 1 or ranks == 1):
+        return []
+    sizes = f"parallelism_config_dp_replicate_size: {replicas}, parallelism_config_dp_shard_size: {shards}"
+    return [f"{sizes} on {ranks} process{'es' * (ranks > 1)}"]
 
 
 def note_of_version_1(environ: Mapping[str, str]) -> str:
@@ -45,6 +59,7 @@ def use_version_2(environ: MutableMapping[str, str]) -> None:
     FSDP2 prefetches, broadcasts weights and keeps the original parameters by itself. Checkpoints are always in shards.
     """
     if environ.get("ACCELERATE_USE_FSDP") != "true":
+        environ.pop(_HAS_MESH, None)  # without FSDP, its two sizes of data parallelism are one
         return
     if is_version_1(environ):
         environ["FSDP_RESHARD_AFTER_FORWARD"] = _RESHARDS[_sharding(environ)]
@@ -52,6 +67,10 @@ def use_version_2(environ: MutableMapping[str, str]) -> None:
     environ["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP"
     environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
     environ["FSDP_ACTIVATION_CHECKPOINTING"] = "false"  # --gradient_checkpointing says it
+
+
+def _size(environ: Mapping[str, str], name: str) -> int:
+    return int(environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1"))
 
 
 def _sharding(environ: Mapping[str, str]) -> str:

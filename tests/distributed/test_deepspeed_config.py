@@ -14,6 +14,16 @@ from indictune.distributed.deepspeed_config import (
     values_in,
 )
 
+# What DeepSpeed has to be told even if the file says nothing: without a clipping it clips nothing.
+LEFT = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+}
+
 
 @pytest.mark.parametrize(
     ("config", "fields"),
@@ -91,13 +101,13 @@ def test_what_flags_say_is_left_to_them() -> None:
         "zero_optimization": {"stage": 2, "compute_grad_norm": False},
     }
     assert left_to_flags(config) == {
-        "train_batch_size": "auto",
+        **LEFT,
         "compile": {"debug_log": True},
         "fp16": {"enabled": "auto", "loss_scale": 0},
         "zero_optimization": {"stage": 2, "compute_grad_norm": True},
     }
     assert config["train_batch_size"] == 64
-    assert left_to_flags({}) == {}
+    assert left_to_flags({}) == LEFT
 
 
 @pytest.mark.parametrize(
@@ -125,9 +135,12 @@ def test_stage_3_saves_the_whole_model(settings: dict[str, bool], named: list[st
         ({"tensor_parallel": {"autotp_size": 1}, "sequence_parallel_size": 1}, []),
         ({"tensor_parallel": {"autotp_size": 0}}, []),
         ({"tensor_parallel": None}, []),
+        ({"zero_optimization": {"stage": 3, "prefetch_bucket_size": "auto", "reduce_bucket_size": "auto"}}, []),
+        ({"optimizer": {"params": {"lr": "auto", "torch_adam": "auto"}}, "bf16": {"enabled": "auto"}}, []),
+        ({"zero_optimization": {"sub_group_size": "auto"}}, ["zero_optimization.sub_group_size: auto"]),
     ],
 )  # fmt: skip
-def test_what_splits_a_row_over_ranks_is_refused(config: dict[str, Any], keys: list[str]) -> None:
+def test_what_splits_a_row_or_has_no_value_is_refused(config: dict[str, Any], keys: list[str]) -> None:
     assert not_supported(config) == keys
 
 
