@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -86,15 +89,65 @@ load_best_model_at_end: false
 TWEETS = ("बहुत अच्छा", "चलो ठीक", "एकदम बेकार", "చాలా బాగుంది")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run, and what it printed."""
+
+    run: Run
+    printed: list[str]
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return dict(yaml.safe_load((self.run.folder / "recipe.yaml").read_text(encoding="utf-8")))
+
+    def line_with(self, words: str) -> str:
+        (line,) = [line for line in self.printed if words in line]
+        return line
+
+
+class Runs:
+    """Runs of one recipe on sixteen rows. Those on two processes start together: launchers mostly wait."""
+
+    def __init__(self, folder: Path) -> None:
+        rows = [{"text": f"{TWEETS[n % 4]} {n}", "label": "pn"[n % 2]} for n in range(16)]
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (folder / "job.yaml").write_text(JOB + f"train_file: {folder / 'train.jsonl'}\n", encoding="utf-8")
+        (folder / "zero3.yaml").write_text(yaml.safe_dump(ZERO_3), encoding="utf-8")
+        (folder / "peers.json").write_text(json.dumps(PEERS), encoding="utf-8")
+        self.folder = folder
+        fp32 = ("--bf16", "false")
+        of_one = self._start("one", accelerate(trls("single_gpu")), *fp32)  # it starts the server of the forks
+        with ThreadPoolExecutor(2) as pool:
+            self._results = {
+                "peers": pool.submit(self._start, "peers", deepspeed(2), "--deepspeed", str(folder / "peers.json")),
+                "ddp": pool.submit(self._start, "ddp", two(trls("multi_gpu"))),
+                "fsdp1": pool.submit(self._start, "fsdp1", two(trls("fsdp1")), *fp32),
+                "zero3": pool.submit(self._start, "zero3", two(folder / "zero3.yaml"), *fp32),
+            }
+        self.of_one = self._outcome("one", of_one)
+
+    def _start(self, name: str, launcher: list[str], *flags: str) -> CompletedProcess[str]:
+        words = ["--config", str(self.folder / "job.yaml"), "--output_dir", str(self.folder / name)]
+        return start([*launcher, SCRIPT, *words, *flags])
+
+    def _outcome(self, name: str, result: CompletedProcess[str]) -> Outcome:
+        assert result.returncode == 0, result.stderr
+        return Outcome(Run(self.folder / name), result.stderr.splitlines())
+
+    def of_two(self, name: str, strategy: str) -> Outcome:
+        """A run that ended well, on two processes under a strategy."""
+        outcome = self._outcome(name, self._results[name].result())
+        assert (outcome.run.metrics["strategy"], outcome.run.metrics["world_size"]) == (strategy, 2)
+        return outcome
+
+    def is_as_one_process(self, outcome: Outcome) -> None:
+        for name in ("loss", "grad_norm", "learning_rate"):
+            assert outcome.run.series(name) == pytest.approx(self.of_one.run.series(name), abs=1e-4), name
+
+
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe with sixteen rows."""
-    folder = tmp_path_factory.mktemp("job")
-    rows = [{"text": f"{TWEETS[n % 4]} {n}", "label": "pn"[n % 2]} for n in range(16)]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    recipe = folder / "job.yaml"
-    recipe.write_text(JOB + f"train_file: {folder / 'train.jsonl'}\n", encoding="utf-8")
-    return recipe
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))
 
 
 def accelerate(file: Path, *options: str) -> list[str]:
@@ -114,74 +167,38 @@ def trls(name: str) -> Path:
     return Path(spec.origin).with_name("accelerate_configs") / f"{name}.yaml"
 
 
-def run(launcher: list[str], job: Path, folder: Path, *flags: str) -> tuple[Run, list[str]]:
-    """A finished run, and the lines that it printed."""
-    result = start([*launcher, SCRIPT, "--config", str(job), "--output_dir", str(folder / "out"), *flags])
-    assert result.returncode == 0, result.stderr
-    return Run(folder / "out"), result.stderr.splitlines()
+def test_one_process_of_a_file_that_asks_for_eight(runs: Runs) -> None:
+    metrics = runs.of_one.run.metrics
+    assert (metrics["strategy"], metrics["world_size"]) == ("single", 1)
+    assert runs.of_one.line_with("starts one process")
 
 
-def recorded(run: Run) -> dict[str, Any]:
-    return dict(yaml.safe_load((run.folder / "recipe.yaml").read_text(encoding="utf-8")))
+def test_ddp_with_a_precision(runs: Runs) -> None:
+    outcome = runs.of_two("ddp", "ddp")
+    assert outcome.recipe["bf16"] is True
+    assert "From the strategy file: --bf16 true" in outcome.printed
+    assert not any("Ignoring" in line for line in outcome.printed)
 
 
-@pytest.fixture(scope="module")
-def one_process(job: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[str]]:
-    """A run under TRL's file for one GPU, which asks for eight processes."""
-    folder = tmp_path_factory.mktemp("one")
-    return run(accelerate(trls("single_gpu")), job, folder, "--bf16", "false")
+def test_fsdp_1(runs: Runs) -> None:
+    outcome = runs.of_two("fsdp1", "fsdp2")
+    assert "FULL_SHARD is reshard_after_forward true" in outcome.line_with("FSDP 1")
+    runs.is_as_one_process(outcome)
 
 
-def is_the_same(done: Run, one_process: tuple[Run, list[str]]) -> None:
-    for name in ("loss", "grad_norm", "learning_rate"):
-        assert done.series(name) == pytest.approx(one_process[0].series(name), abs=1e-4), name
-
-
-def test_one_process(one_process: tuple[Run, list[str]]) -> None:
-    done, printed = one_process
-    assert (done.metrics["strategy"], done.metrics["world_size"]) == ("single", 1)
-    assert sum("starts one process" in line for line in printed) == 1
-
-
-def test_ddp_with_a_precision(job: Path, tmp_path: Path) -> None:
-    done, printed = run(two(trls("multi_gpu")), job, tmp_path)
-    assert (done.metrics["strategy"], done.metrics["world_size"]) == ("ddp", 2)
-    assert recorded(done)["bf16"] is True
-    assert "From the strategy file: --bf16 true" in printed
-    assert not any("Ignoring" in line for line in printed)
-
-
-def test_fsdp_1(job: Path, one_process: tuple[Run, list[str]], tmp_path: Path) -> None:
-    done, printed = run(two(trls("fsdp1")), job, tmp_path, "--bf16", "false")
-    assert done.metrics["strategy"] == "fsdp2"
-    (line,) = [line for line in printed if "FSDP 1" in line]
-    assert "FULL_SHARD is reshard_after_forward true" in line
-    is_the_same(done, one_process)
-
-
-def test_zero_3_of_accelerate_config_saves_the_whole_model(
-    job: Path, one_process: tuple[Run, list[str]], tmp_path: Path
-) -> None:
-    file = tmp_path / "zero3.yaml"
-    file.write_text(yaml.safe_dump(ZERO_3), encoding="utf-8")
-    done, printed = run(two(file), job, tmp_path, "--bf16", "false")
-    assert done.metrics["strategy"] == "zero3"
-    assert recorded(done)["bf16"] is False
-    (line,) = [line for line in printed if "Ignoring" in line]
+def test_zero_3_of_accelerate_config_saves_the_whole_model(runs: Runs) -> None:
+    outcome = runs.of_two("zero3", "zero3")
+    assert outcome.recipe["bf16"] is False
+    line = outcome.line_with("Ignoring")
     assert "gradient_accumulation_steps 1 (2 follows from --global_batch_size 8)" in line
     assert "mixed_precision bf16 (--bf16 false counts)" in line
     assert "zero3_save_16bit_model false" in line
-    is_the_same(done, one_process)
+    runs.is_as_one_process(outcome)
 
 
-def test_a_deepspeed_file_of_peers_does_not_change_the_model(
-    job: Path, one_process: tuple[Run, list[str]], tmp_path: Path
-) -> None:
-    file = tmp_path / "peers.json"
-    file.write_text(json.dumps(PEERS), encoding="utf-8")
-    done, printed = run(deepspeed(2), job, tmp_path, "--deepspeed", str(file))
-    assert done.metrics["strategy"] == "zero1"
-    (line,) = [line for line in printed if "Ignoring" in line]
+def test_a_deepspeed_file_of_peers_does_not_change_the_model(runs: Runs) -> None:
+    outcome = runs.of_two("peers", "zero1")
+    line = outcome.line_with("Ignoring")
     assert "optimizer.type AdamW (--optim sgd counts)" in line
     assert "scheduler.type WarmupLR (--lr_scheduler_type linear counts)" in line
-    is_the_same(done, one_process)
+    runs.is_as_one_process(outcome)
