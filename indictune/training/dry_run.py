@@ -10,6 +10,7 @@ from indictune.config.plan import RunPlan
 from indictune.config.recipe import read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.collation import lengths_of
+from indictune.distributed import strategy_file
 from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.memory import Memory, estimate_memory, micro_batch_tokens
 from indictune.distributed.out_of_memory import killed_for_memory
@@ -44,7 +45,7 @@ def dry_run(task_name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     assert plan.model_config is not None
     counts = count_parameters(plan.model, plan.model_config, task.head)
     longest = micro_batch_tokens(plan, max(lengths_of(tokens.train)))
-    for note in tokens.notes:
+    for note in [*strategy_file.notes(plan), *tokens.notes]:
         print(in_one_line(f"warning: {note}"), file=sys.stderr)
     parts = [plan_table(task_name, plan, tokens, counts), lengths_table(tokens, plan.data.max_length)]
     parts.append(memory_table(estimate_memory(plan, counts, longest), longest))
@@ -80,6 +81,7 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
         "model": plan.model.model_name_or_path,
         "method": f"{plan.model.method}: {counts.trained:,} of {counts.total:,} parameters are trained",
         "strategy": f"{launch.strategy} on {launch.world_size} process(es)",
+        "strategy file": strategy_file.taken_values(plan),
         "global batch": f"{training.global_batch_size} rows = {batch}",
         "steps": f"{steps:,}, about {steps * training.global_batch_size / rows:.1f} epoch(s)",
         "max length": f"{plan.data.max_length} tokens",
@@ -87,7 +89,7 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
         "computed in": half if is_half else "float32",
         "output_dir": training.output_dir or "",
     }
-    return "".join(f"{name + ':':15}{value}\n" for name, value in values.items())
+    return "".join(f"{name + ':':15}{value}\n" for name, value in values.items() if value)
 
 
 def memory_table(memory: Memory, tokens: int) -> str:

@@ -80,6 +80,17 @@ def test_a_strategy_that_names_a_file_of_deepspeed_works_anywhere(
     assert "zero3 on 4 process(es)" in capsys.readouterr().out
 
 
+def test_a_dry_run_tells_what_becomes_of_a_strategy_file(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zero_3 = {"zero_stage": 3, "zero3_save_16bit_model": False, "gradient_clipping": 0.5}
+    content = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "deepspeed_config": zero_3}
+    (empty / "theirs.yaml").write_text(json.dumps(content))
+    words = ["train", "sentiment", "--train_file", "tweets.csv", "--strategy", "theirs.yaml", "--num_processes", "2"]
+    assert main([*words, "--dry_run"]) == 0
+    shown = capsys.readouterr()
+    assert "--bf16 true --max_grad_norm 0.5" in shown.out
+    assert "zero3_save_16bit_model false" in shown.err
+
+
 def test_a_dry_run_prints_plan_tokens_and_memory_and_writes_nothing(
     empty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
