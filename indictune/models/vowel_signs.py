@@ -23,7 +23,7 @@ def lost_vowel_signs(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 def _lost_from(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     # Compare decoded text, not tokens: byte-level tokens are not characters.
-    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
     return (_marks(text) - _marks(str(decoded))).total()
 
