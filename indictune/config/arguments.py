@@ -102,7 +102,7 @@ class TextArguments(FileFormArguments):
     text_column: str = flag("text", "Column with the text.")
     label_column: str = flag("label", "Column with the label.")
     language_column: str | None = flag(
-        None, "Column with the language of each row. Default: `language` if it exists, else the script of the text."
+        None, "Column with the language of each row. Default: `language` if it exists, else the language of the text."
     )
     max_length: int = flag(128, "Cut texts to this many tokens, special ones included.")
     long_text: LongText = flag(

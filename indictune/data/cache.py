@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 _DIGESTS = "digests.json"
 # Other versions of these may read, clean or tokenise differently.
-_PACKAGES = ("datasets", "ftfy", "pyarrow", "sentencepiece", "tokenizers", "transformers", "trl")
+_READERS = ("datasets", "ftfy", "lingua-language-detector", "pyarrow")
+_TOKENIZERS = ("sentencepiece", "tokenizers", "transformers", "trl")
 # Errors of file systems that cannot fsync a folder.
 _NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 _PATIENCE_S = 1.0
@@ -51,7 +52,7 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
     Raises:
         UserError: from `make`, or the cache folder cannot be written.
     """
-    content = json.dumps([_code_digest(), versions_of(_PACKAGES), unicodedata.unidata_version, *parts])
+    content = json.dumps([_code_digest(), versions_of(_READERS + _TOKENIZERS), unicodedata.unidata_version, *parts])
     digest = hashlib.sha256(content.encode()).hexdigest()[:24]
     folder = cache_folder() / "prepared" / f"{kind}-{digest}"
     OWN_PROGRESS.passed(f"preparing {what.lower()}")

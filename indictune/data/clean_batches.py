@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from indictune.data.cleaning import clean
 from indictune.data.columns import normalise_label
-from indictune.data.languages import language_of
+from indictune.data.languages import languages_of
 
 SCHEMA = pa.schema([("text", pa.string()), ("label", pa.string()), ("language", pa.string()), ("line", pa.int64())])
 _MAX_WORKERS = 8  # one process reads a file as fast as seven to nine clean it (benchmarks/preparation.py)
@@ -51,10 +51,10 @@ def clean_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     texts = [clean(text or "") for text in batch["text"].to_pylist()]
     labels = batch["label"].to_pylist()
     spellings = {label: normalise_label(label) for label in set(labels)}
-    languages = [
-        (language or "").strip() or language_of(text)
-        for language, text in zip(batch["language"].to_pylist(), texts, strict=True)
-    ]
+    languages = [(language or "").strip() for language in batch["language"].to_pylist()]
+    unnamed = [index for index, language in enumerate(languages) if not language]
+    for index, language in zip(unnamed, languages_of(texts[index] for index in unnamed), strict=True):
+        languages[index] = language
     columns = (texts, [spellings[label] for label in labels], languages)
     arrays = [pa.array(column, pa.string()) for column in columns]
     return pa.record_batch([*arrays, batch["line"]], schema=SCHEMA)

@@ -1,12 +1,22 @@
-"""Derive the language of a text from its script."""
+"""Find the language of a text: by its script, and English by a detector."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-ROMANISED = "romanised"
+if TYPE_CHECKING:
+    from lingua import LanguageDetector
+
+ENGLISH = "en"
+LATIN = "und-Latn"  # BCP 47: Latin letters, of an unknown language
 UNDETERMINED = "und"
+# benchmarks/languages.py measures both. Texts longer than the head cost more and say no more.
+_SURE = 0.5  # a text as English as all others together
+_HEAD = 1000
 
 # Letters and signs of a script: first and last code point. Digits and danda are left out: other scripts borrow them.
 # A script stands for its largest language; name Marathi, Nepali or Assamese rows in a language column.
@@ -21,7 +31,7 @@ _SCRIPTS = {
     "kn": ((0x0C80, 0x0CE5),),
     "ml": ((0x0D00, 0x0D65), (0x0D7A, 0x0D7F)),
     "ur": ((0x0620, 0x065F), (0x066E, 0x06D3), (0x06FA, 0x06FF), (0x0750, 0x077F)),
-    ROMANISED: ((0x0041, 0x005A), (0x0061, 0x007A), (0x00C0, 0x024F), (0x1E00, 0x1EFF)),
+    LATIN: ((0x0041, 0x005A), (0x0061, 0x007A), (0x00C0, 0x024F), (0x1E00, 0x1EFF)),
 }
 _LANGUAGE_OF_LETTER = {
     chr(code): language
@@ -34,15 +44,32 @@ _NOT_LANGUAGE = re.compile(r"https?://\S+|\bhttp\b|@[A-Za-z0-9_]+")
 
 
 def language_of(text: str) -> str:
-    """The language of the script that most of the text is written in: `hi`, `te`, `ta`, ..., `romanised` or `und`.
+    """The language of one text: see `languages_of`."""
+    return languages_of([text])[0]
 
-    Letters and vowel signs count alike ("अच्छा" weighs as much as "accha"); URLs, handles and their placeholders do not
-    count. Latin is `romanised`, a text without letters or mostly in another script `und`. Where two scripts are even,
-    the one whose letter comes first in the text wins.
+
+def languages_of(texts: Iterable[str]) -> list[str]:
+    """The language of each text: `hi`, `te`, `ta`, ..., `en`, `und-Latn` or `und`.
+
+    The script that most of the text is written in stands for its largest language. Letters and vowel signs count alike
+    ("अच्छा" weighs as much as "accha"); URLs, handles and their placeholders do not count. Where two scripts are even,
+    the one whose letter comes first in the text wins. Latin text is `en` if lingua is more than half sure, else `und-Latn`:
+    lingua knows no romanised Hindi, Telugu or Tamil. A text without letters or mostly in another script is `und`.
     """
-    text = _NOT_LANGUAGE.sub(" ", text)
+    words = [_NOT_LANGUAGE.sub(" ", text) for text in texts]
+    languages = [of_script(text) for text in words]
+    latin = [index for index, language in enumerate(languages) if language == LATIN]
+    if latin:
+        for index, is_english in zip(latin, _are_english([words[index] for index in latin]), strict=True):
+            if is_english:
+                languages[index] = ENGLISH
+    return languages
+
+
+def of_script(text: str) -> str:
+    """The language that the script of most letters stands for, `und-Latn` or `und`."""
     if text.isascii():
-        return ROMANISED if _ASCII_LETTER.search(text) else UNDETERMINED
+        return LATIN if _ASCII_LETTER.search(text) else UNDETERMINED
     counts: Counter[str] = Counter()
     # Counting characters in C first leaves some 30 look-ups for a tweet.
     for character, times in Counter(text).items():
@@ -52,3 +79,19 @@ def language_of(text: str) -> str:
         elif character.isalpha():
             counts[UNDETERMINED] += times
     return max(counts, key=counts.__getitem__, default=UNDETERMINED)
+
+
+def _are_english(texts: list[str]) -> list[bool]:
+    from lingua import Language
+
+    sure = _detector().compute_language_confidence_in_parallel([text[:_HEAD] for text in texts], Language.ENGLISH)
+    return [confidence >= _SURE for confidence in sure]
+
+
+@functools.cache
+def _detector() -> LanguageDetector:
+    """Tells English from four languages that romanised Indic texts resemble. More languages cost memory and time."""
+    from lingua import Language, LanguageDetectorBuilder
+
+    others = (Language.INDONESIAN, Language.SWAHILI, Language.TAGALOG, Language.YORUBA)
+    return LanguageDetectorBuilder.from_languages(Language.ENGLISH, *others).build()

@@ -44,7 +44,7 @@ def test_a_batch_is_cleaned_in_place() -> None:
     assert clean_batch(batch(7)).to_pydict() == {
         "text": ["tag 7 @user 0", "tag 7 @user 1", ""],
         "label": ["1", "1", "1"],
-        "language": ["hi", "romanised", "und"],
+        "language": ["hi", "und-Latn", "und"],
         "line": [0, 1, 2],
     }
 

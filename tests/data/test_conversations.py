@@ -76,7 +76,7 @@ def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
     assert splits.rows["train"].table.to_pylist() == [
         {
             "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
-            "language": "romanised",
+            "language": "und-Latn",
             "line": 1,
             "as_written": False,
         }
@@ -110,7 +110,7 @@ def test_a_table_has_messages_languages_and_lines(write: Write) -> None:
 def test_every_kind_of_file_holds_every_form(write: Write, name: str, places: list[str], rows: list[Row]) -> None:
     loaded = of_file(write(name, rows))
     assert texts_of(loaded) == [["a", "b"], ["c", "d"]]
-    assert loaded.table["language"].to_pylist() == ["romanised", "ta"]
+    assert loaded.table["language"].to_pylist() == ["und-Latn", "ta"]
     assert [loaded.location(index) for index in range(len(loaded))] == places
     assert loaded.origin == "--test_file"
 
@@ -344,8 +344,8 @@ _SFT = Path(__file__).parents[3] / "shared" / "data" / "sft"
 @pytest.mark.parametrize(
     ("name", "languages"),
     [
-        ("alpaca_en_demo.json", {"romanised": 999}),
-        ("v1_sft_demo.jsonl", {"romanised": 466, "und": 34}),
+        ("alpaca_en_demo.json", {"en": 996, "und-Latn": 3}),
+        ("v1_sft_demo.jsonl", {"en": 464, "und-Latn": 2, "und": 34}),
         ("xquad_hi.messages.jsonl", {"hi": 826}),
     ],
 )

@@ -294,7 +294,7 @@ def test_languages_that_are_class_ids_get_their_names(folder: Path, declared: st
     assert load_splits(DataArguments(dataset_name="set")).rows["train"].table["language"].to_pylist() == [
         "te",
         "hi",
-        "romanised",
+        "und-Latn",
     ]
 
 

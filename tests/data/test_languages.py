@@ -1,10 +1,13 @@
-"""The language of a text by its script."""
+"""The language of a text: by its script, and English by a detector."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from indictune.data.languages import language_of
+from indictune.data.languages import language_of, languages_of, of_script
 
 
 @pytest.mark.parametrize(
@@ -21,8 +24,8 @@ from indictune.data.languages import language_of
         ("ൻൽ", "ml"),
         ("ଚଳଚ୍ଚିତ୍ର ଭଲ", "or"),
         ("فلم اچھی ہے", "ur"),
-        ("bahut acchi film", "romanised"),
-        ("Café", "romanised"),
+        ("bahut acchi film", "und-Latn"),
+        ("Café", "und-Latn"),
         ("", "und"),
         ("123 !! \U0001f602 १२३ । ॥", "und"),
         ("это хорошо ok", "und"),
@@ -36,16 +39,16 @@ def test_a_script_stands_for_its_language(text: str, language: str) -> None:
     ("text", "language"),
     [
         ("अच्छा movie", "hi"),  # 5 letters and signs, and 5 letters: the first wins
-        ("movie अच्छा", "romanised"),
-        ("movies अच्छा", "romanised"),
+        ("movie अच्छा", "und-Latn"),
+        ("movies अच्छा", "und-Latn"),
         ("movie अच्छा है", "hi"),
-        ("haaaaan कखगघ", "romanised"),
+        ("haaaaan कखगघ", "und-Latn"),
         ("ভালো। ভালো। है", "bn"),  # danda is Devanagari's, and counts for no script
-        ("१२३४५६७८९ ok", "romanised"),  # so do digits
+        ("१२३४५६७८९ ok", "und-Latn"),  # so do digits
     ],
 )
 def test_the_script_with_more_letters_and_signs_wins(text: str, language: str) -> None:
-    assert language_of(text) == language
+    assert of_script(text) == language
 
 
 @pytest.mark.parametrize("other", ["http @user @user http", "https://example.com/long/path @narendramodi_official"])
@@ -55,4 +58,57 @@ def test_urls_handles_and_placeholders_do_not_count(other: str) -> None:
 
 
 def test_words_that_begin_like_a_placeholder_count() -> None:
-    assert language_of("httpd है अ") == "romanised"
+    assert language_of("httpd है अ") == "und-Latn"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The battery lasts two days and the screen is bright.",
+        "Great phone, terrible battery \U0001f621",
+        "worst movie ever",
+        "The film was very good",
+        "@user The songs were better than the story https://t.co/abc",
+    ],
+)
+def test_english_is_called_english(text: str) -> None:
+    assert language_of(text) == "en"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mujhe yeh gaana bilkul pasand nahi aaya",  # Hindi
+        "cinema chala bagundi, heroine acting super",  # Telugu
+        "naaku ee patalu asalu nachaledu",
+        "padam romba nalla irukku, climax semma",  # Tamil
+        "enakku indha paattu pidikkavillai",
+        "le film était très bon et je le recommande",
+        "ok",
+        "a",
+    ],
+)
+def test_other_latin_text_is_not(text: str) -> None:
+    assert language_of(text) == "und-Latn"
+
+
+def test_texts_keep_their_order() -> None:
+    english = "This film was not as good as the book"
+    texts = [english, "యే", "", "acchi film hai", english, "\U0001f602\U0001f602", "नहीं"]
+    assert languages_of(texts) == ["en", "te", "und", "und-Latn", "en", "und", "hi"]
+    assert languages_of([]) == []
+
+
+def test_indic_rows_need_no_detector() -> None:
+    code = (
+        "import sys, indictune.data.languages as found; found.language_of('फिल्म'); sys.exit('lingua' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_two_processes_agree() -> None:
+    words = ["good", "film", "yaar", "the", "acchi", "was", "very", "semma", "not", "bagundi"]
+    texts = [" ".join((words * 2)[start : start + length]) for start in range(10) for length in range(1, 9)]
+    code = f"from indictune.data.languages import languages_of; print(languages_of({texts!r}))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == repr(languages_of(texts))

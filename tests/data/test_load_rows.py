@@ -56,7 +56,7 @@ def test_rows_are_cleaned_labelled_and_given_a_language(write: Write) -> None:
     assert columns_of(splits.rows["train"]) == {
         "text": ["अच्छी फिल्म", "@user acchi film", "నచ్చింది"],
         "label": ["1", "0", "true"],
-        "language": ["hi", "romanised", "te"],
+        "language": ["hi", "und-Latn", "te"],
         "line": [1, 2, 3],
     }
     assert splits.labels == ["0", "1", "true"]
@@ -81,13 +81,13 @@ def test_a_language_column_decides_where_it_says_something(write: Write) -> None
     train = write("train.jsonl", rows)
     assert columns_of(load_splits(DataArguments(train_file=train)).rows["train"])["language"] == [
         "mr",
-        "romanised",
+        "und-Latn",
         "ta",
     ]
     rows[0]["lang"] = "kok"
     train = write("train.jsonl", rows)
     named = load_splits(DataArguments(train_file=train, language_column="lang"))
-    assert columns_of(named.rows["train"])["language"] == ["kok", "romanised", "xx"]
+    assert columns_of(named.rows["train"])["language"] == ["kok", "und-Latn", "xx"]
 
 
 def test_a_language_column_that_is_named_must_be_there(write: Write) -> None:
@@ -267,7 +267,7 @@ def test_more_values_than_any_classifier_has_labels_are_free_text(write: Write) 
 def test_rows_for_a_finished_model(write: Write) -> None:
     path = write("new.jsonl", [{"tweet": "#a", "label": 1.0}, {"tweet": "", "label": 0}])
     splits = load_test_rows(path, EvaluateArguments(text_column="tweet"), ["0", "1"])
-    assert columns_of(splits.rows["test"]) == {"text": ["a"], "label": ["1"], "language": ["romanised"], "line": [1]}
+    assert columns_of(splits.rows["test"]) == {"text": ["a"], "label": ["1"], "language": ["und-Latn"], "line": [1]}
     assert splits.notes == ["--test_file new.jsonl: 1 rows without text were dropped: new.jsonl:2."]
 
 
@@ -348,7 +348,7 @@ def test_class_ids_of_a_hub_dataset_become_their_names(hub_folder: str) -> None:
     assert columns_of(splits.rows["train"]) == {
         "text": ["train 0", "train 1", "train 2"],
         "label": ["positive", "negative", "positive"],
-        "language": ["romanised"] * 3,
+        "language": ["und-Latn"] * 3,
         "line": [1, 2, 3],
     }
     assert splits.labels == ["negative", "positive"]

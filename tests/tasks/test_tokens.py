@@ -109,7 +109,7 @@ def test_the_language_column_names_the_language(tmp_path: Path) -> None:
     rows = [{"text": ["a"], "label": ["O"], "lang": given, "language": "x"} for given in ("mr", "", None)]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     found = rows_of("--train_file", str(path), "--language_column", "lang")
-    assert found.splits["train"].table["language"].to_pylist() == ["mr", "romanised", "romanised"]
+    assert found.splits["train"].table["language"].to_pylist() == ["mr", "und-Latn", "und-Latn"]
     assert rows_of("--train_file", str(path)).splits["train"].table["language"].to_pylist() == ["x"] * 3
     with refusal("column-missing", f"{path}:1", "--language_column"):
         rows_of("--train_file", str(path), "--language_column", "tongue")
@@ -139,7 +139,7 @@ def test_the_first_token_of_a_word_carries_its_tag(tmp_path: Path) -> None:
     tags = [tag for tag in row["labels"] if tag != -100]
     assert len(row["labels"]) == len(row["input_ids"]) == row["length"] > 4
     assert (tags, row["labels"][1], row["labels"][0], row["labels"][-1]) == ([0, 1], 0, -100, -100)
-    assert row["language"] == "romanised"
+    assert row["language"] == "und-Latn"
 
 
 def test_words_that_are_cut_off_are_counted_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
