@@ -53,8 +53,9 @@ def languages_of(texts: Iterable[str]) -> list[str]:
 
     The script that most of the text is written in stands for its largest language. Letters and vowel signs count alike
     ("अच्छा" weighs as much as "accha"); URLs, handles and their placeholders do not count. Where two scripts are even,
-    the one whose letter comes first in the text wins. Latin text is `en` if lingua is more than half sure, else `und-Latn`:
-    lingua knows no romanised Hindi, Telugu or Tamil. A text without letters or mostly in another script is `und`.
+    the one whose letter comes first in the text wins. Latin text is `en` if lingua is more than half sure,
+    else `und-Latn`: lingua knows no romanised Hindi, Telugu or Tamil. A text without letters or mostly in another
+    script is `und`.
     """
     words = [_NOT_LANGUAGE.sub(" ", text) for text in texts]
     languages = [of_script(text) for text in words]
