@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -69,8 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError("unknown-verb", value=words[0], way_out=hint, known=", ".join(VERBS))
         if text := help_or_typos(words[0], words[1:], USAGE):
             print(text, end="")
-            return 0
-        return VERBS[words[0]](words[1:])
+            code = 0
+        else:
+            code = VERBS[words[0]](words[1:])
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("indictune: interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,14 +27,13 @@ def recipes_command(argv: Sequence[str]) -> int:
         raise UserError(problems=[unknown_name(name, "--", ["to"]) for name in flags])
     files = everything()
     if not names:
-        folder = ""
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        folder, width = "", shutil.get_terminal_size().columns
         for name, path in files.items():
             if not name.startswith(f"{folder}/"):
                 folder = name.partition("/")[0]
                 print(f"{folder}/")
             line = f"  {name.removeprefix(f'{folder}/'):40} {_first_line(path)}"
-            print(line[:width].rstrip())
+            print(textwrap.fill(line.rstrip(), width, subsequent_indent=" " * 43))
         print("Use a recipe by `indictune train NAME`, a strategy file by `--strategy NAME`.")
         return 0
     chosen = dict.fromkeys(file for name in names for file in (files if name == _ALL else _needed(name, files)))

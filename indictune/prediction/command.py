@@ -50,8 +50,6 @@ def predict_command(argv: Sequence[str]) -> int:
         if rank == 0:
             print("indictune: stopped. The same command goes on with what is not labelled yet.", file=sys.stderr)
         return EXIT_RESUMABLE
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
