@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from indictune.config.flag_table import LAUNCH_FLAGS, flags_of, read_flags
-from indictune.config.read_words import unknown_name
+from indictune.config.flag_table import LAUNCH_FLAGS, flags_of
+from indictune.config.read_words import read_flags, unknown_name
 from indictune.config.strict_yaml import RecipeLoader
 from indictune.config.task_names import LAUNCHED_BY, SCRIPTS, WORDS
 from indictune.credentials import NOT_YAML, without_its_text, without_tokens

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
-
-from indictune.config.read_words import split_flags
 
 FILE = "flags.json"
 
@@ -52,15 +50,6 @@ def flags_of(program: str) -> Mapping[str, Flag]:
 def programs_with(name: str) -> list[str]:
     """The programs that have a flag."""
     return sorted({program for each in _entries() if each["name"] == name for program in each["of"]})
-
-
-def read_flags(argv: Sequence[str]) -> dict[str, list[str]]:
-    """The words of each flag. Of a flag that is given twice, the last words count; if it takes several, all do."""
-    several = {each["name"] for each in _entries() if "words" in each["values"]}
-    flags: dict[str, list[str]] = {}
-    for name, words in split_flags(argv):
-        flags[name] = [*flags.get(name, ()), *words] if name in several else words
-    return flags
 
 
 @cache

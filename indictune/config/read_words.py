@@ -33,6 +33,14 @@ def split_flags(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
         yield name, words
 
 
+def read_flags(argv: Sequence[str]) -> dict[str, list[str]]:
+    """The words of each flag. Of a flag that is given twice, the last words count; only `--text` keeps all."""
+    flags: dict[str, list[str]] = {}
+    for name, words in split_flags(argv):
+        flags[name] = [*flags.get(name, ()), *words] if name == "text" else words
+    return flags
+
+
 def to_words(value: Any) -> list[str]:
     """The value of a recipe's key as words of a command line, so that both are converted alike."""
     if isinstance(value, list | tuple):

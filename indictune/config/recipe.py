@@ -12,8 +12,8 @@ import yaml
 from transformers import HfArgumentParser
 
 from indictune.config.fields import AUTO
-from indictune.config.flag_table import programs_with, read_flags
-from indictune.config.read_words import to_words, unknown_name
+from indictune.config.flag_table import programs_with
+from indictune.config.read_words import read_flags, to_words, unknown_name
 from indictune.config.strict_yaml import RecipeLoader
 from indictune.config.task_names import SCRIPTS
 from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
+from indictune.config.command_arguments import PredictArguments
 from indictune.config.recipe import DECIDED, TRUST_FIELDS, Recipe, read_recipe, recorded_values, resolved
 from indictune.errors import UserError
 from indictune.files import RECIPE, write_yaml
@@ -65,9 +66,9 @@ def test_the_last_of_two_equal_flags_counts() -> None:
     assert values("--seed", "1", "--seed", "2") == {"seed": 2}
 
 
-def test_a_flag_that_takes_several_values_keeps_those_of_each_time() -> None:
-    read = read_recipe(["--train_file", "a.csv", "--text_column", "x", "--train_file", "b.csv"], (DataArguments,))
-    assert read.values == {"train_file": ["a.csv", "b.csv"], "text_column": "x"}
+def test_all_texts_to_label_count() -> None:
+    read = read_recipe(["--text", "a", "b", "--model", "m", "--text", "c"], (PredictArguments,))
+    assert read.values == {"text": ["a", "b", "c"], "model": "m"}
 
 
 @pytest.mark.parametrize(

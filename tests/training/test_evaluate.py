@@ -231,7 +231,8 @@ def test_a_name_that_leads_out_of_the_model_names_no_folder(finished_run: Finish
     assert (finished_run.folder / "status.json").read_bytes() == status
 
 
-ONE_OF_TWO = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}  # as accelerate leaves it
+# As accelerate leaves it with --cpu: it starts one process in place of several.
+ONE_OF_TWO = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"}
 
 
 @pytest.mark.parametrize(
