@@ -280,7 +280,7 @@ def test_a_class_id_out_of_range_is_reported_by_row_and_left_out(
 
 @pytest.mark.parametrize("declared", ["in README.md", "in the file"])
 def test_languages_that_are_class_ids_get_their_names(folder: Path, declared: str) -> None:
-    table = pa.table({"text": ["a", "b", "c"], "label": ["x", "y", "y"], "language": [1, 0, -1]})
+    table = pa.table({"text": ["a", "b", "ok"], "label": ["x", "y", "y"], "language": [1, 0, -1]})
     if declared == "in README.md":
         names = DECLARED.replace("name: label", "name: label\n    dtype: string\n  - name: language")
         names = names.replace("negative", "hi").replace("positive", "te")
