@@ -12,9 +12,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from indictune.config.flag_table import flags_of, scripts_with
 from indictune.config.help import help_of
-from indictune.config.read_words import split_flags
+from indictune.config.read_words import split_flags, unknown_name
 from indictune.config.task_names import LAUNCHED_BY, SCRIPTS
+from indictune.console_text import printable
+from indictune.errors import UserError
 
 _LOOK_EVERY_S = 0.5
 
@@ -37,20 +40,36 @@ def _end_with_launcher(parent: int, script: str) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _answer_help() -> None:
-    """Print the help of a script, and end."""
+def _answer_help_and_typos() -> None:
+    """Print the help of a script, or what is wrong with the names of its flags, and end.
+
+    Under a launcher, the run reports such names, to `status.json` too.
+    """
     flags = dict(split_flags(sys.argv[1:]))
-    for task, script in SCRIPTS.items():
-        if Path(sys.argv[0]).name == script and "help" in flags:
-            if os.environ.get("RANK", "0") == "0":
-                print(
-                    help_of(task, f"usage: python {sys.argv[0]} --config RECIPE.yaml [flags]\n", flags["help"]), end=""
-                )
-            sys.exit(0)
+    task = next((task for task, script in SCRIPTS.items() if Path(sys.argv[0]).name == script), None)
+    if task is None:
+        return
+    if "help" in flags:
+        if os.environ.get("RANK", "0") == "0":
+            print(help_of(task, f"usage: python {sys.argv[0]} --config RECIPE.yaml [flags]\n", flags["help"]), end="")
+        sys.exit(0)
+    known = [*flags_of(task), "config"]
+    flags.pop("", None)  # words that are no flags: the run says more
+    problems = [unknown_name(name, "--", known, scripts_with(name)) for name in flags if name not in known]
+    if problems and not _is_launched():
+        from indictune.credentials import holds_token, without_tokens  # slow
+
+        if not any(map(holds_token, sys.argv)):  # of which the run says more
+            print(printable(without_tokens(f"indictune: {UserError(problems=problems).message}")), file=sys.stderr)
+            sys.exit(2)
 
 
-_answer_help()
+def _is_launched() -> bool:
+    return "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+
+
+_answer_help_and_typos()
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
 is_launched = os.environ.get(LAUNCHED_BY) == str(os.getppid())  # by `indictune train`
-if is_launched or "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
+if is_launched or _is_launched():
     threading.Thread(target=_end_with_launcher, args=(os.getppid(), sys.argv[0]), daemon=True).start()

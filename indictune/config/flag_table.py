@@ -8,6 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from indictune.config.task_names import SCRIPTS
+
 FILE = "flags.json"
 
 
@@ -50,6 +52,11 @@ def flags_of(program: str) -> Mapping[str, Flag]:
 def programs_with(name: str) -> list[str]:
     """The programs that have a flag."""
     return sorted({program for each in _entries() if each["name"] == name for program in each["of"]})
+
+
+def scripts_with(name: str) -> list[str]:
+    """The scripts that have a flag."""
+    return [f"scripts/{SCRIPTS[task]}" for task in programs_with(name) if task in SCRIPTS]
 
 
 @cache

@@ -12,10 +12,9 @@ import yaml
 from transformers import HfArgumentParser
 
 from indictune.config.fields import AUTO
-from indictune.config.flag_table import programs_with
+from indictune.config.flag_table import scripts_with
 from indictune.config.read_words import read_flags, to_words, unknown_name
 from indictune.config.strict_yaml import RecipeLoader
-from indictune.config.task_names import SCRIPTS
 from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
 from indictune.errors import Problems, UserError, problem
 
@@ -215,9 +214,8 @@ def _convert(parser: HfArgumentParser, prefix: str, name: str, words: list[str])
     """
     known = {action.dest: action for action in parser._actions if action.dest != "help"}
     if name not in known:
-        scripts = [f"scripts/{SCRIPTS[task]}" for task in programs_with(name) if task in SCRIPTS]
         names = [*known, *(["config"] if prefix == "--" else [])]
-        raise UserError(problems=[unknown_name(name, prefix, names, scripts)])
+        raise UserError(problems=[unknown_name(name, prefix, names, scripts_with(name))])
     if not words and prefix != "--" and known[name].nargs == "+":
         return []
     # `--name=value` is one word, so that a value may begin with a dash: argparse takes -1e-4 for a flag.

@@ -239,6 +239,24 @@ def test_a_script_answers_help_before_the_libraries_are_imported(empty: Path) ->
     assert re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE) is None
 
 
+def test_a_script_finds_typing_errors_before_the_libraries_are_imported(empty: Path) -> None:
+    (empty / "torch.py").write_text("raise SystemExit('torch is imported')\n", encoding="utf-8")
+    script = [*python(), str(ROOT / "scripts/train_sentiment.py"), "--lerning_rate", "1", "--lora_rank", "8"]
+    done = subprocess.run(
+        script,
+        cwd=empty,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{empty}:{ROOT}"},
+    )
+    assert done.returncode == 2
+    assert re.findall(r"--(\w+): .* `--(\w+)`", done.stderr) == [
+        ("lerning_rate", "learning_rate"),
+        ("lora_rank", "lora_r"),
+    ]
+
+
 def test_recipes_are_listed_and_copied(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     listed = capsys.readouterr().out
