@@ -65,8 +65,7 @@ def trained(folder: Path, width: int) -> IndicTrainer:
     )
     tokenizer = load_tokenizer(ModelArguments("builtin:tiny-indic-bert"))
     model = BertForSequenceClassification(config)
-    trainer = IndicTrainer(model, args, rows, None, tokenizer, SingleLabel(config, tokenizer))
-    trainer.strategy = launch.strategy
+    trainer = IndicTrainer(model, args, rows, None, tokenizer, SingleLabel(config, tokenizer), launch=launch)
     trainer.bad_steps = BadSteps(trainer.batches, str, None, launch.strategy)
     trainer.train()
     return trainer

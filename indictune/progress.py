@@ -9,6 +9,8 @@ from typing import TypeVar
 
 Each = TypeVar("Each")
 
+LAST_BEFORE_A_WAIT = "a backward pass"  # in which a rank waits for the gradients of the others
+
 
 class Progress:
     """Counts the places that all ranks pass in the same order, above all those after which they wait for each other.

@@ -39,7 +39,7 @@ def main(run: Run) -> None:
     run.show(f"\n{tokens.summary}\n")
 
     model = load_model(task, plan, args, rows)
-    trainer = LlamaTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, padded)
+    trainer = LlamaTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, padded, plan.launch)
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
     samples = tokens.chats.samples(plan.data.num_sample_generations)

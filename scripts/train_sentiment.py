@@ -40,7 +40,9 @@ def main(run: Run) -> None:
     model = load_model(task, plan, args, rows)
     use_active_vocabulary(model, args, tokens.datasets, rows.tokenizer, point.checkpoint)
     objective = task.objective(args, model.config, rows.tokenizer, padded, rows)
-    trainer = IndicTrainer(model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded)
+    trainer = IndicTrainer(
+        model, args, tokens.train, tokens.validation, rows.tokenizer, objective, padded, plan.launch
+    )
     result = train(trainer, plan, run, point, tokens)
     saved_files = save_model(trainer, run)
     finish(trainer, run, result, tokens, saved_files)

@@ -29,6 +29,32 @@ Training = TypeVar("Training", bound=IndicTrainingArguments, covariant=True)
 
 
 @dataclass(frozen=True)
+class Axes:
+    """Over how many processes a run splits what. What they leave of the processes splits the batch.
+
+    Rank numbers count the tensor axis first, then context, data and pipeline.
+
+    Attributes:
+        pipeline: stages, each with some of the layers.
+        tensor: parts of each matrix.
+        context: parts of each row.
+        replicas: of a model that FSDP2 shards; the data axis has that many times its shards.
+        is_sharded: whether FSDP2 shards the weights over the data axis.
+    """
+
+    pipeline: int = 1
+    tensor: int = 1
+    context: int = 1
+    replicas: int = 1
+    is_sharded: bool = False
+
+    @property
+    def model_ranks(self) -> int:
+        """Processes that work on the same rows."""
+        return self.pipeline * self.context * self.tensor
+
+
+@dataclass(frozen=True)
 class Launch:
     """What the launcher asked of one process.
 
@@ -41,6 +67,7 @@ class Launch:
         deepspeed_source: path of that file, or its text.
         from_file: fields that neither recipe nor flags give, with the values of the strategy file.
         is_known: False where the environment could not be read; then the strategy is a placeholder.
+        axes: what is split over the processes.
     """
 
     strategy: str
@@ -51,16 +78,26 @@ class Launch:
     deepspeed_source: str | None = None
     from_file: Mapping[str, Any] = field(default_factory=dict)
     is_known: bool = True
+    axes: Axes = Axes()
 
     @property
-    def family(self) -> str:
-        """The strategy without its offloading."""
-        return family_of(self.strategy)
+    def data_size(self) -> int:
+        """Processes, or groups of processes, that each have their own rows."""
+        return self.world_size // self.axes.model_ranks
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this process among `data_size`."""
+        return self.rank // (self.axes.context * self.axes.tensor) % self.data_size
+
+    @property
+    def is_first_of_rows(self) -> bool:
+        """Whether this process is the first of those that work on its rows."""
+        inner = self.axes.context * self.axes.tensor
+        return self.rank % inner == 0 and self.rank < inner * self.data_size
 
 
-def family_of(strategy: str) -> str:
-    """A strategy without its offloading."""
-    return strategy.removesuffix("_offload")
+SINGLE = Launch("single")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from accelerate.state import DistributedType, PartialState
 
 from indictune.config.plan import Launch
+from indictune.distributed.engines import engine_of
 
 
 def is_needed() -> bool:
@@ -29,13 +30,13 @@ def start(launch: Launch, timeout_s: int) -> dict[str, Any]:
     if launch.strategy == "single":
         return {"use_cpu": True}
     timeout = timedelta(seconds=timeout_s)
-    if launch.family.startswith("zero"):
+    if engine_of(launch.strategy).startswith("zero"):
         os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         PartialState(cpu=False, backend="gloo", timeout=timeout)
     else:
         PartialState(cpu=True, backend="gloo", timeout=timeout)
-    if launch.family == "fsdp2":
+    if engine_of(launch.strategy) == "fsdp2":
         # accelerate enables FSDP for MULTI_GPU but not for MULTI_CPU, although `fully_shard` works on gloo. So the
         # state says MULTI_GPU until accelerate has read it.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU

@@ -12,8 +12,6 @@ _RESHARDS = {"FULL_SHARD": "true", "SHARD_GRAD_OP": "false"}
 
 # Sizes of a `parallelism_config` that split more than the batch. The data here is split by ranks alone.
 _SIZES = ("tp_size", "cp_size", "sp_size")
-_DP = ("replicate", "shard")
-_HAS_MESH = "ACCELERATE_USE_PARALLELISM_CONFIG"
 
 
 def is_version_1(environ: Mapping[str, str]) -> bool:
@@ -33,18 +31,7 @@ def not_supported(environ: Mapping[str, str]) -> list[str]:
             found.append("fsdp_activation_checkpointing_offload: true")
     split = [(name, _size(environ, name)) for name in _SIZES]
     found += [f"parallelism_config_{name}: {size}" for name, size in split if size != 1]
-    return found or _mesh_of_other_ranks(environ)
-
-
-def _mesh_of_other_ranks(environ: Mapping[str, str]) -> list[str]:
-    """The sizes of a `parallelism_config` that do not make the number of ranks, or leave FSDP nothing to shard."""
-    if not (environ.get(_HAS_MESH) == environ.get("ACCELERATE_USE_FSDP") == "true"):
-        return []
-    ranks, replicas, shards = int(environ.get("WORLD_SIZE", "1")), *(_size(environ, f"dp_{each}_size") for each in _DP)
-    if replicas * shards == ranks and (shards > 1 or ranks == 1):
-        return []
-    sizes = f"parallelism_config_dp_replicate_size: {replicas}, parallelism_config_dp_shard_size: {shards}"
-    return [f"{sizes} on {ranks} process{'es' * (ranks > 1)}"]
+    return found
 
 
 def note_of_version_1(environ: Mapping[str, str]) -> str:
@@ -59,7 +46,6 @@ def use_version_2(environ: MutableMapping[str, str]) -> None:
     FSDP2 prefetches, broadcasts weights and keeps the original parameters by itself. Checkpoints are always in shards.
     """
     if environ.get("ACCELERATE_USE_FSDP") != "true":
-        environ.pop(_HAS_MESH, None)  # without FSDP, its two sizes of data parallelism are one
         return
     if is_version_1(environ):
         environ["FSDP_RESHARD_AFTER_FORWARD"] = _RESHARDS[_sharding(environ)]

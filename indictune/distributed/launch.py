@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from indictune.config.plan import Launch
+from indictune.config.plan import Axes, Launch
 from indictune.credentials import holds_token
 from indictune.distributed import deepspeed_config, fsdp_file
+from indictune.distributed.axes import read_axes
+from indictune.distributed.engines import engine_of
 from indictune.errors import UserError
 
 
@@ -45,15 +47,22 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
     config = None if source is None else read_deepspeed(source)
     if config is None and _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
         config = _deepspeed_of_accelerate(environ)
+    world_size, on_node = world_size_of(environ), local_world_size_of(environ)
+    is_fsdp = _is_true(environ, "ACCELERATE_USE_FSDP") or bool(fsdp)
+    axes = read_axes(environ, config or {}, world_size, on_node, is_fsdp)
     if config is not None and (zero := _zero_name(config)):
-        strategy = zero
-    elif _is_true(environ, "ACCELERATE_USE_FSDP") or fsdp:
-        strategy = "fsdp2_offload" if _is_true(environ, "FSDP_OFFLOAD_PARAMS") else "fsdp2"
+        strategy = zero + ("_tp" if axes.tensor > 1 else "")
+    elif is_fsdp:
+        strategy = _fsdp_name(axes, _is_true(environ, "FSDP_OFFLOAD_PARAMS"))
+    elif axes.pipeline > 1:
+        strategy = "pipeline" if axes.tensor == 1 else "3d"
+    elif axes.tensor > 1:
+        strategy = "tp" if axes.tensor == world_size else "ddp_tp"
     else:
         strategy = "ddp" if "LOCAL_RANK" in environ else "single"
     _check_launcher(environ, strategy, config or {})
-    sizes = world_size_of(environ), local_world_size_of(environ), rank_of(environ)
-    return Launch(strategy, *sizes, deepspeed=config, deepspeed_source=source)
+    sizes = world_size, on_node, rank_of(environ)
+    return Launch(strategy, *sizes, deepspeed=config, deepspeed_source=source, axes=axes)
 
 
 def starts_one_of_several(environ: Mapping[str, str]) -> bool:
@@ -70,7 +79,7 @@ def for_evaluation(launch: Launch, environ: MutableMapping[str, str]) -> Launch:
 
     DeepSpeed refuses to evaluate with them ("ZeRO inference only makes sense with ZeRO Stage 3").
     """
-    if launch.family not in ("zero1", "zero2"):
+    if engine_of(launch.strategy) not in ("zero1", "zero2"):
         return launch
     environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     return replace(launch, strategy="ddp", deepspeed=None, deepspeed_source=None)
@@ -129,8 +138,20 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
         raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size)
     if strategy not in ("single", "ddp") and not is_launched:
         raise UserError("launcher-missing", value=strategy)
+    if stages := environ.get("MEGATRON_LM_PP_DEGREE"):
+        raise UserError("strategy-file-not-supported", value=f"megatron_lm_pp_degree: {stages}")
     if keys := fsdp_file.not_supported(environ) + deepspeed_config.not_supported(deepspeed):
         raise UserError("strategy-file-not-supported", value=", ".join(keys))
+
+
+def _fsdp_name(axes: Axes, offloads: bool) -> str:
+    if axes.tensor > 1:
+        name = "fsdp2_tp"
+    elif axes.context > 1:
+        name = "fsdp2_cp"
+    else:
+        name = "hsdp" if axes.replicas > 1 else "fsdp2"
+    return name + "_offload" * offloads
 
 
 def _zero_name(config: Mapping[str, Any]) -> str | None:

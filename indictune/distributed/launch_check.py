@@ -8,6 +8,7 @@ from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 
 from indictune.config.plan import Launch
+from indictune.distributed.engines import engine_of
 from indictune.errors import UserError
 
 
@@ -18,8 +19,8 @@ def check_came_up(launch: Launch, training_args: TrainingArguments) -> None:
         UserError: another strategy, or another number of processes, came up.
     """
     family = came_up(training_args)
-    if family != launch.family:
-        raise UserError("another-strategy-came-up", value=launch.family, came_up=family)
+    if family != engine_of(launch.strategy):
+        raise UserError("another-strategy-came-up", value=engine_of(launch.strategy), came_up=family)
     if training_args.world_size != launch.world_size:
         raise UserError("processes-do-not-meet", value=launch.world_size, came_up=training_args.world_size)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from transformers import PreTrainedConfig
 
 from indictune.config.plan import AnyPlan
+from indictune.distributed.engines import engine_of
 from indictune.models.parameter_counts import ParameterCounts
 
 # Bytes of one parameter in NF4 with double quantisation: 4 bit, an 8-bit scale for each block of 64, and a 32-bit
@@ -56,8 +57,11 @@ def estimate_memory(plan: AnyPlan, counts: ParameterCounts, tokens: int) -> Memo
     parameters = (counts.total - counts.packed) * stored_bytes + counts.packed * _NF4_BYTES
     gradients = counts.trained * 4.0
     states = counts.trained * _state_bytes(str(plan.training.optim))
-    shards = plan.launch.world_size
-    family, offloads = plan.launch.family, plan.launch.strategy.endswith("_offload")
+    launch = plan.launch
+    parts = launch.axes.tensor * launch.axes.pipeline
+    parameters, gradients, states = parameters / parts, gradients / parts, states / parts
+    shards = launch.world_size // (parts * launch.axes.replicas)
+    family, offloads = engine_of(plan.launch.strategy), plan.launch.strategy.endswith("_offload")
     if family in ("fsdp2", "zero3"):
         parameters = 0 if offloads and family == "fsdp2" else parameters / shards
     if family in ("fsdp2", "zero2", "zero3"):

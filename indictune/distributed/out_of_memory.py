@@ -12,6 +12,7 @@ import torch
 from indictune.config.arguments import Method
 from indictune.config.plan import AnyPlan
 from indictune.distributed.devices import counts_of
+from indictune.distributed.engines import engine_of
 from indictune.distributed.host_memory import free_and_capacity
 from indictune.distributed.memory import Memory, estimate_memory, micro_batch_tokens
 from indictune.errors import Problem, problem
@@ -132,7 +133,7 @@ def _changes(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
         for flags, _, changed in _of_the_batch(kept):
             yield f"--gradient_checkpointing true {flags}", "; the result stays the same", changed
     smallest = [(flags, changed) for flags, _, changed in _of_the_batch(kept)][-1:]
-    family = plan.launch.family
+    family = engine_of(plan.launch.strategy)
     for strategy in ("fsdp2", "fsdp2_offload"):
         spread = replace(plan.launch, strategy=strategy)
         if plan.launch.world_size > 1 and family in ("ddp", "zero1", "zero2") and plan.model.method != "qlora":
@@ -156,6 +157,6 @@ def _of_the_batch(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
     ((name, size),) = given.items()
     smallest = plan.sequence_limit if name == "max_tokens_per_device" else 1
     while (size := size // 2) >= smallest:
-        if name == "max_tokens_per_device" or training.global_batch_size % (size * plan.launch.world_size) == 0:
+        if name == "max_tokens_per_device" or training.global_batch_size % (size * plan.launch.data_size) == 0:
             same = f"; --global_batch_size {training.global_batch_size} and the result stay the same"
             yield f"--{name} {size}", same, plan.derive(**{name: size})

@@ -10,6 +10,7 @@ from torch.distributed import distributed_c10d
 
 from indictune.config.plan import Launch
 from indictune.distributed import cpu_adam, cpu_fallback, elastic, strategy_file
+from indictune.distributed.engines import engine_of
 
 
 def bring_up(launch: Launch, environ: MutableMapping[str, str], timeout_s: int) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def bring_up(launch: Launch, environ: MutableMapping[str, str], timeout_s: int) 
     """
     from_file = strategy_file.leave_to_plan(launch, environ)
     limit_waiting(timeout_s)
-    if launch.family.startswith("zero"):
+    if engine_of(launch.strategy).startswith("zero"):
         cpu_adam.remove_stale_locks()
     is_on_cpu = cpu_fallback.is_needed()
     elastic.join(environ, "gloo" if is_on_cpu else None, timeout_s)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from indictune.config.plan import Launch, family_of
+from indictune.config.plan import Launch
+from indictune.distributed.engines import engine_of
 
 # Each of these resumes the checkpoints of the others, on any number of processes (`convert_state`). ZeRO's states
 # cannot be converted: DeepSpeed's universal checkpoints were 8e-4 off in loss after 20 steps (0.19.8).
@@ -14,10 +15,10 @@ FLAGS_OF_STRATEGIES = "(ddp|fsdp)(_.*)?"
 
 def can_resume(strategy: str, world_size: int, launch: Launch) -> bool:
     """Whether `launch` can load weights and optimizer states that `world_size` processes of `strategy` wrote."""
-    family = family_of(strategy)
-    if {family, launch.family} <= _INTERCHANGEABLE:
+    family = engine_of(strategy)
+    if {family, engine_of(launch.strategy)} <= _INTERCHANGEABLE:
         return True
-    return (family, world_size) == (launch.family, launch.world_size)
+    return (family, world_size) == (engine_of(launch.strategy), launch.world_size)
 
 
 def not_carried_over(strategy: str, world_size: int, launch: Launch, optim: str | None) -> str | None:
@@ -27,7 +28,7 @@ def not_carried_over(strategy: str, world_size: int, launch: Launch, optim: str 
     """
     if not can_resume(strategy, world_size, launch):
         return "ZeRO's states"
-    is_split_anew = "fsdp2" in (families := {family_of(strategy), launch.family}) and len(families) > 1
+    is_split_anew = "fsdp2" in (families := {engine_of(strategy), engine_of(launch.strategy)}) and len(families) > 1
     if is_split_anew and optim is not None and (optim == "adafactor" or optim.endswith(("4bit", "8bit"))):
         return f"the states of --optim {optim}, which are not split as weights are,"
     return None

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan, unresolved
-from indictune.distributed import deepspeed_config, fsdp_file
+from indictune.distributed import axes, deepspeed_config, fsdp_file
 from indictune.distributed.deepspeed_config import FileValue
+from indictune.distributed.engines import engine_of
 from indictune.distributed.launch import starts_one_of_several
 
 Data = TypeVar("Data", bound=RowArguments)
@@ -54,7 +55,7 @@ def notes(plan: AnyPlan) -> list[str]:
         found.append("`distributed_type: NO` starts one process, whatever num_processes says.")
     if fsdp_file.is_version_1(plan.environ):
         found.append(fsdp_file.note_of_version_1(plan.environ))
-    if plan.launch.deepspeed is not None and not plan.launch.family.startswith("zero"):
+    if plan.launch.deepspeed is not None and not engine_of(plan.launch.strategy).startswith("zero"):
         found.append("The DeepSpeed file has ZeRO stage 0, which shards nothing. DDP runs it.")
     return found + ignored_values(plan)
 
@@ -72,7 +73,7 @@ def ignored_values(plan: AnyPlan) -> list[str]:
         found.append((key, value, counts[0]))
     if (policy := plan.environ.get("FSDP_AUTO_WRAP_POLICY", _WRAP)) != _WRAP:
         found.append(("fsdp_auto_wrap_policy", policy, "the layers that the model repeats are wrapped"))
-    if plan.launch.family == "zero3" and plan.environ.get(_SAVES_WHOLE) == "false":
+    if engine_of(plan.launch.strategy) == "zero3" and plan.environ.get(_SAVES_WHOLE) == "false":
         found.append(("zero3_save_16bit_model", False, deepspeed_config.IS_SAVED_WHOLE))
     found += deepspeed_config.unusable(plan.launch.deepspeed or {}, bool(plan.training.fp16))
     shown = "; ".join(f"{key} {_shown(value)} ({instead})" for key, value, instead in found)
@@ -92,7 +93,8 @@ def leave_to_plan(launch: Launch, environ: MutableMapping[str, str]) -> dict[str
     for name in ("GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING", "CONFIG_DS_FIELDS"):
         environ.pop(f"ACCELERATE_{name}", None)
     fsdp_file.use_version_2(environ)
-    if not launch.family.startswith("zero"):
+    axes.hand_over(launch.axes, launch.world_size, environ)
+    if not engine_of(launch.strategy).startswith("zero"):
         environ.pop("ACCELERATE_USE_DEEPSPEED", None)
         return {"deepspeed": None}
     environ[_SAVES_WHOLE] = "true"

@@ -11,6 +11,7 @@ from transformers.trainer_optimizer import _BITSANDBYTES_OPTIMIZERS
 
 from indictune.config.plan import AnyPlan, Launch
 from indictune.distributed.deepspeed_config import leaves_bad_steps_out
+from indictune.distributed.engines import engine_of
 from indictune.errors import Problem, problem
 
 STORAGE = "bfloat16"  # type in which `models.adapters.nf4_config` stores packed weights
@@ -28,10 +29,10 @@ def check_weights(plan: AnyPlan, quantisation: Mapping[str, Any]) -> list[Proble
         "zero3": model.method == "qlora" or bool(quantisation),
         "fsdp2": quantisation.get("load_in_8bit") or (quantisation.get("load_in_4bit") and is_stored_otherwise),
     }
-    if unshardable.get(launch.family):
+    if unshardable.get(engine_of(launch.strategy)):
         name = model.model_name_or_path
         found.append(problem("quantised-weights-sharded", "--model_name_or_path", name, strategy=launch.strategy))
-    if launch.family == "fsdp2" and "lm_head" in model.modules_to_save:
+    if engine_of(launch.strategy) == "fsdp2" and "lm_head" in model.modules_to_save:
         found.append(problem("lm-head-under-fsdp2", "--modules_to_save", "lm_head"))
     if model.device_map is not None and launch.world_size > 1:
         found.append(
@@ -71,15 +72,15 @@ def runs_optimizer(launch: Launch, optim: str) -> bool:
     they are sharded: FSDP2 cannot save them ("KeyError"), and DeepSpeed (0.19.8) fails at the first step
     ("IndexError").
     """
-    if launch.family == "fsdp2":
+    if engine_of(launch.strategy) == "fsdp2":
         return optim not in (*_BITSANDBYTES_OPTIMIZERS, "adafactor", "adagrad")
-    return not (launch.family.startswith("zero") and optim == "adagrad")
+    return not (engine_of(launch.strategy).startswith("zero") and optim == "adagrad")
 
 
 def check_communication(plan: AnyPlan) -> list[Problem]:
     """Refuse settings of the communication between ranks that the strategy does not have."""
     launch, training, found = plan.launch, plan.training, []
-    if training.reduce_dtype != "float32" and launch.family == "fsdp2" and plan.model.method != "full":
+    if training.reduce_dtype != "float32" and engine_of(launch.strategy) == "fsdp2" and plan.model.method != "full":
         other = f"--method {plan.model.method} under {launch.strategy}"
         found.append(problem("no-effect", "--reduce_dtype", training.reduce_dtype, other=other))
     steps = plan.derived.get("gradient_accumulation_steps")
@@ -91,7 +92,7 @@ def check_communication(plan: AnyPlan) -> list[Problem]:
 def check_saving(plan: AnyPlan) -> list[Problem]:
     """Refuse `--async_save` if checkpoints are not shards of all weights."""
     launch, method = plan.launch, plan.model.method
-    writes_shards = launch.family == "fsdp2" and launch.world_size > 1 and method == "full"
+    writes_shards = engine_of(launch.strategy) == "fsdp2" and launch.world_size > 1 and method == "full"
     if writes_shards or not plan.training.async_save:
         return []
     where = f"{launch.strategy} on {launch.world_size} process(es) with --method {method}"

@@ -61,7 +61,7 @@ def make_plan(
     rows, rows_at_once = training.global_batch_size, training.per_device_train_batch_size
     if training.max_tokens_per_device is None and min(rows, rows_at_once) > 0:
         with problems.collecting():
-            steps = batch_size.accumulation_steps(rows, rows_at_once, plan.launch.world_size)
+            steps = batch_size.accumulation_steps(rows, rows_at_once, plan.launch.data_size)
             derived["gradient_accumulation_steps"] = checked_accumulation(plan, steps, "--global_batch_size")
     return plan.derive(**derived), problems
 

@@ -10,8 +10,10 @@ from transformers import PreTrainedTokenizerBase
 from trl.trainer.sft_trainer import SFTTrainer
 
 from indictune.config.chat_arguments import LlamaTrainingArguments
+from indictune.config.plan import SINGLE, Launch
 from indictune.models.load import Model
 from indictune.models.unpadded import read_unpadded
+from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.chat import Answers, compute_dtype
 from indictune.training.exact_trainer import ExactTrainer
 
@@ -26,6 +28,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         eval_dataset: likewise, with `language` and never packed; or None.
         tokenizer: saved with the model.
         padded: whether the rows of a training micro-batch are padded; packs never are.
+        launch: of the run.
     """
 
     args: LlamaTrainingArguments
@@ -38,13 +41,14 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         eval_dataset: Dataset | None,
         tokenizer: PreTrainedTokenizerBase,
         padded: bool = True,
+        launch: Launch = SINGLE,
     ) -> None:
         padded = padded and "seq_lengths" not in train_dataset.column_names
         self.objective = Answers(tokenizer.pad_token_id, compute_dtype(args), padded)
         collator = self.objective.collator(evaluating=False)
         of_text = model.config.get_text_config()
         balances = getattr(of_text, "router_aux_loss_coef", None)
-        super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, data_collator=collator)
+        super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, launch, data_collator=collator)
         # transformers (5.23) counts a step's tokens only for models that accept the count. Gemma 3n, Gemma 4, and a
         # model's own code without **kwargs do not. TRL (1.16) divides by the count, or by a micro-batch's without it.
         self.model_accepts_loss_kwargs = True
@@ -58,7 +62,8 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         """A micro-batch's share of the loss. A callback would not see that TRL takes the micro-batch's own mean."""
         if settings.get("num_items_in_batch") is None:
             raise ValueError("The Trainer did not count the tokens of the global batch (num_items_in_batch is None).")
-        loss = super().compute_loss(*args, **settings)
+        loss = super().compute_loss(*args, **settings)  # type: ignore[no-untyped-call]
+        OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
         means = self._metrics["train"]
         # TRL (1.16) adds a 0 to both means for a micro-batch without an answer's token on any rank.
         if means["entropy"][-1] == means["mean_token_accuracy"][-1] == 0:

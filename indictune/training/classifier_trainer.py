@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.arguments import IndicTrainingArguments
+from indictune.config.plan import SINGLE, Launch
 from indictune.models.load import Model
 from indictune.models.unpadded import classify_unpadded
+from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 from indictune.tasks.objective import Objective
 from indictune.training.exact_trainer import ExactTrainer
 
@@ -30,8 +34,17 @@ class IndicTrainer(ExactTrainer):
         tokenizer: PreTrainedTokenizerBase,
         objective: Objective,
         padded: bool = True,
+        launch: Launch = SINGLE,
     ) -> None:
         self.objective = objective
-        super().__init__(model, args, train_dataset, eval_dataset, tokenizer, padded, compute_loss_func=objective.loss)
+        loss = objective.loss
+
+        def recorded_loss(*args: Any, **settings: Any) -> Any:
+            OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
+            return None if loss is None else loss(*args, **settings)
+
+        super().__init__(
+            model, args, train_dataset, eval_dataset, tokenizer, padded, launch, compute_loss_func=recorded_loss
+        )
         if not padded:
             classify_unpadded(model)

@@ -11,6 +11,7 @@ from indictune.config.recipe import read_recipe
 from indictune.console_text import in_one_line, printable, table
 from indictune.data.collation import lengths_of
 from indictune.distributed import strategy_file
+from indictune.distributed.axes import shown_axes
 from indictune.distributed.batch_size import steps_of_run
 from indictune.distributed.memory import Memory, estimate_memory, micro_batch_tokens
 from indictune.distributed.out_of_memory import killed_for_memory
@@ -73,14 +74,15 @@ def plan_table(task_name: str, plan: RunPlan[Any, Any], tokens: Tokens, counts: 
     rows, epochs = len(tokens.train), training.num_train_epochs
     steps = steps_of_run(rows, training.global_batch_size, training.max_steps, epochs)
     per_device, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
-    batch = f"{launch.world_size} x {per_device} rows x {accumulation} accumulation step(s)"
+    axes = shown_axes(launch)
+    batch = f"{launch.data_size} x {per_device} rows x {accumulation} accumulation step(s)"
     half = "float16" if training.fp16 else "bfloat16"
     is_half = training.bf16 or training.fp16 or training.bf16 is None
     values = {
         "task": task_name,
         "model": plan.model.model_name_or_path,
         "method": f"{plan.model.method}: {counts.trained:,} of {counts.total:,} parameters are trained",
-        "strategy": f"{launch.strategy} on {launch.world_size} process(es)",
+        "strategy": f"{launch.strategy} on {launch.world_size} process(es)" + (f": {axes}" if axes else ""),
         "strategy file": strategy_file.taken_values(plan),
         "global batch": f"{training.global_batch_size} rows = {batch}",
         "steps": f"{steps:,}, about {steps * training.global_batch_size / rows:.1f} epoch(s)",

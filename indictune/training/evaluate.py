@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from indictune.config.command_arguments import EvaluateArguments
-from indictune.config.plan import unresolved
+from indictune.config.plan import Launch, unresolved
 from indictune.config.recipe import Recipe, read_recipe
 from indictune.config.trained_recipe import configuration_of
 from indictune.distributed import sharding
@@ -143,15 +143,19 @@ def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     objective = task.objective(args, config, tokenizer, padded=True, rows=None)
     model = objective.load(Path(asked.model), asked.trust_remote_code, asked.trust_checkpoint)
     check_vocabulary(plan.model, model, tokenizer, flag="--model")
-    trainer = _trainer(model, args, dataset, tokenizer, objective)
-    trainer.strategy = plan.launch.strategy
+    trainer = _trainer(model, args, dataset, tokenizer, objective, plan.launch)
     sharding.prepare_for_evaluation(trainer)
     evaluate_file(trainer, run, dataset, asked.test_file)
 
 
 def _trainer(
-    model: Model, args: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, objective: Objective
+    model: Model,
+    args: Any,
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
+    launch: Launch,
 ) -> ExactTrainer:
     if objective.loss is None:  # TRL's trainer has its own loss, and asks for training rows
-        return LlamaTrainer(model, args, dataset, None, tokenizer)
-    return IndicTrainer(model, args, None, None, tokenizer, objective)
+        return LlamaTrainer(model, args, dataset, None, tokenizer, launch=launch)
+    return IndicTrainer(model, args, None, None, tokenizer, objective, launch=launch)

@@ -34,7 +34,7 @@ def evaluate_rows(trainer: TaskTrainer, dataset: Dataset, prefix: str) -> dict[s
     trainer.detailed_metrics[prefix] = detailed
     flat = trainer.objective.flatten(detailed)
     metrics = {f"{prefix}_{name}": value for name, value in flat.items()}
-    at_once = trainer.args.eval_batch_size * trainer.args.world_size
+    at_once = trainer.args.eval_batch_size * trainer.launch.data_size
     metrics |= speed_metrics(prefix, began, num_samples=len(dataset), num_steps=math.ceil(len(dataset) / at_once))  # type: ignore[no-untyped-call]
     trainer.log(metrics)
     if trainer.is_in_train:
@@ -69,7 +69,8 @@ def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
         kept.append(measure_batch(trainer, model, batch))
         trainer.control = handler.on_prediction_step(args, trainer.state, trainer.control)
     of_rank = [joined([each.cpu().numpy() for each in column]) for column in zip(*kept, strict=True)]
-    of_all = collectives.gather_from_all(of_rank)
+    mine = of_rank if trainer.launch.is_first_of_rows else None  # others have measured the same rows
+    of_all = [each for each in collectives.gather_from_all(mine) if each is not None]
     row_numbers, *results = [joined(column) for column in zip(*of_all, strict=True)]
     return in_order(row_numbers, results, len(dataset))
 

@@ -22,6 +22,7 @@ from indictune.checkpoint.rng_state import RandomStates
 from indictune.checkpoint.save import Checkpoints, RunFacts, weights_are_finite
 from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
+from indictune.config.plan import Launch
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import sharding, tf32
@@ -54,6 +55,7 @@ class ExactTrainer(TaskTrainer):
         eval_dataset: likewise, with `language`; or None.
         tokenizer: saved with the model.
         padded: whether the rows of a training micro-batch are padded to its longest; else they are joined.
+        launch: of the run.
         settings: of the Trainer.
     """
 
@@ -65,10 +67,11 @@ class ExactTrainer(TaskTrainer):
         eval_dataset: Dataset | None,
         tokenizer: PreTrainedTokenizerBase,
         padded: bool,
+        launch: Launch,
         **settings: Any,
     ) -> None:
         sharding.fit_to_model(model, args)
-        self.padded = padded
+        self.padded, self.launch = padded, launch
         super().__init__(
             model=model,
             args=args,
@@ -87,14 +90,18 @@ class ExactTrainer(TaskTrainer):
                 lengths=lengths_of(train_dataset),
                 global_batch_size=args.global_batch_size,
                 accumulation_steps=args.gradient_accumulation_steps,
-                rank=args.process_index,
-                world_size=args.world_size,
+                rank=launch.data_rank,
+                world_size=launch.data_size,
                 seed=args.seed if args.data_seed is None else args.data_seed,
                 padded=padded,
             )
             self.throughput = Throughput(self.batches)
             self.add_callback(EpochShuffle(self.batches))
             self.add_callback(self.throughput)
+
+    def get_tp_size(self) -> int:
+        """Ranks that work on the same rows: the Trainer counts a step's rows on all ranks, and divides by it."""
+        return self.launch.axes.pipeline * self.launch.axes.tensor
 
     def get_train_dataloader(self) -> DataLoader[Row]:
         """The rank's own micro-batches: accelerate would deal them out again, and repeat rows at a ragged end."""
@@ -120,12 +127,6 @@ class ExactTrainer(TaskTrainer):
             self.restore_unlogged(unlogged)
         loss = step()
         self.nonfinite.note_loss(loss)
-        return loss
-
-    def compute_loss(self, *args: Any, **settings: Any) -> Any:
-        """Record the last point that a rank passes before it waits for the others."""
-        loss: Any = super().compute_loss(*args, **settings)
-        OWN_PROGRESS.passed("a backward pass")
         return loss
 
     def evaluate(
@@ -218,7 +219,7 @@ class ExactTrainer(TaskTrainer):
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
-        facts = RunFacts(self.strategy, self.batches.steps_per_epoch, self.data_digest, self.validation_digest)
+        facts = RunFacts(self.launch.strategy, self.batches.steps_per_epoch, self.data_digest, self.validation_digest)
         self.checkpoints = Checkpoints(self.args, self._train_state(), facts, self.stop_request, self.disks_group)
         # From here on a stop waits: torch (2.13) reports what a read of shards raises as a failure.
         self.stop_request.wait_for_the_step()

@@ -144,7 +144,7 @@ def evaluate_file(trainer: ExactTrainer, run: Run, rows: Dataset, test_file: str
 def run_metrics(trainer: ExactTrainer) -> dict[str, Any]:
     """The first block of `metrics.json`: how the run was distributed. All ranks must call it."""
     where = {"devices": devices.device_counts(trainer.args), "dtype": devices.dtype_of(trainer.args)}
-    return {"strategy": trainer.strategy, "world_size": trainer.args.world_size, **where}
+    return {"strategy": trainer.launch.strategy, "world_size": trainer.args.world_size, **where}
 
 
 def peak_memory_bytes(trainer: ExactTrainer) -> int:

@@ -13,7 +13,7 @@ from transformers import set_seed
 from indictune.checkpoint import compatibility, flag_files, store, trust
 from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resume_point, end_if_finished
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.config.plan import AnyPlan, RowArguments, RunPlan
+from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data.collation import lengths_of
 from indictune.distributed import batch_size, collectives, launch_check, node_disks, process_group, strategy_file
@@ -51,7 +51,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
     given = plan.recipe.values.get("per_device_train_batch_size")
     if given is not None:
         run.warn([f"Ignoring --per_device_train_batch_size {given}: --max_tokens_per_device is given."])
-    rows, world_size = training.global_batch_size, plan.launch.world_size
+    rows, world_size = training.global_batch_size, plan.launch.data_size
     seed = training.seed if training.data_seed is None else training.data_seed
     run_steps = batch_size.steps_of_run(len(tokens.train), rows, training.max_steps, training.num_train_epochs)
     steps = batch_size.accumulation_for_tokens(
@@ -87,12 +87,19 @@ def start(
     elif plan.training.resume_from_checkpoint == AUTO:
         logger.info("%s holds no whole checkpoint: starting afresh", plan.output_dir)
     logger.info(
-        "a step: %d rows = %d at once x %d process%s x %d time%s",
+        "a step: %d rows = %d at once x %d %s x %d time%s",
         *(args.global_batch_size, args.per_device_train_batch_size),
-        *(args.world_size, "es" if args.world_size > 1 else ""),
+        *(plan.launch.data_size, _ranks(plan.launch)),
         *(args.gradient_accumulation_steps, "s" if args.gradient_accumulation_steps > 1 else ""),
     )
     return plan, args, point
+
+
+def _ranks(launch: Launch) -> str:
+    """What has its own rows."""
+    if launch.axes.model_ranks > 1:
+        return f"group{'s' * (launch.data_size > 1)} of {launch.axes.model_ranks} processes"
+    return "processes" if launch.data_size > 1 else "process"
 
 
 def load_model(task: Task[Rows, Data, Training], plan: RunPlan[Data, Training], args: Training, rows: Rows) -> Model:

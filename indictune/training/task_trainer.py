@@ -17,6 +17,7 @@ from indictune.checkpoint import store
 from indictune.checkpoint.digests import data_digest, validation_digest
 from indictune.checkpoint.save import Checkpoints
 from indictune.config.arguments import IndicTrainingArguments
+from indictune.config.plan import Launch
 from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.distributed import node_disks
@@ -39,7 +40,7 @@ class TaskTrainer(Trainer):
     nonfinite: NonFinite
     stop_request: StopRequest
     detailed_metrics: dict[str, dict[str, Any]]  # of each evaluation, by its prefix
-    strategy: str = "single"  # of the launch, named as in `accelerate_configs/`
+    launch: Launch
     checkpoints: Checkpoints  # made when the training is prepared
     asked_before: CollectiveFlags | None = None  # whether to stop, from the previous call of `look_for_stop`
     trusts_checkpoint = False  # `--trust_checkpoint`: read pickles of checkpoints
@@ -105,7 +106,10 @@ class TaskTrainer(Trainer):
     def evaluation_loader(self, dataset: Dataset) -> DataLoader[Row]:
         """Reads every row once over all ranks."""
         batches = EvaluationBatches(
-            lengths_of(dataset), self.args.per_device_eval_batch_size, self.args.process_index, self.args.world_size
+            lengths_of(dataset),
+            self.args.per_device_eval_batch_size,
+            rank=self.launch.data_rank,
+            world_size=self.launch.data_size,
         )
         return self._loader(dataset, batches, self.objective.collator(evaluating=True))
 

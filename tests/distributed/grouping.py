@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d
 
 from indictune.config.recipe import read_recipe
 from indictune.distributed import elastic
+from indictune.distributed.engines import engine_of
 from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.supervise.execute import execute
@@ -26,7 +27,7 @@ def main(run: Run) -> None:
         raise RuntimeError("to be started again")
     plan, _ = make_plan(run.recipe, os.environ, Classification())
     start(plan, run, has_validation=True)
-    if plan.launch.family.startswith("zero"):
+    if engine_of(plan.launch.strategy).startswith("zero"):
         from deepspeed.utils import groups  # slow
 
         groups._get_data_parallel_group()  # in which its engine sums gradients

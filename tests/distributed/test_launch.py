@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from indictune.config.plan import Launch
+from indictune.distributed.engines import engine_of
 from indictune.distributed.launch import for_evaluation, rank_of, read_deepspeed, read_launch, starts_one_of_several
 from tests.refusals import refused
 
@@ -205,7 +206,7 @@ class TestDeepSpeedFile:
     [("single", "single"), ("fsdp2_offload", "fsdp2"), ("zero3_offload", "zero3"), ("zero1", "zero1")],
 )
 def test_the_family_is_the_strategy_without_offloading(strategy: str, family: str) -> None:
-    assert Launch(strategy).family == family
+    assert engine_of(strategy) == family
 
 
 def test_the_rank_is_known_without_reading_anything_else() -> None:

@@ -186,19 +186,16 @@ class TestFSDP:
                 | {"parallelism_config": {"parallelism_config_cp_size": 2}},
                 ["parallelism_config_cp_size: 2"],
             ),
-            (
-                mesh(1, 8),
-                ["parallelism_config_dp_replicate_size: 1, parallelism_config_dp_shard_size: 8 on 2 processes"],
-            ),
-            (
-                mesh(2, 1),
-                ["parallelism_config_dp_replicate_size: 2, parallelism_config_dp_shard_size: 1 on 2 processes"],
-            ),
         ],
     )
     def test_what_has_no_counterpart_is_named(self, tmp_path: Path, file: dict[str, Any], keys: list[str]) -> None:
         _, problems = planned(written(tmp_path, file))
         assert [(each.code, each.value) for each in problems] == [("strategy-file-not-supported", ", ".join(keys))]
+
+    @pytest.mark.parametrize(("replicas", "shards"), [(1, 8), (2, 1), (2, 2)])
+    def test_sizes_for_other_processes_are_refused(self, tmp_path: Path, replicas: int, shards: int) -> None:
+        _, problems = planned(written(tmp_path, mesh(replicas, shards)))
+        assert [(each.code, each.value) for each in problems] == [("axes-do-not-multiply", 2)]
 
     def test_sizes_of_data_parallelism_that_fit(self, tmp_path: Path) -> None:
         plan, problems = planned(written(tmp_path, mesh(1, 2)))

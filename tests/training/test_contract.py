@@ -14,6 +14,7 @@ from indictune.training.task_trainer import TaskTrainer
 
 # Parameters upstream, without `self`, of each method that is overridden.
 OVERRIDDEN = {
+    "get_tp_size": [],
     "get_train_dataloader": [],
     "get_batch_samples": ["epoch_iterator", "num_batches", "device"],
     "training_step": ["model", "inputs", "num_items_in_batch"],

@@ -23,11 +23,10 @@ def watch(
 ) -> None:
     """Connect a trainer with its run, and add the callbacks. `row_location` gives `file:line` of a training row."""
     trainer.stop_request = run.stop_request
-    trainer.strategy = plan.launch.strategy
     trainer.trusts_checkpoint = plan.model.trust_checkpoint
     trainer.add_callback(TrainLog(plan.output_dir / "train_log.jsonl", trainer.throughput))
     path = plan.output_dir / bad_steps.FILE if run.rank == 0 else None
-    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, trainer.strategy)
+    trainer.bad_steps = bad_steps.BadSteps(trainer.batches, row_location, path, plan.launch.strategy)
     trainer.add_callback(StepFlags(trainer))
     if trainer.args.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(trainer.args.early_stopping_patience))
