@@ -1,0 +1,72 @@
+"""Gradients of a model whose stages and copies are on different ranks: their sums and their norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+
+class StageGradients:
+    """The gradients of one rank's stages.
+
+    Args:
+        model: with the parameters of the rank.
+        stages_group: the ranks of this pipeline.
+        copies_group: the ranks with the same stages and other rows; None if FSDP2 sums over them.
+        tied: the weight that the first and the last stage both have, on their ranks; else None.
+        ends_group: the ranks of the first and the last stage, on these; else None.
+        counts_tied: whether this rank counts the tied weight in the norm. One of the two does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stages_group: ProcessGroup,
+        copies_group: ProcessGroup | None,
+        tied: nn.Parameter | None = None,
+        ends_group: ProcessGroup | None = None,
+        counts_tied: bool = True,
+    ) -> None:
+        self._model, self._stages_group, self._copies_group = model, stages_group, copies_group
+        self._tied, self._ends_group, self._counts_tied = tied, ends_group, counts_tied
+
+    def sum(self) -> None:
+        """Sum both gradients of a tied weight, and average gradients over the copies. All ranks must call it."""
+        if self._tied is not None and self._tied.grad is not None:
+            torch.distributed.all_reduce(_local(self._tied.grad), group=self._ends_group)
+        if self._copies_group is not None:
+            gradients = [_local(each.grad) for each in self._model.parameters() if each.grad is not None]
+            _average(gradients, self._copies_group)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip by the norm over all stages, and return it. All ranks must call it.
+
+        Args:
+            max_norm: 0 clips nothing.
+        """
+        trained = [each for each in self._model.parameters() if each.grad is not None]
+        counted = [each.grad for each in trained if self._counts_tied or each is not self._tied]
+        norm = get_total_norm([each for each in counted if each is not None])
+        square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).float() ** 2
+        torch.distributed.all_reduce(square, group=self._stages_group)
+        norm = square.sqrt()
+        if max_norm > 0:
+            clip_grads_with_norm_(trained, max_norm, norm)
+        return norm
+
+
+def _average(gradients: Iterable[Tensor], group: ProcessGroup) -> None:
+    begun = [(each, torch.distributed.all_reduce(each, group=group, async_op=True)) for each in gradients]
+    for each, work in begun:
+        assert work is not None
+        work.wait()
+        each.div_(group.size())
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -1,0 +1,140 @@
+"""Cut a model in place into the stages of one rank, which keep the names of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, own_model, spans
+
+
+class Entry(nn.Module):
+    """Stands for the embedding in all stages but the first: returns the states that the rank received."""
+
+    def __init__(self, tied: nn.Parameter | None) -> None:
+        super().__init__()
+        self.weight = tied  # of the head, which the whole model lists under this name
+        self.states: Tensor | None = None
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        assert self.states is not None
+        return self.states
+
+
+class Elsewhere(nn.Module):
+    """Stands for a module of another stage: returns the states that it gets."""
+
+    def __init__(self, replaced: nn.Module) -> None:
+        super().__init__()
+        if "attention_type" in vars(replaced):  # ModernBERT asks each layer which mask it needs
+            self.attention_type = vars(replaced)["attention_type"]
+
+    def forward(self, states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return states
+
+
+class Exit(Elsewhere):
+    """Stands for the first layer of the next stage: also keeps the states that this stage has computed."""
+
+    states: Tensor | None = None
+
+    def forward(self, states: Tensor, *_: Any, **__: Any) -> Tensor:
+        self.states = states
+        return states
+
+
+class Stages:
+    """The stages of one rank of a pipeline. The parameters of the other ranks are dropped from the model.
+
+    A stage runs the model's own `forward`, with all inputs of the micro-batch: masks and positions follow from them on
+    each rank, and hooks fire as in the whole model. Only the modules of other stages pass on what they get.
+
+    Args:
+        model: whole; it is cut in place.
+        rank: in the pipeline.
+        ranks: of the pipeline.
+        chunks: stages of a rank.
+
+    Attributes:
+        count: of all stages.
+        width: of a hidden state.
+        dtype: of hidden states.
+        tied: the weight that first and last stage both have, on their ranks; else None.
+    """
+
+    def __init__(self, model: nn.Module, rank: int, ranks: int, chunks: int = 1) -> None:
+        own = self._own = own_model(model)
+        self._layout, self._base = LAYOUTS[own.config.model_type], own.base_model
+        self.count = ranks * chunks
+        embedding = own.get_input_embeddings()
+        self.width, self.dtype = own.config.hidden_size, embedding.weight.dtype
+        self._spans = {stage: each for stage, each in enumerate(spans(model, self.count)) if stage % ranks == rank}
+        has_first, has_last = 0 in self._spans, self.count - 1 in self._spans
+        self.tied: nn.Parameter | None = embedding.weight if is_tied(own) and (has_first or has_last) else None
+        self._blocks: nn.ModuleList = self._base.get_submodule(self._layout.blocks)
+        self._own_blocks = list(self._blocks)
+        self._others = [Elsewhere(block) for block in self._own_blocks]
+        self._exits = {
+            stage: Exit(self._own_blocks[span.stop]) for stage, span in self._spans.items() if self.has_next(stage)
+        }
+        self._entry = Entry(self.tied if has_last and not has_first else None)
+        self._first = getattr(self._base, self._layout.entry) if has_first else self._entry
+        if not has_last:
+            self._drop_ends()
+        for number in range(len(self._blocks)):
+            if not any(number in span for span in self._spans.values()):
+                self._own_blocks[number] = self._others[number]
+        self.show_all()
+
+    @property
+    def numbers(self) -> list[int]:
+        """The stages of this rank, in order."""
+        return list(self._spans)
+
+    def has_next(self, stage: int) -> bool:
+        """Whether a stage is not the last one."""
+        return stage < self.count - 1
+
+    def show_all(self) -> None:
+        """Put all modules of this rank into the model, so that others find its parameters."""
+        setattr(self._base, self._layout.entry, self._first)
+        self._place(self._own_blocks)
+
+    def states(self, stage: int, received: Tensor | None, inputs: Mapping[str, Any]) -> Tensor:
+        """The hidden states that a stage, not the last, gives to the next: [rows, tokens, width].
+
+        Args:
+            stage: of this rank.
+            received: from the stage before; None in the first one.
+            inputs: of the whole model.
+        """
+        self.show(stage, received)
+        self._base(**{name: each for name, each in inputs.items() if name not in ("labels", "windows")})
+        exit_ = self._exits[stage]
+        states, exit_.states, self._entry.states = exit_.states, None, None
+        assert states is not None
+        return states.to(self.dtype)  # which the next rank expects
+
+    def show(self, stage: int, received: Tensor | None) -> None:
+        """Make the model compute one stage, from the states received, until the next call."""
+        self._entry.states = received
+        setattr(self._base, self._layout.entry, self._first if stage == 0 else self._entry)
+        span, placed = self._spans[stage], list[nn.Module](self._others)
+        placed[span.start : span.stop] = self._own_blocks[span.start : span.stop]
+        if self.has_next(stage):
+            placed[span.stop] = self._exits[stage]
+        self._place(placed)
+
+    def _place(self, blocks: list[nn.Module]) -> None:
+        for number, block in enumerate(blocks):
+            self._blocks[number] = block
+
+    def _drop_ends(self) -> None:
+        for name in self._layout.exits:
+            if getattr(self._base, name) is not None:
+                setattr(self._base, name, Elsewhere(getattr(self._base, name)))
+        for name, child in list(self._own.named_children()):
+            if child is not self._base and any(True for _ in child.parameters()):
+                setattr(self._own, name, Elsewhere(child))
