@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 __version__ = "0.1.0"
 
+_PACKAGE = Path(__file__).resolve().parent
 _OF_STEPS = ("torch", "transformers", "accelerate", "deepspeed", "peft")
 
 
@@ -23,3 +27,12 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 def versions_of_steps() -> dict[str, str]:
     """The versions of the packages that compute the steps of a run, ours included."""
     return {"indictune": __version__, **versions_of(_OF_STEPS)}  # ours need not be installed
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest of all files of our code. Two commits have the same version, but not the same digest."""
+    digest = hashlib.sha256()
+    for path in sorted(path for kind in ("py", "toml") for path in _PACKAGE.rglob(f"*.{kind}")):
+        digest.update(f"{path.relative_to(_PACKAGE)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

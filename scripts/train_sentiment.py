@@ -22,7 +22,7 @@ from indictune.supervise.execute import execute
 from indictune.tasks.classification import Classification
 from indictune.training.classifier_trainer import IndicTrainer
 from indictune.training.finish import finish, save_model
-from indictune.training.start import fit_batches, load_model, start
+from indictune.training.start import fit_batches, load_model, meet_nodes, start
 from indictune.training.train_model import train
 
 
@@ -30,11 +30,11 @@ def main(run: Run) -> None:
     """The table of contents of a run."""
     task = Classification()
     plan, problems = make_plan(run.recipe, os.environ, task)
-    rows = read_rows(plan, task, problems + preflight(plan, task))
+    rows = read_rows(plan, task, problems + preflight(plan, task) + meet_nodes(plan))
     tokens = task.tokenise(plan, rows)
     padded = task.pads(plan)
     plan = fit_batches(plan, tokens, padded, run)
-    plan, args, point = start(plan, run, has_validation=tokens.validation is not None)
+    plan, args, point = start(plan, run, tokens)
     run.warn(tokens.notes)
 
     model = load_model(task, plan, args, rows)

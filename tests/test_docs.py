@@ -282,5 +282,5 @@ def test_the_way_of_a_run_names_the_functions_of_the_script() -> None:
     steps = re.findall(r"^   │  (\w+) ", page, flags=re.MULTILINE)
     script = (ROOT / "scripts/train_sentiment.py").read_text(encoding="utf-8").partition("def main")[2]
     places = [script.find(f"{step}(") for step in steps]
-    assert len(steps) == 9
+    assert len(steps) == 10
     assert -1 not in places

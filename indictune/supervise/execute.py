@@ -26,7 +26,7 @@ from indictune.config.plan import unresolved
 from indictune.config.recipe import Recipe
 from indictune.console_text import printable
 from indictune.credentials import without_tokens
-from indictune.distributed import elastic, launch
+from indictune.distributed import elastic, launch, node_meeting
 from indictune.distributed.machine_failures import explanation, why_gone
 from indictune.errors import UserError
 from indictune.files import AUTO, NOTHING_TO_DO, is_finished
@@ -85,6 +85,8 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         end = End(end.state, without_tokens(end.message), without_tokens(end.trace))  # before any file has it
         run.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
         run.ranks.report_end(end.state, end.message)
+        if end.state == "user_error":
+            node_meeting.leave(os.environ, end.message)
         end = _cause(run, end)
         _tell(run, end)
         if end.state == "failed":

@@ -1,21 +1,30 @@
-"""Compare before the first step what all ranks must have alike: each node reads its own files."""
+"""Compare what all ranks must have alike: each node has its own packages and files."""
 
 from __future__ import annotations
 
 import hashlib
-import socket
+import json
+import platform
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
 from indictune.checkpoint import compatibility, flag_files
 from indictune.checkpoint.digests import validation_digest
+from indictune.config.plan import AnyPlan
 from indictune.config.recipe import UNRECORDED_FIELDS
-from indictune.distributed import collectives, sharding
-from indictune.errors import Problem, UserError, problem
+from indictune.data.cache import file_digest
+from indictune.data.row_sources import SPLITS
+from indictune.distributed import collectives, rank_values, sharding
+from indictune.distributed.rank_values import Values
+from indictune.errors import UserError
 from indictune.models.active_vocabulary import active_embedding
+from indictune.tasks.protocol import Tokens
 from indictune.training.exact_trainer import ExactTrainer
+from indictune.versions import __version__, code_digest, versions_of
 
 # Names of files may differ between nodes: their content is compared. Launchers give each rank its own --local_rank.
 _FILES = (
@@ -26,6 +35,11 @@ _NOT_COMPARED = {*_FILES, *UNRECORDED_FIELDS}
 # They change no step, but all ranks act on them together.
 _TOGETHER = {"on_nonfinite", "max_nonfinite_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps"}
 _TOGETHER |= {"logging_strategy", "logging_steps"}
+_PACKAGES = (
+    *("torch", "transformers", "accelerate", "deepspeed", "peft"),
+    *("trl", "datasets", "tokenizers", "bitsandbytes"),
+)
+_DIGITS = 12  # of a digest in a message
 
 
 def check_alike(
@@ -46,23 +60,26 @@ def check_alike(
     """
     if trainer.args.world_size == 1:
         return
-    own = _contents(trainer) | {
-        "test rows": None if test is None else validation_digest(test),
-        "class weights": str(in_files.get("class_weights", given.get("class_weights"))),
-        "settings in --deepspeed": str(in_files.get("deepspeed")),
+    values = _contents(trainer) | {"test rows": None if test is None else validation_digest(test)[:_DIGITS]}
+    own = rank_values.shown(values | flags_of_steps(given, in_files))
+    everyone = collectives.gather_from_all((rank_values.host(), own))
+    host_of_0, expected = everyone[0]
+    found = [
+        difference
+        for rank, (host, of_rank) in enumerate(everyone)
+        for difference in rank_values.differences(rank, host, of_rank, expected)
+    ]
+    if problems := rank_values.problems_of(found, host_of_0):
+        raise UserError(problems=problems)
+
+
+def flags_of_steps(given: Mapping[str, Any], in_files: flag_files.Content) -> dict[str, Any]:
+    """The flags that all ranks must have alike, and the contents of files that flags name."""
+    return {
+        "class weights": in_files.get("class_weights", given.get("class_weights")),
+        "settings in --deepspeed": in_files.get("deepspeed"),
         **{f"--{name}": given.get(name) for name in compared_flags(given)},
     }
-    everyone = collectives.gather_from_all((socket.gethostname(), own))
-    host_of_0, expected = everyone[0]
-    problems: dict[Problem, None] = {}  # each once, though several ranks of a node have it
-    for rank, (host, values) in enumerate(everyone):
-        place = f"rank {rank}" if host == host_of_0 else f"rank {rank} on {host}"
-        for name in sorted({*expected, *values}):
-            if values.get(name) != expected.get(name):
-                value = f" {values.get(name)}" if name.startswith("--") else ""  # others are long
-                problems[problem("ranks-differ", name, value, rank=place, host=host_of_0)] = None
-    if problems:
-        raise UserError(problems=list(problems))
 
 
 def compared_flags(given: Iterable[str]) -> set[str]:
@@ -70,14 +87,40 @@ def compared_flags(given: Iterable[str]) -> set[str]:
     return {name for name in given if compatibility.changes_steps(name) and name not in _NOT_COMPARED} | _TOGETHER
 
 
+def values_of_node(plan: AnyPlan, in_files: flag_files.Content) -> Values:
+    """What all nodes must have alike before a row is read: code, packages, flags, strategy file and model."""
+    model = plan.model_values | {"_name_or_path": ""}
+    return {
+        "version of indictune": f"{__version__}, files {code_digest()[:_DIGITS]}",
+        f"content of {Path(sys.argv[0]).name}": file_digest(sys.argv[0])[:_DIGITS],
+        "version of python": platform.python_version(),
+        **{f"version of {name}": version for name, version in versions_of(_PACKAGES).items()},
+        **flags_of_steps(plan.recipe.values, in_files),
+        **rank_values.of_strategy(plan.launch, plan.environ),
+        "commit of the model": model.pop("_commit_hash", None),
+        "configuration of the model": _digest_of(json.dumps(model, sort_keys=True, default=str)),
+    }
+
+
+def values_of_rows(tokens: Tokens) -> Values:
+    """What all nodes must have alike before a model is loaded: the tokens and labels of each split."""
+    return {
+        f"{split} rows": None if rows is None else f"{len(rows):,}, digest {validation_digest(rows)[:_DIGITS]}"
+        for split, rows in zip(SPLITS, tokens.datasets, strict=True)
+    }
+
+
 def _contents(trainer: ExactTrainer) -> dict[str, Any]:
     """Digests of what this rank has made of its files."""
     model: Any = sharding.unwrapped(trainer)
     active = active_embedding(model)
-    trained_rows = None if active is None else hashlib.sha256(active[1].row_ids.numpy().tobytes()).hexdigest()
+    rows = {"training rows": trainer.data_digest, "validation rows": trainer.validation_digest}
     return {
-        "training rows": trainer.data_digest,
-        "validation rows": trainer.validation_digest,
-        "labels": str(model.config.to_dict().get("id2label")),
-        "tokens that are trained": trained_rows,
+        **{name: None if digest is None else digest[:_DIGITS] for name, digest in rows.items()},
+        "labels": model.config.to_dict().get("id2label"),
+        "tokens that are trained": None if active is None else _digest_of(active[1].row_ids.numpy().tobytes()),
     }
+
+
+def _digest_of(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:_DIGITS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,11 +17,20 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
 from indictune.config.recipe import resolved
 from indictune.data.collation import lengths_of
-from indictune.distributed import batch_size, collectives, launch_check, node_disks, process_group, strategy_file
+from indictune.distributed import (
+    batch_size,
+    collectives,
+    launch_check,
+    node_disks,
+    node_meeting,
+    process_group,
+    strategy_file,
+)
 from indictune.distributed.cpu_time import check_cpu_time
+from indictune.distributed.rank_values import Values
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
-from indictune.errors import Problems, UserError
+from indictune.errors import Problem, Problems, UserError
 from indictune.files import AUTO, METRICS, RECIPE, write_yaml
 from indictune.models.load import Model
 from indictune.models.unpadded import padding_notes
@@ -28,11 +38,27 @@ from indictune.preflight.derive import checked_accumulation
 from indictune.preflight.schedule import check_evaluations
 from indictune.run import Run
 from indictune.tasks.protocol import Rows, Task, Tokens
+from indictune.training.rank_consistency import values_of_node, values_of_rows
 
 logger = logging.getLogger("indictune")
 
+_ROWS_TIMEOUT_S = 12 * 3600.0  # a node with its own disk may prepare its rows alone
+
 Data = TypeVar("Data", bound=RowArguments)
 Training = TypeVar("Training", bound=IndicTrainingArguments)
+
+
+def meet_nodes(plan: AnyPlan) -> list[Problem]:
+    """Wait for the ranks of other nodes, if there are any; what a node has other than the first, before a row is read.
+
+    All ranks must call it.
+    """
+
+    def values() -> Values:
+        in_files = Problems().attempt(flag_contents, plan)  # the preflight reports a file that is missing
+        return values_of_node(plan, in_files or {})
+
+    return node_meeting.meet("before the rows", values, plan.launch, plan.environ, plan.training.ddp_timeout)
 
 
 def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run: Run) -> RunPlan[Data, Training]:
@@ -67,14 +93,18 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
 
 
 def start(
-    plan: RunPlan[Data, Training], run: Run, has_validation: bool
+    plan: RunPlan[Data, Training], run: Run, tokens: Tokens
 ) -> tuple[RunPlan[Data, Training], Training, ResumePoint]:
     """Bring up the process group, and choose the checkpoint to resume from. All ranks must call it.
 
     Raises:
-        UserError: transformers refuses a value, another strategy came up, or the checkpoint cannot be resumed.
+        UserError: another node has other rows, transformers refuses a value, another strategy came up, or the
+            checkpoint cannot be resumed.
         Finished: there is nothing to do.
     """
+    values = partial(values_of_rows, tokens)
+    Problems(node_meeting.meet("with their rows", values, plan.launch, plan.environ, _ROWS_TIMEOUT_S)).raise_any()
+    has_validation = tokens.validation is not None
     run.warn([] if plan.model_config is None else padding_notes(plan.model_config, trains=True))
     if not has_validation:
         Problems(check_evaluations(plan, has_validation)).raise_any()

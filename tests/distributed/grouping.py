@@ -10,6 +10,7 @@ import os
 import sys
 
 import torch
+from datasets import Dataset
 from torch.distributed import distributed_c10d
 
 from indictune.config.recipe import read_recipe
@@ -19,6 +20,7 @@ from indictune.preflight.derive import make_plan
 from indictune.run import Run
 from indictune.supervise.execute import execute
 from indictune.tasks.classification import Classification
+from indictune.tasks.protocol import Tokens
 from indictune.training.start import start
 
 
@@ -26,7 +28,8 @@ def main(run: Run) -> None:
     if elastic.count(os.environ) < elastic.limit(os.environ):
         raise RuntimeError("to be started again")
     plan, _ = make_plan(run.recipe, os.environ, Classification())
-    start(plan, run, has_validation=True)
+    no_rows = Dataset.from_dict({"length": [], "input_ids": [], "labels": [], "language": []})
+    start(plan, run, Tokens(no_rows, no_rows, None, str))
     if engine_of(plan.launch.strategy).startswith("zero"):
         from deepspeed.utils import groups  # slow
 

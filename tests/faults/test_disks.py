@@ -37,10 +37,9 @@ def on_two_nodes(
     event: str | None = None,
     flags: Sequence[str] = (),
     named: str | None = None,
-    of_second: Sequence[str] = (),
 ) -> list[str]:
     """Start a run as on two nodes of one process, each with a disk of its own, to go on from the checkpoint of a name
-    or the newest; what each said. The second gets more flags than the first."""
+    or the newest; what each said."""
     port = str(free_port())
     commands = []
     for node, folder in enumerate(folders):
@@ -54,7 +53,7 @@ def on_two_nodes(
             *(SCRIPT, "--config", str(recipe), "--output_dir", str(folder)),
             *("--resume_from_checkpoint", str(folder / named) if named else "auto"),
             *("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2"),
-            *("--ddp_timeout", "120", *flags, *(of_second if node else ())),
+            *("--ddp_timeout", "120", *flags),
         ]
         commands.append(command)
     with ThreadPoolExecutor(2) as nodes:
@@ -91,17 +90,17 @@ def test_nodes_without_a_shared_disk_go_on_from_what_the_other_has(
 
 
 @pytest.mark.slow
-def test_nodes_with_other_rows_or_flags_do_not_train(finished_run: FinishedRun, tmp_path: Path) -> None:
-    folders = [tmp_path / "first", tmp_path / "second"]
-    weights = {"negative": 1, "neutral": 2, "positive": 3}
-    (tmp_path / "weights.json").write_text(json.dumps(weights), encoding="utf-8")
-    of_second = ("--learning_rate", "0.01", "--max_length", "8", "--class_weights", str(tmp_path / "weights.json"))
-    said = on_two_nodes("ddp", finished_run.recipe, folders, of_second=of_second)
+def test_ranks_with_other_rows_or_flags_do_not_train(finished_run: FinishedRun, tmp_path: Path) -> None:
+    out, weights = tmp_path / "out", tmp_path / "weights.json"
+    weights.write_text(json.dumps({"negative": 1, "neutral": 2, "positive": 3}), encoding="utf-8")
+    of_second = f"--learning_rate 0.01 --max_length 8 --class_weights {weights}"
+    flags = ["--config", str(finished_run.recipe), "--output_dir", str(out)]
+    said = start([*torchrun(2), "tests/faults/of_rank_1.py", of_second, SCRIPT, *flags]).stderr
     for name in ("training rows", "validation rows", "tokens that are trained", "test rows", "class weights"):
-        assert f"rank 1 has other {name} than rank 0 on " in said[0]
-    assert "rank 1 has other --learning_rate 0.01 than rank 0 on " in said[0]
-    assert json.loads((folders[0] / "status.json").read_text(encoding="utf-8"))["state"] == "user_error"
-    assert not any((folder / "train_log.jsonl").exists() for folder in folders)
+        assert f"{name} of rank 1: " in said
+    assert "--learning_rate of rank 1: 0.01. Rank 0 on " in said
+    assert json.loads((out / "status.json").read_text(encoding="utf-8"))["state"] == "user_error"
+    assert not (out / "train_log.jsonl").exists()
 
 
 @slow

@@ -1,0 +1,103 @@
+"""Runs on several nodes, which have their own network, address and host name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.launching import BIN, ROOT, SCRIPT, Run
+from tests.ranks.nodes import FIRST, Ended, on_nodes
+from tests.ranks.test_parity import PLAIN, differences
+
+Start = Callable[..., Run]
+MEETING = ["--master_addr", FIRST, "--master_port", "29500"]
+RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{FIRST}:29500", "--rdzv-id", "job"]
+
+
+def torchrun(node: int, *flags: str) -> list[str]:
+    return [str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node), *flags]
+
+
+def accelerate(node: int, strategy: str) -> list[str]:
+    return [
+        *(str(BIN / "accelerate"), "launch", "--config_file", f"accelerate_configs/{strategy}.yaml"),
+        *("--num_machines", "2", "--machine_rank", str(node), "--num_processes", "2"),
+        *("--main_process_ip", FIRST, "--main_process_port", "29500"),
+    ]
+
+
+LAUNCHERS: dict[str, Callable[[int], list[str]]] = {
+    "torchrun": lambda node: torchrun(node, *MEETING),
+    "torchrun c10d": lambda node: torchrun(node, *RENDEZVOUS),
+    "accelerate ddp": lambda node: accelerate(node, "ddp"),
+    "accelerate fsdp2": lambda node: accelerate(node, "fsdp2"),
+    "accelerate zero2": lambda node: accelerate(node, "zero2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_nodes_give_the_run_of_one_process(run_under: Start, job: Path, tmp_path: Path, launcher: str) -> None:
+    out = tmp_path / "out"
+    train = [SCRIPT, "--config", str(job), "--output_dir", str(out)]
+    ended = on_nodes(tmp_path / "nodes", [[*LAUNCHERS[launcher](node), *train] for node in range(2)])
+    assert [each.code for each in ended] == [0, 0], ended
+    run = Run(out)
+    assert run.metrics["world_size"] == 2
+    assert differences(run_under("single", 1, *PLAIN), run) == []
+
+
+def started_apart(tmp_path: Path, recipes: list[Path], variables: dict[int, dict[str, str]]) -> list[Ended]:
+    """A run of nodes whose disks are apart. No node trains."""
+    outs = [tmp_path / f"out{node}" for node in range(2)]
+    commands = [
+        [*torchrun(node, *MEETING), SCRIPT, "--config", str(recipes[node]), "--output_dir", str(outs[node])]
+        for node in range(2)
+    ]
+    caches = {node: {"INDICTUNE_CACHE": str(tmp_path / f"cache{node}")} for node in range(2)}
+    given = {node: caches[node] | variables.get(node, {}) for node in range(2)}
+    ended = on_nodes(tmp_path / "nodes", commands, given)
+    assert all(each.code != 0 for each in ended), ended
+    for out in outs:
+        assert json.loads((out / "status.json").read_text(encoding="utf-8"))["state"] == "user_error"
+        assert not (out / "train_log.jsonl").exists()
+    return ended
+
+
+@pytest.mark.slow
+def test_a_node_with_other_code_packages_or_flags_is_named_before_a_row_is_read(job: Path, tmp_path: Path) -> None:
+    site, recipe = tmp_path / "site", tmp_path / "other.yaml"
+    shutil.copytree(ROOT / "indictune", site / "indictune", ignore=shutil.ignore_patterns("__pycache__"))
+    with (site / "indictune" / "versions.py").open("a", encoding="utf-8") as code:
+        code.write("# another commit\n")
+    (site / "trl-9.9.dist-info").mkdir()
+    (site / "trl-9.9.dist-info" / "METADATA").write_text("Name: trl\nVersion: 9.9\n", encoding="utf-8")
+    recipe.write_text(f"{job.read_text(encoding='utf-8')}weight_decay: 0.5\n", encoding="utf-8")
+    ended = started_apart(tmp_path, [job, recipe], {1: {"PYTHONPATH": str(site)}})
+    for each in ended:
+        assert "version of trl of rank 1 on node1: 9.9. Rank 0 on node0 has " in each.said
+        assert "--weight_decay of rank 1 on node1: 0.5. Rank 0 on node0 has " in each.said
+        assert "version of indictune of rank 1 on node1: " in each.said
+    assert list((tmp_path / "cache0").rglob("tokens-*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", ["other", "missing"])
+def test_a_node_with_other_rows_is_named_before_a_model_is_loaded(job: Path, tmp_path: Path, second: str) -> None:
+    recipe, rows = tmp_path / "other.yaml", tmp_path / "rows.jsonl"
+    first = next(line for line in job.read_text(encoding="utf-8").splitlines() if line.startswith("train_file"))
+    lines = Path(json.loads(first.partition(": ")[2])).read_text(encoding="utf-8").splitlines(keepends=True)
+    if second == "other":
+        rows.write_text("".join(lines[:-1]), encoding="utf-8")
+    other = job.read_text(encoding="utf-8").replace(first, f"train_file: {json.dumps(str(rows))}")
+    recipe.write_text(other, encoding="utf-8")
+    ended = started_apart(tmp_path, [job, recipe], {})
+    if second == "other":
+        expected = "train rows of rank 1 on node1: 100, digest "
+    else:
+        expected = f"rank 1 on node1 cannot run: --train_file {rows}: "
+    assert expected in ended[0].said
