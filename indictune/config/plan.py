@@ -81,6 +81,11 @@ class Launch:
     axes: Axes = Axes()
 
     @property
+    def is_one_node(self) -> bool:
+        """Whether all processes run on this node."""
+        return self.local_world_size == self.world_size
+
+    @property
     def data_size(self) -> int:
         """Processes, or groups of processes, that each have their own rows."""
         return self.world_size // self.axes.model_ranks

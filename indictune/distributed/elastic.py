@@ -1,22 +1,33 @@
-"""The process group of a run that torchrun has restarted."""
+"""Runs that torchrun restarts: which ranks train, and how they meet after each restart."""
 
 from __future__ import annotations
 
+import signal
 import socket
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from indictune.errors import UserError
 from indictune.progress import OWN_PROGRESS
 
 JOINING = "joining the other ranks"
+_LOOK_EVERY_S = 0.05
+_FINISHED, _LEFT = "indictune/finished", "indictune/left"
+_IDLE_AT_MOST = timedelta(days=20)
+_RANK_0_WAITS_S = 5.0
+_AGENT_ENDS_S = 60.0  # within which torchrun ends an idle process after a change of nodes
 
 
 def count(environ: Mapping[str, str]) -> int:
-    """How often torchrun has restarted this run."""
+    """How often torchrun has restarted this node's ranks after a failure. It differs between nodes."""
     return int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -25,7 +36,8 @@ def limit(environ: Mapping[str, str]) -> int:
     return int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
-def _is_one_node(environ: Mapping[str, str]) -> bool:
+def is_one_node(environ: Mapping[str, str]) -> bool:
+    """Whether all ranks that train are on this node."""
     return environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE")
 
 
@@ -35,31 +47,141 @@ def launch_name(environ: Mapping[str, str]) -> str:
     Two launches on one machine need different ports. Ranks on several nodes may name the first machine differently,
     so the name then has no host: launches with one port on separate nodes share it.
     """
-    host = socket.gethostname() if _is_one_node(environ) else ""
+    host = socket.gethostname() if is_one_node(environ) else ""
     return f"{environ.get('TORCHELASTIC_RUN_ID')}-{environ.get('MASTER_PORT')}-{host}"
 
 
 def attempt(environ: Mapping[str, str]) -> str:
-    """A name that all ranks of one start share. A later launch may have the same name."""
-    return f"{launch_name(environ)}-{count(environ)}"
+    """A name that all ranks of one start share. A later launch, or a later start on several nodes, may have it too."""
+    number = count(environ) if is_one_node(environ) else ""
+    return f"{launch_name(environ)}-{number}"
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that torchrun has started, and how many of them train; the last ones idle.
+
+    Attributes:
+        started: by torchrun, on all nodes.
+        used: the first of them, so many that the global batch divides.
+    """
+
+    started: int
+    used: int
+
+    @property
+    def idle(self) -> int:
+        """How many processes wait for a change of nodes, or the end of the run."""
+        return self.started - self.used
+
+    def note(self, rows: int, rows_at_once: int) -> list[str]:
+        """One sentence for the user if processes idle."""
+        if not self.idle:
+            return []
+        at_once = f"{self.started} processes x {rows_at_once} rows"
+        return [
+            f"{self.idle} of {self.started} processes idle: --global_batch_size {rows} is no multiple of {at_once}, "
+            f"but of {self.used} x {rows_at_once}."
+        ]
+
+    def release_idle(self) -> None:
+        """Tell idle processes that the run is finished. Rank 0 must call it while its process group is up."""
+        store, *_ = next(rendezvous("env://"))
+        store.set(_FINISHED, "")
+        deadline = time.monotonic() + _RANK_0_WAITS_S
+        while store.add(_LEFT, 0) < self.idle and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
+
+
+def choose_world(environ: MutableMapping[str, str], rows: int, rows_at_once: int | None) -> World:
+    """Use as many processes as the global batch divides by, where torchrun may restart the run with other nodes.
+
+    Sets `WORLD_SIZE` and `LOCAL_WORLD_SIZE` to what is used. If no number of processes divides it, all are used, and
+    the run is refused.
+
+    Args:
+        environ: of this process.
+        rows: the global batch.
+        rows_at_once: of a micro-batch; None if any number of processes can share the global batch.
+    """
+    started = int(environ.get("WORLD_SIZE", "1"))
+    if not limit(environ) or rows_at_once is None or rows_at_once <= 0:
+        return World(started, started)
+    divides = (size for size in range(started, 0, -1) if rows % (size * rows_at_once) == 0)
+    used = next(divides, started)
+    first_here = int(environ["RANK"]) - int(environ["LOCAL_RANK"])
+    here = min(int(environ["LOCAL_WORLD_SIZE"]), max(0, used - first_here))
+    environ.update(WORLD_SIZE=str(used), LOCAL_WORLD_SIZE=str(here))
+    return World(started, used)
+
+
+def idle() -> int:
+    """Wait until the run is finished, or until torchrun ends this process because the nodes change.
+
+    Returns:
+        The exit code: 0 if the run is finished, 1 if rank 0 is lost and torchrun has not noticed.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGUSR1])
+    try:
+        store, *_ = next(rendezvous("env://"))
+        store.wait([_FINISHED], _IDLE_AT_MOST)
+        store.add(_LEFT, 1)
+    except (DistNetworkError, DistStoreError):
+        time.sleep(_AGENT_ENDS_S)
+        return 1
+    return 0
 
 
 def join(environ: Mapping[str, str], backend: str | None, timeout_s: int) -> None:
-    """Start the process group after a restart on one node. Otherwise do nothing: the first user of a group starts it.
+    """Start the process group where torchrun may restart the run. Otherwise the first user of a group starts it.
 
     torchrun (torch 2.13) keeps one store through all restarts, in which ranks find the addresses of dead processes
-    ("Gloo connectFullMesh failed ... Connection refused"; pytorch issue 135712). So each restart gets its own key
-    prefix. On several nodes ranks cannot agree on one: `check_processes` refuses restarts there.
+    ("Gloo connectFullMesh failed ... Connection refused"; pytorch issue 135712). So each start has its own key prefix.
+
+    Raises:
+        UserError: the other ranks are not at the address that torchrun gave.
     """
     OWN_PROGRESS.passed(JOINING)
-    restarts = count(environ)
-    if restarts == 0 or not _is_one_node(environ):
+    if not limit(environ):
         return
-    store, rank, world_size = next(rendezvous("env://"))
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        name = agree_on_name(store, rank, world_size, timeout)
+    except (DistNetworkError, DistStoreError) as error:
+        address = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}"
+        raise UserError("ranks-not-found", value=address, seconds=timeout_s) from error
     torch.distributed.init_process_group(
-        backend,
-        store=PrefixStore(f"restart-{restarts}", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
+        backend, store=PrefixStore(name, store), rank=rank, world_size=world_size, timeout=timeout
     )
+
+
+def agree_on_name(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
+    """A new name that rank 0 gives to the ranks of this start.
+
+    The store may hold what earlier starts wrote. So each rank asks with a name of its own, and waits for the answer to
+    that. Rank 0 answers all that ask until each rank of this start has its answer; nobody reads an answer to the dead.
+
+    Raises:
+        DistStoreError: a rank did not come.
+    """
+    mine = uuid.uuid4().hex
+    if rank != 0:
+        store.set(f"asks/{rank}", mine)
+        store.wait([f"answer/{mine}"], timeout)
+        name = str(store.get(f"answer/{mine}").decode())
+        store.set(f"here/{name}/{rank}", "")
+        return name
+    deadline = time.monotonic() + timeout.total_seconds()
+    missing = set(range(1, world_size))
+    while missing:
+        if time.monotonic() > deadline:
+            raise DistStoreError(f"ranks {sorted(missing)} did not come")
+        for asks in (f"asks/{each}" for each in missing):
+            if store.check([asks]):
+                store.set(f"answer/{store.get(asks).decode()}", mine)
+        missing = {each for each in missing if not store.check([f"here/{mine}/{each}"])}
+        time.sleep(_LOOK_EVERY_S)
+    return mine

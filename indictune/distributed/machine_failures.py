@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import psutil
 
 from indictune.config.plan import AnyPlan
+from indictune.distributed import elastic
 from indictune.distributed.host_memory import killed_processes
 from indictune.distributed.out_of_memory import is_out_of_memory, killed_for_memory, out_of_memory, shown
 from indictune.errors import Problem, problem
@@ -18,6 +19,7 @@ SHARED_MEMORY = "/dev/shm"
 # Of torch's store (2.13), NCCL's and torch's shared memory. torch names its files there /torch_<process>_<number>.
 _PORT_IN_USE = re.compile(r"port: (\d+).*EADDRINUSE|EADDRINUSE.*port: (\d+)", re.DOTALL)
 _NO_SHARED_MEMORY = re.compile(rf"out of shared memory|insufficient shared memory|{SHARED_MEMORY}|</torch_\d")
+_LOST_PEER = re.compile(r"Connection (?:closed|reset) by peer")  # gloo's
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: Killed")
 
 
@@ -76,6 +78,9 @@ def _explained(error: BaseException, plan: AnyPlan | None, killed_before: int) -
         return problem("shared-memory-full", SHARED_MEMORY, free=shown(usage.free), capacity=shown(usage.total))
     if port := _PORT_IN_USE.search(text):
         return problem("port-in-use", "MASTER_PORT", port[1] or port[2])
+    restarts = 0 if plan is None or plan.launch.is_one_node else elastic.limit(plan.environ)
+    if restarts and (lost := _LOST_PEER.search(text)):
+        return problem("rank-of-other-node-lost", reason=lost[0], restarts=restarts)
     if is_out_of_memory(error):
         return out_of_memory(error, plan, OWN_PROGRESS.step, OWN_PROGRESS.place)
     if _KILLED_WORKER.search(text) and killed_processes() > killed_before:

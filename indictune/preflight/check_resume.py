@@ -26,12 +26,10 @@ def resumed_checkpoint(plan: AnyPlan) -> Path | None:
 
 
 def _check_restarts(plan: AnyPlan) -> list[Problem]:
-    """Refuse a launcher that restarts a command that would not resume by then."""
+    """Refuse a launcher that restarts a command with a named checkpoint. Without a name it resumes by itself."""
     asked, max_restarts = plan.training.resume_from_checkpoint, elastic.limit(plan.environ)
-    if not max_restarts or asked == AUTO:
+    if not max_restarts or asked in (None, AUTO):
         return []
-    if asked is None:
-        return [problem("restarts-need-auto", "--max-restarts", max_restarts)]
     return [problem("restarts-from-named-checkpoint", FLAG, asked, max_restarts=max_restarts)]
 
 
@@ -48,6 +46,6 @@ def _at_a_glance(plan: AnyPlan) -> ResumePoint:
     try:
         return choose_resume_point(plan.output_dir, plan.training.resume_from_checkpoint, Reader(thorough=False))
     except UserError:
-        if plan.launch.local_world_size == plan.launch.world_size:
+        if plan.launch.is_one_node:
             raise
         return ResumePoint()  # another node's disk may hold the checkpoint

@@ -1,21 +1,17 @@
-"""Whether this machine has what the launch asks for: GPUs, number types, restarts."""
+"""Whether this machine has what the launch asks for: GPUs and number types."""
 
 from __future__ import annotations
 
 from indictune.config.plan import AnyPlan
-from indictune.distributed import elastic
 from indictune.errors import Problem, problem
 
 
 def check_processes(plan: AnyPlan) -> list[Problem]:
-    """Refuse several processes a GPU, and restarts over several nodes."""
-    found, launch = [], plan.launch
-    if 0 < plan.gpus < launch.local_world_size:  # without a GPU, any number of processes runs on the CPU
-        found.append(problem("more-processes-than-gpus", "--num_processes", launch.local_world_size, gpus=plan.gpus))
-    restarts = elastic.limit(plan.environ)
-    if restarts and launch.local_world_size != launch.world_size:
-        found.append(problem("restarts-over-nodes", "--max-restarts", restarts))
-    return found
+    """Refuse several processes a GPU."""
+    processes = plan.launch.local_world_size
+    if not 0 < plan.gpus < processes:  # without a GPU, any number of processes runs on the CPU
+        return []
+    return [problem("more-processes-than-gpus", "--num_processes", processes, gpus=plan.gpus)]
 
 
 def check_number_type(plan: AnyPlan) -> list[Problem]:

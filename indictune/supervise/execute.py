@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from indictune import stop_signals
 from indictune.cache_folders import checkpoint_around
-from indictune.checkpoint import disk_errors
+from indictune.checkpoint import disk_errors, store
 from indictune.checkpoint.disk_errors import SaveError
 from indictune.checkpoint.resume import Finished
 from indictune.config.arguments import IndicTrainingArguments
@@ -71,17 +71,25 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
     Returns:
         0 done, 2 a problem in what the user gave, 75 stopped and can be resumed, 1 any other failure.
     """
+    training = unresolved(IndicTrainingArguments, recipe.values)
+    rows, rows_at_once = training.global_batch_size, training.per_device_train_batch_size
+    shares_rows = bool(replaceable) or training.max_tokens_per_device is not None
+    world = elastic.choose_world(os.environ, rows, None if shares_rows else rows_at_once)
+    if elastic.limit(os.environ) and not replaceable:
+        recipe.values.setdefault("resume_from_checkpoint", AUTO)
     run = SupervisedRun(recipe, launch.rank_of(os.environ))
     if _is_finished(run):
         end = _end_of_finished(run, f"{run.output_dir}: {NOTHING_TO_DO}")
         if end.state != "ok" or run_folder.status_since(run.output_dir, 0.0).get("state") != "ok":
             _report(run, end)
         return run_folder.EXIT_CODES[end.state]
-    if elastic.count(os.environ) and _was_stopped_before(run):
+    if run.rank >= world.used:
+        return elastic.idle()
+    if _was_stopped_before(run):
         return EXIT_RESUMABLE
     run.end = partial(_end_process, run)
     with run.stop_request.listening():
-        end = _outcome(main, run, replaceable)
+        end = _outcome(main, run, replaceable, world.note(rows, rows_at_once))
         end = End(end.state, without_tokens(end.message), without_tokens(end.trace))  # before any file has it
         run.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
         run.ranks.report_end(end.state, end.message)
@@ -92,6 +100,8 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         if end.state == "failed":
             run.ranks.kill_stopped()
     if torch.distributed.is_initialized() and end.state == "ok":
+        if run.rank == 0 and world.idle:
+            world.release_idle()
         torch.distributed.destroy_process_group()
     return run_folder.EXIT_CODES[end.state]
 
@@ -103,19 +113,28 @@ def _is_finished(run: SupervisedRun) -> bool:
 
 
 def _was_stopped_before(run: SupervisedRun) -> bool:
-    """Whether the run was asked to stop since its launcher began.
+    """Whether the run was asked to stop since its launcher began, on one node.
 
-    torchrun takes exit code 75 for a failure, and with `--max-restarts` starts a stopped run again.
+    torchrun takes exit code 75 for a failure, and with `--max-restarts` starts a stopped run again. On several nodes
+    that is right: the request may be to one node alone, and the others continue.
     """
+    newest = next(map(store.read_manifest, store.listed(run.output_dir)), None)
+    here = launch.local_world_size_of(os.environ)
+    was_elsewhere = newest is not None and newest.world_size > here
+    if not elastic.count(os.environ) or not run.ranks.all_here or was_elsewhere:
+        return False
     launched: float = psutil.Process(os.getppid()).create_time()
     return run_folder.status_since(run.output_dir, launched).get("state") == "resumable"
 
 
-def _outcome(main: Callable[[Run], None], run: SupervisedRun, replaceable: Collection[str]) -> End:
+def _outcome(
+    main: Callable[[Run], None], run: SupervisedRun, replaceable: Collection[str], notes: Collection[str]
+) -> End:
     """Run the script on this rank; returns how it ended here."""
     try:
         stop_signals.let_through()
         run.open(replaceable)
+        run.warn(notes)
         main(run)
     except Finished as done:
         return _end_of_finished(run, str(done))

@@ -69,12 +69,13 @@ def test_nothing_is_written(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("asked", [(), ("--resume_from_checkpoint", "out/checkpoint-4")])
-def test_restarts_that_would_not_resume_are_refused(asked: tuple[str, ...]) -> None:
+def test_restarts_from_a_named_checkpoint_are_refused() -> None:
     write(Path("out"), 4)
     batch = ("--global_batch_size", "8")  # that the checkpoint was written with
-    assert len(found(*batch, *asked, TORCHELASTIC_MAX_RESTARTS="3")) == 1
-    assert found(*batch, "--resume_from_checkpoint", "auto", TORCHELASTIC_MAX_RESTARTS="3") == []
+    named = found(*batch, "--resume_from_checkpoint", "out/checkpoint-4", TORCHELASTIC_MAX_RESTARTS="3")
+    assert codes(named) == [("restarts-from-named-checkpoint", "--resume_from_checkpoint")]
+    for others in ((), ("--resume_from_checkpoint", "auto")):
+        assert found(*batch, *others, TORCHELASTIC_MAX_RESTARTS="3") == []
 
 
 def test_texts_beyond_longropes_original_length_are_refused() -> None:
