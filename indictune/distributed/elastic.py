@@ -15,6 +15,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from indictune.distributed.axes import read_axes
 from indictune.errors import UserError
 from indictune.progress import OWN_PROGRESS
 
@@ -78,10 +79,9 @@ class World:
         """One sentence for the user if processes idle."""
         if not self.idle:
             return []
-        at_once = f"{self.started} processes x {rows_at_once} rows"
+        given = f"--global_batch_size {rows} with {rows_at_once} rows at once"
         return [
-            f"{self.idle} of {self.started} processes idle: --global_batch_size {rows} is no multiple of {at_once}, "
-            f"but of {self.used} x {rows_at_once}."
+            f"{self.idle} of {self.started} processes idle: {given} divides by {self.used} processes, and no more."
         ]
 
     def release_idle(self) -> None:
@@ -107,12 +107,22 @@ def choose_world(environ: MutableMapping[str, str], rows: int, rows_at_once: int
     started = int(environ.get("WORLD_SIZE", "1"))
     if not limit(environ) or rows_at_once is None or rows_at_once <= 0:
         return World(started, started)
-    divides = (size for size in range(started, 0, -1) if rows % (size * rows_at_once) == 0)
-    used = next(divides, started)
+    sizes = ((size, _data_size(environ, size)) for size in range(started, 0, -1))
+    used = next((size for size, data in sizes if data and rows % (data * rows_at_once) == 0), started)
     first_here = int(environ["RANK"]) - int(environ["LOCAL_RANK"])
     here = min(int(environ["LOCAL_WORLD_SIZE"]), max(0, used - first_here))
     environ.update(WORLD_SIZE=str(used), LOCAL_WORLD_SIZE=str(here))
     return World(started, used)
+
+
+def _data_size(environ: Mapping[str, str], size: int) -> int | None:
+    """The groups of processes with their own rows among so many; None if the strategy file does not allow so many."""
+    is_fsdp = environ.get("ACCELERATE_USE_FSDP") == "true"
+    try:
+        axes = read_axes(environ, {}, size, min(size, int(environ["LOCAL_WORLD_SIZE"])), is_fsdp)
+    except UserError:
+        return None
+    return size // axes.model_ranks
 
 
 def idle() -> int:

@@ -41,6 +41,12 @@ def test_part_of_a_node_may_idle() -> None:
     assert [each["LOCAL_WORLD_SIZE"] for each in environs] == ["3", "3", "3", "1", "1", "1"]
 
 
+def test_whole_groups_of_ranks_train() -> None:
+    """Two processes hold one model: of 7, three groups could train, and 16 rows divide by two."""
+    tensor = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}
+    assert choose_world({**environment(0, 7), **tensor}, rows=16, rows_at_once=4) == World(7, 4)
+
+
 def test_other_launches_keep_their_processes() -> None:
     fixed = environment(0, 3, restarts="0")
     assert choose_world(fixed, rows=64, rows_at_once=8) == World(3, 3)
