@@ -264,6 +264,11 @@ class IndicTrainingArguments(TrainingArguments):
     allow_cpu: bool = flag(
         False, "Train on the CPU what is meant for GPUs, even if that is expected to take more than an hour."
     )
+    profile_steps: int = flag(
+        0,
+        "Profile this many optimizer steps, after 3 to warm up: a trace of each process and a table of compute, "
+        "communication and gaps, in OUTPUT_DIR/profile.",
+    )
     verbose: bool = flag(False, "Also show the messages of DeepSpeed, torch and the other libraries.")
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ AT_LEAST = {
     "max_tokens_per_device": 1,
     "early_stopping_patience": 1,
     "max_nonfinite_steps": 0,
+    "profile_steps": 0,
     "ddp_timeout": 1,
     "dataloader_num_workers": 0,
     "dataloader_prefetch_factor": 1,

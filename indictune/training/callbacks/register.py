@@ -11,6 +11,7 @@ from indictune.config.plan import AnyPlan
 from indictune.run import Run
 from indictune.training import bad_steps
 from indictune.training.callbacks.load_best import LoadBest
+from indictune.training.callbacks.profile_steps import ProfileSteps
 from indictune.training.callbacks.report_progress import ReportProgress
 from indictune.training.callbacks.restore_progress import RestoreProgress
 from indictune.training.callbacks.step_flags import StepFlags
@@ -35,3 +36,5 @@ def watch(
     trainer.add_callback(LoadBest(trainer))
     if point.checkpoint is not None:
         trainer.add_callback(RestoreProgress(trainer, point))
+    if trainer.args.profile_steps:
+        trainer.add_callback(ProfileSteps(trainer.args.profile_steps, run))

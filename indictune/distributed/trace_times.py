@@ -1,0 +1,160 @@
+"""What a process spends its steps on, by a trace of torch.profiler: compute, communication, and neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from indictune.distributed.intervals import Interval, intersection, length, union
+
+# Phases of a step, in order. The callback that profiles names the ranges of the trace so.
+READING, LEARNING, UPDATING = PHASES = ("reading rows", "forward and backward", "optimizer step")
+
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+# Namespaces of what starts a communication or only calls operators: both may wait for other ranks.
+_NO_COMPUTE = ("c10d", "_c10d_functional", "c10d_functional", "autograd", "torch")
+_MICROSECONDS = 1e6
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Seconds of a mean step of one rank. compute + exposed communication + gaps = step.
+
+    Attributes:
+        rank: of the process.
+        steps: that were measured.
+        step_s: from the end of the step before to its own end, without evaluations and saves between.
+        compute_s: an operator ran, or on a GPU a kernel or a copy.
+        communication_s: a collective or a message was under way, waits for slower ranks included.
+        overlapped_s: of the communication, while something was computed.
+        gaps_s: neither, by phase of the step: on a GPU the device is idle, because the host has not prepared work.
+    """
+
+    rank: int
+    steps: int
+    step_s: float
+    compute_s: float
+    communication_s: float
+    overlapped_s: float
+    gaps_s: dict[str, float]
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication without compute."""
+        return self.communication_s - self.overlapped_s
+
+    @property
+    def own_s(self) -> float:
+        """The time that this rank takes by itself: all but exposed communication, in which it may wait for others."""
+        return self.step_s - self.exposed_s
+
+    def parts(self) -> dict[str, float]:
+        """`own_s` by what it is spent on."""
+        return {"compute": self.compute_s} | {f"gaps in {phase}": gaps for phase, gaps in self.gaps_s.items()}
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The rank that the others wait for.
+
+    Attributes:
+        rank: the one with the largest `own_s`.
+        own_s: its time.
+        others_s: the mean of the others.
+        more_s: what it spends more time on than the others' mean, by part, the largest first.
+    """
+
+    rank: int
+    own_s: float
+    others_s: float
+    more_s: dict[str, float]
+
+
+def rank_times(rank: int, events: Iterable[Event]) -> RankTimes | None:
+    """The times of a rank; None if no step is whole.
+
+    Args:
+        rank: of the process.
+        events: `traceEvents` of its trace.
+    """
+    complete = [event for event in events if event.get("ph") == "X"]
+    steps = list(_steps(complete))
+    if not steps:
+        return None
+    on_device = [event for event in complete if event.get("cat") in _ON_DEVICE]
+    compute, communication = _of_device(complete, on_device) if on_device else _of_cpu(complete)
+    windows = union((step[0], step[-1]) for step in steps)
+    compute, communication = intersection(compute, windows), intersection(communication, windows)
+    busy = union([*compute, *communication])
+
+    def mean(spans: Iterable[Interval]) -> float:
+        return length(spans) / _MICROSECONDS / len(steps)
+
+    gaps = {}
+    for number, phase in enumerate(PHASES):
+        of_phase = union((step[number], step[number + 1]) for step in steps)
+        gaps[phase] = mean(of_phase) - mean(intersection(busy, of_phase))
+    overlapped = mean(intersection(compute, communication))
+    return RankTimes(rank, len(steps), mean(windows), mean(compute), mean(communication), overlapped, gaps)
+
+
+def slowest(times: Sequence[RankTimes]) -> Slowest | None:
+    """The rank that holds up the others; None if there are no others."""
+    if len(times) < 2:
+        return None
+    worst = max(times, key=lambda each: each.own_s)
+    others = [each for each in times if each is not worst]
+    usual = {name: sum(each.parts()[name] for each in others) / len(others) for name in worst.parts()}
+    more = {name: spent - usual[name] for name, spent in worst.parts().items() if spent > usual[name]}
+    largest_first = dict(sorted(more.items(), key=lambda item: -item[1]))
+    return Slowest(worst.rank, worst.own_s, sum(usual.values()), largest_first)
+
+
+def _steps(complete: Iterable[Event]) -> Iterator[tuple[float, float, float, float]]:
+    """The begin of each phase of a whole step, and its end.
+
+    An evaluation or a save begins the phase of reading anew: the range before it is not followed by the next phase.
+    """
+    named = (event for event in complete if event.get("cat") == "user_annotation" and event["name"] in PHASES)
+    ranges = sorted(named, key=lambda event: float(event["ts"]))
+    for reading, (learning, updating) in zip(ranges, pairwise(ranges[1:]), strict=False):
+        if (reading["name"], learning["name"], updating["name"]) == PHASES:
+            yield _span(reading)[0], _span(learning)[0], *_span(updating)
+
+
+def _span(event: Event) -> Interval:
+    begin = float(event["ts"])
+    return begin, begin + float(event["dur"])
+
+
+def _of_device(complete: Sequence[Event], on_device: Sequence[Event]) -> tuple[list[Interval], list[Interval]]:
+    """Kernels and copies on all streams; kernels of NCCL, and messages of gloo."""
+    of_nccl = [event for event in on_device if str(event["name"]).startswith("nccl")]
+    others = [event for event in on_device if not str(event["name"]).startswith("nccl")]
+    return union(map(_span, others)), union(map(_span, [*of_nccl, *_messages(complete)]))
+
+
+def _of_cpu(complete: Sequence[Event]) -> tuple[list[Interval], list[Interval]]:
+    """Operators such as `aten::mm`, on all threads but those of gloo; messages of gloo, and the calls that begin them.
+
+    An operator's name has a namespace. A function of autograd may wait for messages, and is none.
+    """
+    messages = _messages(complete)
+    threads = {event.get("tid") for event in messages}
+    named = [(str(event["name"]).partition("::"), event) for event in complete if event.get("cat") == "cpu_op"]
+    operators = [
+        event
+        for (space, colons, _), event in named
+        if colons and space not in _NO_COMPUTE and event.get("tid") not in threads
+    ]
+    calls = [event for (space, _, _), event in named if space == "c10d"]
+    return union(map(_span, operators)), union(map(_span, [*messages, *calls]))
+
+
+def _messages(complete: Sequence[Event]) -> list[Event]:
+    """What gloo records from the begin of a collective until all ranks have answered."""
+    return [event for event in complete if str(event["name"]).startswith("gloo:")]
