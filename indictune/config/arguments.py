@@ -10,14 +10,13 @@ import torch
 from transformers import TrainingArguments
 
 from indictune.config.fields import Checked, OneOrMore, flag
+from indictune.config.row_arguments import BadRowArguments, TextArguments
 from indictune.errors import Problem, problem
 
 Method = Literal["full", "lora", "qlora"]
 # One file or several. In this order `HfArgumentParser` (5.23) takes each word for a text.
 Files = list[str] | str | None
-LongText = Literal["truncate", "head_tail", "window"]
 ProblemType = Literal["single_label_classification", "regression", "multi_label_classification"]
-MAX_BAD_FRACTION = 0.01
 VALIDATION_SHARE = 0.1
 
 # Learning rate schedules that react to evaluations.
@@ -78,59 +77,6 @@ class ModelArguments(Checked):
         for name in ("use_dora", "use_rslora", "modules_to_save"):
             if self.method == "full" and getattr(self, name):
                 yield problem("option-needs-adapter", f"--{name}")
-
-
-@dataclass
-class FileFormArguments(Checked):
-    """How csv and tsv files are laid out."""
-
-    delimiter: Literal["auto", ",", ";", "tab", "|"] = flag(
-        "auto", "Character between the columns of a csv or tsv file. `auto`: the extension's, unless another one fits."
-    )
-    column_names: list[str] = flag(
-        [], "Names of all columns of a csv, tsv, xlsx or ods file that has no header, in order, such as text,label."
-    )
-    quoting: Literal["standard", "none"] = flag(
-        "standard", "`none`: quotes in a csv or tsv file are letters like others, and do not enclose a field."
-    )
-
-
-@dataclass
-class TextArguments(FileFormArguments):
-    """How the rows of a file are read."""
-
-    text_column: str = flag("text", "Column with the text.")
-    label_column: str = flag("label", "Column with the label.")
-    language_column: str | None = flag(
-        None, "Column with the language of each row. Default: `language` if it exists, else the language of the text."
-    )
-    max_length: int = flag(128, "Cut texts to this many tokens, special ones included.")
-    long_text: LongText = flag(
-        "truncate",
-        "How a longer text is read. truncate: its first tokens. head_tail: its first and its last ones. window: all, "
-        "in windows of --max_length tokens that overlap by a quarter; the mean of their logits is the text's.",
-    )
-
-
-@dataclass
-class BadRowArguments(Checked):
-    """What happens to rows that cannot be used."""
-
-    bad_rows: Literal["stop", "quarantine"] = flag(
-        "stop",
-        "`stop` ends the run at rows that cannot be used. `quarantine` leaves them out and writes them, with the "
-        "reason, to rejected.jsonl in --output_dir.",
-    )
-    max_bad_fraction: float = flag(
-        MAX_BAD_FRACTION, "With --bad_rows quarantine, stop if more than this share of a file's rows is bad."
-    )
-
-    def check(self) -> Iterator[Problem]:
-        """Refuse a limit of quarantined rows without quarantine."""
-        yield from super().check()
-        if self.bad_rows == "stop" and self.max_bad_fraction != MAX_BAD_FRACTION:
-            way_out = "Use --bad_rows quarantine."
-            yield problem("no-effect", "--max_bad_fraction", self.max_bad_fraction, way_out, other="--bad_rows stop")
 
 
 def file_words(files: Files) -> str:

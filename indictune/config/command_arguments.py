@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from indictune.config.arguments import BadRowArguments, FileFormArguments, TextArguments
 from indictune.config.fields import Checked, flag
+from indictune.config.row_arguments import BadRowArguments, FileFormArguments, TextArguments
 from indictune.errors import Problem, problem
 
 

@@ -8,13 +8,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from indictune.config.row_arguments import BadRowArguments
 from indictune.data.packed_files import kind_of_file
 from indictune.errors import Problem, Problems, problem
-
-if TYPE_CHECKING:
-    from indictune.config.arguments import BadRowArguments  # slow to import
 
 REJECTED = "rejected.jsonl"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.config.arguments import BadRowArguments
 from indictune.config.chat_arguments import ChatDataArguments
+from indictune.config.row_arguments import BadRowArguments
 from indictune.data.arrow_tables import map_table, move_rows, stored_batches, write_table
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once

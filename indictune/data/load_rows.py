@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indictune.config.arguments import DataArguments, TextArguments
+from indictune.config.arguments import DataArguments
 from indictune.config.command_arguments import EvaluateArguments
+from indictune.config.row_arguments import TextArguments
 from indictune.data.arrow_tables import map_table, move_rows, stored_batches, write_table
 from indictune.data.bad_rows import BadRows, bad_rows
 from indictune.data.cache import build_once

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from indictune.config.arguments import LongText
+from indictune.config.row_arguments import LongText
 from indictune.errors import UserError
 
 Ids = list[int]

@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from indictune.config.arguments import DataArguments, SourceArguments, TextArguments
+from indictune.config.arguments import DataArguments, SourceArguments
+from indictune.config.row_arguments import TextArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.columns import shortened
 from indictune.data.file_form import form_of

@@ -8,8 +8,9 @@ from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from indictune.config.arguments import SourceArguments, TextArguments
+from indictune.config.arguments import SourceArguments
 from indictune.config.plan import RunPlan
+from indictune.config.row_arguments import TextArguments
 from indictune.data.bad_rows import BadRows, numbered_files
 from indictune.data.columns import existing_columns
 from indictune.data.file_form import STANDARD, form_of

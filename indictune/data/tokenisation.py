@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from indictune.config.arguments import LongText
+from indictune.config.row_arguments import LongText
 from indictune.data.arrow_tables import map_table, smaller_batches, stored_batches, write_table
 from indictune.data.cache import build_once, file_digest
 from indictune.data.columns import shortened

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from indictune.config.arguments import LongText
+from indictune.config.row_arguments import LongText
 
 KEY = "text_reading"
 

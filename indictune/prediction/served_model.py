@@ -7,9 +7,10 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from indictune.config.arguments import LongText, ModelArguments, TextArguments
+from indictune.config.arguments import ModelArguments
 from indictune.config.command_arguments import PredictArguments
 from indictune.config.plan import unresolved
+from indictune.config.row_arguments import LongText, TextArguments
 from indictune.config.trained_recipe import configuration_of
 from indictune.errors import Problems, UserError
 from indictune.files import METRICS, RECIPE, is_finished

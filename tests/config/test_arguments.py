@@ -19,10 +19,10 @@ from indictune.config.arguments import (
     IndicTrainingArguments,
     ModelArguments,
     SentimentTrainingArguments,
-    TextArguments,
 )
 from indictune.config.chat_arguments import LlamaTrainingArguments
 from indictune.config.command_arguments import EvaluateArguments
+from indictune.config.row_arguments import TextArguments
 from indictune.errors import Problem, UserError
 from tests.plans import codes
 

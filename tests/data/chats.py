@@ -6,8 +6,8 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from indictune.config.arguments import BadRowArguments
 from indictune.config.chat_arguments import ChatDataArguments
+from indictune.config.row_arguments import BadRowArguments
 from indictune.data.bad_rows import BadRows
 from indictune.data.chat_tokens import SCHEMA, tokenised
 from indictune.data.conversations import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from indictune.config.arguments import BadRowArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.recipe import read_recipe
+from indictune.config.row_arguments import BadRowArguments
 from indictune.data.chat_columns import parse_columns
 from indictune.data.conversations import evaluated_file, load_conversations
 from indictune.training.evaluate import FROM_TRAINING

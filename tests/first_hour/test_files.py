@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from indictune.config.arguments import DataArguments, TextArguments
+from indictune.config.arguments import DataArguments
 from indictune.config.recipe import read_recipe
+from indictune.config.row_arguments import TextArguments
 from indictune.data import packed_files, sheets
 from indictune.data.load_rows import Splits, load_splits
 from indictune.data.row_sources import sources_of

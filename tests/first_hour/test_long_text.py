@@ -16,10 +16,11 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from indictune.config.arguments import DataArguments, LongText
+from indictune.config.arguments import DataArguments
 from indictune.config.chat_arguments import ChatDataArguments
 from indictune.config.command_arguments import PredictArguments
 from indictune.config.plan import unresolved
+from indictune.config.row_arguments import LongText
 from indictune.data.collation import JoinRows, PadToLongest, Row
 from indictune.data.long_texts import usual_length
 from indictune.data.tokenisation import windows_of
