@@ -28,7 +28,7 @@ def launched(file: str | Path, processes: int = 2) -> dict[str, str]:
             fields = [*defaults.deepspeed_config, *(["mixed_precision"] if has_precision else [])]
             args.deepspeed_fields_from_accelerate_config = ",".join(fields)
             environ = prepare_deepspeed_cmd_env(args)[1]
-        elif args.use_fsdp or args.multi_gpu:
+        elif args.use_fsdp or args.use_megatron_lm or args.multi_gpu:
             environ = prepare_multi_gpu_env(args)
         else:
             return dict(prepare_simple_launcher_cmd_env(args)[1])

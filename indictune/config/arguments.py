@@ -197,6 +197,11 @@ class IndicTrainingArguments(TrainingArguments):
     reduce_dtype: Literal["float32", "bfloat16"] = flag(
         "float32", "Type in which gradients are summed over processes. bfloat16 sends half the bytes."
     )
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = flag(
+        "1f1b",
+        "Order in which the stages of a pipeline compute micro-batches. gpipe: all forward passes first, which keeps "
+        "the most activations. interleaved: two stages a process, for half the waiting and twice the messages.",
+    )
     restore_callback_states_from_checkpoint: bool = flag(True, "Must stay on: early stopping resumes its count.")
     hub_strategy: str = flag("end", "Must stay `end`: the finished model is pushed once.")
     on_nonfinite: Literal["stop", "skip", "rollback"] = flag(

@@ -96,10 +96,10 @@ class Launch:
         return self.rank // (self.axes.context * self.axes.tensor) % self.data_size
 
     @property
-    def is_first_of_rows(self) -> bool:
-        """Whether this process is the first of those that work on its rows."""
+    def measures_rows(self) -> bool:
+        """Whether this process speaks for those that work on its rows: the first of those with the last layers."""
         inner = self.axes.context * self.axes.tensor
-        return self.rank % inner == 0 and self.rank < inner * self.data_size
+        return self.rank % inner == 0 and self.rank >= self.world_size - inner * self.data_size
 
 
 SINGLE = Launch("single")

@@ -6,6 +6,7 @@ shards with torch.distributed.checkpoint (DCP). Both hold the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ WEIGHT_SHARDS = f"{FSDP_MODEL_NAME}_0"
 STATE_SHARDS = f"{OPTIMIZER_NAME}_0"
 WHOLE_STATES = "optimizer.pt"
 
+State = dict[str, Any]
+
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Load a checkpoint's weights, whole or in shards, into an unwrapped model. All ranks must call it.
@@ -37,7 +40,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     Raises:
         RuntimeError: the checkpoint lacks a weight, or has it in another shape.
     """
-    weights = _weights(model)
+    weights = own_weights(model)
     if (checkpoint / WEIGHT_SHARDS).is_dir():
         _load_shards(checkpoint / WEIGHT_SHARDS, {"model": weights})
         return
@@ -55,13 +58,25 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         weight.copy_(_split_like(weight, whole, name))
 
 
-def load_states(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> None:
-    """Load a checkpoint's optimizer states, whole or in shards, into an optimizer without accelerate's wrapper. All
-    ranks must call it."""
+def load_states(
+    model: nn.Module, optimizer: Optimizer, checkpoint: Path, own_part: Callable[[State], State] | None = None
+) -> None:
+    """Load a checkpoint's optimizer states, whole or in shards, into an optimizer. All ranks must call it.
+
+    Args:
+        model: unwrapped.
+        optimizer: without accelerate's wrapper.
+        checkpoint: to read.
+        own_part: takes this rank's part of whole states; None if the rank has all parameters.
+    """
     shards = checkpoint / STATE_SHARDS
     if shards.is_dir():
-        states = get_optimizer_state_dict(model, optimizer)  # makes those of a new optimizer
+        states: Any = get_optimizer_state_dict(model, optimizer)  # makes those of a new optimizer
+        # A stage of a pipeline has written only its own names.
+        names = [group.pop("params") for group in states["param_groups"]]
         _load_shards(shards, {"optimizer": states})
+        for group, own in zip(states["param_groups"], names, strict=True):
+            group["params"] = own
         set_optimizer_state_dict(model, optimizer, states)
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]  # as numbered there
@@ -75,10 +90,10 @@ def load_states(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Non
                 name: _split_like(parameters[number], value, name) if value.dim() else value.clone()
                 for name, value in state.items()
             }
-    optimizer.load_state_dict(whole)
+    optimizer.load_state_dict(whole if own_part is None else own_part(whole))
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
+def own_weights(model: nn.Module) -> dict[str, Tensor]:
     """The model's own weights by name, each once, as checkpoints hold them; of an adapted model the adapter's."""
     state: dict[str, Any] = model.state_dict(keep_vars=True)
     if isinstance(model, PeftModel):

@@ -60,7 +60,7 @@ def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: 
         strategy = "tp" if axes.tensor == world_size else "ddp_tp"
     else:
         strategy = "ddp" if "LOCAL_RANK" in environ else "single"
-    _check_launcher(environ, strategy, config or {})
+    _check_launcher(environ, strategy, config or {}, axes)
     sizes = world_size, on_node, rank_of(environ)
     return Launch(strategy, *sizes, deepspeed=config, deepspeed_source=source, axes=axes)
 
@@ -129,7 +129,7 @@ def _deepspeed_of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any]) -> None:
+def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mapping[str, Any], axes: Axes) -> None:
     """Refuse a launch that would train something else than was asked for."""
     world_size, is_launched = world_size_of(environ), "LOCAL_RANK" in environ
     if starts_one_of_several(environ) and _is_true(environ, "ACCELERATE_USE_CPU"):
@@ -138,10 +138,19 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
         raise UserError("local-world-size-missing", "LOCAL_WORLD_SIZE", world_size)
     if strategy not in ("single", "ddp") and not is_launched:
         raise UserError("launcher-missing", value=strategy)
-    if stages := environ.get("MEGATRON_LM_PP_DEGREE"):
-        raise UserError("strategy-file-not-supported", value=f"megatron_lm_pp_degree: {stages}")
-    if keys := fsdp_file.not_supported(environ) + deepspeed_config.not_supported(deepspeed):
+    keys = [*fsdp_file.not_supported(environ), *deepspeed_config.not_supported(deepspeed)]
+    if keys := keys + (_not_with_stages(axes, strategy) if axes.pipeline > 1 else []):
         raise UserError("strategy-file-not-supported", value=", ".join(keys))
+
+
+def _not_with_stages(axes: Axes, strategy: str) -> list[str]:
+    """What a strategy file asks for that stages of a pipeline cannot have."""
+    asked = {
+        f"megatron_lm_tp_degree: {axes.tensor}": axes.tensor > 1,
+        "megatron_lm_use_custom_fsdp: true": axes.is_sharded,
+        f"{strategy} inside megatron_lm_pp_degree: {axes.pipeline}": strategy not in ("pipeline", "3d"),
+    }
+    return [key for key, is_asked in asked.items() if is_asked]
 
 
 def _fsdp_name(axes: Axes, offloads: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from indictune.distributed import async_shards, convert_state, cpu_adam, sharding, strategy_limits
+from indictune.distributed.pipeline.engine import Pipeline
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class ModelState:
         model: unwrapped.
         wrapped: the model as the strategy wraps it; under DeepSpeed the engine.
         optimizer: as accelerate wraps it.
+        pipeline: of which the model has some stages; or None.
     """
 
     accelerator: Accelerator
@@ -35,12 +38,14 @@ class ModelState:
     model: nn.Module
     wrapped: nn.Module
     optimizer: AcceleratedOptimizer
+    pipeline: Pipeline | None = None
 
     @classmethod
-    def of(cls, trainer: Trainer) -> ModelState:
+    def of(cls, trainer: Trainer, pipeline: Pipeline | None = None) -> ModelState:
         """The state of a trainer that is prepared to train."""
         optimizer = cast(AcceleratedOptimizer, trainer.optimizer)
-        return cls(trainer.accelerator, trainer.args, sharding.unwrapped(trainer), trainer.model_wrapped, optimizer)
+        model = sharding.unwrapped(trainer)
+        return cls(trainer.accelerator, trainer.args, model, trainer.model_wrapped, optimizer, pipeline)
 
     @property
     def _is_deepspeed(self) -> bool:
@@ -55,7 +60,7 @@ class ModelState:
         if self._is_deepspeed:
             engine: Any = self.wrapped
             engine.save_checkpoint(str(folder), exclude_frozen_parameters=isinstance(self.model, PeftModel))
-        elif self.accelerator.distributed_type == DistributedType.FSDP:
+        elif self.accelerator.distributed_type == DistributedType.FSDP or self.pipeline is not None:
             if with_shards:
                 shards = async_shards.shards_of(self.model, self.optimizer)
                 async_shards.write(shards, folder, None, async_shards.ReportingWriter)
@@ -73,7 +78,8 @@ class ModelState:
             return
         optimizer = self.optimizer.optimizer
         convert_state.load_weights(self.model, checkpoint)
-        convert_state.load_states(self.model, optimizer, checkpoint)
+        own_part = None if self.pipeline is None else partial(self.pipeline.part_of_states, self.model, optimizer)
+        convert_state.load_states(self.model, optimizer, checkpoint, own_part)
         strategy_limits.forget_pages(optimizer)
 
     def restore_weights(self, checkpoint: Path) -> None:
@@ -94,12 +100,17 @@ def engine_keeps(scheduler: object) -> bool:
     return isinstance(scheduler, DeepSpeedSchedulerWrapper)
 
 
-def write_weights(trainer: Trainer, folder: Path, in_shards: bool, save: Callable[[], None]) -> None:
-    """Write the whole weights to `folder`, except FSDP2's if a checkpoint has them in shards. All ranks must call it.
+def write_weights(
+    trainer: Trainer, folder: Path, in_shards: bool, save: Callable[[], None], pipeline: Pipeline | None
+) -> None:
+    """Write the whole weights to `folder`, except those that a checkpoint has in shards. All ranks must call it.
 
-    `save` is the library's saving, which gathers the weights of every other strategy.
+    `save` is the library's saving, which gathers the weights of every strategy but FSDP2 and pipelines.
     """
-    if trainer.accelerator.distributed_type != DistributedType.FSDP:
+    if pipeline is not None:
+        if not in_shards:
+            pipeline.write_whole_weights(trainer, folder)
+    elif trainer.accelerator.distributed_type != DistributedType.FSDP:
         save()
     elif not in_shards:
         weights = trainer.accelerator.get_state_dict(trainer.model)

@@ -10,7 +10,7 @@ from indictune.distributed.engines import engine_of
 _INTERCHANGEABLE = frozenset({"single", "ddp", "fsdp2"})
 
 # A pattern of flags that say how a run is distributed, which changes no step.
-FLAGS_OF_STRATEGIES = "(ddp|fsdp)(_.*)?"
+FLAGS_OF_STRATEGIES = "(ddp|fsdp)(_.*)?|pipeline_schedule"
 
 
 def can_resume(strategy: str, world_size: int, launch: Launch) -> bool:

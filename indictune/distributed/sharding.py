@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
+from indictune.distributed import collectives
 from indictune.distributed.launch_check import came_up
 from indictune.progress import OWN_PROGRESS
 
@@ -137,7 +138,7 @@ def local_part(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def full_norms(trainer: Trainer) -> dict[str, float]:
-    """The Euclidean norm of each trained parameter before sharding. All ranks must call it."""
+    """The Euclidean norm of each trained parameter of all ranks before sharding. All ranks must call it."""
     if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
         # ZeRO-3 prefetches parameters for the next step, and then cannot gather them ("Cannot partition a param in
         # flight", DeepSpeed 0.19.8, after a resumed run).
@@ -150,7 +151,7 @@ def full_norms(trainer: Trainer) -> dict[str, float]:
         with gathered(each):
             full = each.full_tensor() if isinstance(each, DTensor) else each
             norms[name] = float(full.detach().double().norm())
-    return norms
+    return {name: norm for part in collectives.gather_from_all(norms) for name, norm in part.items()}
 
 
 @contextmanager

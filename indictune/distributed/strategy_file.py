@@ -57,6 +57,8 @@ def notes(plan: AnyPlan) -> list[str]:
         found.append(fsdp_file.note_of_version_1(plan.environ))
     if plan.launch.deepspeed is not None and not engine_of(plan.launch.strategy).startswith("zero"):
         found.append("The DeepSpeed file has ZeRO stage 0, which shards nothing. DDP runs it.")
+    if plan.launch.axes.pipeline == 1 and "pipeline_schedule" in plan.recipe.values:
+        found.append("Ignoring --pipeline_schedule: the strategy file asks for no pipeline.")
     return found + ignored_values(plan)
 
 

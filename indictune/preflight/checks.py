@@ -10,6 +10,7 @@ from typing import Any
 from indictune.config.plan import AnyPlan, RunPlan
 from indictune.distributed.devices import missing_gpu, where_it_runs
 from indictune.distributed.machine_failures import check_interfaces
+from indictune.distributed.pipeline.limits import check_pipeline
 from indictune.distributed.strategy_limits import (
     check_bad_steps,
     check_communication,
@@ -55,6 +56,7 @@ OF_THE_LAUNCH: tuple[Check, ...] = (
     check_communication,
     check_saving,
     check_bad_steps,
+    check_pipeline,
     check_interfaces,
 )
 
@@ -98,7 +100,7 @@ def check_do_predict(plan: AnyPlan, task: Task[Any, Any, Any]) -> list[Problem]:
 def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
     """As `preflight`, of an evaluation without training."""
     checks: tuple[Check, ...] = (check_launcher_settings, check_number_type)
-    checks += (check_processes, check_interfaces) if plan.launch.is_known else ()
+    checks += (check_processes, check_pipeline, check_interfaces) if plan.launch.is_known else ()
     return list(dict.fromkeys(each for check in checks for each in check(plan)))
 
 

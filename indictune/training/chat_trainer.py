@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -62,6 +64,8 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         """A micro-batch's share of the loss. A callback would not see that TRL takes the micro-batch's own mean."""
         if settings.get("num_items_in_batch") is None:
             raise ValueError("The Trainer did not count the tokens of the global batch (num_items_in_batch is None).")
+        if self.pipeline is not None:
+            return self._loss_of_last_stage(*args, **settings)
         loss = super().compute_loss(*args, **settings)  # type: ignore[no-untyped-call]
         OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
         means = self._metrics["train"]
@@ -72,6 +76,14 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
                 if not means[name]:  # TRL divides by how many there are
                     del means[name]
         return loss
+
+    def _loss_of_last_stage(
+        self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor
+    ) -> torch.Tensor:
+        """TRL's loss (1.16) without its means. It gathers them from all ranks, and other stages do not take part."""
+        OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
+        losses: torch.Tensor = -model(**inputs, use_cache=False, fused_lm_head=True).log_probs
+        return losses.sum() / num_items_in_batch * self.launch.data_size
 
     def unlogged(self) -> dict[str, Any]:
         """TRL's means (1.16): numbers of each micro-batch, and the tokens of all steps; gathered from all ranks."""

@@ -66,10 +66,11 @@ def measured_rows(trainer: TaskTrainer, dataset: Dataset) -> list[np.ndarray]:
     trainer.asked_before = None
     kept: list[tuple[torch.Tensor, ...]] = []
     for batch in loader:
-        kept.append(measure_batch(trainer, model, batch))
+        measured = measure_batch(trainer, model, batch)
+        kept += [] if measured is None else [measured]
         trainer.control = handler.on_prediction_step(args, trainer.state, trainer.control)
     of_rank = [joined([each.cpu().numpy() for each in column]) for column in zip(*kept, strict=True)]
-    mine = of_rank if trainer.launch.is_first_of_rows else None  # others have measured the same rows
+    mine = of_rank if trainer.launch.measures_rows else None  # others have measured the same rows
     of_all = [each for each in collectives.gather_from_all(mine) if each is not None]
     row_numbers, *results = [joined(column) for column in zip(*of_all, strict=True)]
     return in_order(row_numbers, results, len(dataset))
@@ -84,14 +85,17 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...]:
-    """The row numbers of a batch [rows], and what the task measures of each row."""
+def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[torch.Tensor, ...] | None:
+    """The row numbers of a batch [rows], and what the task measures of each row; None without the last layers."""
     OWN_PROGRESS.passed("evaluating a batch")
     trainer.look_for_stop("the finished model was evaluated; going on evaluates it again")
     inputs = trainer.on_device(batch)
     row_numbers = inputs.pop("row_numbers")
     with torch.no_grad(), trainer.compute_loss_context_manager():
-        return row_numbers, *trainer.objective.measure(model, inputs)
+        if trainer.pipeline is None:
+            return row_numbers, *trainer.objective.measure(model, inputs)
+        measured = trainer.pipeline.measure(inputs, lambda: trainer.objective.measure(model, dict(inputs)))
+        return None if measured is None else (row_numbers, *measured)
 
 
 def _prepared(trainer: TaskTrainer) -> nn.Module:

@@ -28,6 +28,7 @@ from indictune.data.collation import Row, lengths_of
 from indictune.distributed import sharding, tf32
 from indictune.distributed.communication import set_up_communication, settle_buckets
 from indictune.distributed.model_state import ModelState
+from indictune.distributed.pipeline.engine import cut_into_stages
 from indictune.hub.push import make_repository
 from indictune.models.load import Model
 from indictune.progress import OWN_PROGRESS
@@ -35,6 +36,7 @@ from indictune.stop_signals import Stopped, StopRequest
 from indictune.tasks.objective import Batch
 from indictune.training.callbacks.epoch_shuffle import EpochShuffle
 from indictune.training.callbacks.keep_records import KeepRecords
+from indictune.training.callbacks.pipeline_bubble import PipelineBubble
 from indictune.training.callbacks.throughput import Throughput
 from indictune.training.drop_bad_steps import drop_if_bad
 from indictune.training.evaluation import evaluate_rows
@@ -71,6 +73,7 @@ class ExactTrainer(TaskTrainer):
         **settings: Any,
     ) -> None:
         sharding.fit_to_model(model, args)
+        self.pipeline = cut_into_stages(model, launch, args, args.pipeline_schedule)
         self.padded, self.launch = padded, launch
         super().__init__(
             model=model,
@@ -85,6 +88,8 @@ class ExactTrainer(TaskTrainer):
         self.nonfinite, self.stop_request = NonFinite(), StopRequest()
         self.detailed_metrics: dict[str, dict[str, Any]] = {}
         self.add_callback(KeepRecords(self))
+        if self.pipeline is not None:
+            self.add_callback(PipelineBubble(self.pipeline))
         if train_dataset is not None:
             self.batches = TrainingBatches(
                 lengths=lengths_of(train_dataset),
@@ -119,6 +124,8 @@ class ExactTrainer(TaskTrainer):
     def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:
         """Note the loss on the device: no callback sees it before the Trainer waits for it."""
         step = partial(super().training_step, *args, **settings)
+        if self.pipeline is not None:
+            step = partial(self.pipeline.train, self, *args[1:], **settings)
         if not self.has_begun:
             self.has_begun = True
             states, unlogged = RandomStates(), copy.deepcopy(self.unlogged())
@@ -175,6 +182,8 @@ class ExactTrainer(TaskTrainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Note the norm of a step's gradients: callbacks do not see it before the optimizer's step."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
+        if self.pipeline is not None:
+            norm = self.pipeline.grad_norm
         if not self.args.fp16:  # loss scaling finds its scale by infinite gradients, and skips those steps
             self.nonfinite.note(norm)
         if self.args.on_nonfinite != "stop":
@@ -216,6 +225,8 @@ class ExactTrainer(TaskTrainer):
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> tuple[nn.Module, Any]:
         """Prepare, then restore by `TrainState`: the Trainer refuses what another strategy has saved."""
+        if self.pipeline is not None:
+            self.pipeline.prepare(self)
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )
@@ -230,7 +241,7 @@ class ExactTrainer(TaskTrainer):
     def _train_state(self) -> TrainState:
         assert self.lr_scheduler is not None
         return TrainState(
-            model=ModelState.of(self),
+            model=ModelState.of(self, self.pipeline),
             scheduler=self.lr_scheduler,
             scaler=self.accelerator.scaler,
             progress=self.state,

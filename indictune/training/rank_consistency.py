@@ -34,7 +34,7 @@ _FILES = (
 _NOT_COMPARED = {*_FILES, *UNRECORDED_FIELDS}
 # They change no step, but all ranks act on them together.
 _TOGETHER = {"on_nonfinite", "max_nonfinite_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps"}
-_TOGETHER |= {"logging_strategy", "logging_steps"}
+_TOGETHER |= {"logging_strategy", "logging_steps", "pipeline_schedule"}
 _PACKAGES = (
     *("torch", "transformers", "accelerate", "deepspeed", "peft"),
     *("trl", "datasets", "tokenizers", "bitsandbytes"),
@@ -113,7 +113,8 @@ def values_of_rows(tokens: Tokens) -> Values:
 def _contents(trainer: ExactTrainer) -> dict[str, Any]:
     """Digests of what this rank has made of its files."""
     model: Any = sharding.unwrapped(trainer)
-    active = active_embedding(model)
+    # Only the first stage of a pipeline has the embedding. Its tokens follow from the rows, which are compared.
+    active = active_embedding(model) if trainer.pipeline is None else None
     rows = {"training rows": trainer.data_digest, "validation rows": trainer.validation_digest}
     return {
         **{name: None if digest is None else digest[:_DIGITS] for name, digest in rows.items()},

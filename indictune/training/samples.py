@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 from accelerate.utils import broadcast
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from indictune.data.chat_tokens import answer_ends, prompt_ids
@@ -69,11 +71,20 @@ def greedy(trainer: ExactTrainer, prompt: list[int], max_new_tokens: int, ends: 
             trainer.look_for_stop("the trained model wrote samples; going on writes them")
             # Without a mask, the attention for joined rows would ignore a layer's sliding window.
             mask = torch.ones(1, len(prompt) + len(answer), dtype=torch.long, device=device)
-            output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
+            if trainer.pipeline is None:
+                output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
+                tokens, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
+            else:  # a cache counts the tokens in the first layer, which other stages do not have
+                inputs = {"input_ids": torch.tensor([prompt + answer], device=device), "attention_mask": mask}
+                tokens = trainer.pipeline.compute(inputs, partial(_next_token, model, inputs)).to(device)
             OWN_PROGRESS.passed("computing a token of a sample")
-            tokens = broadcast(output.logits[:, -1:].argmax(-1))
-            cache = output.past_key_values
+            tokens = broadcast(tokens)
             if int(tokens) in ends:
                 break
             answer.append(int(tokens))
     return answer
+
+
+def _next_token(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    token: Tensor = model(**inputs, use_cache=False).logits[:, -1:].argmax(-1)
+    return token

@@ -27,6 +27,7 @@ from indictune.distributed import (
     strategy_file,
 )
 from indictune.distributed.cpu_time import check_cpu_time
+from indictune.distributed.pipeline.limits import check_micro_batches
 from indictune.distributed.rank_values import Values
 from indictune.distributed.sharding import reading_weights
 from indictune.distributed.strategy_limits import check_communication
@@ -87,7 +88,7 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
         gradient_accumulation_steps=checked_accumulation(plan, steps, "--max_tokens_per_device"),
         per_device_train_batch_size=math.ceil(rows / (world_size * steps)),
     )
-    if problems := check_communication(plan):
+    if problems := check_communication(plan) + check_micro_batches(plan):
         raise UserError(problems=problems)
     return plan
 

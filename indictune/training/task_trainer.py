@@ -21,6 +21,7 @@ from indictune.config.plan import Launch
 from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.distributed import node_disks
+from indictune.distributed.pipeline.engine import Pipeline
 from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
 from indictune.training.bad_steps import BadSteps
@@ -41,6 +42,7 @@ class TaskTrainer(Trainer):
     stop_request: StopRequest
     detailed_metrics: dict[str, dict[str, Any]]  # of each evaluation, by its prefix
     launch: Launch
+    pipeline: Pipeline | None = None  # where the model is cut into stages
     checkpoints: Checkpoints  # made when the training is prepared
     asked_before: CollectiveFlags | None = None  # whether to stop, from the previous call of `look_for_stop`
     trusts_checkpoint = False  # `--trust_checkpoint`: read pickles of checkpoints

@@ -98,9 +98,14 @@ def _logits(trainer: ExactTrainer, probe: dict[str, torch.Tensor]) -> torch.Tens
     """Logits of the trained model, float32 on the CPU. All ranks take part: each may hold a part of the weights."""
     model = trainer.model_wrapped
     model.eval()
+    inputs = trainer.on_device(probe)
+
+    def computed() -> torch.Tensor:
+        logits: torch.Tensor = model(**inputs).logits
+        return logits.float().cpu()
+
     with torch.no_grad(), trainer.compute_loss_context_manager():
-        logits: torch.Tensor = model(**{name: tensor.to(trainer.args.device) for name, tensor in probe.items()}).logits
-    return logits.float().cpu()
+        return computed() if trainer.pipeline is None else trainer.pipeline.compute(inputs, computed)
 
 
 def _problems(trainer: ExactTrainer, folder: Path, trained: Trained) -> list[str]:

@@ -9,16 +9,17 @@ from typing import cast
 
 from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from indictune.checkpoint import store
 from indictune.distributed import node_disks, sharding
 from indictune.distributed.model_state import write_weights
 from indictune.models.active_vocabulary import save_row_ids, save_whole_vocabulary
 from indictune.models.adapters import save_adapter_extras
+from indictune.training.task_trainer import TaskTrainer
 
 
-def write_model(trainer: Trainer, folder: Path, save: Callable[[], None]) -> None:
+def write_model(trainer: TaskTrainer, folder: Path, save: Callable[[], None]) -> None:
     """Write a model with what the library's saving leaves out. All ranks must call it.
 
     Rank 0 alone writes. The Trainer (5.23) would also write on other disks, where no rank has whole weights: it fails
@@ -36,7 +37,7 @@ def write_model(trainer: Trainer, folder: Path, save: Callable[[], None]) -> Non
         model = sharding.unwrapped(trainer)
         if args.should_save:
             sharding.save_code(model, folder)
-        write_weights(trainer, folder, is_checkpoint, save)
+        write_weights(trainer, folder, is_checkpoint, save, trainer.pipeline)
         if not args.should_save:
             return
         save_adapter_extras(model, folder)

@@ -12,6 +12,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from indictune.distributed.pipeline.links import Links
 from indictune.distributed.pipeline.runner import Batch, Runner
 from indictune.distributed.pipeline.schedule import SCHEDULES, chunks_of
 from indictune.distributed.pipeline.stages import Stages
+from indictune.distributed.pipeline.waits import Waits
 from tests.models.tiny import CONFIGS
 
 LAYERS = 8
@@ -78,7 +80,7 @@ def compare(kind: str, schedule: str) -> dict[str, float]:
     chunks = chunks_of(schedule)
     stages = Stages(model, rank, ranks, chunks)
     links = Links([range(ranks)], chunks > 1)
-    runner = Runner(stages, links, rank, ranks, schedule)
+    runner = Runner(stages, links, rank, ranks, schedule, nullcontext, Waits(torch.device("cpu")))
     ends = torch.distributed.new_group([0, ranks - 1])
     everyone = torch.distributed.group.WORLD
     assert everyone is not None

@@ -85,7 +85,7 @@ def test_ranks_of_a_group_have_the_same_rows() -> None:
     axes = Axes(pipeline=2, tensor=2)
     launches = [Launch("3d", 8, 8, rank, axes=axes) for rank in range(8)]
     assert [each.data_rank for each in launches] == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert [each.is_first_of_rows for each in launches] == [True, False, True, False, False, False, False, False]
+    assert [each.measures_rows for each in launches] == [False, False, False, False, True, False, True, False]
     assert launches[0].data_size == 2
     assert shown_axes(launches[0]) == "data 2 x pipeline 2 x tensor 2"
 

@@ -70,6 +70,9 @@ CASES = [
     pytest.param("zero2", "lora", marks=slow),
     pytest.param("zero3", "lora", marks=slow),
     pytest.param("zero3_offload", "lora", marks=slow),
+    ("pipeline", "full"),
+    pytest.param("pipeline", "lora", marks=slow),
+    pytest.param("pipeline", "qlora", marks=slow),
     pytest.param("ddp", "qlora", marks=slow),
     ("fsdp2_qlora", "qlora"),
 ]
@@ -157,7 +160,8 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "method"), [pytest.param("fsdp2", "full", marks=slow), pytest.param("fsdp2", "lora", marks=slow)]
+    ("strategy", "method"),
+    [pytest.param(*each, marks=slow) for each in (("fsdp2", "full"), ("fsdp2", "lora"), ("pipeline", "full"))],
 )
 def test_tied_weights_stay_tied(run_under: Start, tied: tuple[str, str], strategy: str, method: str) -> None:
     flags = (*tied, *METHODS[method], "--max_steps", "3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,8 @@ from torch.distributed import Work
 from indictune.distributed.pipeline.links import Links
 from indictune.distributed.pipeline.schedule import Action, actions
 from indictune.distributed.pipeline.stages import Stages
-from indictune.progress import OWN_PROGRESS
+from indictune.distributed.pipeline.waits import Waits
+from indictune.progress import LAST_BEFORE_A_WAIT, OWN_PROGRESS
 
 Batch = dict[str, Any]
 T = TypeVar("T")
@@ -30,10 +32,22 @@ class Runner:
         rank: in the pipeline.
         ranks: of the pipeline.
         schedule: of `SCHEDULES`.
+        autocast: what a stage computes in that is not the last; the model itself does so in the last.
+        waits: measures the passes.
     """
 
-    def __init__(self, stages: Stages, links: Links, rank: int, ranks: int, schedule: str) -> None:
+    def __init__(
+        self,
+        stages: Stages,
+        links: Links,
+        rank: int,
+        ranks: int,
+        schedule: str,
+        autocast: Callable[[], AbstractContextManager[None]],
+        waits: Waits,
+    ) -> None:
         self.stages, self.links, self.rank, self.ranks, self.schedule = stages, links, rank, ranks, schedule
+        self.autocast, self.waits = autocast, waits
 
     def train(
         self, batches: Sequence[Batch], loss: Callable[[Batch], Tensor], backward: Callable[[Tensor], None]
@@ -48,6 +62,15 @@ class Runner:
         Returns:
             The summed loss on the last rank, None on the others.
         """
+        with self.waits.step():
+            total = self._passes(batches, loss, backward)
+        self.links.finish()
+        self.stages.show_all()
+        return total
+
+    def _passes(
+        self, batches: Sequence[Batch], loss: Callable[[Batch], Tensor], backward: Callable[[Tensor], None]
+    ) -> Tensor | None:
         order = actions(self.schedule, self.rank, self.ranks, len(batches))
         ahead = [self._receive(order[0], batches)]
         waiting: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
@@ -63,8 +86,6 @@ class Runner:
                     total = result.detach() if total is None else total + result.detach()
             else:
                 self._backward(action, received, *waiting.pop(key), backward)
-        self.links.finish()
-        self.stages.show_all()
         return total
 
     @torch.no_grad()
@@ -76,8 +97,9 @@ class Runner:
             forward = Action(True, stage, 0)
             received = self._arrived(self._receive(forward, [batch]))
             if self.stages.has_next(stage):
-                OWN_PROGRESS.passed("a stage of a batch")
-                self._send(self.stages.states(stage, received, batch), forward)
+                with self.autocast():
+                    states = self.stages.states(stage, received, batch)
+                self._send(states, forward)
             else:
                 self.stages.show(stage, received)
                 found = measure(batch)
@@ -91,9 +113,11 @@ class Runner:
             received.requires_grad_()
         if not self.stages.has_next(action.stage):
             self.stages.show(action.stage, received)
-            return loss(batch)
-        OWN_PROGRESS.passed("a stage of a micro-batch")
-        states = self.stages.states(action.stage, received, batch)
+            with self.waits.computing():
+                return loss(batch)
+        OWN_PROGRESS.passed(LAST_BEFORE_A_WAIT)
+        with self.waits.computing(), self.autocast():
+            states = self.stages.states(action.stage, received, batch)
         self._send(states.detach(), action)
         return states
 
@@ -105,10 +129,11 @@ class Runner:
         result: Tensor,
         backward: Callable[[Tensor], None],
     ) -> None:
-        if gradient is None:
-            backward(result)
-        elif result.requires_grad:  # not if all weights up to here are frozen
-            torch.autograd.backward(result, gradient)
+        with self.waits.computing():
+            if gradient is None:
+                backward(result)
+            elif result.requires_grad:  # not if all weights up to here are frozen
+                torch.autograd.backward(result, gradient)
         if received is not None:
             self._send(torch.zeros_like(received) if received.grad is None else received.grad, action)
 

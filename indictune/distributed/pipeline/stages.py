@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from indictune.distributed.pipeline.layout import LAYOUTS, is_tied, own_model, spans
@@ -61,7 +62,8 @@ class Stages:
         count: of all stages.
         width: of a hidden state.
         dtype: of hidden states.
-        tied: the weight that first and last stage both have, on their ranks; else None.
+        is_tied: whether first and last stage have the same weight.
+        tied: that weight, on their ranks; else None.
     """
 
     def __init__(self, model: nn.Module, rank: int, ranks: int, chunks: int = 1) -> None:
@@ -69,10 +71,12 @@ class Stages:
         self._layout, self._base = LAYOUTS[own.config.model_type], own.base_model
         self.count = ranks * chunks
         embedding = own.get_input_embeddings()
-        self.width, self.dtype = own.config.hidden_size, embedding.weight.dtype
+        self.width, weight = own.config.hidden_size, embedding.weight
+        self.dtype = torch.float32 if weight.requires_grad else weight.dtype  # trainers keep trained weights so
         self._spans = {stage: each for stage, each in enumerate(spans(model, self.count)) if stage % ranks == rank}
         has_first, has_last = 0 in self._spans, self.count - 1 in self._spans
-        self.tied: nn.Parameter | None = embedding.weight if is_tied(own) and (has_first or has_last) else None
+        self.is_tied = is_tied(own)
+        self.tied: nn.Parameter | None = embedding.weight if self.is_tied and (has_first or has_last) else None
         self._blocks: nn.ModuleList = self._base.get_submodule(self._layout.blocks)
         self._own_blocks = list(self._blocks)
         self._others = [Elsewhere(block) for block in self._own_blocks]

@@ -15,7 +15,7 @@ from indictune.training.callbacks.throughput import Throughput
 
 logger = logging.getLogger(__name__)
 
-LOGGED = ("loss", "grad_norm", "learning_rate")
+LOGGED = ("loss", "grad_norm", "learning_rate", "bubble", "bubble_formula")
 
 
 class TrainLog(TrainerCallback):

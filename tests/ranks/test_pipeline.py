@@ -1,0 +1,107 @@
+"""Pipelines: copies of stages, schedules, resuming under another cut, evaluation, bad steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer, BertModel
+
+from indictune.models import builtin
+from tests.ranks import test_llama
+from tests.ranks.launching import ROOT, SCRIPT, Run, accelerate, distance, python, start, train
+from tests.ranks.test_parity import PLAIN, differences
+
+Start = Callable[..., Run]
+
+STOPPED_AT = 7  # in the second epoch, which begins after step 5
+
+pytestmark = pytest.mark.slow
+
+
+def two_stages(ranks: int, folder: Path) -> list[str]:
+    """A launch whose other ranks train copies of two stages."""
+    shipped = (ROOT / "accelerate_configs/pipeline.yaml").read_text(encoding="utf-8")
+    file = folder / "two_stages.yaml"
+    file.write_text(shipped.replace("pp_degree: -1", "pp_degree: 2"), encoding="utf-8")
+    command = accelerate("pipeline", ranks)
+    command[command.index("--config_file") + 1] = str(file)
+    return command
+
+
+def test_copies_of_stages_train_the_model_of_one_process(run_under: Start, job: Path, tmp_path: Path) -> None:
+    four = train(two_stages(4, tmp_path), tmp_path / "run", "--config", str(job))
+    assert (four.metrics["strategy"], four.metrics["world_size"]) == ("pipeline", 4)
+    assert differences(run_under("single", 1, *PLAIN), four) == []
+
+
+def test_copies_of_stages_of_a_llama(tmp_path: Path) -> None:
+    samples = ("--num_sample_generations", "2", "--max_new_tokens", "5")
+    flags = ("--config", str(test_llama.write_job(tmp_path)), *test_llama.METHODS["full"], *samples)
+    one, four = (
+        train(launch, tmp_path / name, *flags, script=test_llama.SCRIPT)
+        for name, launch in (("one", python()), ("four", two_stages(4, tmp_path)))
+    )
+    assert four.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
+    assert four.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-4)
+    assert distance(one.weights, four.weights) <= 1e-3 * distance(one.weights, one.weights_at(1))
+    assert (four.folder / "samples.jsonl").read_text() == (one.folder / "samples.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def deeper(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A flag that names the built-in BERT with eight layers."""
+    folder, source = tmp_path_factory.mktemp("deeper"), builtin.resolve("builtin:tiny-indic-bert")
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    torch.manual_seed(0)
+    BertModel(AutoConfig.from_pretrained(source, num_hidden_layers=8)).save_pretrained(folder)
+    return "--model_name_or_path", str(folder)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_every_schedule_trains_the_model_of_one_process(
+    run_under: Start, deeper: tuple[str, str], schedule: str
+) -> None:
+    one = run_under("single", 1, *PLAIN, *deeper)
+    four = run_under("pipeline", 4, *deeper, "--pipeline_schedule", schedule)
+    assert differences(one, four) == []
+    expected = {"gpipe": 3 / 7, "1f1b": 3 / 7, "interleaved": 3 / 11}[schedule]  # four micro-batches
+    assert four.series("bubble_formula") == pytest.approx([expected] * len(four.log))
+    assert all(0 <= share < 1 for share in four.series("bubble"))
+
+
+@pytest.mark.parametrize(("before", "after"), [("pipeline", "single"), ("pipeline", "fsdp2"), ("ddp", "pipeline")])
+def test_another_cut_goes_on(run_under: Start, job: Path, tmp_path: Path, before: str, after: str) -> None:
+    whole, stopped = run_under(before, 2), tmp_path / "run"
+    shutil.copytree(whole.folder, stopped)
+    for step in range(STOPPED_AT + 1, 13):
+        shutil.rmtree(stopped / f"checkpoint-{step}")
+    (stopped / "metrics.json").unlink()
+    launch = python() if after == "single" else accelerate(after, 2)
+    resumed = train(launch, stopped, "--config", str(job), "--resume_from_checkpoint", "auto")
+    assert [entry["step"] for entry in resumed.log] == list(range(1, 13))
+    assert differences(run_under("single", 1, *PLAIN), resumed) == []
+
+
+def test_stages_evaluate_a_saved_model(run_under: Start, job: Path, tmp_path: Path) -> None:
+    one = run_under("single", 1, *PLAIN)
+    files = ["--test_file", str(job.parent / "validation.jsonl"), "--output_dir", str(tmp_path)]
+    command = [*accelerate("pipeline", 2), "indictune/__main__.py", "evaluate", "--model", str(one.folder), *files]
+    result = start(command)
+    assert result.returncode == 0, result.stderr
+    assert Run(tmp_path).metrics["test"]["loss"] == pytest.approx(one.metrics["eval"]["loss"], abs=1e-6)
+
+
+def test_a_bad_step_is_left_out_on_all_stages(job: Path, tmp_path: Path) -> None:
+    """A learning rate that makes the weights overflow: every later step is bad, and the run says so once."""
+    flags = ["--config", str(job), "--learning_rate", "1e38", "--optim", "sgd", "--on_nonfinite", "skip"]
+    command = [*accelerate("pipeline", 2), SCRIPT, *flags, "--max_nonfinite_steps", "2", "--output_dir", str(tmp_path)]
+    result = start(command)
+    assert result.returncode != 0
+    status = json.loads((tmp_path / "status.json").read_text(encoding="utf-8"))
+    assert status["state"] == "failed"
+    assert "NaN" in status["message"]
