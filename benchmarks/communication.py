@@ -18,13 +18,15 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.axes_formulas import gathered, scattered, summed
 from benchmarks.environment import environment, write_results
 from indictune.console_text import table
 from tests.ranks.launching import accelerate, start
 
 RANKS = 2
+TWEETS = ("--dataset_name", "builtin:tweets")
 JOB = (
-    *("--model_name_or_path", "builtin:tiny-indic-bert", "--dataset_name", "builtin:tweets", "--max_length", "32"),
+    *("--model_name_or_path", "builtin:tiny-indic-bert", "--max_length", "32"),
     *("--global_batch_size", "16", "--per_device_train_batch_size", "8", "--max_steps", "8", "--logging_steps", "100"),
     *("--eval_strategy", "no", "--load_best_model_at_end", "false", "--save_strategy", "no"),
 )
@@ -41,11 +43,13 @@ class Count:
         bytes_of_steps: sent in each step but the first.
         elements: of all trained parameters.
         elements_in_units: of parameters that FSDP gathers block by block, and again in the backward pass.
+        kept: bytes of its `parameters`, `gradients` and optimizer `states` before the optimizer's last step.
     """
 
     bytes_of_steps: list[int]
     elements: int
     elements_in_units: int
+    kept: dict[str, int]
 
     @property
     def sent(self) -> float:
@@ -54,7 +58,13 @@ class Count:
 
 
 def expected_bytes(
-    strategy: str, count: Count, reduce_dtype: str, weight_dtype: str, accumulation_steps: int, gpu: bool = False
+    strategy: str,
+    count: Count,
+    reduce_dtype: str,
+    weight_dtype: str,
+    accumulation_steps: int,
+    gpu: bool = False,
+    ranks: int = RANKS,
 ) -> float:
     """Bytes that a rank sends in a step, by the formula.
 
@@ -64,22 +74,20 @@ def expected_bytes(
         reduce_dtype: of gradients.
         weight_dtype: of weights in the computation.
         accumulation_steps: micro-batches of a step.
-        gpu: NCCL scatters sums; torch's gloo (2.13) sends whole sums, of which each rank keeps its share.
+        gpu: with NCCL instead of gloo.
+        ranks: that share the batch.
     """
     gradients, weights = count.elements * BYTES[reduce_dtype], count.elements * BYTES[weight_dtype]
     weights_again = count.elements_in_units * BYTES[weight_dtype]  # FSDP2 gathers a unit in the backward pass too
-    gather = (RANKS - 1) / RANKS  # in a ring, of the gathered bytes
-    reduce = 2 * gather  # a sum that all get: scattered, then gathered
-    scatter = gather if gpu else reduce
     # DeepSpeed 0.19: ZeRO-1 and 2 sum whole buckets and keep their share, ZeRO-1 once a step. ZeRO-3 scatters sums and
     # gathers once a micro-batch: all weights are fewer than `stage3_max_reuse_distance` (1e9), and stay for the
     # backward pass.
     sent = {
-        "ddp": reduce * gradients,
-        "fsdp2": scatter * gradients + accumulation_steps * gather * (weights + weights_again),
-        "zero1": reduce * gradients + gather * weights,
-        "zero2": accumulation_steps * reduce * gradients + gather * weights,
-        "zero3": accumulation_steps * (scatter * gradients + gather * weights),
+        "ddp": summed(gradients, ranks),
+        "fsdp2": scattered(gradients, ranks, gpu) + accumulation_steps * gathered(weights + weights_again, ranks),
+        "zero1": summed(gradients, ranks) + gathered(weights, ranks),
+        "zero2": accumulation_steps * summed(gradients, ranks) + gathered(weights, ranks),
+        "zero3": accumulation_steps * (scattered(gradients, ranks, gpu) + gathered(weights, ranks)),
     }
     return sent[strategy]
 
@@ -89,24 +97,33 @@ def in_types(reduce_dtype: str, weight_dtype: str) -> tuple[str, ...]:
     return ("--reduce_dtype", reduce_dtype, "--bf16", str(weight_dtype == "bfloat16").lower())
 
 
-def count_bytes(strategy: str, folder: Path, *flags: str, as_trainer: bool = False) -> list[Count]:
-    """Train a small job on two ranks; return the count of each rank.
+def count_bytes(
+    strategy: str,
+    folder: Path,
+    *flags: str,
+    ranks: int = RANKS,
+    as_trainer: bool = False,
+    rows: tuple[str, ...] = TWEETS,
+) -> list[Count]:
+    """Train a small job; return the count of each rank.
 
     Args:
         strategy: a file in `accelerate_configs/`.
         folder: for the run.
         flags: in addition to `JOB`.
+        ranks: processes.
         as_trainer: with the communication settings of transformers' Trainer.
+        rows: flags that name them.
 
     Raises:
         RuntimeError: the run failed.
     """
-    run = ("--module", "benchmarks.counted_run", *JOB, *flags, "--output_dir", str(folder / "run"))
+    run = ("--module", "benchmarks.counted_run", *JOB, *rows, *flags, "--output_dir", str(folder / "run"))
     variables = {"COUNTS": str(folder), "AS_TRAINER": "yes" if as_trainer else ""}
-    result = start([*accelerate(strategy, RANKS), *run], variables, anew=True)
+    result = start([*accelerate(strategy, ranks), *run], variables, anew=True)
     if result.returncode != 0:
         raise RuntimeError(f"{strategy}, {flags}:\n{result.stdout}\n{result.stderr}")
-    return [_read(folder / f"rank-{rank}.json") for rank in range(RANKS)]
+    return [_read(folder / f"rank-{rank}.json") for rank in range(ranks)]
 
 
 def _read(path: Path) -> Count:
@@ -116,6 +133,7 @@ def _read(path: Path) -> Count:
         bytes_of_steps=[after - before for before, after in pairwise(noted["bytes"])],
         elements=sum(size for size, _ in sizes),
         elements_in_units=sum(size for size, inside in sizes if inside),
+        kept=noted["kept"],
     )
 
 

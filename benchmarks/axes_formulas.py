@@ -1,0 +1,192 @@
+"""What each way to split a run over processes costs a process, in closed form: bytes sent, memory and idle time.
+
+Each formula names its source. `benchmarks/axes.py` measures next to them, `benchmarks/axes_worth.py` applies them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["nothing", "states", "gradients", "weights"]
+
+ADAM_BYTES = 8  # two fp32 values for each trained parameter
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Over how many processes a run splits what.
+
+    Attributes:
+        data: groups of processes with their own rows.
+        tensor: parts of each matrix.
+        pipeline: stages.
+        context: parts of each row.
+        replicas: of a model that is sharded; `data * context / replicas` processes share one copy.
+        split: what the data axis splits: DDP nothing, ZeRO-1 optimizer states, ZeRO-2 gradients too, ZeRO-3 and FSDP2
+            weights too.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    replicas: int = 1
+    split: Split = "nothing"
+
+    @property
+    def world(self) -> int:
+        """All processes."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def shards(self) -> int:
+        """Processes that share one copy of what is split."""
+        return self.data * self.context // self.replicas
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A transformer.
+
+    Attributes:
+        layers: of the whole model.
+        hidden: values of a token between layers.
+        key_values: values of a token's keys, and again of its values; less than `hidden` with grouped queries.
+        in_layers: parameters of all layers.
+        outside: parameters of embeddings and output layer.
+        table: parameters of the largest of those.
+    """
+
+    layers: int
+    hidden: int
+    key_values: int
+    in_layers: int
+    outside: int
+    table: int
+
+
+def gathered(whole: float, ranks: int) -> float:
+    """Bytes that a rank sends, so that all have `whole` bytes, of which each had an equal part.
+
+    In a ring each part is passed on by all ranks but the last (Patarasuk and Yuan 2009, section 4).
+    """
+    return (ranks - 1) / ranks * whole
+
+
+def scattered(whole: float, ranks: int, gpu: bool = True) -> float:
+    """Bytes that a rank sends, so that each has an equal part of a sum of `whole` bytes.
+
+    As `gathered`, backwards. torch's gloo (2.13) sends whole sums, of which each rank keeps its part.
+    """
+    return gathered(whole, ranks) if gpu else summed(whole, ranks)
+
+
+def summed(whole: float, ranks: int) -> float:
+    """Bytes that a rank sends, so that all have the sum of `whole` bytes: scattered, then gathered (the same)."""
+    return 2 * gathered(whole, ranks)
+
+
+def layer_sums(shape: Shape, sizes: Sizes, tokens: int, value_bytes: int, sums: int = 4) -> float:
+    """Bytes that a rank sends for a micro-batch through the layers of its stage that the tensor axis splits.
+
+    A layer has two pairs of a matrix split by columns and one by rows. Each pair sums its output in the forward pass,
+    and the gradient of its input in the backward pass: 4 sums of tokens x hidden values (Shoeybi et al. 2019,
+    Megatron-LM, section 3; Narayanan et al. 2021, section 3.2). Activation checkpointing computes the forward pass
+    again, with its 2 sums.
+    """
+    return shape.layers / sizes.pipeline * sums * summed(tokens * shape.hidden * value_bytes, sizes.tensor)
+
+
+def passed_on(shape: Shape, sizes: Sizes, tokens: int, value_bytes: int, chunks: int = 1) -> float:
+    """Bytes that a middle stage sends for a micro-batch: its output forward, the gradient of its input backward.
+
+    The first and the last stage send half of it. Interleaved stages hold `chunks` pieces of the model each, and send
+    so many times as much (Narayanan et al. 2021, section 2.2.2).
+    """
+    return 2.0 * chunks * tokens * shape.hidden * value_bytes if sizes.pipeline > 1 else 0.0
+
+
+def bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
+    """Share of a step in which a stage is idle: (p - 1) / (m + p - 1), for GPipe and 1F1B.
+
+    A step of m micro-batches takes m + p - 1 turns, of which each stage works m (Huang et al. 2019, GPipe, section 2).
+    With `chunks` a turn is so many times shorter, and the first p - 1 turns with it (Narayanan et al. 2021, 2.2.2).
+    """
+    return (stages - 1) / (chunks * micro_batches + stages - 1)
+
+
+def keys_passed(shape: Shape, sizes: Sizes, tokens: int, value_bytes: int) -> float:
+    """Bytes that a rank sends for a micro-batch whose rows the context axis splits; `tokens` are those of all parts.
+
+    Each rank needs the keys and values of all others, in the forward pass and again in the backward pass, which also
+    returns their gradients (Liu et al. 2023, Ring Attention, section 3): 3 times keys and values of each layer.
+    """
+    both = 2 * tokens * shape.key_values * value_bytes
+    return 3 * shape.layers / sizes.pipeline * gathered(both, sizes.context)
+
+
+def parameters_of_rank(shape: Shape, sizes: Sizes) -> float:
+    """Parameters of the part of the model that a group of data ranks holds, in the heaviest stage.
+
+    A stage has its share of the layers, or a table: an encoder's embedding can be larger than all its layers. The
+    tensor axis splits tables by vocabulary (Megatron-LM, section 3).
+    """
+    mean = (shape.in_layers + shape.outside) / sizes.pipeline
+    return max(mean, shape.table) / sizes.tensor
+
+
+def data_bytes(
+    parameters: float, sizes: Sizes, gradient_bytes: int, weight_bytes: int, micro_batches: int, gathers: int = 2
+) -> float:
+    """Bytes that a rank sends in a step for the data axis on GPUs.
+
+    - nothing split: one sum of all gradients.
+    - states: the same, then updated weights are gathered (Rajbhandari et al. 2020, ZeRO, section 7).
+    - gradients: DeepSpeed (0.19) sums them after each micro-batch.
+    - weights: gathered in the forward and again in the backward pass of each micro-batch; gradients are scattered once
+      a step (FSDP2 without gradient sync but for the last micro-batch; PyTorch documentation of `fully_shard`). With
+      replicas, each rank's share is then summed over them (HSDP).
+    """
+    gradients, weights = parameters * gradient_bytes, parameters * weight_bytes
+    if sizes.split == "weights":
+        own = summed(gradients / sizes.shards, sizes.replicas)
+        gather = gathers * micro_batches * gathered(weights, sizes.shards)
+        return gather + scattered(gradients, sizes.shards) + own
+    ranks = sizes.data * sizes.context
+    if sizes.split == "nothing":
+        return summed(gradients, ranks)
+    times = micro_batches if sizes.split == "gradients" else 1
+    return times * summed(gradients, ranks) + gathered(weights, ranks)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes of a process between two steps, by term."""
+
+    parameters: float
+    gradients: float
+    states: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.parameters + self.gradients + self.states
+
+
+def kept_bytes(parameters: float, sizes: Sizes, master_copies: bool = False, in_backward: bool = True) -> Kept:
+    """fp32 weights, gradients and AdamW states of a rank, each over the shards where it is split (ZeRO, section 5).
+
+    Args:
+        parameters: of the part of the model that the data ranks share.
+        sizes: say what is split.
+        master_copies: DeepSpeed (0.19, `single_partition_of_fp32_groups`) shards fp32 copies of the weights with the
+            states, even where the weights are in fp32.
+        in_backward: whether gradients are those of the backward pass. ZeRO-1 splits them before the optimizer's step.
+    """
+    order = ("nothing", "states", "gradients", "weights").index(sizes.split)
+    whole, share = parameters, parameters / sizes.shards
+    masters = 4 * share if master_copies else 0.0
+    gradients = share if order >= (2 if in_backward else 1) else whole
+    weights = share if order == 3 else whole
+    return Kept(4 * weights + masters, 4 * gradients, ADAM_BYTES * (share if order >= 1 else whole))
