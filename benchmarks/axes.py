@@ -9,19 +9,21 @@ bytes that are sent. Those kept are of parameters, gradients and states at the o
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.axes_formulas import Kept, Sizes, kept_bytes
+from benchmarks.axes_formulas import Kept, Shape, Sizes, bubble, kept_bytes, passed_on
 from benchmarks.communication import Count, count_bytes, expected_bytes, in_types
 from benchmarks.environment import environment, write_results
 from indictune.console_text import table
 
-MICRO_BATCHES = 2
-TEXT = "यह बहुत अच्छा है और मुझे पसंद आया " * 8  # more than JOB's 32 tokens
+ROWS, TOKENS = 16, 32  # of a step, and of a row
+MICRO_BATCHES = 4
+TEXT = "यह बहुत अच्छा है और मुझे पसंद आया " * 8  # more than 32 tokens
 FP32 = ("float32", "float32")
 
 
@@ -45,8 +47,12 @@ class Case:
         return self.data.startswith("zero")
 
     def sent_bytes(self, count: Count) -> float:
-        """Bytes that a rank should send in a step, over gloo."""
-        return expected_bytes(self.data, count, *FP32, accumulation_steps=MICRO_BATCHES, ranks=self.sizes.data)
+        """Bytes that the first rank should send in a step, over gloo."""
+        of_data = expected_bytes(self.data, count, *FP32, accumulation_steps=MICRO_BATCHES, ranks=self.sizes.data)
+        shape = Shape(count.layers, count.hidden, count.hidden, count.elements, 0, 0)
+        tokens = ROWS * TOKENS // MICRO_BATCHES // self.sizes.data
+        messages = passed_on(shape, self.sizes, tokens, value_bytes=4) / 2  # the first stage sends no gradients
+        return of_data + MICRO_BATCHES * messages
 
     def kept_bytes(self, count: Count) -> Kept:
         """Bytes that a rank should keep at the optimizer's step."""
@@ -59,6 +65,7 @@ CASES = (
     Case("zero1", Sizes(data=4, split="states"), "zero1"),
     Case("zero2", Sizes(data=4, split="gradients"), "zero2"),
     Case("zero3", Sizes(data=4, split="weights"), "zero3"),
+    Case("pipeline", Sizes(pipeline=2), "ddp"),
 )
 
 
@@ -72,12 +79,14 @@ def write_rows(folder: Path) -> Path:
 
 def measure(case: Case) -> dict[str, Any]:
     """Train under a strategy; what the first rank sends and keeps, and what it should."""
-    rows = 16 // MICRO_BATCHES // case.sizes.data
+    rows = ROWS // MICRO_BATCHES // case.sizes.data
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flags = (*in_types(*FP32), "--per_device_train_batch_size", str(rows), "--active_vocabulary", "off")
+        flags += ("--logging_steps", "1")
         files = ("--train_file", str(write_rows(folder)), "--validation_split", "0")
         count = count_bytes(case.strategy, folder, *flags, ranks=case.sizes.world, rows=files)[0]
+        idle = _idle_share(folder / "run")
     kept = case.kept_bytes(count)
     return {
         "strategy": case.strategy,
@@ -86,7 +95,15 @@ def measure(case: Case) -> dict[str, Any]:
         "formula_bytes": case.sent_bytes(count),
         "kept_bytes": count.kept,
         "formula_kept_bytes": vars(kept),
+        "idle_share": idle,
+        "formula_idle_share": bubble(case.sizes.pipeline, MICRO_BATCHES),
     }
+
+
+def _idle_share(run: Path) -> float:
+    """Median share of a step in which ranks of a pipeline waited; 0 without one. The first step counts connections."""
+    lines = (run / "train_log.jsonl").read_text(encoding="utf-8").splitlines()
+    return float(statistics.median(json.loads(line).get("bubble", 0.0) for line in lines[1:]))
 
 
 def _line(found: dict[str, Any]) -> list[str]:
@@ -94,7 +111,8 @@ def _line(found: dict[str, Any]) -> list[str]:
     sent = [f"{found[name] / 1e6:.2f}" for name in ("bytes_a_step", "formula_bytes")]
     kept, formula = found["kept_bytes"], found["formula_kept_bytes"]
     pairs = [f"{kept[name] / 1e6:.2f} / {formula[name] / 1e6:.2f}" for name in formula]
-    return [found["strategy"], str(found["ranks"]), *sent, *pairs]
+    idle = f"{found['idle_share']:.0%} / {found['formula_idle_share']:.0%}"
+    return [found["strategy"], str(found["ranks"]), *sent, *pairs, idle]
 
 
 def main() -> None:
@@ -102,7 +120,8 @@ def main() -> None:
     about = environment()
     asked = sys.argv[1:] or [case.strategy for case in CASES]
     found = [measure(case) for case in CASES if case.strategy in asked]
-    header = ["strategy", "ranks", "MB a step", "formula", *(f"{each} / formula" for each in found[0]["kept_bytes"])]
+    kept = (f"{each} / formula" for each in found[0]["kept_bytes"])
+    header = ["strategy", "ranks", "MB a step", "formula", *kept, "idle / formula"]
     print(table(header, [_line(each) for each in found]), end="\n\n")
     print(f"written to {write_results('axes', {'environment': about, 'strategies': found})}")
 

@@ -44,12 +44,16 @@ class Count:
         elements: of all trained parameters.
         elements_in_units: of parameters that FSDP gathers block by block, and again in the backward pass.
         kept: bytes of its `parameters`, `gradients` and optimizer `states` before the optimizer's last step.
+        layers: of the whole model.
+        hidden: values of a token between them.
     """
 
     bytes_of_steps: list[int]
     elements: int
     elements_in_units: int
     kept: dict[str, int]
+    layers: int
+    hidden: int
 
     @property
     def sent(self) -> float:
@@ -134,6 +138,8 @@ def _read(path: Path) -> Count:
         elements=sum(size for size, _ in sizes),
         elements_in_units=sum(size for size, inside in sizes if inside),
         kept=noted["kept"],
+        layers=noted["layers"],
+        hidden=noted["hidden"],
     )
 
 

@@ -55,7 +55,9 @@ class CountBytes(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
+        config = others["model"].config
         noted = {"bytes": self.bytes, "kept": self.kept, "parameters": parameters(others["model"])}
+        noted |= {"layers": config.num_hidden_layers, "hidden": config.hidden_size}
         path = Path(os.environ["COUNTS"]) / f"rank-{args.process_index}.json"
         path.write_text(json.dumps(noted), encoding="utf-8")
 
@@ -96,11 +98,10 @@ def parameters(model: nn.Module) -> list[dict[str, Any]]:
     """The whole `shape` of each trained parameter, and whether it is `in_a_unit` of FSDP: a block or the embedding."""
     blocks = tuple(repeated_blocks(model))
     units = [module for module in model.modules() if type(module).__name__ in blocks]
-    units.append(model.get_input_embeddings())  # type: ignore[operator]
     inside = {id(parameter) for unit in units for parameter in unit.parameters()}
     sizes = full_shapes(model)
     return [
-        {"shape": sizes[name], "in_a_unit": id(parameter) in inside}
+        {"shape": sizes[name], "in_a_unit": id(parameter) in inside or "word_embeddings" in name}
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -135,7 +136,8 @@ def _of_device(complete: Sequence[Event], on_device: Sequence[Event]) -> tuple[l
     """Kernels and copies on all streams; kernels of NCCL, and messages of gloo."""
     of_nccl = [event for event in on_device if str(event["name"]).startswith("nccl")]
     others = [event for event in on_device if not str(event["name"]).startswith("nccl")]
-    return union(map(_span, others)), union(map(_span, [*of_nccl, *_messages(complete)]))
+    _, messages = _of_cpu([event for event in complete if not str(event["name"]).startswith("c10d::")])
+    return union(map(_span, others)), union([*map(_span, of_nccl), *messages])
 
 
 def _of_cpu(complete: Sequence[Event]) -> tuple[list[Interval], list[Interval]]:
@@ -143,18 +145,26 @@ def _of_cpu(complete: Sequence[Event]) -> tuple[list[Interval], list[Interval]]:
 
     An operator's name has a namespace. A function of autograd may wait for messages, and is none.
     """
-    messages = _messages(complete)
-    threads = {event.get("tid") for event in messages}
+    messages = [event for event in complete if str(event["name"]).startswith("gloo:")]
+    own = {event.get("tid") for event in complete if event["name"] in PHASES}
+    of_gloo = {event.get("tid") for event in messages} - own
     named = [(str(event["name"]).partition("::"), event) for event in complete if event.get("cat") == "cpu_op"]
-    operators = [
-        event
+    operators = union(
+        _span(event)
         for (space, colons, _), event in named
-        if colons and space not in _NO_COMPUTE and event.get("tid") not in threads
-    ]
-    calls = [event for (space, _, _), event in named if space == "c10d"]
-    return union(map(_span, operators)), union(map(_span, [*messages, *calls]))
+        if colons and space not in _NO_COMPUTE and event.get("tid") not in of_gloo
+    )
+    calls = [_span(event) for (space, _, _), event in named if space == "c10d"]
+    collectives = [_span(event) for event in messages if event.get("tid") not in own]
+    waits = (_wait(_span(event), operators) for event in messages if event.get("tid") in own)
+    return operators, union([*calls, *collectives, *waits])
 
 
-def _messages(complete: Sequence[Event]) -> list[Event]:
-    """What gloo records from the begin of a collective until all ranks have answered."""
-    return [event for event in complete if str(event["name"]).startswith("gloo:")]
+def _wait(message: Interval, operators: Sequence[Interval]) -> Interval:
+    """The time in which a thread waited for a message to another rank or from it, which lasts until the wait is over.
+
+    It begins with the message, or when the last operator before its end is over.
+    """
+    begin, end = message
+    before = bisect_left(operators, (end, end)) - 1
+    return max(begin, operators[before][1]) if before >= 0 else begin, end

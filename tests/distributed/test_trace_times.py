@@ -61,6 +61,20 @@ def test_a_step_on_a_cpu_is_compute_exposed_communication_and_gaps() -> None:
     }
 
 
+def test_a_message_between_stages_counts_while_the_rank_waits_for_it() -> None:
+    """torch (2.13) records it on the thread that posts it, until that thread has waited for it."""
+    events = [
+        *step(0),
+        event("user_annotation", "gloo:recv", 20, 55),
+        event("user_annotation", "gloo:send", 40, 90),
+        event("cpu_op", "aten::mm", 25, 40),
+        event("cpu_op", "aten::mm", 60, 95),
+    ]
+    times = rounded(rank_times(0, events))
+    assert (times["compute"], times["communication"], times["exposed"]) == (50, 15, 15)
+    assert times["gaps"] == [20, 10, 5]
+
+
 def test_a_device_computes_by_its_kernels_and_copies_on_all_streams() -> None:
     events = [
         *step(0),
