@@ -13,6 +13,7 @@ from transformers import TrainerState
 from transformers.trainer_callback import ExportableState
 
 from indictune.checkpoint import rng_state
+from indictune.distributed import convert_state
 from indictune.distributed.model_state import ModelState, engine_keeps
 
 PROGRESS = "trainer_state.json"
@@ -99,7 +100,9 @@ class TrainState:
         """
         self.model.restore(checkpoint)
         if not engine_keeps(self.scheduler):
-            self.scheduler.load_state_dict(torch.load(checkpoint / SCHEDULER, weights_only=True))
+            stored = torch.load(checkpoint / SCHEDULER, weights_only=True)
+            groups = len(self.model.optimizer.param_groups)
+            self.scheduler.load_state_dict(convert_state.fit_schedule(stored, groups))
         if self.scaler is not None and (checkpoint / SCALER).is_file():
             self.scaler.load_state_dict(torch.load(checkpoint / SCALER, weights_only=True))
 

@@ -62,7 +62,7 @@ def read_axes(
 def hand_over(axes: Axes, world_size: int, environ: MutableMapping[str, str]) -> None:
     """Give accelerate the sizes of the axes that it runs, FSDP2's, and hide the others."""
     environ.pop(_HAS_STAGES, None)
-    if not _is_true(environ, "ACCELERATE_USE_FSDP"):
+    if not _is_true(environ, "ACCELERATE_USE_FSDP") or axes.tensor > 1:  # `model_split` makes that mesh
         environ.pop(_HAS_MESH, None)
     if _is_true(environ, _HAS_MESH):
         shards = world_size // (axes.model_ranks * axes.replicas)

@@ -6,7 +6,7 @@ shards with torch.distributed.checkpoint (DCP). Both hold the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -59,38 +59,80 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
 
 
 def load_states(
-    model: nn.Module, optimizer: Optimizer, checkpoint: Path, own_part: Callable[[State], State] | None = None
+    model: nn.Module,
+    optimizer: Optimizer,
+    checkpoint: Path,
+    decayed: Collection[str],
+    own_part: Callable[[State], State] | None = None,
 ) -> None:
-    """Load a checkpoint's optimizer states, whole or in shards, into an optimizer. All ranks must call it.
+    """Load a checkpoint's optimizer states, whole or in shards. All ranks must call it.
 
     Args:
         model: unwrapped.
-        optimizer: without accelerate's wrapper.
-        checkpoint: to read.
+        optimizer: without accelerate's wrapper. Its groups may be those of the checkpoint, divided by device mesh: the
+            Trainer (5.23) does so where some weights are split and others whole.
+        checkpoint: to load from.
+        decayed: names of the parameters that weight decay applies to; they come first in whole states.
         own_part: takes this rank's part of whole states; None if the rank has all parameters.
     """
     shards = checkpoint / STATE_SHARDS
     if shards.is_dir():
-        states: Any = get_optimizer_state_dict(model, optimizer)  # makes those of a new optimizer
-        # A stage of a pipeline has written only its own names.
-        names = [group.pop("params") for group in states["param_groups"]]
-        _load_shards(shards, {"optimizer": states})
-        for group, own in zip(states["param_groups"], names, strict=True):
-            group["params"] = own
-        set_optimizer_state_dict(model, optimizer, states)
+        states: State = get_optimizer_state_dict(model, optimizer)  # makes those of a new optimizer
+        stored = {"state": states["state"], "param_groups": _groups_in(shards)}
+        _load_shards(shards, {"optimizer": stored})
+        names = [group["params"] for group in states["param_groups"]]
+        groups = _divided(stored["param_groups"], names, decayed)
+        set_optimizer_state_dict(model, optimizer, stored | {"param_groups": groups})
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]  # as numbered there
-    into_shards = isinstance(parameters[0], DTensor)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    into_shards = any(isinstance(each, DTensor) for each in parameters)
     device = "cpu" if into_shards else parameters[0].device
     # Mapped, so that each rank reads only its part.
     whole = torch.load(checkpoint / WHOLE_STATES, map_location=device, mmap=into_shards, weights_only=True)
     if into_shards:
-        for number, state in whole["state"].items():
-            whole["state"][number] = {
-                name: _split_like(parameters[number], value, name) if value.dim() else value.clone()
-                for name, value in state.items()
-            }
+        _split_states(whole, model, optimizer, decayed)
     optimizer.load_state_dict(whole if own_part is None else own_part(whole))
+
+
+def _split_states(whole: State, model: nn.Module, optimizer: Optimizer, decayed: Collection[str]) -> None:
+    """Replace whole states by this rank's parts, in the groups of its optimizer."""
+    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    in_order = sorted(named, key=lambda name: name not in decayed)  # as one process numbers them
+    name_of = {id(each): name for name, each in named.items()}
+    names = [[name_of[id(each)] for each in group["params"]] for group in optimizer.param_groups]
+    groups = _divided(whole["param_groups"], names, decayed)
+    number_of = {name: number for number, name in enumerate(in_order)}
+    whole["param_groups"] = [{**each, "params": [number_of[name] for name in each["params"]]} for each in groups]
+    for number, state in whole["state"].items():
+        like = named[in_order[number]]
+        whole["state"][number] = {
+            name: _split_like(like, value, name) if value.dim() else value.clone() for name, value in state.items()
+        }
+
+
+def fit_schedule(schedule: dict[str, Any], groups: int) -> dict[str, Any]:
+    """The state of a schedule for another number of parameter groups, which all have the same learning rate."""
+    per_group = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
+    return schedule | {name: schedule[name][:1] * groups for name in per_group if name in schedule}
+
+
+def _groups_in(shards: Path) -> list[dict[str, Any]]:
+    """The parameter groups in shards, with settings that are to be read."""
+    paths = FileSystemReader(shards).read_metadata().planner_data.values()
+    settings = [
+        (number, name)
+        for _, kind, number, name in (each[:4] for each in paths if len(each) > 3)
+        if kind == "param_groups"
+    ]
+    groups = [dict[str, Any]() for _ in {number for number, _ in settings}]
+    for number, name in settings:
+        groups[number][name] = None
+    return groups
+
+
+def _divided(stored: list[State], names: list[list[str]], decayed: Collection[str]) -> list[State]:
+    """Groups of these parameters with the stored settings: the first group decays, the last does not."""
+    return [{**stored[0 if own and own[0] in decayed else -1], "params": own} for own in names]
 
 
 def own_weights(model: nn.Module) -> dict[str, Tensor]:

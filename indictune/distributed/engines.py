@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-_ENGINES = {"hsdp": "fsdp2", "fsdp2_tp": "fsdp2", "fsdp2_cp": "fsdp2", "zero1_tp": "zero1", "zero2_tp": "zero2"}
+_ENGINES = {
+    "ddp_tp": "tp",
+    "hsdp": "fsdp2",
+    "fsdp2_tp": "fsdp2",
+    "fsdp2_cp": "fsdp2",
+    "zero1_tp": "zero1",
+    "zero2_tp": "zero2",
+}
 _ENGINES |= {"pipeline": "ddp"}  # plain process groups, as accelerate sees it
 
 

@@ -11,7 +11,7 @@ from accelerate.utils.constants import FSDP_SHARDING_STRATEGY
 _RESHARDS = {"FULL_SHARD": "true", "SHARD_GRAD_OP": "false"}
 
 # Sizes of a `parallelism_config` that split more than the batch. The data here is split by ranks alone.
-_SIZES = ("tp_size", "cp_size", "sp_size")
+_SIZES = ("cp_size", "sp_size")
 
 
 def is_version_1(environ: Mapping[str, str]) -> bool:

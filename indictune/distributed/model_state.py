@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from accelerate.utils import DistributedType
 from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper
 from peft import PeftModel
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import Trainer, TrainingArguments
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
@@ -30,6 +31,7 @@ class ModelState:
         model: unwrapped.
         wrapped: the model as the strategy wraps it; under DeepSpeed the engine.
         optimizer: as accelerate wraps it.
+        decayed: names of the parameters that weight decay applies to.
         pipeline: of which the model has some stages; or None.
     """
 
@@ -38,6 +40,7 @@ class ModelState:
     model: nn.Module
     wrapped: nn.Module
     optimizer: AcceleratedOptimizer
+    decayed: Collection[str]
     pipeline: Pipeline | None = None
 
     @classmethod
@@ -45,7 +48,8 @@ class ModelState:
         """The state of a trainer that is prepared to train."""
         optimizer = cast(AcceleratedOptimizer, trainer.optimizer)
         model = sharding.unwrapped(trainer)
-        return cls(trainer.accelerator, trainer.args, model, trainer.model_wrapped, optimizer, pipeline)
+        decayed = trainer.get_decay_parameter_names(model)
+        return cls(trainer.accelerator, trainer.args, model, trainer.model_wrapped, optimizer, decayed, pipeline)
 
     @property
     def _is_deepspeed(self) -> bool:
@@ -60,7 +64,7 @@ class ModelState:
         if self._is_deepspeed:
             engine: Any = self.wrapped
             engine.save_checkpoint(str(folder), exclude_frozen_parameters=isinstance(self.model, PeftModel))
-        elif self.accelerator.distributed_type == DistributedType.FSDP or self.pipeline is not None:
+        elif sharding.is_split(self.model) or self.pipeline is not None:
             if with_shards:
                 shards = async_shards.shards_of(self.model, self.optimizer)
                 async_shards.write(shards, folder, None, async_shards.ReportingWriter)
@@ -79,7 +83,7 @@ class ModelState:
         optimizer = self.optimizer.optimizer
         convert_state.load_weights(self.model, checkpoint)
         own_part = None if self.pipeline is None else partial(self.pipeline.part_of_states, self.model, optimizer)
-        convert_state.load_states(self.model, optimizer, checkpoint, own_part)
+        convert_state.load_states(self.model, optimizer, checkpoint, self.decayed, own_part)
         strategy_limits.forget_pages(optimizer)
 
     def restore_weights(self, checkpoint: Path) -> None:
@@ -103,15 +107,16 @@ def engine_keeps(scheduler: object) -> bool:
 def write_weights(
     trainer: Trainer, folder: Path, in_shards: bool, save: Callable[[], None], pipeline: Pipeline | None
 ) -> None:
-    """Write the whole weights to `folder`, except those that a checkpoint has in shards. All ranks must call it.
+    """Write the whole weights to `folder`, unless a checkpoint has them in shards. All ranks must call it.
 
     `save` is the library's saving, which gathers the weights of every strategy but FSDP2 and pipelines.
     """
+    model = cast(nn.Module, trainer.model)
     if pipeline is not None:
         if not in_shards:
             pipeline.write_whole_weights(trainer, folder)
-    elif trainer.accelerator.distributed_type != DistributedType.FSDP:
+    elif not sharding.is_split(model):
         save()
     elif not in_shards:
-        weights = trainer.accelerator.get_state_dict(trainer.model)
-        trainer._save(str(folder), state_dict=sharding.without_tied_copies(trainer.model, weights))
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        trainer._save(str(folder), state_dict=sharding.without_tied_copies(model, weights))

@@ -7,7 +7,7 @@ from indictune.distributed.engines import engine_of
 
 # Each of these resumes the checkpoints of the others, on any number of processes (`convert_state`). ZeRO's states
 # cannot be converted: DeepSpeed's universal checkpoints were 8e-4 off in loss after 20 steps (0.19.8).
-_INTERCHANGEABLE = frozenset({"single", "ddp", "fsdp2"})
+_INTERCHANGEABLE = frozenset({"single", "ddp", "fsdp2", "tp"})
 
 # A pattern of flags that say how a run is distributed, which changes no step.
 FLAGS_OF_STRATEGIES = "(ddp|fsdp)(_.*)?|pipeline_schedule"
@@ -28,7 +28,8 @@ def not_carried_over(strategy: str, world_size: int, launch: Launch, optim: str 
     """
     if not can_resume(strategy, world_size, launch):
         return "ZeRO's states"
-    is_split_anew = "fsdp2" in (families := {engine_of(strategy), engine_of(launch.strategy)}) and len(families) > 1
+    families = {engine_of(strategy), engine_of(launch.strategy)}
+    is_split_anew = bool(families & {"fsdp2", "tp"}) and len(families) > 1
     if is_split_anew and optim is not None and (optim == "adafactor" or optim.endswith(("4bit", "8bit"))):
         return f"the states of --optim {optim}, which are not split as weights are,"
     return None

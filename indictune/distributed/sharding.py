@@ -116,6 +116,11 @@ def full_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(vars(each).get("ds_shape", each.shape)) for name, each in model.named_parameters()}
 
 
+def is_split(model: nn.Module) -> bool:
+    """Whether a rank has only parts of some parameters, as DTensors."""
+    return any(isinstance(each, DTensor) for each in model.parameters())
+
+
 def whole_bytes(model: nn.Module) -> int:
     """Size of the trained parameters before sharding."""
     shapes = full_shapes(model)

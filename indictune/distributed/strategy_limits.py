@@ -72,7 +72,7 @@ def runs_optimizer(launch: Launch, optim: str) -> bool:
     they are sharded: FSDP2 cannot save them ("KeyError"), and DeepSpeed (0.19.8) fails at the first step
     ("IndexError").
     """
-    if engine_of(launch.strategy) == "fsdp2":
+    if engine_of(launch.strategy) in ("fsdp2", "tp"):
         return optim not in (*_BITSANDBYTES_OPTIMIZERS, "adafactor", "adagrad")
     return not (engine_of(launch.strategy).startswith("zero") and optim == "adagrad")
 
@@ -92,7 +92,7 @@ def check_communication(plan: AnyPlan) -> list[Problem]:
 def check_saving(plan: AnyPlan) -> list[Problem]:
     """Refuse `--async_save` if checkpoints are not shards of all weights."""
     launch, method = plan.launch, plan.model.method
-    writes_shards = engine_of(launch.strategy) == "fsdp2" and launch.world_size > 1 and method == "full"
+    writes_shards = engine_of(launch.strategy) in ("fsdp2", "tp") and launch.world_size > 1 and method == "full"
     if writes_shards or not plan.training.async_save:
         return []
     where = f"{launch.strategy} on {launch.world_size} process(es) with --method {method}"

@@ -18,6 +18,7 @@ from indictune.distributed.strategy_limits import (
     check_saving,
     check_weights,
 )
+from indictune.distributed.tensor_plans import check_split
 from indictune.distributed.vocabulary_choice import check_active_vocabulary
 from indictune.errors import Problem, Problems, problem, problems_of
 from indictune.models.adapters import check_published_base
@@ -69,6 +70,7 @@ def check_model(plan: AnyPlan) -> list[Problem]:
         *check_learned_vocabulary(plan.model),
         *problems_of(check_max_length, config, plan.data.max_length),
         *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
+        *check_split(plan),
         *problems_of(check_published_base, plan.model, plan.training.push_to_hub),
     ]
 

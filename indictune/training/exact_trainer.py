@@ -25,7 +25,7 @@ from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
-from indictune.distributed import sharding, tf32
+from indictune.distributed import model_split, sharding, tf32
 from indictune.distributed.communication import set_up_communication, settle_buckets
 from indictune.distributed.model_state import ModelState
 from indictune.distributed.pipeline.engine import cut_into_stages
@@ -74,6 +74,7 @@ class ExactTrainer(TaskTrainer):
     ) -> None:
         sharding.fit_to_model(model, args)
         self.pipeline = cut_into_stages(model, launch, args, args.pipeline_schedule)
+        self.mesh = model_split.split(model, launch, args)
         self.padded, self.launch = padded, launch
         super().__init__(
             model=model,
@@ -133,6 +134,7 @@ class ExactTrainer(TaskTrainer):
             states.restore()
             self.restore_unlogged(unlogged)
         loss = step()
+        model_split.average_gradients(self, self.launch, self.mesh)
         self.nonfinite.note_loss(loss)
         return loss
 
@@ -227,6 +229,7 @@ class ExactTrainer(TaskTrainer):
         """Prepare, then restore by `TrainState`: the Trainer refuses what another strategy has saved."""
         if self.pipeline is not None:
             self.pipeline.prepare(self)
+        model_split.prepare(self, self.mesh)
         prepared: tuple[nn.Module, Any] = super()._prepare_for_training(  # type: ignore[no-untyped-call]
             max_steps, train_dataloader, None
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
@@ -43,6 +44,7 @@ class TaskTrainer(Trainer):
     detailed_metrics: dict[str, dict[str, Any]]  # of each evaluation, by its prefix
     launch: Launch
     pipeline: Pipeline | None = None  # where the model is cut into stages
+    mesh: DeviceMesh | None  # of its groups, where more than the batch is split
     checkpoints: Checkpoints  # made when the training is prepared
     asked_before: CollectiveFlags | None = None  # whether to stop, from the previous call of `look_for_stop`
     trusts_checkpoint = False  # `--trust_checkpoint`: read pickles of checkpoints

@@ -17,7 +17,7 @@ from tests.launch_environment import launched
 
 ROOT = Path(__file__).parents[2]
 DS_NAMES = ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
-NAMES = ["ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "pipeline", "single_gpu", *DS_NAMES]
+NAMES = ["ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "pipeline", "single_gpu", "tp", *DS_NAMES]
 
 
 def config_path(name: str) -> Path:

@@ -59,9 +59,7 @@ def on_nodes(
     (folder / "job.json").write_text(json.dumps({"nodes": nodes, "commands": job}), encoding="utf-8")
     environment = {**os.environ, "PATH": path(), **VARIABLES}
     words = ["unshare", *_NEW, *python(), "tests/ranks/on_nodes.py", str(folder / "job.json")]
-    done = subprocess.run(
-        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     codes = json.loads((folder / "codes").read_text(encoding="utf-8"))
     said = [(folder / f"said-{number}").read_text(encoding="utf-8") for number in range(len(commands))]

@@ -62,6 +62,7 @@ slow = pytest.mark.slow
 CASES = [
     pytest.param("ddp", "full", marks=slow),
     pytest.param("fsdp2", "full", marks=slow),
+    pytest.param("tp", "full", marks=slow),
     pytest.param("zero2", "full", marks=slow),
     pytest.param("zero3", "full", marks=slow),
     pytest.param("zero3_offload", "full", marks=slow),

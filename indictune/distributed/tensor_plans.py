@@ -1,0 +1,96 @@
+"""Which matrices tensor parallelism splits, and into how many parts it can: rules on a model's configuration."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from indictune.config.plan import AnyPlan
+from indictune.errors import Problem, problem
+
+# The style of transformers (5.23, `ALL_PARALLEL_STYLES`) that splits each module, by the module's name without layer
+# numbers.
+Plan = dict[str, str]
+
+# Query, key and value of ModernBERT's `Wqkv` are each split: `tensor_parallel` registers the style.
+THIRDS = "indictune_thirds"
+
+_OF_BERT: Plan = {
+    **{f"encoder.layer.*.attention.self.{name}": "colwise" for name in ("query", "key", "value")},
+    "encoder.layer.*.attention.output.dense": "rowwise",
+    "encoder.layer.*.intermediate.dense": "colwise",
+    "encoder.layer.*.output.dense": "rowwise",
+}
+_LAYER_OF_ALBERT = "encoder.albert_layer_groups.*.albert_layers.*"
+# Plans of encoders, which transformers has none for. Their embeddings stay whole on each rank: an active vocabulary
+# makes them small.
+_OF_ENCODERS: dict[str, Plan] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), _OF_BERT),
+    "albert": {
+        **{f"{_LAYER_OF_ALBERT}.attention.{name}": "colwise" for name in ("query", "key", "value")},
+        f"{_LAYER_OF_ALBERT}.attention.dense": "rowwise",
+        f"{_LAYER_OF_ALBERT}.ffn": "colwise",
+        f"{_LAYER_OF_ALBERT}.ffn_output": "rowwise",
+    },
+    "modernbert": {
+        "layers.*.attn.Wqkv": THIRDS,
+        "layers.*.attn.Wo": "rowwise",
+        "layers.*.mlp.Wi": "packed_colwise",
+        "layers.*.mlp.Wo": "rowwise",
+    },
+}
+# Others are refused. `replicated_with_grad_allreduce` (5.23) sums a gradient again with each micro-batch.
+_COMPARED = ("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input")
+_SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
+def plan_of(model: PreTrainedModel) -> Plan:
+    """The plan of a model that `check_split` accepts."""
+    ours = _OF_ENCODERS.get(model.config.model_type)
+    if ours is None:
+        return dict(model.tp_plan)
+    return {f"{model.base_model_prefix}.{name}": style for name, style in ours.items()}
+
+
+def check_split(plan: AnyPlan) -> list[Problem]:
+    """Refuse tensor parallelism of a model or method that it cannot split."""
+    config, size = plan.model_config, plan.launch.axes.tensor
+    if config is None or size == 1:
+        return []
+    model, found = plan.model, list[Problem]()
+    if reason := _obstacle(config):
+        found.append(problem("no-tensor-plan", "--model_name_or_path", model.model_name_or_path, reason=reason))
+    elif (largest := math.gcd(*(sizes := _sizes(config)).values())) % size:
+        possible = [str(each) for each in range(1, largest + 1) if largest % each == 0]
+        listed = ", ".join(f"{name} {value}" for name, value in sizes.items())
+        details: dict[str, Any] = {"size": size, "sizes": listed, "possible": ", ".join(possible)}
+        found.append(problem("tensor-does-not-divide", "--model_name_or_path", model.model_name_or_path, **details))
+    refused = {"--method": model.method == "qlora", "--use_dora": model.use_dora}
+    refused["--modules_to_save"] = model.method != "full" and bool(model.modules_to_save)
+    for flag in (flag for flag, is_refused in refused.items() if is_refused):
+        value = getattr(model, flag.removeprefix("--"))
+        shown = " ".join(value) if isinstance(value, list) else str(value).lower()
+        found.append(problem("not-under-tensor", flag, shown, strategy=plan.launch.strategy))
+    return found
+
+
+def _obstacle(config: PreTrainedConfig) -> str | None:
+    """Why a model cannot be split; None if it can."""
+    if config.model_type in _OF_ENCODERS:
+        return None
+    styles = set((config.get_text_config().base_model_tp_plan or {}).values())
+    if not styles:
+        return f"no plan says how to split models of type {config.model_type}"
+    if others := sorted(styles.difference(_COMPARED)):
+        return f"no test compares the plan of {config.model_type} with one process ({', '.join(others)})"
+    return None
+
+
+def _sizes(config: PreTrainedConfig) -> dict[str, int]:
+    """What is split into parts of equal size."""
+    of_text = config.get_text_config()
+    names = _SPLIT_SIZES if config.model_type in _OF_ENCODERS else (*_SPLIT_SIZES, "vocab_size")
+    values = {name: of_text.to_dict().get(name) for name in names}
+    return {name: int(value) for name, value in values.items() if value is not None}
