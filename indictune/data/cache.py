@@ -13,7 +13,7 @@ import tempfile
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -39,7 +39,7 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
 
     One process fills it under a file lock; the others wait. The kernel releases the lock (flock) of a killed process.
     The lock only saves work. The folder is filled under another name, fsynced and renamed: it is complete or absent.
-    If the file system has no locks, or the lock's file is another user's, each process fills its own folder, and the
+    If the file system has no locks, or the lock's file is another user's, one process a node fills a folder, and the
     first one is kept.
 
     Args:
@@ -96,25 +96,32 @@ def write_through(path: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a folder, if the file system has locks.
+    """Hold the lock of a folder. If its file system has no locks, one of this machine: one process a node makes it."""
+    name = hashlib.sha256(f"{os.getuid()} {folder}".encode()).hexdigest()[:24]
+    of_all, of_node = folder.with_name(f".{folder.name}.lock"), Path(tempfile.gettempdir(), f"indictune-{name}.lock")
+    with ExitStack() as held:
+        for path in (of_all, of_node):
+            try:
+                held.enter_context(_lock(path, what))
+                break
+            except OSError as error:  # `_build` reports a disk that is full or read-only
+                logger.info("%s: no lock in %s (%s)", what, path.parent, error)
+        yield
+
+
+def _lock(path: Path, what: str) -> AbstractContextManager[object]:
+    """Take a lock, which the end of the block releases.
 
     Without file locks, filelock (4.2) falls back to a marker file. After a kill on another machine, all would wait for
     it; so the fallback is off.
     """
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666, fallback_to_soft=False)
+    lock = FileLock(path, mode=0o666, fallback_to_soft=False)
     try:
-        try:
-            lock.acquire(timeout=_PATIENCE_S)
-        except Timeout:
-            logger.info("%s: another process prepares them; waiting for it", what)
-            with OWN_PROGRESS.waiting(f"waiting for another process, which prepares {what.lower()}"):
-                lock.acquire()
-    except OSError as error:  # `_build` reports a disk that is full or read-only
-        logger.info("%s: no lock (%s); each process prepares its own", what, error)
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire(timeout=_PATIENCE_S)
+    except Timeout:
+        logger.info("%s: another process prepares them; waiting for it", what)
+        with OWN_PROGRESS.waiting(f"waiting for another process, which prepares {what.lower()}"):
+            return lock.acquire()
 
 
 @functools.cache

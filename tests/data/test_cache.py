@@ -46,6 +46,15 @@ def make(folder):
     time.sleep(float(sys.argv[1]))
     (folder / "whole").write_text("whole")
 
+if len(sys.argv) > 2:  # a file system without locks
+    import errno, fcntl, os
+    flock = fcntl.flock
+    def refuse(file, flags):
+        if os.readlink(f"/proc/self/fd/{file}").startswith(sys.argv[2]):
+            raise OSError(errno.ENOSYS, "no locks")
+        flock(file, flags)
+    fcntl.flock = refuse
+
 print((build_once("things", ["key"], "The things", make) / "whole").read_text())
 """
 
@@ -65,8 +74,9 @@ def writes(text: str) -> Callable[[Path], None]:
     return make
 
 
-def start_slow(seconds: float) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", SLOW, str(seconds)], stdout=subprocess.PIPE, text=True)
+def start_slow(seconds: float, *more: str, **variables: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SLOW, str(seconds), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables})
 
 
 def visible(folder: Path) -> list[str]:
@@ -92,6 +102,17 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
     processes = [start_slow(1.5) for _ in range(3)]
     assert [process.communicate(timeout=60)[0] for process in processes] == ["whole\n"] * 3
     assert (tmp_path / "made").read_text() == "once\n"
+
+
+def test_on_a_disk_without_locks_one_process_of_each_node_makes_it(tmp_path: Path, folder: Path) -> None:
+    """A node is where processes share a temporary folder."""
+    processes = []
+    for node in ("a", "b"):
+        (tmp_path / node).mkdir()
+        processes += [start_slow(2, str(folder), TMPDIR=str(tmp_path / node)) for _ in range(2)]
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["whole\n"] * 4
+    assert (tmp_path / "made").read_text() == "once\n" * 2
+    assert len(visible(folder)) == 1
 
 
 def test_who_makes_it_waits_for_it_or_finds_it_has_passed_the_same_places(folder: Path) -> None:
