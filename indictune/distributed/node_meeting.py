@@ -26,7 +26,7 @@ _REFUSED = "refused"
 _LONGEST_PAUSE_S = 0.5
 _STRAGGLERS_S = 10.0  # how long a meeting that has found a difference waits for more
 _FAREWELL_S = 1.0  # how long a rank that ends lets the others read why: its launcher may hold the store
-_CONNECTED: dict[str, Store] = {}  # by prefix. Kept: without a store of the launcher, rank 0 serves it
+_CONNECTED: list[Store] = []  # one at most. It is kept: without a store of the launcher, rank 0 serves it
 
 
 def are_several_nodes(environ: Mapping[str, str]) -> bool:
@@ -64,8 +64,9 @@ def leave(environ: Mapping[str, str], message: str) -> None:
     """Tell the ranks of other nodes, which may wait at a meeting, why this one cannot run."""
     if not are_several_nodes(environ):
         return
-    if not _CONNECTED and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        return  # a store of rank 0 would wait here for all other ranks
+    may_wait = elastic.limit(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    if may_wait and not _CONNECTED:
+        return  # all other ranks would have to come
     with suppress(DistError):
         store = _store(environ, _STRAGGLERS_S)
         store.compare_set(_REFUSED, "", json.dumps([rank_of(environ), rank_values.host(), message]))
@@ -73,12 +74,15 @@ def leave(environ: Mapping[str, str], message: str) -> None:
 
 
 def _store(environ: Mapping[str, str], timeout_s: float) -> Store:
-    # torchrun may restart a run in the same store with fewer or more ranks.
-    prefix = f"indictune/{elastic.attempt(environ)}/{world_size_of(environ)}"
-    if prefix not in _CONNECTED:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        _CONNECTED[prefix] = PrefixStore(prefix, store)
-    return _CONNECTED[prefix]
+    """The store of this start, the same object each time."""
+    if not _CONNECTED:
+        timeout = timedelta(seconds=timeout_s)
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        name = elastic.attempt(environ)
+        if elastic.limit(environ):  # torchrun may start a run again in the same store, with other nodes
+            name = elastic.agree_on_name(store, rank, world_size, timeout)
+        _CONNECTED.append(PrefixStore(f"indictune/{name}", store))
+    return _CONNECTED[0]
 
 
 class _Meeting:

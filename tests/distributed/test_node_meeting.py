@@ -28,7 +28,7 @@ def environment(rank: int, ranks: int) -> dict[str, str]:
 def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     """That of a launcher."""
     served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr(node_meeting, "_CONNECTED", {})
+    monkeypatch.setattr(node_meeting, "_CONNECTED", [])
     variables = {**environment(0, 3), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(served.port)}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

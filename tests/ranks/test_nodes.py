@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.launching import BIN, ROOT, SCRIPT, Run
-from tests.ranks.nodes import FIRST, Ended, on_nodes
+from tests.ranks.nodes import FIRST, VARIABLES, Ended, on_nodes
 from tests.ranks.test_parity import PLAIN, differences
 
 Start = Callable[..., Run]
+NODES = ("node0", "node1")
 MEETING = ["--master_addr", FIRST, "--master_port", "29500"]
 RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{FIRST}:29500", "--rdzv-id", "job"]
 
 
-def torchrun(node: int, *flags: str) -> list[str]:
-    return [str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node), *flags]
+def torchrun(node: int, *flags: str, ranks: int = 1) -> list[str]:
+    sizes = ["--nnodes", "2", "--nproc-per-node", str(ranks), "--node-rank", str(node)]
+    return [str(BIN / "torchrun"), *sizes, *flags]
 
 
 def accelerate(node: int, strategy: str) -> list[str]:
@@ -39,16 +42,37 @@ LAUNCHERS: dict[str, Callable[[int], list[str]]] = {
 }
 
 
+def of_same_run(run_under: Start, out: Path, ended: list[Ended]) -> bool:
+    """Whether the run of two ranks ended well, with the losses and weights of one process."""
+    assert [each.code for each in ended] == [0] * len(ended), ended
+    run = Run(out)
+    assert run.metrics["world_size"] == 2
+    return differences(run_under("single", 1, *PLAIN), run) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_nodes_give_the_run_of_one_process(run_under: Start, job: Path, tmp_path: Path, launcher: str) -> None:
     out = tmp_path / "out"
     train = [SCRIPT, "--config", str(job), "--output_dir", str(out)]
     ended = on_nodes(tmp_path / "nodes", [[*LAUNCHERS[launcher](node), *train] for node in range(2)])
-    assert [each.code for each in ended] == [0, 0], ended
-    run = Run(out)
-    assert run.metrics["world_size"] == 2
-    assert differences(run_under("single", 1, *PLAIN), run) == []
+    assert of_same_run(run_under, out, ended)
+
+
+@pytest.mark.slow
+def test_deepspeed_starts_the_nodes_of_a_hostfile(run_under: Start, job: Path, tmp_path: Path) -> None:
+    """By pdsh and ssh, which bring no variable to another node but those of `.deepspeed_env`."""
+    out, hostfile, home = tmp_path / "out", tmp_path / "hostfile", tmp_path / "home"
+    hostfile.write_text("node0 slots=1\nnode1 slots=1\n", encoding="utf-8")
+    home.mkdir()
+    carried = {**VARIABLES, "INDICTUNE_CACHE": os.environ["INDICTUNE_CACHE"]}
+    lines = "".join(f"{name}={value}\n" for name, value in carried.items())
+    (home / ".deepspeed_env").write_text(lines, encoding="utf-8")
+    launcher = [str(BIN / "deepspeed"), "--hostfile", str(hostfile), "--master_addr", FIRST]
+    train = [SCRIPT, "--deepspeed", "ds_configs/zero2.json", "--config", str(job), "--output_dir", str(out)]
+    (ended,) = on_nodes(tmp_path / "nodes", [[*launcher, *train]], {0: {"HOME": str(home)}})
+    assert of_same_run(run_under, out, [ended])
+    assert Run(out).metrics["strategy"] == "zero2"
 
 
 def started_apart(tmp_path: Path, recipes: list[Path], variables: dict[int, dict[str, str]]) -> list[Ended]:
@@ -101,3 +125,25 @@ def test_a_node_with_other_rows_is_named_before_a_model_is_loaded(job: Path, tmp
     else:
         expected = f"rank 1 on node1 cannot run: --train_file {rows}: "
     assert expected in ended[0].said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disks", ["shared", "without locks", "separate"])
+def test_rows_are_prepared_once_a_node_at_most(job: Path, tmp_path: Path, disks: str) -> None:
+    notes, outs = tmp_path / "notes", [tmp_path / f"out{node if disks == 'separate' else ''}" for node in range(2)]
+    flags = ["--config", str(job), "--max_steps", "1", "--save_strategy", "no"]
+    commands, variables = [], {}
+    for node in range(2):
+        launcher = torchrun(node, *MEETING, ranks=2)
+        train = ["tests/ranks/counting.py", str(notes), SCRIPT, *flags, "--output_dir", str(outs[node])]
+        commands.append([*launcher, *train])
+        cache, temporary = tmp_path / f"cache{node if disks == 'separate' else ''}", tmp_path / f"tmp{node}"
+        temporary.mkdir()
+        variables[node] = {"INDICTUNE_CACHE": str(cache), "TMPDIR": str(temporary)}
+        variables[node] |= {"NO_LOCKS": str(cache)} if disks == "without locks" else {}
+    ended = on_nodes(tmp_path / "nodes", commands, variables)
+    assert [each.code for each in ended] == [0, 0], ended
+    made = [tuple(line.split()) for line in notes.read_text(encoding="utf-8").splitlines()]
+    for kind in ("rows", "tokens"):
+        by = [node for name, node in made if name == kind]
+        assert (len(by) == 1 and by[0] in NODES) if disks == "shared" else sorted(by) == list(NODES)
