@@ -12,11 +12,12 @@ import json
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.axes_formulas import Kept, Shape, Sizes, bubble, kept_bytes, passed_on
+from benchmarks.axes_estimates import SUMS
+from benchmarks.axes_formulas import Kept, Shape, Sizes, bubble, kept_bytes, layer_sums, passed_on, summed
 from benchmarks.communication import Count, count_bytes, expected_bytes, in_types
 from benchmarks.environment import environment, write_results
 from indictune.console_text import table
@@ -48,15 +49,25 @@ class Case:
 
     def sent_bytes(self, count: Count) -> float:
         """Bytes that the first rank should send in a step, over gloo."""
-        of_data = expected_bytes(self.data, count, *FP32, accumulation_steps=MICRO_BATCHES, ranks=self.sizes.data)
+        sizes, own = self.sizes, self._of_rank(count)
+        tokens = ROWS * TOKENS // MICRO_BATCHES // sizes.data
         shape = Shape(count.layers, count.hidden, count.hidden, count.elements, 0, 0)
-        tokens = ROWS * TOKENS // MICRO_BATCHES // self.sizes.data
-        messages = passed_on(shape, self.sizes, tokens, value_bytes=4) / 2  # the first stage sends no gradients
-        return of_data + MICRO_BATCHES * messages
+        ranks = sizes.shards if sizes.split == "weights" else sizes.data
+        of_data = expected_bytes(self.data, own, *FP32, accumulation_steps=MICRO_BATCHES, ranks=ranks)
+        of_copies = summed(4 * own.elements / ranks, sizes.replicas)
+        messages = passed_on(shape, sizes, tokens, value_bytes=4) / 2  # the first stage sends no gradients
+        sums = layer_sums(shape, sizes, tokens, value_bytes=4, sums=SUMS["bert"])
+        return of_data + of_copies + MICRO_BATCHES * (messages + sums)
 
     def kept_bytes(self, count: Count) -> Kept:
-        """Bytes that a rank should keep at the optimizer's step."""
-        return kept_bytes(count.elements, self.sizes, self.has_master_copies, in_backward=False)
+        """Bytes that the first rank should keep at the optimizer's step."""
+        return kept_bytes(self._of_rank(count).elements, self.sizes, self.has_master_copies, in_backward=False)
+
+    def _of_rank(self, count: Count) -> Count:
+        """The parameters that the tensor axis leaves to a rank."""
+        elsewhere = round(count.elements_split * (1 - 1 / self.sizes.tensor))
+        elements, in_units = count.elements - elsewhere, count.elements_in_units - elsewhere
+        return replace(count, elements=elements, elements_in_units=in_units)
 
 
 CASES = (
@@ -66,6 +77,7 @@ CASES = (
     Case("zero2", Sizes(data=4, split="gradients"), "zero2"),
     Case("zero3", Sizes(data=4, split="weights"), "zero3"),
     Case("pipeline", Sizes(pipeline=2), "ddp"),
+    Case("tp", Sizes(tensor=2), "ddp"),
 )
 
 

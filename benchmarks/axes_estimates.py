@@ -26,6 +26,9 @@ ACHIEVED = 0.4  # of the arithmetic that the data sheet promises, in matrix prod
 OF_LINKS = 0.8  # of the bytes a second that the data sheet promises
 GPU_BYTES = 80e9
 TOKENS_AT_ONCE = 8192  # most tokens of a micro-batch
+# Sums of a layer and micro-batch over the tensor axis. Megatron-LM has 4. transformers (5.23, `ColwiseParallel`) sums
+# the gradient of each matrix's input alone: 3 for query, key and value instead of 1, 2 for a gate and what it gates.
+SUMS = {"bert": 6, "llama": 7}
 # Bytes of a layer at work for a token and hidden unit, split over the tensor axis or not (Korthikanti et al. 2022,
 # section 4.2).
 SPLIT_ACTIVATIONS, WHOLE_ACTIVATIONS = 24, 10
@@ -88,6 +91,7 @@ class Job:
         rows: of a step.
         length: tokens of a row.
         recomputes: activation checkpointing.
+        sums: of a layer over the tensor axis.
     """
 
     name: str
@@ -96,6 +100,7 @@ class Job:
     rows: int
     length: int
     recomputes: bool
+    sums: int
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,9 @@ def job_of(name: str, model: PreTrainedModel, rows: int, length: int) -> Job:
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     width = config.hidden_size // config.num_attention_heads * heads
     shape = Shape(config.num_hidden_layers, config.hidden_size, width, total - outside, outside, max(tables))
-    return Job(name, shape, total - sum(tables), rows, length, config.model_type == "llama")
+    recomputes = config.model_type == "llama"
+    sums = SUMS[config.model_type] + (2 if recomputes else 0)
+    return Job(name, shape, total - sum(tables), rows, length, recomputes, sums)
 
 
 def estimate(job: Job, sizes: Sizes, machine: Machine) -> Estimate:
@@ -148,7 +155,7 @@ def estimate(job: Job, sizes: Sizes, machine: Machine) -> Estimate:
     at_once = own_tokens // micro_batches
     parameters = formulas.parameters_of_rank(shape, sizes)
     inner = sizes.tensor * sizes.context
-    sums = formulas.layer_sums(shape, sizes, at_once // sizes.context, HALF, 6 if job.recomputes else 4)
+    sums = formulas.layer_sums(shape, sizes, at_once // sizes.context, HALF, job.sums)
     keys = formulas.keys_passed(shape, sizes, at_once, HALF) / sizes.tensor
     passed = formulas.passed_on(shape, sizes, at_once // sizes.context, HALF)
     return Estimate(

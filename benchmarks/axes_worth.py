@@ -8,7 +8,19 @@
 from __future__ import annotations
 
 from benchmarks import axes_formulas as formulas
-from benchmarks.axes_estimates import ACHIEVED, FP32, HALF, MACHINES, Estimate, Job, Machine, estimate, jobs, layouts
+from benchmarks.axes_estimates import (
+    ACHIEVED,
+    FP32,
+    HALF,
+    MACHINES,
+    SUMS,
+    Estimate,
+    Job,
+    Machine,
+    estimate,
+    jobs,
+    layouts,
+)
 from benchmarks.axes_formulas import Shape, Sizes
 from indictune.console_text import table
 
@@ -32,6 +44,9 @@ def _cells(each: Estimate) -> list[str]:
     return [memory, *(f"{time:.3f}" for time in times), f"{each.bubble:.0%}", f"{each.step_s:.3f}"]
 
 
+WIDTHS = (("bert", 768), ("llama", 4096), ("llama", 8192))
+
+
 def hidden_from(machine: Machine) -> tuple[float, float]:
     """Tokens from which communication takes no longer than the compute that can hide it.
 
@@ -43,13 +58,13 @@ def hidden_from(machine: Machine) -> tuple[float, float]:
     return formulas.summed(FP32, gpus) / link * flops / 4, 2 * formulas.gathered(HALF, gpus) / link * flops / 6
 
 
-def sums_of_compute(hidden: int, parts: int, machine: Machine) -> float:
+def sums_of_compute(kind: str, hidden: int, parts: int, machine: Machine) -> float:
     """Time of the tensor axis' sums as a share of the compute; the number of tokens does not change it.
 
     A layer has 12 x hidden^2 parameters (Narayanan et al. 2021, appendix), with 6 FLOP for each and each token.
     """
     layer = Shape(1, hidden, hidden, 12 * hidden**2, 0, 0)
-    sums = formulas.layer_sums(layer, Sizes(tensor=parts), 1, HALF) / machine.link(parts)
+    sums = formulas.layer_sums(layer, Sizes(tensor=parts), 1, HALF, SUMS[kind]) / machine.link(parts)
     return sums / (6 * layer.in_layers / parts / (ACHIEVED * machine.flops))
 
 
@@ -59,7 +74,7 @@ def rules(machines: tuple[Machine, ...]) -> list[list[str]]:
         [
             machine.name,
             *(f"{tokens:,.0f}" for tokens in hidden_from(machine)),
-            *(f"{sums_of_compute(hidden, 8, machine):.0%}" for hidden in (768, 4096, 8192)),
+            *(f"{sums_of_compute(kind, hidden, 8, machine):.0%}" for kind, hidden in WIDTHS),
         ]
         for machine in machines
     ]
@@ -85,7 +100,7 @@ def markdown(header: list[str], body: list[list[str]]) -> str:
 
 def tables() -> list[str]:
     """Those of `docs/strategies.md`."""
-    widths = [f"tensor 8, hidden {hidden:,}" for hidden in (768, 4096, 8192)]
+    widths = [f"tensor 8, hidden {hidden:,}" for _, hidden in WIDTHS]
     header = ["GPUs", "DDP hides from tokens a GPU", "FSDP2 from tokens a micro-batch", *widths]
     by_job = [markdown([job.name, *(each.short for each in MACHINES)], summary(job, MACHINES)) for job in jobs()]
     return [markdown(header, rules(MACHINES)), *by_job]

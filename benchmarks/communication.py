@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import tempfile
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ JOB = (
 )
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 BYTES = {"float32": 4, "bfloat16": 2}
+# Columns of query, key, value and intermediate, with their biases; rows of what follows them, whose biases are added
+# once (Shoeybi et al. 2019, section 3).
+SPLIT = re.compile(
+    r"encoder\.layer\.\d+\.(?:(?:attention\.self\.\w+|intermediate\.dense)\.(?:weight|bias)"
+    r"|(?:attention\.)?output\.dense\.weight)$"
+)
 TRAINER, WHOLE = "trainer", "whole vocabulary"
 
 
@@ -43,6 +50,7 @@ class Count:
         bytes_of_steps: sent in each step but the first.
         elements: of all trained parameters.
         elements_in_units: of parameters that FSDP gathers block by block, and again in the backward pass.
+        elements_split: of parameters that the tensor axis splits, in the plan of BERT.
         kept: bytes of its `parameters`, `gradients` and optimizer `states` before the optimizer's last step.
         layers: of the whole model.
         hidden: values of a token between them.
@@ -51,6 +59,7 @@ class Count:
     bytes_of_steps: list[int]
     elements: int
     elements_in_units: int
+    elements_split: int
     kept: dict[str, int]
     layers: int
     hidden: int
@@ -132,11 +141,12 @@ def count_bytes(
 
 def _read(path: Path) -> Count:
     noted = json.loads(path.read_text(encoding="utf-8"))
-    sizes = [(math.prod(each["shape"]), each["in_a_unit"]) for each in noted["parameters"]]
+    sizes = [(math.prod(each["shape"]), each["in_a_unit"], each["name"]) for each in noted["parameters"]]
     return Count(
         bytes_of_steps=[after - before for before, after in pairwise(noted["bytes"])],
-        elements=sum(size for size, _ in sizes),
-        elements_in_units=sum(size for size, inside in sizes if inside),
+        elements=sum(size for size, _, _ in sizes),
+        elements_in_units=sum(size for size, inside, _ in sizes if inside),
+        elements_split=sum(size for size, _, name in sizes if SPLIT.search(name)),
         kept=noted["kept"],
         layers=noted["layers"],
         hidden=noted["hidden"],

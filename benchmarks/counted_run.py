@@ -95,13 +95,13 @@ def _bytes_of(values: Iterable[Any], counted: dict[int, torch.Tensor]) -> int:
 
 
 def parameters(model: nn.Module) -> list[dict[str, Any]]:
-    """The whole `shape` of each trained parameter, and whether it is `in_a_unit` of FSDP: a block or the embedding."""
+    """`name` and whole `shape` of trained parameters, and whether they are `in_a_unit` of FSDP: block or embedding."""
     blocks = tuple(repeated_blocks(model))
     units = [module for module in model.modules() if type(module).__name__ in blocks]
     inside = {id(parameter) for unit in units for parameter in unit.parameters()}
     sizes = full_shapes(model)
     return [
-        {"shape": sizes[name], "in_a_unit": id(parameter) in inside or "word_embeddings" in name}
+        {"name": name, "shape": sizes[name], "in_a_unit": id(parameter) in inside or "word_embeddings" in name}
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]

@@ -39,7 +39,7 @@ def test_the_rank_that_reads_slowly_is_named(job: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
-    [("single", 1), ("ddp", 2), ("fsdp2", 2), ("zero1", 2), ("zero2", 2), ("zero3", 2), ("pipeline", 2)],
+    [("single", 1), ("ddp", 2), ("fsdp2", 2), ("zero1", 2), ("zero2", 2), ("zero3", 2), ("pipeline", 2), ("tp", 2)],
 )
 def test_a_profiled_run_is_the_same_run(run_under: Callable[..., Run], strategy: str, ranks: int) -> None:
     plain, profiled = run_under(strategy, ranks), run_under(strategy, ranks, *FLAGS)
