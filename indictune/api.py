@@ -90,8 +90,11 @@ def train(
     given = {**(recipe if isinstance(recipe, Mapping) else {}), **overrides}
     task = given.pop("task", None)
     words = [str(word) for word in (task, None if isinstance(recipe, Mapping) else recipe) if word is not None]
-    asked = with_defaults(read_asked([*words, *to_flags(given)]))
-    launch = {"strategy": strategy, "num_processes": num_processes}
+    asked = read_asked([*words, *to_flags(given)])
+    if asked.dry_run:
+        raise UserError("only-as-command", "--dry_run", "true", command="indictune train ... --dry_run")
+    asked = with_defaults(asked)
+    launch = {"strategy": strategy or asked.strategy, "num_processes": num_processes or asked.num_processes}
     _run(["train", asked.task, *asked.words(), *to_flags(launch)])
     return Result.of(asked.output_dir)
 
@@ -201,11 +204,14 @@ def _show(lines: Iterable[str]) -> str:
     is_hidden = False if "ipykernel" in sys.modules else None  # None: hidden unless on a terminal
     with tqdm(unit="step", disable=is_hidden) as bar:
         for line in lines:
-            if line.startswith("indictune: ") or (message and line.startswith(" ")):
+            if message and line.startswith(" "):
                 message.append(line)
                 continue
             bar.write("".join(message), end="")
             message.clear()
+            if line.startswith("indictune: "):
+                message.append(line)
+                continue
             if not bar.disable and (step := _STEP.search(line)):
                 bar.total = int(step[2])
                 bar.set_postfix_str(step[3].strip(), refresh=False)
@@ -219,5 +225,5 @@ def _problems(message: str) -> Iterator[Reported]:
     """The problems of a refusal: one line, or a numbered list."""
     for line in message.splitlines():
         if found := re.fullmatch(r"(?:\s*\d+\. )?(.* \[([\w-]+)\])", line):
-            flag = re.match(r"--?\w+", found[1])
+            flag = re.match(r"--?\w+|.+?\.ya?ml: \w+", found[1])
             yield Reported(found[2], flag[0] if flag else "", found[1])

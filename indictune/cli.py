@@ -48,7 +48,7 @@ _MEANT = {
     **dict.fromkeys(("eval", "score", "test", "benchmark"), "evaluate"),
     **dict.fromkeys(("infer", "inference", "label"), "predict"),
     **dict.fromkeys(("preprocess", "tokenize", "tokenise", "data"), "prepare"),
-    **dict.fromkeys(("merge_lora", "merge-lora"), "merge"),
+    **dict.fromkeys(("export", "merge_lora", "merge-lora"), "merge"),
     **dict.fromkeys(("init", "new", "examples", "configs", "quickstart"), "recipes"),
     **dict.fromkeys(("resume",), "train ... --resume_from_checkpoint auto"),
 }

@@ -101,6 +101,32 @@ def test_mistakes_are_raised_as_problems(run: indictune.Result, folder: Path, tm
     assert missing.value.code == "task-missing"
 
 
+def test_launch_flags_may_be_keys_and_problems_keep_theirs(
+    run: indictune.Result, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = folder / "r.yaml"
+    recipe.write_text(f"train_file: {folder / 'tweets.csv'}\nmax_length: many\n", encoding="utf-8")
+    flags = {"task": "classification", "config": recipe, "strategy": "ddp", "num_processes": 2}
+    with pytest.raises(UserError) as refused:
+        indictune.train(flags, output_dir=str(run.folder))
+    found = {each.code: each for each in refused.value.problems}
+    assert {code: each.flag for code, each in found.items()} == {
+        "wrong-type": f"{recipe}: max_length",
+        "output-dir-holds-files": "--output_dir",
+    }
+    assert all(str(each).startswith(each.flag) for each in found.values())
+    line = next(line for line in capsys.readouterr().out.splitlines() if "accelerate launch" in line)
+    assert "ddp.yaml --num_processes 2 " in line
+
+
+def test_a_dry_run_is_a_matter_of_the_command_line(folder: Path) -> None:
+    rows = str(folder / "tweets.csv")
+    with pytest.raises(UserError) as refused:
+        indictune.train("sentiment", train_file=rows, dry_run=True, output_dir=str(folder / "dry"))
+    assert (refused.value.code, refused.value.flag) == ("only-as-command", "--dry_run")
+    assert not (folder / "dry").exists()
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
