@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from accelerate.state import DistributedType
+from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from transformers import Trainer, TrainingArguments
 
 from indictune.config.plan import Launch
+from indictune.distributed.sharding import repeated_blocks
 from indictune.distributed.tensor_parallel import split_matrices
 
 PIPELINE, DATA, TENSOR = "pipeline", "data", "tensor"
@@ -32,8 +39,47 @@ def split(model: nn.Module, launch: Launch, args: TrainingArguments) -> DeviceMe
 
 def prepare(trainer: Trainer, mesh: DeviceMesh | None) -> None:
     """Prepare a split model before accelerate does: DDP would average the parts of different matrices."""
-    if mesh is not None:
+    if mesh is None:
+        return
+    assert trainer.model is not None
+    if trainer.accelerator.distributed_type == DistributedType.FSDP:
+        shard_blocks(trainer.model, mesh[DATA], trainer.accelerator.state.fsdp_plugin)
+    else:
         trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
+
+
+def shard_blocks(model: nn.Module, mesh: DeviceMesh, plugin: FullyShardedDataParallelPlugin) -> None:
+    """Shard a split model, or the stage that was cut from it, by FSDP2 over the data axis, as accelerate would.
+
+    accelerate (1.15, `_prepare_tp`) would wrap all other weights as DTensors by a class that transformers 5.23 lacks.
+    It leaves a model alone that is sharded already.
+    """
+    if isinstance(model, FSDPModule):
+        return
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        "offload_policy": plugin.cpu_offload,
+        "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+        "shard_placement_fn": _by_columns,
+    }
+    blocks = set(repeated_blocks(model))
+    for module in reversed(list(model.modules())):  # inner ones first
+        if type(module).__name__ in blocks:
+            fully_shard(module, reshard_after_forward=plugin.reshard_after_forward, **settings)
+    fully_shard(model, **settings)
+    plugin.transformer_cls_names_to_wrap = [f"FSDP{name}" for name in blocks]  # accelerate looks for them
+
+
+def _by_columns(parameter: nn.Parameter) -> Shard | None:
+    """Shard by columns what was split into several runs of rows, such as ModernBERT's `Wqkv`.
+
+    FSDP2 (torch 2.13) would compute with the right rows, but `full_tensor` and `distribute_tensor` would read the
+    note that it makes of them in another order. transformers 5.23 loads by it: losses differ by 1e-3.
+    """
+    is_in_runs = isinstance(parameter, DTensor) and any(
+        isinstance(each, _StridedShard) for each in parameter.placements
+    )
+    return Shard(1) if is_in_runs else None
 
 
 def average_gradients(trainer: Trainer, launch: Launch, mesh: DeviceMesh | None) -> None:

@@ -79,7 +79,9 @@ def check_split(plan: AnyPlan) -> list[Problem]:
 def _obstacle(config: PreTrainedConfig) -> str | None:
     """Why a model cannot be split; None if it can."""
     if config.model_type in _OF_ENCODERS:
-        return None
+        has_bias = config.model_type == "modernbert" and (config.attention_bias or config.mlp_bias)
+        # transformers (5.23, `PackedColwiseParallel`) gives each rank the bias of other rows.
+        return "attention_bias and mlp_bias must be false" if has_bias else None
     styles = set((config.get_text_config().base_model_tp_plan or {}).values())
     if not styles:
         return f"no plan says how to split models of type {config.model_type}"

@@ -17,7 +17,8 @@ from tests.launch_environment import launched
 
 ROOT = Path(__file__).parents[2]
 DS_NAMES = ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
-NAMES = ["ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "pipeline", "single_gpu", "tp", *DS_NAMES]
+TENSOR_NAMES = ["ddp_tp", "fsdp2_tp", "tp"]
+NAMES = ["ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "pipeline", "single_gpu", *TENSOR_NAMES, *DS_NAMES]
 
 
 def config_path(name: str) -> Path:
@@ -42,8 +43,11 @@ def test_the_files_are_those_of_the_design() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_accelerate_starts_the_strategy_in_the_files_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    launch = read_launch(launched(config_path(name), 1 if name == "single_gpu" else 2))
-    expected = {"single_gpu": ("single", 1), "fsdp2_qlora": ("fsdp2", 2)}.get(name, (name, 2))
+    processes = 4 if name in ("ddp_tp", "fsdp2_tp") else 2
+    sizes = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    environ = launched(config_path(name), 1 if name == "single_gpu" else processes)
+    launch = read_launch(environ | (sizes if processes == 4 else {}))
+    expected = {"single_gpu": ("single", 1), "fsdp2_qlora": ("fsdp2", 2)}.get(name, (name, processes))
     assert (launch.strategy, launch.world_size) == expected
 
 
