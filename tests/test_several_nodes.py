@@ -76,7 +76,7 @@ def test_a_task_of_skypilot_starts_torchrun_on_two_nodes(tmp_path: Path) -> None
 
 
 def test_ray_starts_torchrun_on_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself is no dependency. The example was run with ray 2.60 as it stands, on CPUs."""
+    """Ray is no dependency. The example was run once with Ray 2.60, on CPUs, with one process a worker."""
     given: dict[str, Any] = {}
 
     def trainer(start_node: Any, **settings: Any) -> SimpleNamespace:

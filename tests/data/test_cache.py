@@ -111,7 +111,7 @@ def test_on_a_disk_without_locks_one_process_of_each_node_makes_it(tmp_path: Pat
         (tmp_path / node).mkdir()
         processes += [start_slow(2, str(folder), TMPDIR=str(tmp_path / node)) for _ in range(2)]
     assert [process.communicate(timeout=60)[0] for process in processes] == ["whole\n"] * 4
-    assert (tmp_path / "made").read_text() == "once\n" * 2
+    assert (tmp_path / "made").read_text() in ("once\n", "once\n" * 2)  # one, if the other node began late
     assert len(visible(folder)) == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.launching import BIN, ROOT, SCRIPT, Run
+from tests.ranks.launching import BIN, ROOT, SCRIPT, Run, distance
 from tests.ranks.nodes import FIRST, VARIABLES, Ended, on_nodes
 from tests.ranks.test_parity import PLAIN, differences
 
@@ -68,11 +68,58 @@ def test_deepspeed_starts_the_nodes_of_a_hostfile(run_under: Start, job: Path, t
     carried = {**VARIABLES, "INDICTUNE_CACHE": os.environ["INDICTUNE_CACHE"]}
     lines = "".join(f"{name}={value}\n" for name, value in carried.items())
     (home / ".deepspeed_env").write_text(lines, encoding="utf-8")
+    (home / ".cache").symlink_to(Path.home() / ".cache")  # with what DeepSpeed has compiled
     launcher = [str(BIN / "deepspeed"), "--hostfile", str(hostfile), "--master_addr", FIRST]
     train = [SCRIPT, "--deepspeed", "ds_configs/zero2.json", "--config", str(job), "--output_dir", str(out)]
     (ended,) = on_nodes(tmp_path / "nodes", [[*launcher, *train]], {0: {"HOME": str(home)}})
     assert of_same_run(run_under, out, [ended])
     assert Run(out).metrics["strategy"] == "zero2"
+
+
+# What SLURM's commands do on two nodes. srun takes the environment along.
+SRUN = """#!/bin/bash
+while [ "${{1#--}}" != "$1" ]; do shift; done
+for node in 0 1; do
+    SLURM_NODEID=$node nsenter --target "$(cat {nodes}/node$node)" --net --uts "$@" & waited+=($!)
+done
+for each in "${{waited[@]}}"; do wait "$each" || worst=$?; done
+exit "${{worst:-0}}"
+"""
+SCONTROL = """#!/bin/bash
+case "$1 $2" in
+    "show hostnames") echo node0; echo node1 ;;
+    "show job") echo "   Requeue=1" ;;
+    *) echo "$@" >> {calls} ;;
+esac
+"""
+# The time is nearly over after the first step. Queued again, the job trains to its end.
+TWO_ATTEMPTS = """
+export PATH={tools}:$PATH
+{job} & started=$!
+until [ -s {out}/train_log.jsonl ]; do sleep 0.2; done
+kill -USR1 $started
+wait $started; echo "first attempt: $?, $(cat {out}/status.json)"
+{job}; echo "second attempt: $?"
+"""
+
+
+@pytest.mark.slow
+def test_slurm_queues_two_nodes_again_and_they_resume(run_under: Start, job: Path, tmp_path: Path) -> None:
+    out, tools, calls = tmp_path / "out", tmp_path / "tools", tmp_path / "calls"
+    tools.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tools / name).write_text(text.format(nodes=tmp_path / "nodes", calls=calls), encoding="utf-8")
+        (tools / name).chmod(0o755)
+    slow_steps = f"tests/ranks/paced.py 1 {tmp_path / 'rows.jsonl'} {SCRIPT}"
+    script = f"bash scripts/slurm/train.sbatch accelerate_configs/ddp.yaml {slow_steps}"
+    attempts = TWO_ATTEMPTS.format(job=f"{script} --config {job} --output_dir {out}", out=out, tools=tools)
+    of_job = {"SLURM_JOB_ID": "77", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[0-1]", "PROCESSES_PER_NODE": "1"}
+    (ended,) = on_nodes(tmp_path / "nodes", [["bash", "-c", attempts]], {0: of_job})
+    assert 'first attempt: 0, {"state": "resumable"' in " ".join(ended.said.split()).replace("{ ", "{"), ended.said
+    assert calls.read_text(encoding="utf-8") == "requeue 77\n"
+    assert "Resuming from " in ended.said
+    assert "second attempt: 0" in ended.said
+    assert of_same_run(run_under, out, [ended])
 
 
 def started_apart(tmp_path: Path, recipes: list[Path], variables: dict[int, dict[str, str]]) -> list[Ended]:
@@ -144,6 +191,8 @@ def test_rows_are_prepared_once_a_node_at_most(job: Path, tmp_path: Path, disks:
     ended = on_nodes(tmp_path / "nodes", commands, variables)
     assert [each.code for each in ended] == [0, 0], ended
     made = [tuple(line.split()) for line in notes.read_text(encoding="utf-8").splitlines()]
+    first, second = (Run(out).weights for out in outs)
+    assert distance(first, second) == 0.0
     for kind in ("rows", "tokens"):
         by = [node for name, node in made if name == kind]
         assert (len(by) == 1 and by[0] in NODES) if disks == "shared" else sorted(by) == list(NODES)
