@@ -89,9 +89,11 @@ def load_states(
     device = "cpu" if into_shards else parameters[0].device
     # Mapped, so that each rank reads only its part.
     whole = torch.load(checkpoint / WHOLE_STATES, map_location=device, mmap=into_shards, weights_only=True)
+    if own_part is not None:
+        whole = own_part(whole)
     if into_shards:
         _split_states(whole, model, optimizer, decayed)
-    optimizer.load_state_dict(whole if own_part is None else own_part(whole))
+    optimizer.load_state_dict(whole)
 
 
 def _split_states(whole: State, model: nn.Module, optimizer: Optimizer, decayed: Collection[str]) -> None:

@@ -84,7 +84,7 @@ def compare(kind: str, schedule: str) -> dict[str, float]:
     ends = torch.distributed.new_group([0, ranks - 1])
     everyone = torch.distributed.group.WORLD
     assert everyone is not None
-    gradients = StageGradients(model, everyone, None, stages.tied, ends, counts_tied=rank == 0)
+    gradients = StageGradients(model, everyone, None, lambda: stages.tied, ends, counts_tied=rank == 0)
     total = runner.train(BATCHES, loss_of(model), torch.autograd.backward)
     gradients.sum()
     norm = gradients.clip(0.0)

@@ -26,10 +26,11 @@ def found(
     steps: int | None = 8,
     model: dict[str, Any] | None = None,
     arguments: type[IndicTrainingArguments] = SentimentTrainingArguments,
+    sharded: bool = False,
     **training: Any,
 ) -> list[Problem]:
     """Problems of BERT with 12 layers, or of another model."""
-    launch = Launch("pipeline", stages, stages, axes=Axes(pipeline=stages))
+    launch = Launch("pipeline", stages, stages, axes=Axes(pipeline=stages, is_sharded=sharded))
     plan = plan_of(training=training, model=model, launch=launch, steps=steps, arguments=arguments)
     return check_pipeline(replace(plan, model_config=config or BertConfig()))
 
@@ -80,11 +81,20 @@ def test_more_flags_that_stages_do_not_have() -> None:
     assert codes(offloaded) == [("not-in-a-pipeline", "--activation_offloading")]
 
 
+@pytest.mark.parametrize(("flag", "value"), [("pipeline_schedule", "interleaved"), ("optim", "adafactor")])
+def test_flags_that_shards_of_stages_do_not_have(flag: str, value: str) -> None:
+    assert found(**{flag: value}) == []
+    assert codes(found(sharded=True, **{flag: value})) == [("not-in-a-pipeline", f"--{flag}")]
+
+
+def test_shards_of_stages_are_not_packed() -> None:
+    assert codes(found(sharded=True, model={"method": "qlora"})) == [("not-in-a-pipeline", "--method")]
+
+
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
         ({"MEGATRON_LM_TP_DEGREE": "2", "WORLD_SIZE": "4"}, "megatron_lm_tp_degree: 2"),
-        ({"MEGATRON_LM_USE_CUSTOM_FSDP": "true", "WORLD_SIZE": "4"}, "megatron_lm_use_custom_fsdp: true"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "zero2"),
     ],
 )

@@ -150,8 +150,12 @@ def test_a_limit_of_tokens_does_not_change_the_run(run_under: Start, packing: st
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """`tied_llama` in a folder of its own."""
+    return tied_llama(tmp_path_factory.mktemp("tied"))
+
+
+def tied_llama(folder: Path) -> tuple[str, str]:
     """A flag that names the built-in LLaMA with one weight for embedding and output layer, as LLaMA 3.2 has it."""
-    folder = tmp_path_factory.mktemp("tied")
     source = builtin.resolve("builtin:tiny-indic-llama")
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
     torch.manual_seed(0)

@@ -23,18 +23,22 @@ STOPPED_AT = 7  # in the second epoch, which begins after step 5
 pytestmark = pytest.mark.slow
 
 
-def two_stages(ranks: int, folder: Path) -> list[str]:
-    """A launch whose other ranks train copies of two stages."""
+def two_stages(ranks: int, folder: Path, sharded: bool = False) -> list[str]:
+    """A launch whose other ranks train copies of two stages, or share them by FSDP2."""
     shipped = (ROOT / "accelerate_configs/pipeline.yaml").read_text(encoding="utf-8")
+    asked = "pp_degree: 2" + f"\n  megatron_lm_use_custom_fsdp: {str(sharded).lower()}"
     file = folder / "two_stages.yaml"
-    file.write_text(shipped.replace("pp_degree: -1", "pp_degree: 2"), encoding="utf-8")
+    file.write_text(shipped.replace("pp_degree: -1", asked), encoding="utf-8")
     command = accelerate("pipeline", ranks)
     command[command.index("--config_file") + 1] = str(file)
     return command
 
 
-def test_copies_of_stages_train_the_model_of_one_process(run_under: Start, job: Path, tmp_path: Path) -> None:
-    four = train(two_stages(4, tmp_path), tmp_path / "run", "--config", str(job))
+@pytest.mark.parametrize("sharded", [False, True])
+def test_copies_of_stages_train_the_model_of_one_process(
+    run_under: Start, job: Path, tmp_path: Path, sharded: bool
+) -> None:
+    four = train(two_stages(4, tmp_path, sharded), tmp_path / "run", "--config", str(job))
     assert (four.metrics["strategy"], four.metrics["world_size"]) == ("pipeline", 4)
     assert differences(run_under("single", 1, *PLAIN), four) == []
 
@@ -50,6 +54,23 @@ def test_copies_of_stages_of_a_llama(tmp_path: Path) -> None:
     assert four.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-4)
     assert distance(one.weights, four.weights) <= 1e-3 * distance(one.weights, one.weights_at(1))
     assert (four.folder / "samples.jsonl").read_text() == (one.folder / "samples.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("method", "is_tied"), [("full", True), ("lora", False)])
+def test_sharded_stages_of_a_llama(tmp_path: Path, method: str, is_tied: bool) -> None:
+    """Its embedding, tied to the head, is in shards at both ends; of an adapter one matrix is."""
+    flags = ["--config", str(test_llama.write_job(tmp_path)), *test_llama.METHODS[method], "--max_steps", "4"]
+    flags += test_llama.tied_llama(tmp_path / "model") if is_tied else ()
+    one, four = (
+        train(launch, tmp_path / name, *flags, script=test_llama.SCRIPT)
+        for name, launch in (("one", python()), ("four", two_stages(4, tmp_path, sharded=True)))
+    )
+    assert four.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
+    assert four.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-4)
+    weights = test_llama.trained_weights(one, method)
+    before = test_llama.trained_weights(one, method, "checkpoint-1")
+    apart = distance(weights, test_llama.trained_weights(four, method))
+    assert apart <= 1e-3 * distance(weights, before)
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +95,18 @@ def test_every_schedule_trains_the_model_of_one_process(
     assert all(0 <= share < 1 for share in four.series("bubble"))
 
 
-@pytest.mark.parametrize(("before", "after"), [("pipeline", "single"), ("pipeline", "fsdp2"), ("ddp", "pipeline")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("pipeline", "single"), ("pipeline", "fsdp2"), ("ddp", "pipeline"), ("ddp", "sharded stages")],
+)
 def test_another_cut_goes_on(run_under: Start, job: Path, tmp_path: Path, before: str, after: str) -> None:
     whole, stopped = run_under(before, 2), tmp_path / "run"
     shutil.copytree(whole.folder, stopped)
     for step in range(STOPPED_AT + 1, 13):
         shutil.rmtree(stopped / f"checkpoint-{step}")
     (stopped / "metrics.json").unlink()
-    launch = python() if after == "single" else accelerate(after, 2)
+    launches = {"single": python(), "sharded stages": two_stages(4, tmp_path, sharded=True)}
+    launch = launches.get(after) or accelerate(after, 2)
     resumed = train(launch, stopped, "--config", str(job), "--resume_from_checkpoint", "auto")
     assert [entry["step"] for entry in resumed.log] == list(range(1, 13))
     assert differences(run_under("single", 1, *PLAIN), resumed) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from indictune.distributed.pipeline.gradients import StageGradients
 from indictune.distributed.pipeline.links import Links
 from indictune.distributed.pipeline.runner import Batch, Runner
 from indictune.distributed.pipeline.schedule import bubble, chunks_of
+from indictune.distributed.pipeline.sharded_stages import shard, sum_with
 from indictune.distributed.pipeline.stages import Stages
 from indictune.distributed.pipeline.waits import Waits
 from indictune.distributed.pipeline.whole_state import part_of_states, write_whole_weights
@@ -61,9 +63,13 @@ class Pipeline:
         self._waits = Waits(args.device)
         links = Links(pipelines, is_ring=chunks > 1)
         self._runner = Runner(stages, links, self._rank, self._ranks, schedule, self._autocast, self._waits)
-        copies = mesh["copies"].get_group() if launch.data_size > 1 else None
+        self._stages = stages
+        self._shards = mesh["copies"] if axes.is_sharded else None
+        copies = mesh["copies"].get_group() if launch.data_size > 1 and not axes.is_sharded else None
         ends = _group_of_ends(pipelines) if stages.is_tied else None
-        self._gradients = StageGradients(model, self.group, copies, stages.tied, ends, counts_tied=self._rank == 0)
+        self._gradients = StageGradients(
+            model, self.group, copies, lambda: stages.tied, ends, counts_tied=self._rank == 0
+        )
         self._batches = list[Batch]()
 
     def train(self, trainer: Trainer, inputs: Batch, num_items_in_batch: Tensor | None) -> Tensor:
@@ -106,7 +112,11 @@ class Pipeline:
         return found[0]
 
     def prepare(self, trainer: Trainer) -> None:
-        """Let accelerate prepare the model for its number type alone: it would wrap every rank's in one DDP."""
+        """Shard the stage if asked to, and let accelerate prepare only its number type: all ranks were one DDP."""
+        if self._shards is not None:
+            assert trainer.model is not None
+            root = shard(trainer.model, self._stages, self._shards)
+            self._runner.before_backward = partial(sum_with, root)
         trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
 
     def write_whole_weights(self, trainer: Trainer, folder: Path) -> None:

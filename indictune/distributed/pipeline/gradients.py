@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ class StageGradients:
         model: with the parameters of the rank.
         stages_group: the ranks of this pipeline.
         copies_group: the ranks with the same stages and other rows; None if FSDP2 sums over them.
-        tied: the weight that the first and the last stage both have, on their ranks; else None.
+        tied: gives the weight that the first and the last stage both have, on their ranks; else None.
         ends_group: the ranks of the first and the last stage, on these; else None.
         counts_tied: whether this rank counts the tied weight in the norm. One of the two does.
     """
@@ -28,7 +28,7 @@ class StageGradients:
         model: nn.Module,
         stages_group: ProcessGroup,
         copies_group: ProcessGroup | None,
-        tied: nn.Parameter | None = None,
+        tied: Callable[[], nn.Parameter | None] = lambda: None,
         ends_group: ProcessGroup | None = None,
         counts_tied: bool = True,
     ) -> None:
@@ -37,8 +37,9 @@ class StageGradients:
 
     def sum(self) -> None:
         """Sum both gradients of a tied weight, and average gradients over the copies. All ranks must call it."""
-        if self._tied is not None and self._tied.grad is not None:
-            torch.distributed.all_reduce(_local(self._tied.grad), group=self._ends_group)
+        tied = self._tied()
+        if tied is not None and tied.grad is not None:
+            torch.distributed.all_reduce(_local(tied.grad), group=self._ends_group)
         if self._copies_group is not None:
             gradients = [_local(each.grad) for each in self._model.parameters() if each.grad is not None]
             _average(gradients, self._copies_group)
@@ -50,7 +51,8 @@ class StageGradients:
             max_norm: 0 clips nothing.
         """
         trained = [each for each in self._model.parameters() if each.grad is not None]
-        counted = [each.grad for each in trained if self._counts_tied or each is not self._tied]
+        uncounted = None if self._counts_tied else self._tied()
+        counted = [each.grad for each in trained if each is not uncounted]
         norm = get_total_norm([each for each in counted if each is not None])
         square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).float() ** 2
         torch.distributed.all_reduce(square, group=self._stages_group)

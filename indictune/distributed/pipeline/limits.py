@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from indictune.config.plan import AnyPlan
 from indictune.distributed.pipeline.layout import LAYOUTS
 from indictune.distributed.pipeline.schedule import INTERLEAVED, chunks_of
+from indictune.distributed.strategy_limits import runs_optimizer
 from indictune.errors import Problem, problem
 from indictune.models.load import has_own_code
 
@@ -53,7 +55,7 @@ def _of_model(plan: AnyPlan) -> list[Problem]:
 
 def _refused_flags(plan: AnyPlan) -> Iterator[tuple[str, object, str]]:
     """Flag, value and reason."""
-    training, values = plan.training, plan.configuration
+    training, values, is_sharded = plan.training, plan.configuration, plan.launch.axes.is_sharded
     if training.fp16:
         yield "fp16", True, "all stages would have to agree on the scale of the loss"
     if training.torch_compile:
@@ -64,5 +66,11 @@ def _refused_flags(plan: AnyPlan) -> Iterator[tuple[str, object, str]]:
         yield "reduce_dtype", training.reduce_dtype, "copies of a stage sum their gradients in their own type"
     if "lomo" in str(training.optim):
         yield "optim", training.optim, "it steps in the backward pass, before the norm over all stages is known"
+    if is_sharded and training.pipeline_schedule == INTERLEAVED:
+        yield "pipeline_schedule", INTERLEAVED, "FSDP2 inside stages takes one stage a process"
+    if is_sharded and plan.model.method == "qlora":
+        yield "method", "qlora", "FSDP2 inside stages does not split 4-bit weights"
+    if is_sharded and not runs_optimizer(replace(plan.launch, strategy="fsdp2"), str(training.optim)):
+        yield "optim", training.optim, "FSDP2 inside stages splits its states otherwise"
     for name in {"embed_tokens", "lm_head"} & set(plan.model.modules_to_save):
         yield "modules_to_save", name, "first and last stage may share it"

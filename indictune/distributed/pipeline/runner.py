@@ -34,6 +34,7 @@ class Runner:
         schedule: of `SCHEDULES`.
         autocast: what a stage computes in that is not the last; the model itself does so in the last.
         waits: measures the passes.
+        before_backward: called with whether the next backward pass is the last one of a step; or None.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class Runner:
         schedule: str,
         autocast: Callable[[], AbstractContextManager[None]],
         waits: Waits,
+        before_backward: Callable[[bool], None] | None = None,
     ) -> None:
         self.stages, self.links, self.rank, self.ranks, self.schedule = stages, links, rank, ranks, schedule
-        self.autocast, self.waits = autocast, waits
+        self.autocast, self.waits, self.before_backward = autocast, waits, before_backward
 
     def train(
         self, batches: Sequence[Batch], loss: Callable[[Batch], Tensor], backward: Callable[[Tensor], None]
@@ -85,6 +87,8 @@ class Runner:
                 if not self.stages.has_next(action.stage):
                     total = result.detach() if total is None else total + result.detach()
             else:
+                if self.before_backward is not None:
+                    self.before_backward(following is None)
                 self._backward(action, received, *waiting.pop(key), backward)
         return total
 

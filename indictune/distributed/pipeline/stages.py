@@ -46,6 +46,20 @@ class Exit(Elsewhere):
         return states
 
 
+class Body(nn.Module):
+    """The base model as a function that gives on the states of a stage: FSDP2 gathers weights for what it gives."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, exit_: Exit, inputs: Mapping[str, Any]) -> Tensor:
+        self.base(**inputs)
+        states, exit_.states = exit_.states, None
+        assert states is not None
+        return states
+
+
 class Stages:
     """The stages of one rank of a pipeline. The parameters of the other ranks are dropped from the model.
 
@@ -59,16 +73,17 @@ class Stages:
         chunks: stages of a rank.
 
     Attributes:
+        body: computes a stage that is not the last.
         count: of all stages.
         width: of a hidden state.
         dtype: of hidden states.
         is_tied: whether first and last stage have the same weight.
-        tied: that weight, on their ranks; else None.
     """
 
     def __init__(self, model: nn.Module, rank: int, ranks: int, chunks: int = 1) -> None:
         own = self._own = own_model(model)
         self._layout, self._base = LAYOUTS[own.config.model_type], own.base_model
+        self.body = Body(self._base)
         self.count = ranks * chunks
         embedding = own.get_input_embeddings()
         self.width, weight = own.config.hidden_size, embedding.weight
@@ -76,14 +91,13 @@ class Stages:
         self._spans = {stage: each for stage, each in enumerate(spans(model, self.count)) if stage % ranks == rank}
         has_first, has_last = 0 in self._spans, self.count - 1 in self._spans
         self.is_tied = is_tied(own)
-        self.tied: nn.Parameter | None = embedding.weight if self.is_tied and (has_first or has_last) else None
         self._blocks: nn.ModuleList = self._base.get_submodule(self._layout.blocks)
         self._own_blocks = list(self._blocks)
         self._others = [Elsewhere(block) for block in self._own_blocks]
         self._exits = {
             stage: Exit(self._own_blocks[span.stop]) for stage, span in self._spans.items() if self.has_next(stage)
         }
-        self._entry = Entry(self.tied if has_last and not has_first else None)
+        self._entry = Entry(embedding.weight if self.is_tied and has_last and not has_first else None)
         self._first = getattr(self._base, self._layout.entry) if has_first else self._entry
         if not has_last:
             self._drop_ends()
@@ -93,9 +107,21 @@ class Stages:
         self.show_all()
 
     @property
+    def tied(self) -> nn.Parameter | None:
+        """The weight that first and last stage both have, on their ranks. Sharding replaces it."""
+        ends = {0: self._own.get_input_embeddings, self.count - 1: self._own.get_output_embeddings}
+        mine = [module for stage, module in ends.items() if stage in self._spans] if self.is_tied else []
+        return mine[0]().weight if mine else None
+
+    @property
     def numbers(self) -> list[int]:
         """The stages of this rank, in order."""
         return list(self._spans)
+
+    @property
+    def own_blocks(self) -> list[nn.Module]:
+        """The layers of this rank."""
+        return [self._own_blocks[number] for span in self._spans.values() for number in span]
 
     def has_next(self, stage: int) -> bool:
         """Whether a stage is not the last one."""
@@ -115,10 +141,9 @@ class Stages:
             inputs: of the whole model.
         """
         self.show(stage, received)
-        self._base(**{name: each for name, each in inputs.items() if name not in ("labels", "windows")})
-        exit_ = self._exits[stage]
-        states, exit_.states, self._entry.states = exit_.states, None, None
-        assert states is not None
+        kept = {name: each for name, each in inputs.items() if name not in ("labels", "windows")}
+        states: Tensor = self.body(self._exits[stage], kept)
+        self._entry.states = None
         return states.to(self.dtype)  # which the next rank expects
 
     def show(self, stage: int, received: Tensor | None) -> None:

@@ -29,10 +29,12 @@ def write_whole_weights(trainer: Trainer, model: nn.Module, folder: Path, group:
         group: the ranks of this pipeline, by stage.
     """
     weights = _gathered(own_weights(model), group, trainer.args.device)
+    is_adapter = isinstance(model, PeftModel)
+    trained = {name: _whole(each) for name, each in model.named_parameters() if is_adapter and each.requires_grad}
     if not trainer.args.should_save:
         return
-    if isinstance(model, PeftModel):
-        trainer._save(str(folder))  # with the adapter's part in the first stage
+    if is_adapter:
+        trainer._save(str(folder), state_dict=trained)  # with the adapter's part in the first stage
         save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
     else:
         trainer._save(str(folder), state_dict=weights)
@@ -40,7 +42,7 @@ def write_whole_weights(trainer: Trainer, model: nn.Module, folder: Path, group:
 
 def _gathered(mine: dict[str, Tensor], group: ProcessGroup, device: torch.device) -> dict[str, Tensor]:
     """The weights of all stages by name, on the CPU of rank 0; on other ranks their own."""
-    weights = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in mine.items()}
+    weights = {name: _whole(each) for name, each in mine.items()}
     ranks = torch.distributed.get_process_group_ranks(group)
     if ranks[0] != 0:  # another copy of the model
         return weights
@@ -58,6 +60,10 @@ def _gathered(mine: dict[str, Tensor], group: ProcessGroup, device: torch.device
                 torch.distributed.recv(received, sender, group=group)
                 whole[name] = received.cpu()
     return whole
+
+
+def _whole(weight: Tensor) -> Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def part_of_states(
