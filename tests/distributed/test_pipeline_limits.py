@@ -82,7 +82,7 @@ def test_more_flags_that_stages_do_not_have() -> None:
 
 
 @pytest.mark.parametrize(("flag", "value"), [("pipeline_schedule", "interleaved"), ("optim", "adafactor")])
-def test_flags_that_shards_of_stages_do_not_have(flag: str, value: str) -> None:
+def test_flags_that_shards_of_stages_do_not_have(flag: str, value: Any) -> None:
     assert found(**{flag: value}) == []
     assert codes(found(sharded=True, **{flag: value})) == [("not-in-a-pipeline", f"--{flag}")]
 
