@@ -82,7 +82,7 @@ class ModelState:
             return
         optimizer = self.optimizer.optimizer
         convert_state.load_weights(self.model, checkpoint)
-        own_part = None if self.pipeline is None else partial(self.pipeline.part_of_states, self.model, optimizer)
+        own_part = None if self.pipeline is None else partial(self.pipeline.part_of_states, self.model, self.decayed)
         convert_state.load_states(self.model, optimizer, checkpoint, self.decayed, own_part)
         strategy_limits.forget_pages(optimizer)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
-from torch.optim import Optimizer
 from transformers import Trainer, TrainingArguments
 
 from indictune.config.plan import Launch
@@ -123,9 +122,9 @@ class Pipeline:
         """Write the weights of all stages as one process does. All ranks must call it."""
         write_whole_weights(trainer, unwrapped(trainer), folder, self.group)
 
-    def part_of_states(self, model: nn.Module, optimizer: Optimizer, whole: dict[str, Any]) -> dict[str, Any]:
+    def part_of_states(self, model: nn.Module, decayed: Collection[str], whole: dict[str, Any]) -> dict[str, Any]:
         """What this rank loads of the optimizer states of a whole model. All ranks must call it."""
-        return part_of_states(whole, model, optimizer, self._trained, self.group)
+        return part_of_states(whole, model, decayed, self._trained, self.group)
 
     def waiting(self, micro_batches: int) -> dict[str, float]:
         """The share of the last step in which ranks waited, on average over all, and what the formula says."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 from transformers import Trainer
 
 from indictune.distributed.convert_state import own_weights
@@ -67,28 +66,29 @@ def _whole(weight: Tensor) -> Tensor:
 
 
 def part_of_states(
-    whole: dict[str, Any], model: nn.Module, optimizer: Optimizer, order: Sequence[str], group: ProcessGroup
+    whole: dict[str, Any], model: nn.Module, decayed: Collection[str], order: Sequence[str], group: ProcessGroup
 ) -> dict[str, Any]:
-    """What a rank loads of the states of a whole model's optimizer, which numbers parameters. All ranks must call it.
+    """What a rank loads of the optimizer states of a whole model, numbered as one process would number its stages.
+
+    All ranks must call it.
 
     Args:
-        whole: the state dict of one process.
+        whole: the state dict of one process: parameters with weight decay come first.
         model: with the stages of this rank.
-        optimizer: of this rank.
+        decayed: names of the parameters of these that weight decay applies to.
         order: names of all trained parameters, as the whole model lists them.
         group: the ranks of this pipeline.
     """
-    names = {id(each): name for name, each in model.named_parameters()}
-    own = [[names[id(each)] for each in parameters["params"]] for parameters in optimizer.param_groups]
     of_stages: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(of_stages, own, group=group)
-    in_groups = [{name for stage in of_stages for name in stage[number]} for number in range(len(own))]
-    numbered = [name for members in in_groups for name in order if name in members]
-    number_of = {name: number for number, name in enumerate(numbered)}
-    mine = [name for members in own for name in members]
-    states = {number: whole["state"][number_of[name]] for number, name in enumerate(mine)}
-    first, groups = 0, []
-    for settings, members in zip(whole["param_groups"], own, strict=True):
-        groups.append({**settings, "params": list(range(first, first + len(members)))})
-        first += len(members)
-    return {"state": states, "param_groups": groups}
+    torch.distributed.all_gather_object(of_stages, set(decayed), group=group)
+    all_decayed = set[str]().union(*of_stages)
+    number_of = {name: number for number, name in enumerate(sorted(order, key=lambda name: name not in all_decayed))}
+    own = [name for name, each in model.named_parameters() if each.requires_grad]
+    own.sort(key=lambda name: name not in decayed)
+    with_decay = sum(name in decayed for name in own)
+    numbers = [list(range(with_decay)), list(range(with_decay, len(own)))]
+    groups = [each | {"params": mine} for each, mine in zip(whole["param_groups"], numbers, strict=True)]
+    return {
+        "state": {number: whole["state"][number_of[name]] for number, name in enumerate(own)},
+        "param_groups": groups,
+    }
