@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.recipe import read_recipe
-from indictune.distributed.sharding import full_shapes, repeated_blocks
+from indictune.distributed.sharding import full_shapes
 from indictune.supervise.execute import execute
 from indictune.training import exact_trainer
 from scripts import train_sentiment
@@ -95,13 +96,12 @@ def _bytes_of(values: Iterable[Any], counted: dict[int, torch.Tensor]) -> int:
 
 
 def parameters(model: nn.Module) -> list[dict[str, Any]]:
-    """`name` and whole `shape` of trained parameters, and whether they are `in_a_unit` of FSDP: block or embedding."""
-    blocks = tuple(repeated_blocks(model))
-    units = [module for module in model.modules() if type(module).__name__ in blocks]
+    """`name` and whole `shape` of trained parameters, and whether they are `in_a_unit` of FSDP2 below the root."""
+    units = [module for module in model.modules() if isinstance(module, FSDPModule) and module is not model]
     inside = {id(parameter) for unit in units for parameter in unit.parameters()}
     sizes = full_shapes(model)
     return [
-        {"name": name, "shape": sizes[name], "in_a_unit": id(parameter) in inside or "word_embeddings" in name}
+        {"name": name, "shape": sizes[name], "in_a_unit": id(parameter) in inside}
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
