@@ -86,12 +86,13 @@ def train_command(argv: Sequence[str]) -> int:
     """
     asked = with_defaults(read_asked(argv))
     launcher = choose_launcher(asked.strategy, asked.num_processes)
+    path = as_seen_from_here(script(SCRIPTS[asked.task]))
+    _refuse_several_machines(launcher, [str(path), *asked.words()])
     asked = fit_processes(asked, launcher.processes)
     if asked.dry_run:
         from indictune.training.dry_run import dry_run
 
         return dry_run(asked.task, asked.words(), launcher.environment())
-    path = as_seen_from_here(script(SCRIPTS[asked.task]))
     typed = ["accelerate", "launch", *launcher.options(), str(path), *asked.words()]
     print(without_tokens(f"indictune: the same as\n  {shlex.join(typed)}"), file=sys.stderr, flush=True)
     command = launcher.command(path, asked.words())
@@ -142,6 +143,14 @@ def with_defaults(asked: Asked) -> Asked:
     for note in notes:
         print(f"indictune: {note}", file=sys.stderr)
     return asked
+
+
+def _refuse_several_machines(launcher: Launcher, words: Sequence[str]) -> None:
+    """Refuse a file of several machines, whose num_processes counts those of all; accelerate starts each one's."""
+    if launcher.machines > 1:
+        line = shlex.join(["accelerate", "launch", *launcher.file_option(), "--machine_rank", "0", *words])
+        last = launcher.machines - 1
+        raise UserError("several-machines", "--strategy", launcher.config_file, last=last, line=line)
 
 
 def fit_processes(asked: Asked, processes: int) -> Asked:

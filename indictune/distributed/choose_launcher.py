@@ -8,11 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from indictune.errors import UserError
+from indictune.distributed.named_strategy import content_of, find_strategy
 from indictune.shipped_files import FOLDER, as_seen_from_here, strategies
 
 _ONE_PROCESS, _SEVERAL = "single_gpu", "ddp"
@@ -27,15 +24,25 @@ class Launcher:
     processes: int
 
     @property
+    def machines(self) -> int:
+        """Machines that the file asks for."""
+        given = content_of(self.config_file).get("num_machines")
+        return given if isinstance(given, int) else 1
+
+    @property
     def is_one_process(self) -> bool:
         """Whether plain python does the same."""
         return self.config_file == strategies()[_ONE_PROCESS] and self.processes == 1
 
+    def file_option(self) -> list[str]:
+        """The words that name the file to accelerate."""
+        return ["--config_file", str(_shown(self.config_file))]
+
     def options(self) -> list[str]:
         """The words between `accelerate launch` and the script."""
-        words = ["--config_file", str(_shown(self.config_file)), "--num_processes", str(self.processes)]
+        words = [*self.file_option(), "--num_processes", str(self.processes)]
         # Some strategy files name a DeepSpeed file, counted from the current folder.
-        of_deepspeed = _content_of(self.config_file).get("deepspeed_config")
+        of_deepspeed = content_of(self.config_file).get("deepspeed_config")
         named = of_deepspeed.get("deepspeed_config_file") if isinstance(of_deepspeed, dict) else None
         if named is not None and not Path(named).is_file() and (FOLDER / named).is_file():
             words += ["--deepspeed_config_file", str(FOLDER / named)]
@@ -62,7 +69,7 @@ class Launcher:
         if args.use_deepspeed:
             args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
             _, environ = launch.prepare_deepspeed_cmd_env(args)
-        elif args.use_fsdp or args.multi_gpu:
+        elif args.use_fsdp or args.use_megatron_lm or args.multi_gpu:
             environ = launch.prepare_multi_gpu_env(args)
         else:
             _, environ = launch.prepare_simple_launcher_cmd_env(args)
@@ -80,17 +87,31 @@ def choose_launcher(strategy: str | None, processes: int | None) -> Launcher:
         processes: on this machine.
 
     Raises:
-        UserError: `no-such-strategy`.
+        UserError: there is no such strategy, or accelerate could not read its file.
     """
     known = strategies()
     if strategy is None:
         count = processes or visible_gpus() or 1
         return Launcher(known[_ONE_PROCESS if count == 1 else _SEVERAL], count)
-    file = known.get(strategy, Path(strategy))
-    if not file.is_file():
-        raise UserError("no-such-strategy", "--strategy", strategy, known=", ".join(known))
-    is_of_one = _content_of(file).get("distributed_type") == "NO"
-    return Launcher(file, processes or (1 if is_of_one else visible_gpus() or 1))
+    file = find_strategy(strategy)
+    return Launcher(file, processes or _default_processes(file))
+
+
+def _default_processes(file: Path) -> int:
+    """The number that the file gives, if there are GPUs for it; else one for each GPU that the file leaves visible."""
+    content = content_of(file)
+    if content.get("distributed_type") == "NO":
+        return 1
+    gpus, listed = visible_gpus(), str(content.get("gpu_ids") or "all")
+    if listed != "all":
+        gpus = min(gpus, len(listed.split(",")))
+    asked = content.get("num_processes")
+    if not isinstance(asked, int) or asked < 1:
+        return gpus or 1
+    if asked > max(gpus, 1):
+        note = f"{file} asks for {asked} processes, and {gpus} GPU(s) are visible: {gpus or 1} start"
+        print(f"indictune: {note}. --num_processes starts another number.", file=sys.stderr)
+    return min(asked, gpus or 1)
 
 
 def visible_gpus() -> int:
@@ -104,15 +125,6 @@ def visible_gpus() -> int:
 
 def _shown(path: Path) -> Path:
     return as_seen_from_here(path) if path.is_relative_to(FOLDER) else path
-
-
-def _content_of(config_file: Path) -> dict[str, Any]:
-    """The content of a strategy file; empty where it cannot be read, and accelerate says what is wrong."""
-    try:
-        content = yaml.safe_load(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _is_free(port: int) -> bool:

@@ -164,6 +164,19 @@ def test_what_cannot_be_started_is_refused(
     assert not (empty / "outputs").exists()
 
 
+def test_a_strategy_of_several_machines_names_the_line_for_each(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty / "nodes.yaml").write_text("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 16\n")
+    words = ["sentiment", "--train_file", "tweets.csv", "--output_dir", "out", "--strategy", "nodes.yaml"]
+    for more in ([], ["--dry_run"]):
+        message = refused(capsys, "train", *words, *more)
+        assert message.endswith("[several-machines]\n")
+        assert "accelerate launch --config_file nodes.yaml --machine_rank 0 " in message
+        assert "train_sentiment.py" in message
+        assert "--train_file tweets.csv" in message
+
+
 def test_a_script_refuses_the_recipe_of_another_task(empty: Path) -> None:
     recipe = str(recipes()["recipes/llama/demo.yaml"])
     script = [*python(), str(ROOT / "scripts/train_sentiment.py"), "--config", recipe, "--output_dir", "out"]
