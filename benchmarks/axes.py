@@ -78,6 +78,8 @@ CASES = (
     Case("zero3", Sizes(data=4, split="weights"), "zero3"),
     Case("pipeline", Sizes(pipeline=2), "ddp"),
     Case("tp", Sizes(tensor=2), "ddp"),
+    Case("ddp_tp", Sizes(data=2, tensor=2), "ddp"),
+    Case("fsdp2_tp", Sizes(data=2, tensor=2, split="weights"), "fsdp2"),
 )
 
 
