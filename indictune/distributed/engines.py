@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _ENGINES = {
+    "3d": "tp",
     "ddp_tp": "tp",
     "hsdp": "fsdp2",
     "fsdp2_tp": "fsdp2",

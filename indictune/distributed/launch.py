@@ -146,7 +146,8 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
 def _not_with_stages(axes: Axes, strategy: str) -> list[str]:
     """What a strategy file asks for that stages of a pipeline cannot have."""
     asked = {
-        f"megatron_lm_tp_degree: {axes.tensor}": axes.tensor > 1,
+        f"megatron_lm_use_custom_fsdp: true with megatron_lm_tp_degree: {axes.tensor}": axes.is_sharded
+        and axes.tensor > 1,
         f"{strategy} inside megatron_lm_pp_degree: {axes.pipeline}": strategy not in ("pipeline", "3d"),
     }
     return [key for key, is_asked in asked.items() if is_asked]

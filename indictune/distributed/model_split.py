@@ -88,7 +88,10 @@ def average_gradients(trainer: Trainer, launch: Launch, mesh: DeviceMesh | None)
     All ranks must call it. torch's DDP (2.13) turns the parts into plain tensors, and accelerate (1.15) refuses it.
     FSDP2 with one shard would send gradients while others are computed. One exchange a step is simpler.
     """
-    if mesh is None or launch.axes.is_sharded or launch.data_size == 1 or not trainer.accelerator.sync_gradients:
+    axes = launch.axes
+    if mesh is None or axes.is_sharded or axes.pipeline > 1 or launch.data_size == 1:  # stages average their own
+        return
+    if not trainer.accelerator.sync_gradients:
         return
     group = mesh.get_group(DATA)
     assert trainer.model is not None

@@ -18,7 +18,7 @@ from tests.launch_environment import launched
 ROOT = Path(__file__).parents[2]
 DS_NAMES = ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
 TENSOR_NAMES = ["ddp_tp", "fsdp2_tp", "tp"]
-NAMES = ["ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "pipeline", "single_gpu", *TENSOR_NAMES, *DS_NAMES]
+NAMES = ["3d", "ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "pipeline", "single_gpu", *TENSOR_NAMES, *DS_NAMES]
 
 
 def config_path(name: str) -> Path:
@@ -43,7 +43,7 @@ def test_the_files_are_those_of_the_design() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_accelerate_starts_the_strategy_in_the_files_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    processes = 4 if name in ("ddp_tp", "fsdp2_tp") else 2
+    processes = 4 if name in ("3d", "ddp_tp", "fsdp2_tp") else 2
     sizes = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     environ = launched(config_path(name), 1 if name == "single_gpu" else processes)
     launch = read_launch(environ | (sizes if processes == 4 else {}))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from transformers import AlbertConfig, BertConfig, PreTrainedConfig, XLNetConfig
+from transformers import AlbertConfig, BertConfig, LlamaConfig, PreTrainedConfig, XLNetConfig
 
 from indictune.config.arguments import IndicTrainingArguments, SentimentTrainingArguments
 from indictune.config.chat_arguments import LlamaTrainingArguments
@@ -60,6 +60,13 @@ def test_models_without_a_known_list_of_layers_are_refused(config: PreTrainedCon
     assert codes(found(config=config)) == [("model-without-stages", "--model_name_or_path")]
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_head_tied_to_its_embedding_is_not_split_in_stages(is_tied: bool) -> None:
+    launch = Launch("3d", 4, 4, axes=Axes(pipeline=2, tensor=2))
+    plan = replace(plan_of(launch=launch), model_config=LlamaConfig(tie_word_embeddings=is_tied), head="ForCausalLM")
+    assert codes(check_pipeline(plan)) == [("model-without-stages", "--model_name_or_path")] * is_tied
+
+
 def test_models_with_their_own_code_are_refused() -> None:
     config = BertConfig()
     config.update({"auto_map": {"AutoModelForSequenceClassification": "modeling.Own"}})
@@ -94,7 +101,10 @@ def test_shards_of_stages_are_not_packed() -> None:
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
-        ({"MEGATRON_LM_TP_DEGREE": "2", "WORLD_SIZE": "4"}, "megatron_lm_tp_degree: 2"),
+        (
+            {"MEGATRON_LM_TP_DEGREE": "2", "MEGATRON_LM_USE_CUSTOM_FSDP": "true", "WORLD_SIZE": "8"},
+            "megatron_lm_use_custom_fsdp: true with megatron_lm_tp_degree: 2",
+        ),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "zero2"),
     ],
 )

@@ -43,12 +43,21 @@ def test_copies_of_stages_train_the_model_of_one_process(
     assert differences(run_under("single", 1, *PLAIN), four) == []
 
 
-def test_copies_of_stages_of_a_llama(tmp_path: Path) -> None:
+def test_copies_of_stages_whose_matrices_are_split(run_under: Start) -> None:
+    """Two stages x two parts of each matrix x two copies."""
+    eight = run_under("3d", 8)
+    assert (eight.metrics["strategy"], eight.metrics["world_size"]) == ("3d", 8)
+    assert differences(run_under("single", 1, *PLAIN), eight) == []
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "3d"])
+def test_four_ranks_train_the_llama_of_one_process(tmp_path: Path, strategy: str) -> None:
+    launches = {"pipeline": two_stages(4, tmp_path), "3d": accelerate("3d", 4)}
     samples = ("--num_sample_generations", "2", "--max_new_tokens", "5")
     flags = ("--config", str(test_llama.write_job(tmp_path)), *test_llama.METHODS["full"], *samples)
     one, four = (
         train(launch, tmp_path / name, *flags, script=test_llama.SCRIPT)
-        for name, launch in (("one", python()), ("four", two_stages(4, tmp_path)))
+        for name, launch in (("one", python()), ("four", launches[strategy]))
     )
     assert four.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
     assert four.series("grad_norm") == pytest.approx(one.series("grad_norm"), rel=1e-4)
@@ -97,7 +106,7 @@ def test_every_schedule_trains_the_model_of_one_process(
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("pipeline", "single"), ("pipeline", "fsdp2"), ("ddp", "pipeline"), ("ddp", "sharded stages")],
+    [("pipeline", "single"), ("pipeline", "fsdp2"), ("ddp", "pipeline"), ("ddp", "sharded stages"), ("ddp", "3d")],
 )
 def test_another_cut_goes_on(run_under: Start, job: Path, tmp_path: Path, before: str, after: str) -> None:
     whole, stopped = run_under(before, 2), tmp_path / "run"
@@ -106,6 +115,7 @@ def test_another_cut_goes_on(run_under: Start, job: Path, tmp_path: Path, before
         shutil.rmtree(stopped / f"checkpoint-{step}")
     (stopped / "metrics.json").unlink()
     launches = {"single": python(), "sharded stages": two_stages(4, tmp_path, sharded=True)}
+    launches["3d"] = accelerate("3d", 4)
     launch = launches.get(after) or accelerate(after, 2)
     resumed = train(launch, stopped, "--config", str(job), "--resume_from_checkpoint", "auto")
     assert [entry["step"] for entry in resumed.log] == list(range(1, 13))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,16 +51,26 @@ class StageGradients:
         Args:
             max_norm: 0 clips nothing.
         """
-        trained = [each for each in self._model.parameters() if each.grad is not None]
+        by_mesh: dict[Any, list[nn.Parameter]] = {}  # torch (2.13) mixes no tensors of several meshes
+        for each in self._model.parameters():
+            if each.grad is not None:
+                by_mesh.setdefault(each.grad.device_mesh if isinstance(each.grad, DTensor) else None, []).append(each)
         uncounted = None if self._counts_tied else self._tied()
-        counted = [each.grad for each in trained if each is not uncounted]
-        norm = get_total_norm([each for each in counted if each is not None])
-        square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).float() ** 2
+        counted = [[each.grad for each in trained if each is not uncounted] for trained in by_mesh.values()]
+        square = torch.zeros((), device=next(self._model.parameters()).device)
+        for of_mesh in counted:
+            square += _square([each for each in of_mesh if each is not None])
         torch.distributed.all_reduce(square, group=self._stages_group)
         norm = square.sqrt()
-        if max_norm > 0:
+        for trained in by_mesh.values() if max_norm > 0 else ():
             clip_grads_with_norm_(trained, max_norm, norm)
         return norm
+
+
+def _square(gradients: list[Tensor]) -> Tensor:
+    """The square of the norm of gradients of one mesh, those on other ranks of it included."""
+    norm = get_total_norm(gradients)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).float() ** 2
 
 
 def _average(gradients: Iterable[Tensor], group: ProcessGroup) -> None:

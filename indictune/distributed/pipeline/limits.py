@@ -45,6 +45,9 @@ def _of_model(plan: AnyPlan) -> list[Problem]:
         elif config.model_type in LAYOUTS:
             reason = "It has its own code"
         return [problem("model-without-stages", "--model_name_or_path", name, reason=reason)]
+    if plan.launch.axes.tensor > 1 and plan.head == "ForCausalLM" and config.tie_word_embeddings:
+        reason = "Its head is tied to its embedding, which stages whose matrices are split do not share"
+        return [problem("model-without-stages", "--model_name_or_path", name, reason=reason)]
     layers: int = config.num_hidden_layers
     ranks, chunks = plan.launch.axes.pipeline, chunks_of(plan.training.pipeline_schedule)
     if ranks * chunks > layers:
