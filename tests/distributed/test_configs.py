@@ -18,7 +18,8 @@ from tests.launch_environment import launched
 ROOT = Path(__file__).parents[2]
 DS_NAMES = ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
 TENSOR_NAMES = ["ddp_tp", "fsdp2_tp", "tp"]
-NAMES = ["3d", "ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "pipeline", "single_gpu", *TENSOR_NAMES, *DS_NAMES]
+OTHER_NAMES = ["ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "hsdp", "pipeline", "single_gpu"]
+NAMES = ["3d", *OTHER_NAMES, *TENSOR_NAMES, *DS_NAMES]
 
 
 def config_path(name: str) -> Path:
@@ -43,8 +44,8 @@ def test_the_files_are_those_of_the_design() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_accelerate_starts_the_strategy_in_the_files_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    processes = 4 if name in ("3d", "ddp_tp", "fsdp2_tp") else 2
-    sizes = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    processes = 4 if name in ("3d", "ddp_tp", "fsdp2_tp", "hsdp") else 2
+    sizes = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": "2" if name == "hsdp" else str(processes)}
     environ = launched(config_path(name), 1 if name == "single_gpu" else processes)
     launch = read_launch(environ | (sizes if processes == 4 else {}))
     expected = {"single_gpu": ("single", 1), "fsdp2_qlora": ("fsdp2", 2)}.get(name, (name, processes))
@@ -76,7 +77,7 @@ def test_a_file_says_when_to_pick_it_and_how_to_launch_it(name: str) -> None:
     assert all((ROOT / script).is_file() for script in scripts)
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "fsdp2_offload", "fsdp2_qlora"])
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2_offload", "fsdp2_qlora", "hsdp"])
 def test_fsdp_files_are_of_version_2_and_name_no_architecture(name: str) -> None:
     fsdp = config(name)["fsdp_config"]
     assert fsdp["fsdp_version"] == 2

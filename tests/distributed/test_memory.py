@@ -9,7 +9,7 @@ import pytest
 from transformers import BertConfig, LlamaConfig
 
 from indictune.config.arguments import DataArguments, ModelArguments
-from indictune.config.plan import AnyPlan, Launch, unresolved
+from indictune.config.plan import AnyPlan, Axes, Launch, unresolved
 from indictune.distributed.memory import estimate_memory, micro_batch_tokens
 from indictune.models.parameter_counts import ParameterCounts, count_parameters
 from tests.plans import plan_of
@@ -72,6 +72,11 @@ def test_a_classifier_trains_its_head_beside_an_adapter() -> None:
 )
 def test_a_7b_model_on_8_processes(strategy: str, expected: list[float]) -> None:
     assert bytes_of(Launch(strategy, 1 if strategy == "single" else 8, 8)) == pytest.approx(expected)
+
+
+def test_each_copy_of_a_sharded_model_takes_the_memory_of_its_own_shards() -> None:
+    launch = Launch("hsdp", 8, 4, axes=Axes(replicas=2, is_sharded=True))
+    assert bytes_of(launch) == pytest.approx([7, 7, 14])
 
 
 def test_a_packed_base_takes_about_half_a_byte_a_parameter() -> None:

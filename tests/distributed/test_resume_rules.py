@@ -8,9 +8,9 @@ from indictune.config.plan import Launch
 from indictune.distributed.resume_rules import can_resume
 
 
-@pytest.mark.parametrize("before", ["single", "ddp", "fsdp2", "tp"])
+@pytest.mark.parametrize("before", ["single", "ddp", "fsdp2", "hsdp", "tp"])
 @pytest.mark.parametrize(
-    "now", [Launch("single"), Launch("ddp", 3), Launch("fsdp2", 1), Launch("fsdp2_offload", 4), Launch("tp", 2)]
+    "now", [Launch("single"), Launch("ddp", 3), Launch("fsdp2", 1), Launch("hsdp_offload", 4), Launch("tp", 2)]
 )
 def test_what_torch_keeps_goes_over_to_any_number_of_processes(before: str, now: Launch) -> None:
     assert can_resume(before, 2, now)
