@@ -14,7 +14,7 @@ from pathlib import Path
 
 from indictune.config.flag_table import flags_of, scripts_with
 from indictune.config.help import help_of
-from indictune.config.read_words import split_flags, unknown_name
+from indictune.config.read_words import early_problems, split_flags, unknown_name
 from indictune.config.task_names import LAUNCHED_BY, SCRIPTS
 from indictune.console_text import printable
 from indictune.errors import UserError
@@ -41,7 +41,7 @@ def _end_with_launcher(parent: int, script: str) -> None:
 
 
 def _answer_help_and_typos() -> None:
-    """Print the help of a script, or what is wrong with the names of its flags, and end.
+    """Print the help of a script, or what is wrong with the names of its flags and recipe, and end.
 
     Under a launcher, the run reports such names, to `status.json` too.
     """
@@ -56,6 +56,7 @@ def _answer_help_and_typos() -> None:
     known = [*flags_of(task), "config"]
     flags.pop("", None)  # words that are no flags: the run says more
     problems = [unknown_name(name, "--", known, scripts_with(name)) for name in flags if name not in known]
+    problems += early_problems(flags, [task])
     if problems and not _is_launched():
         from indictune.credentials import holds_token, without_tokens  # slow
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from indictune.config.flag_table import LAUNCH_FLAGS, flags_of
-from indictune.config.read_words import read_flags, unknown_name
-from indictune.config.strict_yaml import RecipeLoader
+from indictune.config.read_words import read_flags, task_in, unknown_keys, unknown_name
+from indictune.config.strict_yaml import load_recipe
 from indictune.config.task_names import LAUNCHED_BY, SCRIPTS, WORDS
-from indictune.credentials import NOT_YAML, without_its_text, without_tokens
+from indictune.credentials import without_tokens
 from indictune.distributed.choose_launcher import Launcher, choose_launcher
 from indictune.distributed.host_memory import killed_processes
 from indictune.errors import Problems, UserError, problem
@@ -116,12 +114,13 @@ def read_asked(argv: Sequence[str]) -> Asked:
     if not tasks and not named and not flags:
         raise UserError("train-what")
     path = _recipe_path(named[0]) if named else None
-    content = _content(path)
+    content = {} if path is None else load_recipe(path)
     problems = Problems()
     values = _own_values(flags, problems)
     task = _task(WORDS.get(tasks[0], tasks[0]) if tasks else None, path, {**content, **flags})
     known = [*flags_of(task), "config", *(each.name for each in LAUNCH_FLAGS)]
     problems.extend(unknown_name(name, "--", known) for name in flags if name not in known)
+    problems.extend([] if path is None else unknown_keys(path, content, task))
     problems.raise_any()
     return Asked(task, path, content, flags, **values)
 
@@ -131,7 +130,7 @@ def with_defaults(asked: Asked) -> Asked:
     recipe, content, notes = asked.recipe, asked.content, []
     if recipe is None and "model_name_or_path" not in asked.flags:
         recipe = as_seen_from_here(FOLDER / _SMALL[asked.task])
-        content = {**_content(recipe), "output_dir": None}
+        content = {**load_recipe(recipe), "output_dir": None}
         hint = f" {_PRETRAINED}" if asked.task == "classification" else ""
         notes.append(f"no model given: a small one from random weights, by {_SMALL[asked.task]}.{hint}")
     asked = replace(asked, recipe=recipe, content=content)
@@ -185,20 +184,6 @@ def _recipe_path(named: str) -> Path:
     return matches[0]
 
 
-def _content(path: Path | None) -> Mapping[str, Any]:
-    if path is None:
-        return {}
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("unreadable", "--config", path, reason=error) from error
-    except NOT_YAML as error:
-        raise UserError("not-yaml", "--config", path, reason=without_its_text(error)) from None
-    if not isinstance(content, dict):
-        raise UserError("recipe-not-a-mapping", "--config", path, found=type(content).__name__)
-    return content
-
-
 def _own_values(flags: dict[str, list[str]], problems: Problems) -> dict[str, Any]:
     """Take the flags of the command itself out of `flags`."""
     strategy = " ".join(flags.pop("strategy", [])) or None
@@ -215,8 +200,7 @@ def _own_values(flags: dict[str, list[str]], problems: Problems) -> dict[str, An
 
 def _task(named: str | None, path: Path | None, content: Mapping[str, Any]) -> str:
     """The task that was typed, or that the recipe says or shows by keys that only one task has."""
-    decided = content.get("decided")
-    in_recipe = content.get("task") or (decided.get("task") if isinstance(decided, dict) else None)
+    in_recipe = task_in(content)
     if in_recipe is not None and in_recipe not in SCRIPTS:
         raise UserError("task-unknown", "task", in_recipe, known=", ".join(SCRIPTS))
     if named is not None and in_recipe is not None and named != in_recipe:

@@ -8,9 +8,17 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from indictune.errors import Problem, problem
+from indictune.config.flag_table import flags_of, scripts_with
+from indictune.config.strict_yaml import load_recipe
+from indictune.config.task_names import SCRIPTS
+from indictune.credentials import holds_token
+from indictune.errors import Problem, UserError, problem
+
+# Key of recipe.yaml for values that followed from launch, machine and rows. They are not read back.
+DECIDED = "decided"
 
 # Names below this similarity are no typing errors of one another (difflib's ratio).
 _STRICT = 0.8
@@ -81,6 +89,40 @@ def unknown_name(name: str, prefix: str, known: Collection[str], elsewhere: Sequ
     elif elsewhere:
         hint = f"It is a flag of {' and '.join(elsewhere)}."
     return problem("unknown-name", f"{prefix}{name}", way_out=hint, kind="flag" if is_flag else "recipe key")
+
+
+def unknown_keys(path: Path, content: Mapping[str, Any], task: str) -> list[Problem]:
+    """The problems of a recipe's keys that its task does not have. Of keys that hold a token, the run says more."""
+    keys = [str(name) for name, value in content.items() if value is not None and name != DECIDED]
+    unknown = [name for name in keys if name not in flags_of(task) and not holds_token(name)]
+    return [unknown_name(name, f"{path}: ", flags_of(task), scripts_with(name)) for name in unknown]
+
+
+def early_problems(flags: Mapping[str, Sequence[str]], tasks: Sequence[str]) -> list[Problem]:
+    """The problems of the keys of the recipe that `--config` names, before a run imports its libraries.
+
+    A file that cannot be read, or is of another task, is left to the run, which has more to say.
+
+    Args:
+        flags: of the command line, with their words.
+        tasks: that the program may run.
+    """
+    path = Path(" ".join(flags.get("config", ())))
+    try:
+        content = load_recipe(path) if "config" in flags else {}
+    except UserError:
+        return []
+    named = task_in(content)
+    if named in SCRIPTS:
+        tasks = [task for task in tasks if task == named]
+    found = [unknown_keys(path, content, task) for task in tasks]
+    return min(found, key=len, default=[])
+
+
+def task_in(content: Mapping[str, Any]) -> Any:
+    """The task that a recipe names, or that a run has written into it; None if there is none."""
+    decided = content.get(DECIDED)
+    return content.get("task") or (decided.get("task") if isinstance(decided, dict) else None)
 
 
 @cache

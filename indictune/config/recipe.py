@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
-import yaml
 from transformers import HfArgumentParser
 
 from indictune.config.fields import AUTO
 from indictune.config.flag_table import scripts_with
-from indictune.config.read_words import read_flags, to_words, unknown_name
-from indictune.config.strict_yaml import RecipeLoader
-from indictune.credentials import FIELD, NOT_YAML, holds_token, without_its_text
+from indictune.config.read_words import DECIDED, read_flags, to_words, unknown_name
+from indictune.config.strict_yaml import load_recipe
+from indictune.credentials import FIELD, holds_token
 from indictune.errors import Problems, UserError, problem
 
 Arguments = TypeVar("Arguments")
@@ -34,9 +33,6 @@ UNRECORDED_FIELDS = (
     *("hub_token", *TRUST_FIELDS, "local_rank", "use_cpu", "allow_cpu", "accelerator_config", "deepspeed"),
     *("gradient_accumulation_steps", "resume_from_checkpoint"),
 )
-
-# Key of recipe.yaml for values that followed from launch, machine and rows. They are not read back.
-DECIDED = "decided"
 
 
 class _FlagParser(HfArgumentParser):
@@ -193,16 +189,7 @@ def _drop_trust(prefix: str, in_file: dict[str, list[str]], problems: Problems) 
 
 def _read_file(path: Path) -> dict[str, list[str]]:
     """The recipe's keys, with values as words of a command line, so that both are converted alike."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
-    except FileNotFoundError:
-        raise UserError("no-such-file", "--config", path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("unreadable", "--config", path, reason=error) from error
-    except NOT_YAML as error:
-        raise UserError("not-yaml", "--config", path, reason=without_its_text(error)) from None
-    if not isinstance(content, Mapping):
-        raise UserError("recipe-not-a-mapping", "--config", path, found=type(content).__name__)
+    content = load_recipe(path)
     return {str(name): to_words(value) for name, value in content.items() if value is not None and name != DECIDED}
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.constructor import BaseConstructor, ConstructorError
+
+from indictune.credentials import NOT_YAML, without_its_text
+from indictune.errors import UserError
 
 _TAG = "tag:yaml.org,2002:"
 _NOTHING = {f"{_TAG}null", f"{_TAG}merge"}
@@ -47,3 +52,22 @@ class RecipeLoader(_UniqueKeys, yaml.SafeLoader):
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         known = _NOTHING if self.depth == 1 else _NOTHING | _NUMBERS
         return f"{_TAG}str" if kind is yaml.ScalarNode and tag not in known else tag
+
+
+def load_recipe(path: Path) -> Mapping[str, Any]:
+    """The content of a recipe file.
+
+    Raises:
+        UserError: it cannot be read, or is no mapping.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), RecipeLoader)
+    except FileNotFoundError:
+        raise UserError("no-such-file", "--config", path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("unreadable", "--config", path, reason=error) from error
+    except NOT_YAML as error:
+        raise UserError("not-yaml", "--config", path, reason=without_its_text(error)) from None
+    if not isinstance(content, Mapping):
+        raise UserError("recipe-not-a-mapping", "--config", path, found=type(content).__name__)
+    return content

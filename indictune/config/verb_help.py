@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from indictune.config.flag_table import LAUNCH_FLAGS, Flag, flags_of
 from indictune.config.help import help_of
-from indictune.config.read_words import split_flags, unknown_name
+from indictune.config.read_words import early_problems, split_flags, unknown_name
 from indictune.config.task_names import SCRIPTS, WORDS
 from indictune.errors import Problems
 
@@ -23,7 +23,7 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
         usage: of the command, with two lines for each verb: what it does, and what it takes.
 
     Raises:
-        UserError: a flag that the verb does not have.
+        UserError: a flag that the verb does not have, or a key of its recipe.
     """
     flags = dict(split_flags(words))
     more: tuple[Flag, ...] = LAUNCH_FLAGS if verb == "train" else ()
@@ -40,5 +40,8 @@ def help_or_typos(verb: str, words: Sequence[str], usage: str) -> str:
     known = [name for program in programs for name in flags_of(program)]
     if known:
         known += ["config", *(each.name for each in more)]
-        Problems(unknown_name(name, "--", known) for name in flags if name not in known).raise_any()
+        problems = Problems(unknown_name(name, "--", known) for name in flags if name not in known)
+        if verb in ("prepare", "inspect"):  # `train` reads the recipe itself, without the libraries of a run
+            problems += early_problems(flags, programs)
+        problems.raise_any()
     return ""

@@ -100,7 +100,7 @@ def choose_launcher(strategy: str | None, processes: int | None) -> Launcher:
 def _default_processes(file: Path) -> int:
     """The number that the file gives, if there are GPUs for it; else one for each GPU that the file leaves visible."""
     content = content_of(file)
-    if content.get("distributed_type") == "NO":
+    if content.get("distributed_type") == "NO" or content.get("num_machines", 1) != 1:  # several are refused
         return 1
     gpus, listed = visible_gpus(), str(content.get("gpu_ids") or "all")
     if listed != "all":

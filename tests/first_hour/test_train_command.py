@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -150,6 +151,7 @@ def test_every_installed_recipe_is_found_by_name(empty: Path, name: str) -> None
         (["sentiment", "ner"], "bare-word"),
         (["list.yaml"], "recipe-not-a-mapping"),
         (["broken.yaml"], "not-yaml"),
+        (["typo.yaml"], "unknown-name"),
     ],
 )
 def test_what_cannot_be_started_is_refused(
@@ -160,6 +162,7 @@ def test_what_cannot_be_started_is_refused(
     (empty / "demo.yaml").write_text("task: classification\n")
     (empty / "list.yaml").write_text("- 1\n")
     (empty / "broken.yaml").write_text("a: [\n")
+    (empty / "typo.yaml").write_text("task: chat\nmax_lenght: 9\n")
     assert refused(capsys, "train", *words).endswith(f"[{code}]\n")
     assert not (empty / "outputs").exists()
 
@@ -256,6 +259,8 @@ def test_a_script_answers_help_before_the_libraries_are_imported(empty: Path) ->
 def test_a_script_finds_typing_errors_before_the_libraries_are_imported(empty: Path) -> None:
     (empty / "torch.py").write_text("raise SystemExit('torch is imported')\n", encoding="utf-8")
     script = [*python(), str(ROOT / "scripts/train_sentiment.py"), "--lerning_rate", "1", "--lora_rank", "8"]
+    (empty / "typo.yaml").write_text("max_lenght: 9\nseed: 1\nlogging_steps: null\n")
+    script += ["--config", "typo.yaml"]
     done = subprocess.run(
         script,
         cwd=empty,
@@ -265,10 +270,21 @@ def test_a_script_finds_typing_errors_before_the_libraries_are_imported(empty: P
         env={**os.environ, "PYTHONPATH": f"{empty}:{ROOT}"},
     )
     assert done.returncode == 2
-    assert re.findall(r"--(\w+): .* `--(\w+)`", done.stderr) == [
+    assert re.findall(r"(?:--|typo.yaml: )(\w+): .* `(?:--)?(\w+)`", done.stderr) == [
         ("lerning_rate", "learning_rate"),
         ("lora_rank", "lora_r"),
+        ("max_lenght", "max_length"),
     ]
+
+
+@pytest.mark.parametrize("verb", ["prepare", "inspect"])
+def test_a_verb_finds_typing_errors_of_a_recipe_before_the_libraries_are_imported(
+    empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    for module in ("prepare", "inspect_rows"):
+        monkeypatch.setitem(sys.modules, f"indictune.training.{module}", None)
+    (empty / "typo.yaml").write_text("task: chat\nmax_lenght: 9\n")
+    assert refused(capsys, verb, "--config", "typo.yaml").startswith("indictune: typo.yaml: max_lenght: ")
 
 
 def test_recipes_are_listed_and_copied(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
