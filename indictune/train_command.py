@@ -88,8 +88,10 @@ def train_command(argv: Sequence[str]) -> int:
     _refuse_several_machines(launcher, [str(path), *asked.words()])
     asked = fit_processes(asked, launcher.processes)
     if asked.dry_run:
+        from indictune.supervise.logs import log_to_console
         from indictune.training.dry_run import dry_run
 
+        log_to_console()
         return dry_run(asked.task, asked.words(), launcher.environment())
     typed = ["accelerate", "launch", *launcher.options(), str(path), *asked.words()]
     print(without_tokens(f"indictune: the same as\n  {shlex.join(typed)}"), file=sys.stderr, flush=True)

@@ -123,11 +123,13 @@ def quieten_requests() -> None:
 
 
 def log_to_console() -> None:
-    """Set up logging for a command without a run: warnings of libraries and our own messages on the console."""
+    """Set up logging for a command without a run: our own messages and errors of libraries, without their bars."""
     console = logging.StreamHandler()
     console.setFormatter(PrintableFormatter())
-    logging.basicConfig(level=logging.WARNING, handlers=[console])
+    logging.basicConfig(level=logging.ERROR, handlers=[console])
+    _quieten_libraries()
     quieten_requests()
+    logging.getLogger("DeepSpeed").disabled = True  # it gets a handler of its own when it is imported later
     logging.getLogger(PACKAGE).setLevel(logging.INFO)
 
 

@@ -105,6 +105,17 @@ def test_a_dry_run_prints_plan_tokens_and_memory_and_writes_nothing(
     assert sorted(path.name for path in empty.iterdir()) == ["tweets.csv"]
 
 
+def test_a_dry_run_into_a_file_has_no_bars_and_no_words_of_libraries(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INDICTUNE_CACHE", str(empty / "cache"))  # the built-in model is written anew
+    done = typed(empty, "train", "sentiment", "--train_file", "tweets.csv", "--output_dir", "out", "--dry_run")
+    assert done.stdout.startswith("task: ")
+    assert "rows: 36 train, 4 validation" in done.stderr  # as `train` says it
+    printed = done.stdout + done.stderr
+    assert [word for word in ("\r", "%|", "WARNING", "it/s") if word in printed] == []
+
+
 def test_a_dry_run_tells_all_problems(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--train_file", "no.csv", "--max_length", "2", "--dry_run"]
     codes = re.findall(r"\[([\w-]+)\]$", refused(capsys, "train", "sentiment", *flags), re.MULTILINE)
