@@ -76,7 +76,7 @@ def train(
         recipe: path of a recipe, name of an installed one (`sentiment/demo.yaml`), a task (`sentiment`, `llama` or
             `ner`), or a dictionary of flags, with `task` among them.
         strategy: name of a file of `accelerate_configs/`, or the path of another one. Default: one for the GPUs.
-        num_processes: on this machine. Default: one for each GPU.
+        num_processes: on this machine. Default: as the strategy file says, or one for each GPU.
         overrides: flags, such as `train_file="tweets.csv"` or `learning_rate=1e-4`. They win over the recipe.
 
     Raises:

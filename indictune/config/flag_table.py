@@ -36,7 +36,13 @@ LAUNCH_FLAGS = (
     Flag(
         "strategy", "name or file", "", "A file of accelerate_configs/, by its name. Default: one for the GPUs.", True
     ),
-    Flag("num_processes", "whole number", "", "Processes on this machine. Default: one for each GPU.", True),
+    Flag(
+        "num_processes",
+        "whole number",
+        "",
+        "Processes on this machine. Default: as the strategy file says, or one for each GPU.",
+        True,
+    ),
     Flag("dry_run", "true, false", "false", "Print the plan, the tokens and the memory of the run, and stop.", True),
 )
 
