@@ -12,7 +12,8 @@ import yaml
 
 from indictune.config.arguments import DataArguments, ModelArguments, SentimentTrainingArguments
 from indictune.config.command_arguments import PredictArguments
-from indictune.config.recipe import DECIDED, TRUST_FIELDS, Recipe, read_recipe, recorded_values, resolved
+from indictune.config.read_words import DECIDED
+from indictune.config.recipe import TRUST_FIELDS, Recipe, read_recipe, recorded_values, resolved
 from indictune.errors import UserError
 from indictune.files import RECIPE, write_yaml
 
