@@ -80,6 +80,7 @@ CASES = (
     Case("tp", Sizes(tensor=2), "ddp"),
     Case("ddp_tp", Sizes(data=2, tensor=2), "ddp"),
     Case("fsdp2_tp", Sizes(data=2, tensor=2, split="weights"), "fsdp2"),
+    Case("3d", Sizes(data=2, pipeline=2, tensor=2), "ddp"),
 )
 
 
