@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import get_total_norm
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from indictune.distributed.pipeline.gradients import StageGradients
 from indictune.distributed.pipeline.links import Links
 from indictune.distributed.pipeline.runner import Batch, Runner
-from indictune.distributed.pipeline.schedule import SCHEDULES, chunks_of
+from indictune.distributed.pipeline.schedule import SCHEDULES, Action, chunks_of
 from indictune.distributed.pipeline.stages import Stages
 from indictune.distributed.pipeline.waits import Waits
 from tests.models.tiny import CONFIGS
@@ -96,11 +98,35 @@ def compare(kind: str, schedule: str) -> dict[str, float]:
         whole_loss = loss_of(whole)(BATCHES[0])
     return {
         "loss": 0.0 if total is None else apart(expected.detach(), total),
-        "grad_norm": apart(torch.nn.utils.get_total_norm([_grad(each) for each in whole.parameters()]), norm),
+        "grad_norm": apart(get_total_norm([_grad(each) for each in whole.parameters()]), norm),
         "gradients": max(found),
         "parameters": len(found),
         "measured": 0.0 if measured is None else apart(whole_loss, measured),
     }
+
+
+def other_micro_batch() -> None:
+    """The last stage gets the labels of another micro-batch."""
+    forward = Runner._forward
+
+    def with_others(self: Runner, action: Action, received: Any, batch: Batch, loss: Any) -> Tensor:
+        other = BATCHES[0]["labels"] if action.micro_batch == 3 else batch["labels"]
+        return forward(self, action, received, batch | {"labels": other}, loss)
+
+    Runner._forward = with_others  # type: ignore[method-assign]
+
+
+def unsummed_tied_gradient() -> None:
+    """Each end of the pipeline keeps its own gradient of the weight that both have."""
+    StageGradients.sum = lambda self: None  # type: ignore[method-assign]
+
+
+def norm_of_one_stage() -> None:
+    """Each rank has the norm of its own stages."""
+    StageGradients.clip = lambda self, max_norm: get_total_norm([_grad(each) for each in self._model.parameters()])  # type: ignore[method-assign]
+
+
+MUTANTS = {each.__name__: each for each in (other_micro_batch, unsummed_tied_gradient, norm_of_one_stage)}
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:
@@ -110,6 +136,8 @@ def _grad(parameter: nn.Parameter) -> Tensor:
 
 if __name__ == "__main__":
     torch.distributed.init_process_group("gloo")
+    if mutant := os.environ.get("MUTANT"):
+        MUTANTS[mutant]()
     for kind, schedule in itertools.product(sys.argv[1:], SCHEDULES):
         print(json.dumps({"model": kind, "schedule": schedule, **compare(kind, schedule)}), flush=True)
     torch.distributed.destroy_process_group()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from indictune.distributed.pipeline.layout import cut, own_model
 from indictune.distributed.pipeline.runner import Batch
 from indictune.distributed.pipeline.stages import Stages
 from indictune.models.unpadded import classify_unpadded, read_unpadded
+from tests.distributed import pipelining
 from tests.distributed.pipelining import LAYERS, batch, tiny
 from tests.ranks.launching import start, torchrun
 
@@ -110,15 +113,35 @@ def test_a_rank_drops_the_weights_of_the_others() -> None:
     assert len(own_model(parts[0]).base_model.encoder.layer) == LAYERS  # layers keep their numbers
 
 
+def differences(ranks: int, models: list[str], **variables: str) -> list[dict[str, Any]]:
+    """What each rank of the script prints."""
+    command = [*torchrun(ranks), "tests/distributed/pipelining.py", *models]
+    result = start(command, variables, timeout_s=120)
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
 @pytest.mark.parametrize(
     ("ranks", "models"), [(2, ["llama"]), pytest.param(4, ["bert", "modernbert", "llama"], marks=pytest.mark.slow)]
 )
 def test_ranks_train_as_one_process(ranks: int, models: list[str]) -> None:
     """By all schedules, on micro-batches of different shapes; of a LLaMA with a tied embedding."""
-    result = start([*torchrun(ranks), "tests/distributed/pipelining.py", *models], timeout_s=120)
-    assert result.returncode == 0, result.stderr
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    lines = differences(ranks, models)
     assert len(lines) == ranks * len(models) * 3
     apart = {(each["model"], each["schedule"], name): each[name] for each in lines for name in ("loss", "grad_norm")}
     assert max(apart.values()) < ROUNDING, apart
     assert max(max(each["gradients"], each["measured"]) for each in lines) < ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutant", "model", "differs"),
+    [
+        (pipelining.other_micro_batch, "bert", "gradients"),
+        (pipelining.unsummed_tied_gradient, "llama", "gradients"),
+        (pipelining.norm_of_one_stage, "llama", "grad_norm"),
+    ],
+)
+def test_the_comparison_sees_a_broken_pipeline(mutant: Callable[[], None], model: str, differs: str) -> None:
+    lines = differences(2, [model], MUTANT=mutant.__name__)
+    assert max(each[differs] for each in lines) > 1000 * ROUNDING
