@@ -121,9 +121,8 @@ def differences(ranks: int, models: list[str], **variables: str) -> list[dict[st
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "models"), [(2, ["llama"]), pytest.param(4, ["bert", "modernbert", "llama"], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "models"), [(2, ["llama"]), (4, ["bert", "modernbert", "llama"])])
 def test_ranks_train_as_one_process(ranks: int, models: list[str]) -> None:
     """By all schedules, on micro-batches of different shapes; of a LLaMA with a tied embedding."""
     lines = differences(ranks, models)

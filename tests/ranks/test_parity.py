@@ -130,6 +130,8 @@ def test_the_other_shipped_files_run_too(run_under: Start, job: Path, tmp_path: 
     [
         ("fsdp2", "lora", RELATIVE),
         ("zero3", "lora", RELATIVE),
+        ("pipeline", "lora", RELATIVE),
+        ("pipeline", "qlora", 1e-2),
         ("fsdp2_qlora", "qlora", 1e-2),
     ],
 )

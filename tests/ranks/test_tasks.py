@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections.abc import Callable
@@ -122,7 +121,8 @@ def test_the_evaluate_command_gives_the_numbers_of_the_run(
     assert numbers(evaluated["test"]) == pytest.approx(numbers(trained.metrics["eval"]), abs=1e-6)
 
 
-@pytest.mark.parametrize(("name", "strategy"), list(itertools.product(TASKS, ("ddp", "fsdp2", "zero3"))))
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", pytest.param("pipeline", marks=pytest.mark.slow), "zero3"])
 def test_two_ranks_train_the_model_of_one_process(
     runs: dict[str, Callable[..., Run]], name: str, strategy: str
 ) -> None:
