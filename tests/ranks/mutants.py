@@ -132,12 +132,23 @@ def slow_reading() -> None:
     IndexedRows.__getitem__ = slowly  # type: ignore[method-assign]
 
 
+def other_rows_in_a_group() -> None:
+    """Rank 1 of a tensor group has the rows of a micro-batch in another order than rank 0."""
+    batches: Callable[[TrainingBatches], Iterator[MicroBatch]] = TrainingBatches.__iter__
+
+    def turned(self: TrainingBatches) -> Iterator[MicroBatch]:
+        for first, *others in batches(self):
+            yield [*others, first] if os.environ["RANK"] == "1" else [first, *others]
+
+    TrainingBatches.__iter__ = turned  # type: ignore[method-assign]
+
+
 def memory_of_nan() -> None:
     """New memory holds NaN, as it may whatever was there before."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch 2.13 fills it then
 
 
 if __name__ == "__main__":
-    looks = {each.__name__: each for each in (memory_of_nan, noted_sums, slow_reading)}
+    looks = {each.__name__: each for each in (memory_of_nan, noted_sums, slow_reading, other_rows_in_a_group)}
     {**MUTANTS, **WITHOUT, **looks}[os.environ["MUTANT"]]()
     runpy.run_path("scripts/train_sentiment.py", run_name="__main__")

@@ -63,6 +63,10 @@ CASES = [
     pytest.param("ddp", "full", marks=slow),
     pytest.param("fsdp2", "full", marks=slow),
     pytest.param("tp", "full", marks=slow),
+    pytest.param("ddp_tp", "full", marks=slow),
+    pytest.param("fsdp2_tp", "full", marks=slow),
+    pytest.param("tp", "lora", marks=slow),
+    pytest.param("fsdp2_tp", "lora", marks=slow),
     pytest.param("zero2", "full", marks=slow),
     pytest.param("zero3", "full", marks=slow),
     pytest.param("zero3_offload", "full", marks=slow),
@@ -113,10 +117,11 @@ def trained_weights(run: Run, method: str, folder: str = ".") -> dict[str, torch
 
 
 @pytest.mark.parametrize(("strategy", "method"), CASES)
-def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: str, method: str) -> None:
+def test_several_ranks_train_the_model_of_one_process(run_under: Start, strategy: str, method: str) -> None:
     one = run_under("single", 1, *ONE_PROCESS[method], *METHODS[method])
-    two = run_under(strategy, 2, *METHODS[method])
-    assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy.removesuffix("_qlora"), 2)
+    ranks = 4 if strategy in ("ddp_tp", "fsdp2_tp") else 2
+    two = run_under(strategy, ranks, *METHODS[method])
+    assert (two.metrics["strategy"], two.metrics["world_size"]) == (strategy.removesuffix("_qlora"), ranks)
     assert len(one.log) == 8
     bound = BOUND[method]
     assert two.series("loss") == pytest.approx(one.series("loss"), rel=bound)

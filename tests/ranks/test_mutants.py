@@ -37,3 +37,13 @@ def test_the_comparison_sees_a_broken_trainer(run_under: Start, job: Path, tmp_p
         assert run.series("loss")[:2] == pytest.approx(one.series("loss")[:2], rel=1e-6)
     assert found != []
     assert "initial weights" not in found
+
+
+@pytest.mark.slow
+def test_it_sees_a_tensor_group_with_different_rows(run_under: Start, job: Path, tmp_path: Path) -> None:
+    flags = ("--padding_free", "off")  # ranks then exchange states of one shape
+    name = mutants.other_rows_in_a_group.__name__
+    run = train(accelerate("tp", 2), tmp_path, "--config", str(job), *flags, script=mutants.__file__, MUTANT=name)
+    found = differences(run_under("single", 1, *PLAIN), run)
+    assert any(each.startswith("loss of step 1:") for each in found)
+    assert "initial weights" not in found

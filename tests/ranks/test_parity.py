@@ -61,6 +61,14 @@ def test_two_ranks_train_the_model_of_one_process(run_under: Start, strategy: st
     assert two.metrics["eval"]["per_language"] == one.metrics["eval"]["per_language"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp_tp", "fsdp2_tp"])
+def test_four_ranks_train_it_too(run_under: Start, strategy: str) -> None:
+    one, four = run_under("single", 1, *PLAIN), run_under(strategy, 4)
+    assert (four.metrics["strategy"], four.metrics["world_size"]) == (strategy, 4)
+    assert differences(one, four) == []
+
+
 @pytest.mark.parametrize(
     "strategy",
     [pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp2", "pipeline", "zero1", "zero2", "zero3")],
