@@ -10,8 +10,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments
 
 from indictune.config.plan import Launch
@@ -60,7 +59,6 @@ def shard_blocks(model: nn.Module, mesh: DeviceMesh, plugin: FullyShardedDataPar
         "mesh": mesh,
         "offload_policy": plugin.cpu_offload,
         "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
-        "shard_placement_fn": _by_columns,
     }
     blocks = set(repeated_blocks(model))
     for module in reversed(list(model.modules())):  # inner ones first
@@ -68,18 +66,6 @@ def shard_blocks(model: nn.Module, mesh: DeviceMesh, plugin: FullyShardedDataPar
             fully_shard(module, reshard_after_forward=plugin.reshard_after_forward, **settings)
     fully_shard(model, **settings)
     plugin.transformer_cls_names_to_wrap = [f"FSDP{name}" for name in blocks]  # accelerate looks for them
-
-
-def _by_columns(parameter: nn.Parameter) -> Shard | None:
-    """Shard by columns what was split into several runs of rows, such as ModernBERT's `Wqkv`.
-
-    FSDP2 (torch 2.13) would compute with the right rows, but `full_tensor` and `distribute_tensor` would read the
-    note that it makes of them in another order. transformers 5.23 loads by it: losses differ by 1e-3.
-    """
-    is_in_runs = isinstance(parameter, DTensor) and any(
-        isinstance(each, _StridedShard) for each in parameter.placements
-    )
-    return Shard(1) if is_in_runs else None
 
 
 def average_gradients(trainer: Trainer, launch: Launch, mesh: DeviceMesh | None) -> None:

@@ -9,12 +9,10 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
-from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES, replace_layer_number_by_wildcard
-from transformers.distributed.tensor_parallel import PackedColwiseParallel, apply_tensor_parallelism
+from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from indictune.distributed.tensor_plans import THIRDS, Plan, plan_of
-
-ALL_PARALLEL_STYLES.register(THIRDS, PackedColwiseParallel(split_factor=3))  # type: ignore[arg-type]
+from indictune.distributed.tensor_plans import Plan, plan_of
 
 
 def split_matrices(model: nn.Module, mesh: DeviceMesh) -> None:
