@@ -65,8 +65,9 @@ _FILLED = (
 # Other keys that change the steps and are not in a checkpoint's states.
 _CHANGE_THE_STEPS = ("prescale_gradients", "gradient_predivide_factor")
 
-# Keys that split a row over ranks, with the value that does not.
-_SPLIT_ROWS = {"tensor_parallel.autotp_size": (0, 1), "sequence_parallel_size": (1,)}
+# Keys that split a row over ranks, with the values that do not.
+_SPLIT_ROWS = {"sequence_parallel_size": (1,)}
+_SPLIT_MATRICES = {"tensor_parallel.autotp_size": (0, 1)}  # ZeRO-3 would split their parts again
 
 
 class FileValue(NamedTuple):
@@ -129,8 +130,9 @@ def _without_flag(config: Mapping[str, Any], block: str) -> Iterator[tuple[str, 
 
 def not_supported(config: Mapping[str, Any]) -> list[str]:
     """`key: value` of each setting that splits rows in other ways than a run here, or that nobody fills in."""
-    found = [(key, _look_up(config, key)) for key in _SPLIT_ROWS]
-    split = [f"{key}: {value}" for key, value in found if isinstance(value, int) and value not in _SPLIT_ROWS[key]]
+    refused = _SPLIT_ROWS | (_SPLIT_MATRICES if _is_stage_3(config) else {})
+    found = [(key, _look_up(config, key)) for key in refused]
+    split = [f"{key}: {value}" for key, value in found if isinstance(value, int) and value not in refused[key]]
     open_ends = [key for name in config for key, value in _values(name, config[name]).items() if value == "auto"]
     return split + [f"{key}: auto" for key in open_ends if key not in _FILLED and key.partition(".")[0] not in _BLOCKS]
 
@@ -153,6 +155,8 @@ def left_to_flags(config: Mapping[str, Any]) -> dict[str, Any]:
     if _is_stage_3(changed):
         zero = {_OF_STAGE_3.get(key, key): value for key, value in changed["zero_optimization"].items()}
         changed["zero_optimization"] = {**zero, _GATHER: True}
+    elif _splits_matrices(changed):
+        changed["zero_optimization"] = {**changed["zero_optimization"], _GATHER: True}
     return changed
 
 
@@ -184,6 +188,10 @@ def _own_type(config: Mapping[str, Any], block: str) -> str | None:
 
 def _compiles(config: Mapping[str, Any]) -> bool:
     return _look_up(config, "compile.disable") is False or _look_up(config, "compile.enabled") is True
+
+
+def _splits_matrices(config: Mapping[str, Any]) -> bool:
+    return bool((_look_up(config, "tensor_parallel.autotp_size") or 0) > 1)
 
 
 def _is_stage_3(config: Mapping[str, Any]) -> bool:

@@ -82,7 +82,7 @@ def for_evaluation(launch: Launch, environ: MutableMapping[str, str]) -> Launch:
     if engine_of(launch.strategy) not in ("zero1", "zero2"):
         return launch
     environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-    return replace(launch, strategy="ddp", deepspeed=None, deepspeed_source=None)
+    return replace(launch, strategy="ddp", deepspeed=None, deepspeed_source=None, axes=Axes())
 
 
 def read_deepspeed(source: str) -> dict[str, Any]:

@@ -18,7 +18,8 @@ def can_resume(strategy: str, world_size: int, launch: Launch) -> bool:
     family = engine_of(strategy)
     if {family, engine_of(launch.strategy)} <= _INTERCHANGEABLE:
         return True
-    return (family, world_size) == (engine_of(launch.strategy), launch.world_size)
+    is_split, was_split = (each.endswith("_tp") for each in (launch.strategy, strategy))  # by DeepSpeed
+    return (family, world_size, was_split) == (engine_of(launch.strategy), launch.world_size, is_split)
 
 
 def not_carried_over(strategy: str, world_size: int, launch: Launch, optim: str | None) -> str | None:

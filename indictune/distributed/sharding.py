@@ -149,6 +149,8 @@ def full_norms(trainer: Trainer) -> dict[str, float]:
         # flight", DeepSpeed 0.19.8, after a resumed run).
         engine: Any = trainer.model_wrapped
         engine.empty_partition_cache()
+        if engine.autotp_size() > 1:
+            return _norms_gathered_by(trainer)
     norms = {}
     for name, each in unwrapped(trainer).named_parameters():
         if not each.requires_grad:
@@ -157,6 +159,14 @@ def full_norms(trainer: Trainer) -> dict[str, float]:
             full = each.full_tensor() if isinstance(each, DTensor) else each
             norms[name] = float(full.detach().double().norm())
     return {name: norm for part in collectives.gather_from_all(norms) for name, norm in part.items()}
+
+
+def _norms_gathered_by(trainer: Trainer) -> dict[str, float]:
+    """As `full_norms`, of matrices that DeepSpeed splits: it gathers them on the first rank, as for saving."""
+    trained = {name for name, each in unwrapped(trainer).named_parameters() if each.requires_grad}
+    weights: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
+    norms = {name: float(each.detach().double().norm()) for name, each in weights.items() if name in trained}
+    return collectives.gather_from_all(norms)[0]
 
 
 @contextmanager

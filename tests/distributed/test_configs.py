@@ -16,10 +16,13 @@ from indictune.distributed.launch import read_launch
 from tests.launch_environment import launched
 
 ROOT = Path(__file__).parents[2]
-DS_NAMES = ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
+DS_NAMES = ["zero1", "zero1_tp", "zero2", "zero2_offload", "zero2_tp", "zero3", "zero3_offload"]
 TENSOR_NAMES = ["ddp_tp", "fsdp2_tp", "tp"]
 OTHER_NAMES = ["ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "hsdp", "pipeline", "single_gpu"]
 NAMES = ["3d", *OTHER_NAMES, *TENSOR_NAMES, *DS_NAMES]
+
+
+SPLITS = ("_comment", "zero_optimization", "tensor_parallel")
 
 
 def config_path(name: str) -> Path:
@@ -97,7 +100,7 @@ def test_a_zero_file_names_the_deepspeed_file_of_its_name(name: str) -> None:
 @pytest.mark.parametrize("name", DS_NAMES)
 def test_a_deepspeed_file_leaves_everything_that_a_flag_says_to_the_flag(name: str) -> None:
     content = ds_config(name)
-    assert {key: value for key, value in content.items() if key not in ("_comment", "zero_optimization")} == {
+    assert {key: value for key, value in content.items() if key not in SPLITS} == {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -117,5 +120,6 @@ def test_a_deepspeed_file_has_the_stage_in_its_name(name: str) -> None:
         "zero2_offload": {"offload_optimizer"},
         "zero3_offload": {"offload_optimizer", "offload_param"},
     }.get(name, set())
+    assert ds_config(name).get("tensor_parallel") == ({"autotp_size": 2} if name.endswith("_tp") else None)
     if zero["stage"] == 3:
         assert zero["stage3_gather_16bit_weights_on_model_save"] is True

@@ -130,8 +130,9 @@ def test_stage_3_saves_the_whole_model(settings: dict[str, bool], named: list[st
 @pytest.mark.parametrize(
     ("config", "keys"),
     [
-        ({"tensor_parallel": {"autotp_size": 2}, "sequence_parallel_size": 4},
-         ["tensor_parallel.autotp_size: 2", "sequence_parallel_size: 4"]),
+        ({"tensor_parallel": {"autotp_size": 2}, "sequence_parallel_size": 4}, ["sequence_parallel_size: 4"]),
+        ({"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 3}},
+         ["tensor_parallel.autotp_size: 2"]),
         ({"tensor_parallel": {"autotp_size": 1}, "sequence_parallel_size": 1}, []),
         ({"tensor_parallel": {"autotp_size": 0}}, []),
         ({"tensor_parallel": None}, []),
@@ -153,3 +154,9 @@ def test_settings_of_steps_are_those_that_no_flag_sets() -> None:
     }
     assert settings_of_steps(config) == {"prescale_gradients": True}
     assert settings_of_steps({}) == {}
+
+
+def test_a_model_whose_matrices_are_split_is_saved_whole() -> None:
+    config = {"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 1}}
+    whole = {"stage": 1, "stage3_gather_16bit_weights_on_model_save": True}
+    assert left_to_flags(config)["zero_optimization"] == whole

@@ -25,3 +25,10 @@ def test_zeros_states_stay_with_as_many_processes_of_the_same_stage(stage: str) 
     for other in ("single", "ddp", "fsdp2", "zero0"):
         assert not can_resume(stage, 2, Launch(other, 2))
         assert not can_resume(other, 2, Launch(stage, 2))
+
+
+def test_zeros_states_of_split_matrices_are_not_those_of_whole_ones() -> None:
+    assert can_resume("zero1_tp", 2, Launch("zero1_tp", 2))
+    assert not can_resume("zero1", 2, Launch("zero1_tp", 2))
+    assert not can_resume("zero1_tp", 2, Launch("zero1", 2))
+    assert not can_resume("zero1_tp", 2, Launch("zero2_tp", 2))

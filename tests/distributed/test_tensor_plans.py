@@ -72,6 +72,23 @@ def test_a_model_without_a_known_plan_is_refused_with_the_reason(config: PreTrai
 
 
 @pytest.mark.parametrize(
+    ("config", "method", "found"),
+    [
+        (BertConfig(), "full", []),
+        (BertConfig(), "lora", [("not-under-tensor", "--method")]),
+        (ModernBertConfig(), "full", [("no-tensor-plan", "--model_name_or_path")]),
+        (LlamaConfig(), "full", [("no-tensor-plan", "--model_name_or_path")]),
+    ],
+)
+def test_what_deepspeed_cannot_split_is_refused(
+    config: PreTrainedConfig, method: str, found: list[tuple[str, str]]
+) -> None:
+    launch = Launch("zero1_tp", 2, 2, deepspeed={"zero_optimization": {"stage": 1}}, axes=Axes(tensor=2))
+    plan = plan_of(model={"method": method}, launch=launch)
+    assert codes(check_split(replace(plan, model_config=config))) == found
+
+
+@pytest.mark.parametrize(
     ("model", "flag"),
     [
         ({"method": "qlora"}, "--method"),

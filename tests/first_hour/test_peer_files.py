@@ -143,9 +143,9 @@ def test_a_deepspeed_file_of_axolotl_or_llama_factory(
 @pytest.mark.parametrize(
     ("content", "keys"),
     [
-        ({"tensor_parallel": {"autotp_size": 2}}, ["tensor_parallel.autotp_size: 2"]),
+        ({"sequence_parallel_size": 2}, ["sequence_parallel_size: 2"]),
         (
-            {"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 2, "sub_group_size": "auto"}},
+            {"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 3, "sub_group_size": "auto"}},
             ["tensor_parallel.autotp_size: 2", "zero_optimization.sub_group_size: auto"],
         ),
     ],

@@ -16,7 +16,19 @@ import torch
 from tests.ranks.launching import Run, accelerate, distance, python, start, train
 from tests.ranks.spread import EXACT, last_losses
 
-STRATEGIES = ("ddp", "fsdp2", "pipeline", "tp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+STRATEGIES = (
+    "ddp",
+    "fsdp2",
+    "pipeline",
+    "tp",
+    "zero1",
+    "zero1_tp",
+    "zero2",
+    "zero2_tp",
+    "zero3",
+    "zero2_offload",
+    "zero3_offload",
+)
 ONE_MICRO_BATCH = ("--per_device_train_batch_size", "24")  # the whole global batch at once: nothing is split
 # What the Trainer would do by itself: padded, and the whole embedding is trained.
 PLAIN = (*ONE_MICRO_BATCH, "--padding_free", "off", "--active_vocabulary", "off")
@@ -47,7 +59,7 @@ def differences(one: Run, other: Run, of_metrics: float = OF_METRICS) -> list[st
     return found
 
 
-SECOND_EXAMPLES = ("zero1", "zero2_offload", "zero3_offload")
+SECOND_EXAMPLES = ("zero1", "zero1_tp", "zero2_tp", "zero2_offload", "zero3_offload")
 
 
 @pytest.mark.parametrize(
