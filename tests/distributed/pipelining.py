@@ -20,7 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import get_total_norm
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from indictune.distributed.pipeline.gradients import StageGradients
 from indictune.distributed.pipeline.links import Links
@@ -28,9 +35,11 @@ from indictune.distributed.pipeline.runner import Batch, Runner
 from indictune.distributed.pipeline.schedule import SCHEDULES, Action, chunks_of
 from indictune.distributed.pipeline.stages import Stages
 from indictune.distributed.pipeline.waits import Waits
-from tests.models.tiny import CONFIGS
+from tests.models.tiny import CONFIGS, SMALL
 
 LAYERS = 8
+LIKE_LLAMA: dict[str, Any] = {"mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CAUSAL = ("llama", *LIKE_LLAMA)
 
 
 def batch(rows: int, tokens: int, number: int) -> Batch:
@@ -46,13 +55,14 @@ BATCHES = [batch(rows, tokens, number) for number, (rows, tokens) in enumerate([
 
 
 def tiny(kind: str) -> PreTrainedModel:
-    config = CONFIGS[kind]()
+    settings = {**SMALL, "num_hidden_layers": LAYERS, "intermediate_size": 64, "num_key_value_heads": 2}
+    config = CONFIGS[kind]() if kind in CONFIGS else LIKE_LLAMA[kind](**settings)
     config.update({"num_hidden_layers": LAYERS, "num_labels": 3, "pad_token_id": 0, "tie_word_embeddings": True})
     config.update({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
     if kind == "modernbert":
         config.update({"layer_types": ["full_attention", "sliding_attention"] * (LAYERS // 2)})
     torch.manual_seed(0)
-    auto: Any = AutoModelForCausalLM if kind == "llama" else AutoModelForSequenceClassification
+    auto: Any = AutoModelForCausalLM if kind in CAUSAL else AutoModelForSequenceClassification
     model: PreTrainedModel = auto.from_config(config).train()
     return model
 

@@ -18,7 +18,7 @@ from indictune.distributed.pipeline.runner import Batch
 from indictune.distributed.pipeline.stages import Stages
 from indictune.models.unpadded import classify_unpadded, read_unpadded
 from tests.distributed import pipelining
-from tests.distributed.pipelining import LAYERS, batch, tiny
+from tests.distributed.pipelining import CAUSAL, LAYERS, batch, tiny
 from tests.ranks.launching import start, torchrun
 
 ROUNDING = 1e-6
@@ -70,6 +70,9 @@ def logits_and_gradients(models: list[nn.Module], stages: list[Stages], inputs: 
         ("modernbert", True, True, 2, 2),
         ("llama", False, False, 4, 1),  # its head is tied to its embedding
         ("llama", True, True, 2, 2),
+        ("mistral", True, False, 2, 1),
+        ("qwen2", True, False, 2, 1),
+        ("qwen3", True, False, 2, 1),
     ],
 )
 def test_stages_compute_what_the_whole_model_does(
@@ -77,13 +80,13 @@ def test_stages_compute_what_the_whole_model_does(
 ) -> None:
     model: nn.Module = tiny(kind)
     if adapted:
-        heads = None if kind == "llama" else ["classifier"]
+        heads = None if kind in CAUSAL else ["classifier"]
         lora = LoraConfig(target_modules="all-linear", modules_to_save=heads, init_lora_weights=False)
         model = get_peft_model(model, lora)
     parts = [copy.deepcopy(model) for _ in range(ranks)]
     stages = [Stages(part, rank, ranks, chunks) for rank, part in enumerate(parts)]
     for each in (model, *parts) if joined else ():
-        (read_unpadded if kind == "llama" else classify_unpadded)(each)
+        (read_unpadded if kind in CAUSAL else classify_unpadded)(each)
     inputs = {**(JOINED if joined else batch(3, 9, 0))}
     del inputs["labels"]
 

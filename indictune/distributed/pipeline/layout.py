@@ -32,7 +32,7 @@ class Layout:
 _BERT = Layout("embeddings", "encoder.layer", ("pooler",))
 _LLAMA = Layout("embed_tokens", "layers", ("norm",))
 
-# tests/distributed/test_stages.py compares each with the whole model.
+# tests/distributed/test_pipeline_stages.py compares each with the whole model.
 LAYOUTS = {
     "bert": _BERT,
     "roberta": _BERT,
