@@ -128,6 +128,11 @@ def test_a_limit_of_tokens_does_not_change_the_run(run_under: Start, strategy: s
 
 
 @pytest.mark.slow
+def test_pairs_of_ranks_with_other_rows_split_by_deepspeed(run_under: Start) -> None:
+    assert differences(run_under("single", 1, *PLAIN), run_under("zero2_tp", 4)) == []
+
+
+@pytest.mark.slow
 def test_weighted_smoothed_loss_is_exact_too(run_under: Start) -> None:
     flags = ("--class_weights", "balanced", "--label_smoothing_factor", "0.1")
     one, two = run_under("single", 1, *PLAIN, *flags), run_under("ddp", 2, *flags)

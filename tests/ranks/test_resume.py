@@ -17,7 +17,11 @@ STOPPED_AT = 7  # in the second epoch, which begins after step 5
 
 @pytest.mark.parametrize(
     "strategy",
-    ["single", "fsdp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero2", "zero3"))],
+    [
+        "single",
+        "fsdp2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1_tp", "zero2", "zero3")),
+    ],
 )
 def test_auto_goes_on_from_the_newest_checkpoint(run_under: Start, job: Path, tmp_path: Path, strategy: str) -> None:
     ranks, flags = (1, ["--per_device_train_batch_size", "24"]) if strategy == "single" else (2, [])
