@@ -54,6 +54,7 @@ class LlamaTrainer(ExactTrainer, SFTTrainer):
         # transformers (5.23) counts a step's tokens only for models that accept the count. Gemma 3n, Gemma 4, and a
         # model's own code without **kwargs do not. TRL (1.16) divides by the count, or by a micro-batch's without it.
         self.model_accepts_loss_kwargs = True
+        self._tp_size = launch.axes.tensor  # TRL counts a group's tokens once
         if balances is not None:  # TRL (1.16) sets it to 0 to leave out the loss that balances experts
             of_text.router_aux_loss_coef = balances
         if not padded:
