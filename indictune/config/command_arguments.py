@@ -71,6 +71,8 @@ class PredictArguments(BadRowArguments, FileFormArguments):
             yield problem("predict-needs-model", "--model")
         if self.text and self.input_file is not None:
             yield problem("two-text-sources", "--text", other=f"--input_file {self.input_file}")
+        if self.input_file is not None and "*" in self.input_file:
+            yield problem("predict-one-file", "--input_file", self.input_file)
         if self.input_file is None and self.keep_columns:
             yield problem("no-columns-to-keep", "--keep_columns", " ".join(self.keep_columns))
 

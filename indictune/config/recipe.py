@@ -144,8 +144,11 @@ def read_arguments(argv: Sequence[str], arguments: type[Arguments], bare_word: s
     """The arguments of a command. A bare first word is the value of flag `bare_word`.
 
     Raises:
-        UserError: with every problem of the flags.
+        UserError: with every problem of the flags, or a second bare word.
     """
+    if len(argv) > 1 and not any(word.startswith("-") for word in argv[:2]):
+        files = [each.name for each in dataclasses.fields(arguments) if each.name in ("input_file", "test_file")]  # type: ignore[arg-type]
+        raise UserError("bare-word", value=argv[1], way_out=f"Use --{files[0]} {argv[1]}." if files else None)
     recipe = read_recipe([bare_word, *argv] if argv and not argv[0].startswith("-") else argv, (arguments,))
     with recipe.problems.collecting():
         built = recipe.build(arguments)

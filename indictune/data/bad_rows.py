@@ -150,7 +150,9 @@ class Quarantine(BadRows):
                 shutil.copyfileobj(self._entries, file)
 
     def notes(self) -> list[str]:
-        left_out = f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."
+        left_out = (
+            f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."
+        )
         return [*super().notes(), *([left_out] if self.count else [])]
 
 

@@ -14,6 +14,7 @@ from indictune.data.bad_rows import BadRows
 from indictune.errors import Problems, UserError, problem
 
 SEPARATOR = "|"  # of the labels of one row
+KEPT = "kept:"  # begins the role of a column that `predict` repeats in its output
 _MAX_SHOWN = 30
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 # Role, which is the default name of its column -> names that mean the same, without a plural's s.
@@ -21,6 +22,8 @@ _USUAL = {
     "text": ("text", "tweet", "sentence", "comment", "review"),
     "label": ("label", "sentiment", "category"),
 }
+_CHATS = ({"messages"}, {"conversations"}, {"prompt", "completion"}, {"instruction", "output"}, {"question", "answer"})
+_OF_CHATS = "These are columns of conversations. Use `indictune train llama`, or `indictune inspect --task chat`."
 _WHOLE = re.compile(r"-?\d+\.0")
 
 
@@ -97,8 +100,10 @@ def existing_columns(
         if name not in present:
             near = difflib.get_close_matches(name.lower(), [other.lower() for other in present], n=1)
             hint = next((f"Did you mean {shortened(other)}?" for other in present if other.lower() in near), None)
+            hint = hint or (_OF_CHATS if any(set(present) >= form for form in _CHATS) else None)
+            option = "--keep_columns" if role.startswith(KEPT) else f"--{role}_column"
             problems.append(
-                problem("column-missing", "", source, hint, column=shortened(name), role=role, columns=shown)
+                problem("column-missing", "", source, hint, column=shortened(name), option=option, columns=shown)
             )
     problems.raise_any()
     return names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,11 @@ _NUMBERS = re.compile(r"[\d\s]+")  # as numpy prints a list of them
 
 
 def look_like_lists(labels: Collection[str]) -> bool:
-    """Whether labels of one class a row look like lists: all in brackets, or `a|b` where `a` or `b` is a label too."""
+    """Whether labels of one class a row look like lists: all in brackets, or `a|b` and `a` or `a|c`."""
     if labels and all(map(_is_bracketed, labels)):
         return True
-    known = set(labels)
-    return any(SEPARATOR in label and known & set(parts(label)) - {label} for label in labels)
+    labels_of = Counter(part for label in labels for part in {*parts(label)})
+    return any(SEPARATOR in label and any(labels_of[part] > 1 for part in parts(label)) for label in labels)
 
 
 def spell_out(rows: Mapping[str, AnyRows], folder: Path) -> dict[str, AnyRows]:

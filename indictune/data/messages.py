@@ -128,7 +128,8 @@ def _check_content(row: Row, form: Form) -> None:
     """Refuse content that the form does not use, and a second passage."""
     lost = [key for key in _CONTENT if key not in FORMS[form] and is_filled(row.get(key))]
     if "input" in FORMS[form]:
-        lost += [key for key in _PASSAGES if is_filled(row.get(key))][1:]
+        first, *more = [key for key in _PASSAGES if is_filled(row.get(key))] or [""]
+        lost += [f"{key} next to {first}" for key in more]
     if not lost:
         return
     cure = "Write it into the other texts, or remove it."

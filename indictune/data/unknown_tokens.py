@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from indictune.config.plan import RunPlan
 from indictune.data.columns import shortened
+from indictune.data.mojibake import Mojibake
 from indictune.errors import Problems, problem
 
 logger = logging.getLogger(__name__)
@@ -79,9 +80,9 @@ def check_unknown(
     if not stopping and mean > _STOPS:
         stopping = {"all languages": mean}
     if not plan.data.allow_unknown:
-        name = plan.model.model_name_or_path
+        name, cure = plan.model.model_name_or_path, _cure(texts) if stopping else None
         Problems(
-            problem("unknown-tokens", "--model_name_or_path", name, share=share, group=group)
+            problem("unknown-tokens", "--model_name_or_path", name, cure, share=share, group=group)
             for group, share in stopping.items()
         ).raise_any()
     shown = ", ".join(f"{each} {each.share:.1%}" for each in found[:_MAX_LISTED] if each.share >= _SHOWN)
@@ -91,6 +92,19 @@ def check_unknown(
     if shown:
         logger.info(line)
     return []
+
+
+def _cure(texts: Iterable[str]) -> str | None:
+    """What to do about texts that were decoded by the wrong encoding, which no tokenizer knows; None without them."""
+    damaged = Mojibake()
+    for text in texts:
+        damaged.check(text, 0)
+    if not damaged.count:
+        return None
+    return (
+        f"{damaged.count:,} texts were decoded by the wrong encoding: read their source as UTF-8, or mend them with "
+        "ftfy.fix_encoding."
+    )
 
 
 def unknown_tokens(

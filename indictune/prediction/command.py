@@ -75,6 +75,8 @@ def _predict(asked: PredictArguments) -> None:
             _answer(windows, classifier, asked.output_file)
         elif asked.output_file is None:
             _answer(source.windows(), classifier, None)
+            if source.bad.count:
+                _warn(f"{source.file.path}: {source.bad.count:,} bad rows are left out; --output_file keeps them too.")
         else:
             _label_file(source, classifier, Path(asked.output_file))
             if rank_of(os.environ) == 0:
@@ -172,7 +174,8 @@ def _keep_rejected(source: Source, folder: Path, output: Path) -> None:
     if rejected.exists():
         kept = output.with_name(f"{output.name}.{REJECTED}")
         shutil.copyfile(rejected, kept)
-        print(
-            f"warning: {source.file.path}: {source.bad.count:,} bad rows are left out; {kept} has them.",
-            file=sys.stderr,
-        )
+        _warn(f"{source.file.path}: {source.bad.count:,} bad rows are left out; {kept} has them.")
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)

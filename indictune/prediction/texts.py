@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from indictune.config.command_arguments import PredictArguments
 from indictune.data.bad_rows import BadRows
+from indictune.data.columns import KEPT
 from indictune.data.file_form import STANDARD, FileForm, form_of
 from indictune.data.packed_files import kind_of_file, opened
 from indictune.data.read_files import checked_extension, read_batches
@@ -24,7 +25,6 @@ from indictune.prediction.served_model import Reading
 WINDOW_ROWS = 4_096
 LINES = ".txt"
 _CHUNK_BYTES = 1 << 18
-_KEPT = "kept:"  # begins the role of a column that the output repeats
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TextFile:
 
 def text_file(asked: PredictArguments, reading: Reading) -> TextFile:
     """The file of `--input_file`, with the columns that the flags and the training name."""
-    columns = {"text": reading.text_column} | {f"{_KEPT}{name}": name for name in asked.keep_columns}
+    columns = {"text": reading.text_column} | {f"{KEPT}{name}": name for name in asked.keep_columns}
     # A column that only the training had may be missing here.
     language = {"language": reading.language_column or "language"}
     is_asked = asked.language_column is not None
@@ -77,7 +77,7 @@ def _named(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _name_of(role: str) -> str:
     """The name of a column in the output, where a kept one may not hide a label or a score."""
-    name = role.removeprefix(_KEPT)
+    name = role.removeprefix(KEPT)
     is_taken = name in ("text", "label", "language") or name.startswith(SCORE)
     return f"input_{name}" if is_taken and role != name else name
 

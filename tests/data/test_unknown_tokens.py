@@ -82,6 +82,12 @@ def test_a_language_that_is_mostly_unknown_stops_the_run(tmp_path: Path) -> None
     assert [each for each in learned.splits.notes if "unknown" in each] == []
 
 
+def test_texts_of_a_wrong_encoding_are_named_as_such(tmp_path: Path) -> None:
+    damaged = ["नमस्ते दुनिया".encode().decode("latin-1")]
+    with refused("unknown-tokens", "ftfy.fix_encoding"):
+        classified(tmp_path / "t.jsonl", HINDI * 8 + damaged * 2)
+
+
 @pytest.mark.parametrize("texts", [HINDI * 200 + MALAYALAM, HINDI * 80 + ["🫠🫠"] * 20], ids=["stray", "emoji"])
 def test_a_stray_text_and_emoji_stop_nothing(tmp_path: Path, texts: list[str]) -> None:
     assert classified(tmp_path / "t.jsonl", texts).labels == ["a", "b"]

@@ -121,6 +121,10 @@ class TestHeaders:
         assert rows_of(splits, "validation") == [("c", "x"), ("d", "x")]
         assert sum("--column_names" in note for note in splits.notes) == 2
 
+    def test_columns_of_conversations_are_named_as_such(self) -> None:
+        Path("f.csv").write_text("question,answer\na,b\n", encoding="utf-8")
+        assert "--task chat" in refusal_of("f.csv").message
+
     def test_other_names_are_no_data(self) -> None:
         Path("f.csv").write_text("body,mood\na,b\n", encoding="utf-8")
         assert [each.code for each in refusal_of("f.csv").problems] == ["column-missing", "column-missing"]
@@ -412,6 +416,8 @@ class TestSeveralLabels:
         [
             (["[0, 0, 1]", "[1, 0, 1]"], [], "multi_label_classification", "micro_f1"),
             (["joy|anger", "joy"], [], "multi_label_classification", "micro_f1"),
+            (["joy|anger", "joy|fear"], [], "multi_label_classification", "micro_f1"),
+            (["joy|anger", "fear"], [], None, "macro_f1"),
             (["joy", "anger"], [], None, "macro_f1"),
             (["joy|anger", "joy"], ["--problem_type", "single_label_classification"], None, "macro_f1"),
         ],

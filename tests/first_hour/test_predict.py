@@ -199,6 +199,10 @@ def test_files_of_every_layout_are_labelled(model: Path, tmp_path: Path, capsys:
         assert main(["predict", str(model), *files, *flags]) == 0
         assert [row["text"] for row in read_csv(output)] == ["एक, दो", "three", "four"]
     assert "separated by ;" in capsys.readouterr().err
+    assert main(["predict", str(model), "--input_file", str(tmp_path / "in.csv"), *quarantine]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 3
+    assert "1 bad rows" in shown.err
 
 
 def codes_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
@@ -224,6 +228,10 @@ def test_what_cannot_be_labelled_is_refused_at_once(
     assert codes_of(capsys, str(model), "--text", "a", "--output_file", "out.doc") == ["file-kind-unknown"]
     assert codes_of(capsys, "--text", "a", "--input_file", source) == ["predict-needs-model", "two-text-sources"]
     assert codes_of(capsys, str(model), "--text", "a", "--keep_columns", "id") == ["no-columns-to-keep"]
+    assert codes_of(capsys, str(model), source) == ["bare-word"]
+    assert codes_of(capsys, str(model), "--input_file", "*.csv") == ["predict-one-file"]
+    assert main(["predict", str(model), "--input_file", taken, "--keep_columns", "idd"]) == 2
+    assert "(--keep_columns)" in capsys.readouterr().err
     assert codes_of(capsys, str(model), "--text", "a", "--max_length", "9000") == ["max-length-over-positions"]
     (tmp_path / "bad.txt").write_bytes(b"ok\n\xff\n")
     (tmp_path / "bad.xlsx").write_bytes(b"PK\x03\x04 cut off")
