@@ -20,6 +20,7 @@ from indictune.errors import UserError
 from indictune.progress import OWN_PROGRESS
 
 JOINING = "joining the other ranks"
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of torchrun, on every node,"
 _LOOK_EVERY_S = 0.05
 _FINISHED, _LEFT = "indictune/finished", "indictune/left"
 _IDLE_AT_MOST = timedelta(days=20)
@@ -75,14 +76,16 @@ class World:
         """How many processes wait for a change of nodes, or the end of the run."""
         return self.started - self.used
 
-    def note(self, rows: int, rows_at_once: int) -> list[str]:
-        """One sentence for the user if processes idle."""
-        if not self.idle:
-            return []
-        given = f"--global_batch_size {rows} with {rows_at_once} rows at once"
-        return [
-            f"{self.idle} of {self.started} processes idle: {given} divides by {self.used} processes, and no more."
-        ]
+    def notes(self, environ: Mapping[str, str], rows: int, rows_at_once: int) -> list[str]:
+        """What the user has to know: whether processes idle, and whether nodes can join."""
+        found = []
+        if self.idle:
+            given = f"--global_batch_size {rows} with {rows_at_once} rows at once"
+            found.append(f"{self.idle} of {self.started} processes idle: {given} divides by {self.used} at most.")
+        of_agents = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if of_agents and limit(environ) and environ.get("GROUP_WORLD_SIZE", "1") != "1":
+            found.append(f"No node can join this run, and the first one must stay: {_OWN_STORE} allows both.")
+        return found
 
     def release_idle(self) -> None:
         """Tell idle processes that the run is finished. Rank 0 must call it while its process group is up."""

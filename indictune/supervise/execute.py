@@ -89,7 +89,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         return EXIT_RESUMABLE
     run.end = partial(_end_process, run)
     with run.stop_request.listening():
-        end = _outcome(main, run, replaceable, world.note(rows, rows_at_once))
+        end = _outcome(main, run, replaceable, world.notes(os.environ, rows, rows_at_once))
         end = End(end.state, without_tokens(end.message), without_tokens(end.trace))  # before any file has it
         run.stop_request.ignore()  # a launcher sends SIGTERM to all when one has ended
         run.ranks.report_end(end.state, end.message)

@@ -55,11 +55,15 @@ def test_other_launches_keep_their_processes() -> None:
     assert choose_world(environment(0, 3), rows=10, rows_at_once=4) == World(3, 3)  # nothing divides: it is refused
 
 
-def test_idle_processes_are_told_with_the_sizes() -> None:
-    (note,) = World(3, 2).note(64, 8)
-    assert "1 of 3" in note
-    assert "64" in note
-    assert World(2, 2).note(64, 8) == []
+def test_the_user_learns_of_idle_processes_and_of_nodes_that_cannot_join() -> None:
+    (idle,) = World(3, 2).notes({}, 64, 8)
+    assert "1 of 3" in idle
+    assert "64" in idle
+    two_nodes = {**environment(0, 2), "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    (store,) = World(2, 2).notes(two_nodes, 64, 8)
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in store
+    assert World(2, 2).notes({**two_nodes, "TORCHELASTIC_USE_AGENT_STORE": "False"}, 64, 8) == []
+    assert World(2, 2).notes({**two_nodes, "TORCHELASTIC_MAX_RESTARTS": "0"}, 64, 8) == []
 
 
 def test_the_ranks_of_a_start_agree_whatever_earlier_ones_left() -> None:
