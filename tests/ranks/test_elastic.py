@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,7 +102,9 @@ def test_torchruns_own_store_serves_if_the_first_agent_stays(elastic: Elastic, u
     endpoint = f"127.0.0.1:{free_port()}"
     over_tcp = ("--rdzv-endpoint", endpoint, "--rdzv-conf", "last_call_timeout=4,keep_alive_interval=1")
     agents = elastic(*over_tcp, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="0")
-    agents.start("a", "b")
+    agents.start("a")
+    time.sleep(2.0)  # so that this one serves the store
+    agents.start("b")
     agents.wait_for(lambda: last_step(agents) >= 4)
     assert "No node can join" in agents.output()
     agents.kill("b")
