@@ -127,15 +127,17 @@ def _form_of(row: Row) -> Form:
 def _check_content(row: Row, form: Form) -> None:
     """Refuse content that the form does not use, and a second passage."""
     lost = [key for key in _CONTENT if key not in FORMS[form] and is_filled(row.get(key))]
-    if "input" in FORMS[form]:
-        first, *more = [key for key in _PASSAGES if is_filled(row.get(key))] or [""]
-        lost += [f"{key} next to {first}" for key in more]
+    passages = [key for key in _PASSAGES if key in FORMS[form] and is_filled(row.get(key))]
+    lost += passages[1:]
     if not lost:
         return
+    use = f"which the form of {' and '.join(form)} does not use"
+    if lost[0] in passages:
+        use = f"and {passages[0]} too, of which one is used"
     cure = "Write it into the other texts, or remove it."
     if form == _PROMPT and lost[0] in _INSTRUCTED:
         cure = "Give --columns instruction=prompt,output=completion, a form that uses it, or remove it."
-    raise RowError(UNUSED_CONTENT, key=lost[0], form=" and ".join(form), cure=cure)
+    raise RowError(UNUSED_CONTENT, key=lost[0], use=use, cure=cure)
 
 
 def _check_ignored(row: Row, form: Form) -> None:

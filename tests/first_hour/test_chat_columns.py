@@ -78,6 +78,11 @@ def test_content_that_a_form_does_not_use_is_one_problem_of_the_file(row: Row, k
         load(args)
 
 
+def test_a_second_passage_is_named_with_the_first() -> None:
+    with refused("content-ignored", "context, and input too"):
+        texts_of({"instruction": "a", "output": "b", "input": "x", "context": "y"})
+
+
 def test_a_history_of_prompts_is_used_after_the_renaming_that_the_message_gives() -> None:
     row = {"prompt": "e", "completion": "f", "history": [["a", "b"], ["c", "d"]]}
     with refused("content-ignored", "--columns instruction=prompt,output=completion,"):
