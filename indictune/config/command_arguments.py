@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from indictune.config.fields import Checked, flag
@@ -71,7 +73,7 @@ class PredictArguments(BadRowArguments, FileFormArguments):
             yield problem("predict-needs-model", "--model")
         if self.text and self.input_file is not None:
             yield problem("two-text-sources", "--text", other=f"--input_file {self.input_file}")
-        if self.input_file is not None and "*" in self.input_file:
+        if self.input_file is not None and glob.has_magic(self.input_file) and not Path(self.input_file).exists():
             yield problem("predict-one-file", "--input_file", self.input_file)
         if self.input_file is None and self.keep_columns:
             yield problem("no-columns-to-keep", "--keep_columns", " ".join(self.keep_columns))

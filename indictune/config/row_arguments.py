@@ -52,7 +52,7 @@ class BadRowArguments(Checked):
     bad_rows: Literal["stop", "quarantine"] = flag(
         "stop",
         "`stop` ends the run at rows that cannot be used. `quarantine` leaves them out and writes them, with the "
-        "reason, to a rejected.jsonl with the output.",
+        "reason, to rejected.jsonl in --output_dir; `predict` to OUTPUT.rejected.jsonl, for --output_file OUTPUT.",
     )
     max_bad_fraction: float = flag(
         MAX_BAD_FRACTION, "With --bad_rows quarantine, stop if more than this share of a file's rows is bad."

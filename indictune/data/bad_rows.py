@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ REJECTED = "rejected.jsonl"
 LINES_PER_FILE = 1 << 32
 
 _MAX_LISTED = 5  # of a kind
+_MAX_SHOWN = 3  # of rows that are left out
 _MAX_LISTED_OF_ALL = 10
 _WITHOUT_LINES = ("", ".parquet", ".arrow", ".xlsx", ".ods")
 
@@ -90,6 +93,11 @@ class BadRows:
         """Sentences for the user: the remarks, and how many rows were left out."""
         return self.remarks
 
+    def left_out(self) -> str:
+        """A sentence for the user: how many rows were left out, and the first ones."""
+        first = " ".join(str(replace(each, way_out="")) for each in self._first[:_MAX_SHOWN])
+        return f"{self.source}: {self.count:,} bad rows were left out, first {first}"
+
     def location(self, line: int) -> str:
         """Where a row stands, as `row_location` writes it."""
         return row_location(self.source, self._line_of_split(line), self.files)
@@ -150,10 +158,7 @@ class Quarantine(BadRows):
                 shutil.copyfileobj(self._entries, file)
 
     def notes(self) -> list[str]:
-        left_out = (
-            f"{self.source}: {self.count:,} bad rows were left out; {REJECTED} has them, with reasons."
-        )
-        return [*super().notes(), *([left_out] if self.count else [])]
+        return [*super().notes(), *([self.left_out()] if self.count else [])]
 
 
 def numbered_files(files: Sequence[str], bad: BadRows) -> Iterator[tuple[str, int]]:
@@ -172,10 +177,12 @@ def bad_rows(source: str, args: BadRowArguments, folder: Path) -> BadRows:
 
 
 def keep_rejected(prepared: Path, output_dir: Path, rank: int) -> None:
-    """On rank 0, copy the rejected rows of the prepared ones to the output, and remove those of an earlier run."""
+    """On rank 0, copy the rejected rows of the prepared ones to the output, and say so. Those of an earlier run go."""
     if rank == 0:
         (output_dir / REJECTED).unlink(missing_ok=True)
         copy_rejected(prepared, output_dir)
+        if (output_dir / REJECTED).exists():
+            print(f"Rows that were left out, with reasons: {output_dir / REJECTED}", file=sys.stderr)
 
 
 def copy_rejected(prepared: Path, folder: Path) -> None:

@@ -95,17 +95,19 @@ def existing_columns(
     names = {**columns, **{role: name for role, name in optional.items() if name in present}, **guessed}
     problems = Problems()
     shown = ", ".join(map(shortened, present)) or "no columns"
+    is_other = "label" in columns and not {names[role] for role in columns}.intersection(present)
+    is_chat = is_other and any(form.issubset(present) for form in _CHATS)
     for role, name in names.items():
         problems.attempt(_check_unique, source, present, name)
         if name not in present:
             near = difflib.get_close_matches(name.lower(), [other.lower() for other in present], n=1)
             hint = next((f"Did you mean {shortened(other)}?" for other in present if other.lower() in near), None)
-            hint = hint or (_OF_CHATS if any(set(present) >= form for form in _CHATS) else None)
+            hint = _OF_CHATS if is_chat else hint
             option = "--keep_columns" if role.startswith(KEPT) else f"--{role}_column"
             problems.append(
                 problem("column-missing", "", source, hint, column=shortened(name), option=option, columns=shown)
             )
-    problems.raise_any()
+    Problems(problems[:1] if is_chat else problems).raise_any()
     return names
 
 

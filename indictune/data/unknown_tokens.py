@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from indictune.config.plan import RunPlan
 from indictune.data.columns import shortened
 from indictune.data.mojibake import Mojibake
-from indictune.errors import Problems, problem
+from indictune.errors import Problems, catalogue, problem
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def check_unknown(
 
 
 def _cure(texts: Iterable[str]) -> str | None:
-    """What to do about texts that were decoded by the wrong encoding, which no tokenizer knows; None without them."""
+    """The way out if some texts were decoded by the wrong encoding, which no tokenizer knows; None without them."""
     damaged = Mojibake()
     for text in texts:
         damaged.check(text, 0)
@@ -103,7 +103,7 @@ def _cure(texts: Iterable[str]) -> str | None:
         return None
     return (
         f"{damaged.count:,} texts were decoded by the wrong encoding: read their source as UTF-8, or mend them with "
-        "ftfy.fix_encoding."
+        f"ftfy.fix_encoding. For other texts: {catalogue()['unknown-tokens']['way_out']}"
     )
 
 

@@ -76,7 +76,7 @@ def _predict(asked: PredictArguments) -> None:
         elif asked.output_file is None:
             _answer(source.windows(), classifier, None)
             if source.bad.count:
-                _warn(f"{source.file.path}: {source.bad.count:,} bad rows are left out; --output_file keeps them too.")
+                _warn(source.bad.left_out())
         else:
             _label_file(source, classifier, Path(asked.output_file))
             if rank_of(os.environ) == 0:
@@ -174,7 +174,8 @@ def _keep_rejected(source: Source, folder: Path, output: Path) -> None:
     if rejected.exists():
         kept = output.with_name(f"{output.name}.{REJECTED}")
         shutil.copyfile(rejected, kept)
-        _warn(f"{source.file.path}: {source.bad.count:,} bad rows are left out; {kept} has them.")
+        _warn(source.bad.left_out())
+        print(f"Rows that were left out, with reasons: {kept}", file=sys.stderr)
 
 
 def _warn(sentence: str) -> None:

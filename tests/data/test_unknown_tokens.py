@@ -86,6 +86,8 @@ def test_texts_of_a_wrong_encoding_are_named_as_such(tmp_path: Path) -> None:
     damaged = ["नमस्ते दुनिया".encode().decode("latin-1")]
     with refused("unknown-tokens", "ftfy.fix_encoding"):
         classified(tmp_path / "t.jsonl", HINDI * 8 + damaged * 2)
+    with refused("unknown-tokens", "1 texts", "--allow_unknown"):  # of which most are in a script without mistakes
+        classified(tmp_path / "t.jsonl", HINDI * 8 + MALAYALAM * 8 + damaged)
 
 
 @pytest.mark.parametrize("texts", [HINDI * 200 + MALAYALAM, HINDI * 80 + ["🫠🫠"] * 20], ids=["stray", "emoji"])

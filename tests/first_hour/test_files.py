@@ -123,7 +123,8 @@ class TestHeaders:
 
     def test_columns_of_conversations_are_named_as_such(self) -> None:
         Path("f.csv").write_text("question,answer\na,b\n", encoding="utf-8")
-        assert "--task chat" in refusal_of("f.csv").message
+        (found,) = refusal_of("f.csv").problems
+        assert "--task chat" in str(found)
 
     def test_other_names_are_no_data(self) -> None:
         Path("f.csv").write_text("body,mood\na,b\n", encoding="utf-8")
