@@ -4,7 +4,7 @@
 
 Each command runs in fresh processes, in turns; the table has medians of the whole process. The last two commands find
 100,000 prepared rows; the run counts from its start to the end of its first optimizer step. CHECKOUT is an earlier
-version of the repository, in which help and a typing error are timed too.
+version of the repository, in which help, a typing error and the run are timed too.
 """
 
 from __future__ import annotations
@@ -66,19 +66,22 @@ def main() -> None:
         write_rows(rows := Path(work) / "rows.csv", ROWS)
         job = [*JOB, "--train_file", str(rows)]
         prepare, run = ["-m", "indictune", "prepare", *job], ["scripts/train_sentiment.py", *job, *ONE_STEP]
-        seconds_of(prepare)
+        checkouts = [ROOT, *(Path(each).resolve() for each in earlier)]
+        for each in checkouts:
+            seconds_of(prepare, each)
         commands = {**COMMANDS, **TYPED, "indictune prepare, again": prepare}
         seconds: dict[str, list[float]] = {name: [] for name in (*commands, RUN)}
-        before: dict[str, list[float]] = {name: [] for name in TYPED}
+        before: dict[str, list[float]] = {name: [] for name in (*TYPED, RUN)}
         for lap in range(LAPS):
             for name, command in TYPED.items() if earlier else ():
-                before[name].append(seconds_of(command, Path(earlier[0]).resolve()))
+                before[name].append(seconds_of(command, checkouts[1]))
             for name, command in commands.items():
                 seconds[name].append(seconds_of(command))
-            output_dir = Path(work) / str(lap)
-            seconds_of([*run, "--output_dir", str(output_dir)])
-            metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]
-            seconds[RUN].append(metrics["time_to_first_step_s"])
+            for times, checkout in zip((seconds, before), checkouts, strict=False):
+                output_dir = Path(work) / f"{lap} of {checkout.name}"
+                seconds_of([*run, "--output_dir", str(output_dir)], checkout)
+                metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["train"]
+                times[RUN].append(metrics["time_to_first_step_s"])
     started = {name: round(statistics.median(laps), 3) for name, laps in seconds.items()}
     once = {name: round(statistics.median(laps), 3) for name, laps in before.items() if laps}
     body = [[name, f"{once[name]:.2f}" if name in once else "", f"{spent:.2f}"] for name, spent in started.items()]

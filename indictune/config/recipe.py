@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from argparse import ArgumentTypeError
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
@@ -49,6 +50,8 @@ class _FlagParser(HfArgumentParser):
 
 
 def _number_or_auto(word: str) -> int | str:
+    if word != AUTO and not word.removeprefix("-").isdecimal():
+        raise ArgumentTypeError(f"expected a whole number or {AUTO}")
     return word if word == AUTO else int(word)
 
 
