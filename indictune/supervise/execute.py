@@ -83,7 +83,7 @@ def execute(main: Callable[[Run], None], recipe: Recipe, replaceable: Collection
         if end.state != "ok" or run_folder.status_since(run.output_dir, 0.0).get("state") != "ok":
             _report(run, end)
         return run_folder.EXIT_CODES[end.state]
-    if run.rank >= world.used:
+    if world.idle and run.rank >= world.used:
         return elastic.idle()
     if _was_stopped_before(run):
         return EXIT_RESUMABLE
