@@ -10,8 +10,8 @@ _ENGINES = {
     "fsdp2_cp": "fsdp2",
     "zero1_tp": "zero1",
     "zero2_tp": "zero2",
+    "pipeline": "ddp",  # plain process groups, as accelerate sees it
 }
-_ENGINES |= {"pipeline": "ddp"}  # plain process groups, as accelerate sees it
 
 
 def engine_of(strategy: str) -> str:

@@ -15,6 +15,16 @@ Start = Callable[..., Run]
 STOPPED_AT = 7  # in the second epoch, which begins after step 5
 
 
+def stopped_copy(whole: Run, folder: Path) -> Path:
+    """A copy of a run as it was after the step at which it stopped."""
+    shutil.copytree(whole.folder, folder)
+    for step in range(STOPPED_AT + 1, 13):
+        shutil.rmtree(folder / f"checkpoint-{step}")
+    for name in ("metrics.json", "model.safetensors"):
+        (folder / name).unlink()
+    return folder
+
+
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -26,12 +36,7 @@ STOPPED_AT = 7  # in the second epoch, which begins after step 5
 def test_auto_goes_on_from_the_newest_checkpoint(run_under: Start, job: Path, tmp_path: Path, strategy: str) -> None:
     ranks, flags = (1, ["--per_device_train_batch_size", "24"]) if strategy == "single" else (2, [])
     whole = run_under(strategy, ranks, *flags)
-    stopped = tmp_path / "run"
-    shutil.copytree(whole.folder, stopped)
-    for step in range(STOPPED_AT + 1, 13):
-        shutil.rmtree(stopped / f"checkpoint-{step}")
-    for name in ("metrics.json", "model.safetensors"):
-        (stopped / name).unlink()
+    stopped = stopped_copy(whole, tmp_path / "run")
 
     launcher = python() if strategy == "single" else accelerate(strategy, ranks)
     resumed = train(launcher, stopped, "--config", str(job), *flags, "--resume_from_checkpoint", "auto")
@@ -58,12 +63,7 @@ def test_split_matrices_go_on_under_another_strategy(
     run_under: Start, job: Path, tmp_path: Path, before: tuple[str, int], after: tuple[str, int]
 ) -> None:
     whole = run_under(*before)
-    folder = tmp_path / "run"
-    shutil.copytree(whole.folder, folder)
-    for step in range(STOPPED_AT + 1, 13):
-        shutil.rmtree(folder / f"checkpoint-{step}")
-    for name in ("metrics.json", "model.safetensors"):
-        (folder / name).unlink()
+    folder = stopped_copy(whole, tmp_path / "run")
 
     launcher = python() if after[0] == "single" else accelerate(*after)
     resumed = train(launcher, folder, "--config", str(job), "--resume_from_checkpoint", "auto")
