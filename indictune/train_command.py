@@ -86,7 +86,7 @@ def train_command(argv: Sequence[str]) -> int:
     launcher = choose_launcher(asked.strategy, asked.num_processes)
     path = as_seen_from_here(script(SCRIPTS[asked.task]))
     _refuse_several_machines(launcher, [str(path), *asked.words()])
-    asked = fit_processes(asked, launcher.processes)
+    asked = fit_data_ranks(asked, launcher)
     if asked.dry_run:
         from indictune.supervise.logs import log_to_console
         from indictune.training.dry_run import dry_run
@@ -154,15 +154,18 @@ def _refuse_several_machines(launcher: Launcher, words: Sequence[str]) -> None:
         raise UserError("several-machines", "--strategy", launcher.config_file, last=last, line=line)
 
 
-def fit_processes(asked: Asked, processes: int) -> Asked:
+def fit_data_ranks(asked: Asked, launcher: Launcher) -> Asked:
     """The same with a smaller micro-batch, where the recipe's is too large for a share of the global batch."""
     rows, at_once = (_rows(asked, name) for name in ("global_batch_size", "per_device_train_batch_size"))
     if rows is None or at_once is None or "per_device_train_batch_size" in asked.flags:
         return asked
-    if rows % processes or rows >= processes * at_once:
+    if rows >= launcher.processes * at_once:
         return asked
-    share = rows // processes
-    note = f"{processes} processes share {rows} rows: --per_device_train_batch_size {share} instead of {at_once}"
+    ranks = launcher.data_ranks()
+    if rows % ranks or rows >= ranks * at_once:
+        return asked
+    share = rows // ranks
+    note = f"{ranks} data-parallel ranks share {rows} rows: --per_device_train_batch_size {share} instead of {at_once}"
     print(f"indictune: {note}", file=sys.stderr)
     return replace(asked, flags={**asked.flags, "per_device_train_batch_size": [str(share)]})
 

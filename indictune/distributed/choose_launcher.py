@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indictune.distributed.named_strategy import content_of, find_strategy
+from indictune.errors import UserError
 from indictune.shipped_files import FOLDER, as_seen_from_here, strategies
 
 _ONE_PROCESS, _SEVERAL = "single_gpu", "ddp"
 _DEFAULT_PORT = 29500  # of accelerate
+_MAY_SPLIT_THE_MODEL = {"parallelism_config", "megatron_lm_config", "deepspeed_config"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,17 @@ class Launcher:
             return [sys.executable, str(script), *flags]
         launch = [sys.executable, "-m", "indictune.distributed.run_launcher"]
         return [*launch, *self.options(), str(script), *flags]
+
+    def data_ranks(self) -> int:
+        """Processes with different rows; all of them where the sizes of the file are wrong, which the run refuses."""
+        if not content_of(self.config_file).keys() & _MAY_SPLIT_THE_MODEL:
+            return self.processes
+        from indictune.distributed.launch import read_launch  # takes seconds
+
+        try:
+            return read_launch(self.environment()).data_size
+        except UserError:
+            return self.processes
 
     def environment(self) -> Mapping[str, str]:
         """What the launcher would set for rank 0."""
