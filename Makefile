@@ -10,7 +10,7 @@ PARALLEL := --numprocesses logical --dist loadfile --no-loadscope-reorder
 WRONG_CONFIGURATIONS := $(addprefix tests/,test_bad_input.py test_bad_chats.py $(addprefix distributed/test_,launch_check.py launch.py deepspeed_config.py))
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: install demo demo-llama test test-all test-faults test-gpu bench docs lint clean
+.PHONY: install demo demo-llama test test-all test-faults test-gpu matrix bench docs lint clean
 
 install: $(STAMP)  ## make .venv, with everything that a run needs
 
@@ -38,6 +38,14 @@ GPU_TESTS ?= tests/gpu
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## the tests that need a GPU: it fails without one
 	REQUIRE_GPU=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m pytest \
 		--numprocesses 8 --dist worksteal --verbose -m gpu $(GPU_TESTS)
+
+# Tests of one file and task share runs, and stay with one process. What fails is in the tables.
+MATRIX := outputs/method_matrix.xml
+matrix: $(BUILT)  ## try every method under every strategy file, and write the tables of docs/strategies.md: an hour
+	-OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --dist loadgroup \
+		-o junit_family=xunit1 --junitxml $(MATRIX) tests/ranks/test_method_matrix.py
+	$(BIN)/python -m docs.method_matrix $(MATRIX)
+	$(BIN)/python -m docs.generate
 
 bench: $(STAMP)  ## measure on a CPU what the documents claim, within 10 minutes on 2 cores that do nothing else
 	$(BIN)/python -m benchmarks.bench

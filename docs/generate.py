@@ -1,4 +1,7 @@
-"""Write docs/errors.md, docs/flags.md and the flags of `--help` from the code: `python -m docs.generate`."""
+"""Write docs/errors.md, docs/flags.md and the flags of `--help` from the code: `python -m docs.generate`.
+
+It also puts the method matrix into docs/strategies.md.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from docs import method_matrix
 from indictune.config.command_arguments import (
     CheckpointArguments,
     EvaluateArguments,
@@ -245,6 +249,7 @@ def main() -> None:
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
     FLAGS_FILE.write_text(flags_file(), encoding="utf-8")
+    method_matrix.PAGE.write_text(method_matrix.page_with_tables(), encoding="utf-8")
 
 
 if __name__ == "__main__":

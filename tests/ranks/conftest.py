@@ -60,11 +60,12 @@ def starter(job: Path, factory: pytest.TempPathFactory, script: str = SCRIPT) ->
     """Trains a job under a strategy with some flags; the same call gives the same run."""
     done: dict[tuple[object, ...], Run] = {}
 
-    def run(strategy: str, ranks: int, *flags: str) -> Run:
+    def run(strategy: str | Path, ranks: int, *flags: str) -> Run:
         key = (strategy, ranks, *flags)
         if key not in done:
             command = python() if strategy == "single" else accelerate(strategy, ranks)
-            done[key] = train(command, factory.mktemp(strategy), "--config", str(job), *flags, script=script)
+            folder = factory.mktemp(Path(strategy).stem)
+            done[key] = train(command, folder, "--config", str(job), *flags, script=script)
         return done[key]
 
     return run

@@ -49,8 +49,9 @@ def python() -> list[str]:
     return [sys.executable]
 
 
-def accelerate(strategy: str, ranks: int) -> list[str]:
-    config = f"accelerate_configs/{strategy}.yaml"
+def accelerate(strategy: str | Path, ranks: int) -> list[str]:
+    """The launcher with a shipped file by its name, or with another file."""
+    config = str(strategy) if isinstance(strategy, Path) else f"accelerate_configs/{strategy}.yaml"
     port = str(free_port())
     return [
         *(str(BIN / "accelerate"), "launch", "--config_file", config),

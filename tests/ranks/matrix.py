@@ -1,0 +1,147 @@
+"""What the method matrix tries: small jobs of both tasks, by flags, on some ranks of every strategy file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from indictune.config.recipe import read_recipe
+from indictune.preflight.checks import preflight
+from indictune.preflight.derive import make_plan
+from indictune.tasks.chat import Chat
+from indictune.tasks.classification import Classification
+from indictune.tasks.protocol import Task
+from tests.launch_environment import launched
+from tests.ranks import conftest, test_llama
+from tests.ranks.launching import ROOT, SCRIPT
+from tests.ranks.test_parity import PLAIN
+
+Flags = tuple[str, ...]
+
+FILES = sorted(file.stem for file in (ROOT / "accelerate_configs").iterdir())
+STEPS = 7  # of a classifier 5 are an epoch, of LLaMA 4, of LLaMA with packing 3
+ON_EIGHT, ON_FOUR = ("3d",), ("ddp_tp", "fsdp2_cp", "fsdp2_tp", "hsdp", "zero1_tp", "zero2_tp")
+
+
+class Feature(NamedTuple):
+    """Flags of a run that has a feature, and what its log says of it."""
+
+    flags: Flags
+    logged: str = ""
+
+
+class Kind(NamedTuple):
+    """A task of the matrix.
+
+    Attributes:
+        task: whose plan says what is refused.
+        script: that trains it.
+        write_job: writes its rows and recipe, and gives the recipe.
+        methods: flags of each method.
+        one: flags of the run of one process that a method is compared with.
+        features: which a run of all weights can have all at once.
+        one_with_features: flags of the run of one process that such a run is compared with.
+        stopped_at: a step in the second epoch, from which that run is resumed.
+    """
+
+    task: Task[Any, Any, Any]
+    script: str
+    write_job: Callable[[Path], Path]
+    methods: dict[str, Flags]
+    one: dict[str, Flags]
+    features: dict[str, Feature]
+    one_with_features: Flags
+    stopped_at: int
+
+
+METHODS = {"full": "full", "LoRA": "lora", "QLoRA": "qlora"}
+BF16 = ("--bf16", "true")
+IN_ANY_RUN = ("resume", "exact evaluation", "verified save")  # columns that need no flag
+_CHECKPOINTING = Feature(("--gradient_checkpointing", "true"))
+_IGNORED = "Ignoring --per_device_train_batch_size"
+
+KINDS = {
+    "classifier": Kind(
+        Classification(),
+        SCRIPT,
+        conftest.write_job,
+        {name: ("--method", method) for name, method in METHODS.items()},
+        {"full": PLAIN, "LoRA": PLAIN, "QLoRA": ()},
+        {
+            "active vocabulary": Feature(("--active_vocabulary", "on"), "of 5,000 embedding rows are trained"),
+            "activation checkpointing": _CHECKPOINTING,
+            "limit of tokens": Feature(("--max_tokens_per_device", "60"), _IGNORED),
+        },
+        PLAIN,
+        stopped_at=6,
+    ),
+    "LLaMA": Kind(
+        Chat(),
+        test_llama.SCRIPT,
+        test_llama.write_job,
+        {name: test_llama.METHODS[method] for name, method in METHODS.items()},
+        {name: test_llama.ONE_PROCESS[method] for name, method in METHODS.items()},
+        {
+            "packing": Feature(("--packing", "true")),
+            "activation checkpointing": _CHECKPOINTING,
+            "limit of tokens": Feature(("--max_tokens_per_device", "140"), _IGNORED),
+        },
+        (*test_llama.MICRO_BATCH_OF_12, "--packing", "true", "--gradient_checkpointing", "false"),
+        stopped_at=5,
+    ),
+}
+
+
+def columns_of(kind: str) -> dict[str, Flags]:
+    """The columns of a task: methods, and features of runs that train all weights, with their flags."""
+    job = KINDS[kind]
+    full = job.methods["full"]
+    features = {name: (*full, *feature.flags) for name, feature in job.features.items()}
+    return {**job.methods, **features, "bf16": (*full, *BF16), **dict.fromkeys(IN_ANY_RUN, full)}
+
+
+def refusals(file: str, kind: str, recipe: Path) -> dict[str, str | None]:
+    """The code by which each column is refused under a file; None where it can run."""
+    columns, job = columns_of(kind), KINDS[kind]
+    at_once = (*job.methods["full"], *BF16, *(flag for feature in job.features.values() for flag in feature.flags))
+    asked = columns if refusal(file, kind, recipe, *at_once) else {name: columns[name] for name in METHODS}
+    codes = {flags: refusal(file, kind, recipe, *flags) for flags in asked.values()}
+    return {name: codes.get(flags) for name, flags in columns.items()}
+
+
+def ranks_of(file: str) -> int:
+    """The fewest ranks on which a file uses all of its axes."""
+    if file == "single_gpu":
+        return 1
+    return 8 if file in ON_EIGHT else 4 if file in ON_FOUR else 2
+
+
+def launched_file(file: str, folder: Path) -> str | Path:
+    """A shipped file for `accelerate`. Here one machine stands for two nodes of HSDP."""
+    if file != "hsdp":
+        return file
+    text = (ROOT / "accelerate_configs/hsdp.yaml").read_text(encoding="utf-8")
+    copy = folder / "hsdp.yaml"
+    copy.write_text(text.replace("replicate_size: -1", "replicate_size: 2"), encoding="utf-8")
+    return copy
+
+
+def refusal(file: str, kind: str, recipe: Path, *flags: str) -> str | None:
+    """The code of the first reason not to start a run under a file; None if there is none."""
+    task = KINDS[kind].task
+    argv = ["--config", str(recipe), "--output_dir", str(recipe.parent / "none"), *flags]
+    with chdir(ROOT):
+        plan, problems = make_plan(read_recipe(argv, task.arguments()), _environment(file), task)
+        found = [*problems, *preflight(plan, task)]
+    return found[0].code if found else None
+
+
+@functools.cache
+def _environment(file: str) -> dict[str, str]:
+    ranks = ranks_of(file)
+    environ = launched(ROOT / f"accelerate_configs/{file}.yaml", ranks)
+    sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks // 2 if file == "hsdp" else ranks)}
+    return environ if ranks == 1 else environ | sizes
