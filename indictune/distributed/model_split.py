@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.state import DistributedType
@@ -13,11 +13,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments
 
+from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
 from indictune.distributed.sharding import repeated_blocks
 from indictune.distributed.tensor_parallel import split_matrices
 
-PIPELINE, DATA, TENSOR = "pipeline", "data", "tensor"
+PIPELINE, REPLICAS, SHARDS, TENSOR = "pipeline", "replicas", "shards", "tensor"
 
 
 def split(model: nn.Module, launch: Launch, args: TrainingArguments) -> DeviceMesh | None:
@@ -29,9 +30,8 @@ def split(model: nn.Module, launch: Launch, args: TrainingArguments) -> DeviceMe
     if launch.axes.tensor == 1 or launch.deepspeed is not None:
         return None
     axes = launch.axes
-    mesh = init_device_mesh(
-        args.device.type, (axes.pipeline, launch.data_size, axes.tensor), mesh_dim_names=(PIPELINE, DATA, TENSOR)
-    )
+    sizes = (axes.pipeline, axes.replicas, launch.data_size // axes.replicas, axes.tensor)
+    mesh = init_device_mesh(args.device.type, sizes, mesh_dim_names=(PIPELINE, REPLICAS, SHARDS, TENSOR))
     split_matrices(model, mesh[TENSOR])
     return mesh
 
@@ -42,13 +42,14 @@ def prepare(trainer: Trainer, mesh: DeviceMesh | None) -> None:
         return
     assert trainer.model is not None
     if trainer.accelerator.distributed_type == DistributedType.FSDP:
-        shard_blocks(trainer.model, mesh[DATA], trainer.accelerator.state.fsdp_plugin)
+        data = mesh[SHARDS] if mesh[REPLICAS].size() == 1 else mesh[REPLICAS, SHARDS]
+        shard_blocks(trainer.model, data, trainer.accelerator.state.fsdp_plugin)
     else:
         trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
 
 
 def shard_blocks(model: nn.Module, mesh: DeviceMesh, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Shard a split model, or the stage that was cut from it, by FSDP2 over the data axis, as accelerate would.
+    """Shard a split model by FSDP2 over the data axis, or over replicas x shards, as accelerate would.
 
     accelerate (1.15, `_prepare_tp`) would wrap all other weights as DTensors by a class that transformers 5.23 lacks.
     It leaves a model alone that is sharded already.
@@ -79,10 +80,13 @@ def average_gradients(trainer: Trainer, launch: Launch, mesh: DeviceMesh | None)
         return
     if not trainer.accelerator.sync_gradients:
         return
-    group = mesh.get_group(DATA)
+    group = mesh.get_group(SHARDS)  # without FSDP2 each copy is one
+    sum_in = getattr(torch, cast(IndicTrainingArguments, trainer.args).reduce_dtype)
     assert trainer.model is not None
     gradients = [each.grad for each in trainer.model.parameters() if each.grad is not None]
     local = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
-    for work in [torch.distributed.all_reduce(each, group=group, async_op=True) for each in local]:
+    sums = [each.to(sum_in) for each in local]  # the same tensors, if they are of this type
+    for work in [torch.distributed.all_reduce(each, group=group, async_op=True) for each in sums]:
         work.wait()
-    torch._foreach_div_(local, launch.data_size)
+    torch._foreach_div_(sums, launch.data_size)
+    torch._foreach_copy_(local, sums)

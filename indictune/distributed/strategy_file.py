@@ -59,6 +59,8 @@ def notes(plan: AnyPlan) -> list[str]:
         found.append("The DeepSpeed file has ZeRO stage 0, which shards nothing. DDP runs it.")
     if plan.launch.axes.pipeline == 1 and "pipeline_schedule" in plan.recipe.values:
         found.append("Ignoring --pipeline_schedule: the strategy file asks for no pipeline.")
+    if plan.training.reduce_dtype != "float32" and plan.launch.data_size == 1:
+        found.append(f"Ignoring --reduce_dtype {plan.training.reduce_dtype}: no gradients are summed over processes.")
     return found + ignored_values(plan)
 
 

@@ -46,6 +46,7 @@ def axes_of(
         (FSDP | mesh(DP_REPLICATE=-1), 16, Axes(replicas=2, is_sharded=True)),  # one on each node
         (FSDP | mesh(DP_REPLICATE=-1, DP_SHARD=2), 8, Axes(replicas=4, is_sharded=True)),
         (FSDP | mesh(DP_REPLICATE=2), 8, Axes(replicas=2, is_sharded=True)),
+        (FSDP | mesh(DP_REPLICATE=-1, TP=2), 16, Axes(tensor=2, replicas=2, is_sharded=True)),
         (stages(-1), 4, Axes(pipeline=4)),
         (stages(2), 8, Axes(pipeline=2)),
         (stages(2, 2), 8, Axes(pipeline=2, tensor=2)),

@@ -1,0 +1,49 @@
+"""Groups of ranks that split a model, without a training."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+
+from indictune.config.plan import Axes, Launch
+from indictune.distributed.model_split import PIPELINE, REPLICAS, SHARDS, TENSOR, average_gradients
+from indictune.distributed.strategy_file import notes
+from tests.plans import plan_of
+
+
+@pytest.mark.parametrize(("reduce_dtype", "average"), [("float32", 0.5 + 2**-13), ("bfloat16", 0.5)])
+def test_copies_sum_gradients_in_the_type_asked_for(reduce_dtype: str, average: float) -> None:
+    """bfloat16 has 8 digits, so it loses 2**-12 beside 1. The sum is of one rank alone."""
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1, 1, 1, 1), mesh_dim_names=(PIPELINE, REPLICAS, SHARDS, TENSOR))
+        model = nn.Linear(1, 1, bias=False)
+        model.weight.grad = torch.full((1, 1), 1 + 2**-12)
+        accelerator, args = SimpleNamespace(sync_gradients=True), SimpleNamespace(reduce_dtype=reduce_dtype)
+        trainer: Any = SimpleNamespace(model=model, accelerator=accelerator, args=args)
+        average_gradients(trainer, Launch("ddp_tp", 4, 4, axes=Axes(tensor=2)), mesh)
+        assert model.weight.grad.dtype == torch.float32
+        assert model.weight.grad.item() == average
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("launch", "is_ignored"),
+    [
+        (Launch("single"), True),
+        (Launch("tp", 2, 2, axes=Axes(tensor=2)), True),
+        (Launch("ddp_tp", 4, 4, axes=Axes(tensor=2)), False),
+        (Launch("ddp", 2, 2), False),
+    ],
+    ids=str,
+)
+def test_a_type_of_sums_that_nobody_makes_is_reported(launch: Launch, is_ignored: bool) -> None:
+    plan = plan_of({"reduce_dtype": "bfloat16"}, launch=launch)
+    assert any("--reduce_dtype" in each for each in notes(plan)) == is_ignored
