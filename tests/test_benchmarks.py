@@ -190,6 +190,7 @@ def test_the_memory_of_a_child_is_its_own() -> None:
     assert 60_000_000 < peaks[str(child.pid)] < len(ours)  # other tests may have children too
 
 
+@pytest.mark.slow
 def test_preparation_measures_stages_of_ours_and_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import preparation
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.launching import ROOT, start
+from tests.ranks.launching import ROOT, python, start
 
 # Each may import those of the lines above it, and itself.
 LAYERS = [
@@ -210,24 +210,11 @@ def needed_to_train(script: Path) -> set[str]:
     return {f"{module.replace('.', '/')}.py" for module in modules if module.startswith("indictune")}
 
 
-# Runs a script up to `Trainer.train`, and writes the files of the functions that run then.
-UP_TO_TRAINING = """
-import pathlib, runpy, sys, traceback, transformers
-def train(*_, **__):
-    files = {frame.filename for frame in traceback.extract_stack()}
-    pathlib.Path(sys.argv[-1], "passed").write_text("\\n".join(files))
-    raise KeyboardInterrupt
-transformers.Trainer.train = train
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 @pytest.mark.parametrize("name", ["sentiment", "llama", "tokens"])
 def test_the_way_to_the_training_passes_few_files(name: str, tmp_path: Path) -> None:
     script = f"scripts/train_{name}.py"
     flags = ["--config", f"recipes/{name}/demo.yaml", "--output_dir", str(tmp_path / "out")]
-    start([sys.executable, "-c", UP_TO_TRAINING, script, *flags])
+    start([*python(), "tests/up_to_training.py", script, *flags])
     running = (tmp_path / "out" / "passed").read_text(encoding="utf-8").splitlines()
     passed = needed_to_train(ROOT / script) | {
         str(Path(file).relative_to(ROOT)) for file in running if file.startswith(f"{ROOT}/indictune")

@@ -1,11 +1,10 @@
-"""The most memory after a file was read and tokenised, and after another: `FEW MANY FEWER_AT_ONCE`."""
+"""The most memory after a file was read and tokenised, and after another: `FEW MANY`."""
 
 from __future__ import annotations
 
 import sys
 
 from indictune.config.arguments import DataArguments
-from indictune.data import read_files, tokenisation
 from indictune.data.load_rows import load_splits
 from indictune.data.tokenisation import tokenise_splits
 from tests.models.tiny import words_tokenizer
@@ -17,9 +16,6 @@ def peak_kib() -> int:
 
 
 if __name__ == "__main__":
-    fewer_at_once = int(sys.argv[3])
-    read_files.CHUNK_ROWS //= fewer_at_once
-    tokenisation._BATCH_ROWS //= fewer_at_once
-    for path in sys.argv[1:3]:
+    for path in sys.argv[1:]:
         tokenise_splits(load_splits(DataArguments(train_file=path)), words_tokenizer(), ["a", "b"], 256)
         print(peak_kib())

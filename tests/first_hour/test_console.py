@@ -84,6 +84,7 @@ def test_sixty_rows_show_their_loss(tmp_path: Path) -> None:
     assert losses == ["1", "2", "3", "4"]
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_last_line_begins_its_own_line(tmp_path: Path) -> None:
     """Memory runs out in the third step, while the bar is drawn."""
     screen, program = terminal()

@@ -81,7 +81,7 @@ def test_a_model_is_loaded_ready_to_use(run: indictune.Result) -> None:
     assert list(row["scores"].values()) == pytest.approx(scores.tolist(), abs=1e-5)
 
 
-def test_mistakes_are_raised_as_problems(run: indictune.Result, folder: Path, tmp_path: Path) -> None:
+def test_mistakes_are_raised_as_problems(folder: Path, tmp_path: Path) -> None:
     rows = str(folder / "tweets.csv")
     with pytest.raises(UserError) as early:
         indictune.train("sentiment", train_file=rows, lr=1, bs=2)
@@ -89,10 +89,6 @@ def test_mistakes_are_raised_as_problems(run: indictune.Result, folder: Path, tm
         ("unknown-name", "--lr"),
         ("unknown-name", "--bs"),
     ]
-    with pytest.raises(UserError) as late:
-        indictune.train("sentiment", train_file=str(tmp_path / "no.csv"), max_length=2, output_dir=tmp_path / "out")
-    found = [(each.code, each.flag) for each in late.value.problems]
-    assert found == [("expected-at-least", "--max_length"), ("no-such-file", "--train_file")]
     for refused in (indictune.load, lambda model: indictune.predict(["a"], model)):
         with pytest.raises(UserError):
             refused(tmp_path)
@@ -105,18 +101,19 @@ def test_launch_flags_may_be_keys_and_problems_keep_theirs(
     run: indictune.Result, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = folder / "r.yaml"
-    recipe.write_text(f"train_file: {folder / 'tweets.csv'}\nmax_length: many\n", encoding="utf-8")
-    flags = {"task": "classification", "config": recipe, "strategy": "ddp", "num_processes": 2}
+    recipe.write_text("train_file: no.csv\nmax_length: many\n", encoding="utf-8")
+    flags = {"task": "classification", "config": recipe, "strategy": "ddp", "num_processes": 1}
     with pytest.raises(UserError) as refused:
         indictune.train(flags, output_dir=str(run.folder))
     found = {each.code: each for each in refused.value.problems}
     assert {code: each.flag for code, each in found.items()} == {
         "wrong-type": f"{recipe}: max_length",
         "output-dir-holds-files": "--output_dir",
+        "no-such-file": "--train_file",
     }
     assert all(str(each).startswith(each.flag) for each in found.values())
     line = next(line for line in capsys.readouterr().out.splitlines() if "accelerate launch" in line)
-    assert "ddp.yaml --num_processes 2 " in line
+    assert "ddp.yaml --num_processes 1 " in line
 
 
 def test_a_dry_run_is_a_matter_of_the_command_line(folder: Path) -> None:
@@ -127,6 +124,7 @@ def test_a_dry_run_is_a_matter_of_the_command_line(folder: Path) -> None:
     assert not (folder / "dry").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -25,7 +25,7 @@ def stopped_copy(whole: Run, folder: Path, stopped_at: int = STOPPED_AT) -> Path
     return folder
 
 
-@pytest.mark.parametrize("strategy", ["single", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["single", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_auto_goes_on_from_the_newest_checkpoint(run_under: Start, job: Path, tmp_path: Path, strategy: str) -> None:
     ranks, flags = (1, ["--per_device_train_batch_size", "24"]) if strategy == "single" else (2, [])
     whole = run_under(strategy, ranks, *flags)

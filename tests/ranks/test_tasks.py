@@ -121,8 +121,14 @@ def test_the_evaluate_command_gives_the_numbers_of_the_run(
     assert numbers(evaluated["test"]) == pytest.approx(numbers(trained.metrics["eval"]), abs=1e-6)
 
 
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", pytest.param("pipeline", marks=pytest.mark.slow), "zero3"])
+# Each task and each of three strategies once; the long tests try all pairs.
+FAST = [("tokens", "zero3"), ("regression", "ddp"), ("multi_label", "fsdp2")]
+PAIRS = [(name, strategy) for name in TASKS for strategy in ("ddp", "fsdp2", "pipeline", "zero3")]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"), [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
+)
 def test_two_ranks_train_the_model_of_one_process(
     runs: dict[str, Callable[..., Run]], name: str, strategy: str
 ) -> None:
