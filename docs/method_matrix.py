@@ -20,7 +20,7 @@ LIBRARIES = ("accelerate", "bitsandbytes", "deepspeed", "peft", "torch", "transf
 PASSES, FAILS, NOT_RUN = "passes", "fails", "not run"
 METHODS = ("full", "LoRA", "QLoRA")
 BEGIN, END = "<!-- generated: method matrix -->\n", "<!-- end -->\n"
-# The short reason for each code by which a cell is refused.
+# Short reasons for codes by which a cell is refused, where the words of the code do not say it.
 REASONS = {
     "no-tensor-plan": "cannot split it",
     "not-under-tensor": "matrices are split",
@@ -77,9 +77,9 @@ def tables(cells: Cells) -> str:
 
 
 def _shown(outcome: str) -> str:
-    if outcome in REASONS:
-        return f"[{REASONS[outcome]}](errors.md#{outcome})"
-    return "yes" if outcome == PASSES else outcome
+    if outcome in (PASSES, FAILS, NOT_RUN):
+        return "yes" if outcome == PASSES else outcome
+    return f"[{REASONS.get(outcome, outcome.replace('-', ' '))}](errors.md#{outcome})"
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

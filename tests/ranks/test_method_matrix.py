@@ -137,7 +137,9 @@ def test_a_method(runs: dict[str, Runs], record_property: Note, kind: str, file:
     if not noted(record_property, of, file, method, *shown):
         return
     one, run = of.of_one_process(*KINDS[kind].one[method], *flags), of.under(file, *flags)
-    assert (len(run.log), run.metrics["world_size"]) == (STEPS, ranks_of(file))
+    strategy = {"single_gpu": "single", "fsdp2_qlora": "fsdp2"}.get(file, file)
+    assert (run.metrics["strategy"], run.metrics["world_size"]) == (strategy, ranks_of(file))
+    assert len(run.log) == STEPS
     assert departures(one, run, bound) == []
     assert numbers(run.metrics["eval"]) == pytest.approx(numbers(one.metrics["eval"]), rel=bound, abs=bound / 10)
     assert moved_apart(one, run, METHODS[method]) <= 10 * bound

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from indictune.models import builtin
 from tests.ranks import test_llama
 from tests.ranks.launching import ROOT, SCRIPT, Run, accelerate, distance, python, start, train
 from tests.ranks.test_parity import PLAIN, differences
+from tests.ranks.test_resume import stopped_copy
 
 Start = Callable[..., Run]
-
-STOPPED_AT = 7  # in the second epoch, which begins after step 5
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +27,7 @@ def two_stages(ranks: int, folder: Path, sharded: bool = False) -> list[str]:
     asked = "pp_degree: 2" + f"\n  megatron_lm_use_custom_fsdp: {str(sharded).lower()}"
     file = folder / "two_stages.yaml"
     file.write_text(shipped.replace("pp_degree: -1", asked), encoding="utf-8")
-    command = accelerate("pipeline", ranks)
-    command[command.index("--config_file") + 1] = str(file)
-    return command
+    return accelerate(file, ranks)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -41,13 +37,6 @@ def test_copies_of_stages_train_the_model_of_one_process(
     four = train(two_stages(4, tmp_path, sharded), tmp_path / "run", "--config", str(job))
     assert (four.metrics["strategy"], four.metrics["world_size"]) == ("pipeline", 4)
     assert differences(run_under("single", 1, *PLAIN), four) == []
-
-
-def test_copies_of_stages_whose_matrices_are_split(run_under: Start) -> None:
-    """Two stages x two parts of each matrix x two copies."""
-    eight = run_under("3d", 8)
-    assert (eight.metrics["strategy"], eight.metrics["world_size"]) == ("3d", 8)
-    assert differences(run_under("single", 1, *PLAIN), eight) == []
 
 
 @pytest.mark.parametrize("strategy", ["pipeline", "3d"])
@@ -109,11 +98,7 @@ def test_every_schedule_trains_the_model_of_one_process(
     [("pipeline", "single"), ("pipeline", "fsdp2"), ("ddp", "pipeline"), ("ddp", "sharded stages"), ("ddp", "3d")],
 )
 def test_another_cut_goes_on(run_under: Start, job: Path, tmp_path: Path, before: str, after: str) -> None:
-    whole, stopped = run_under(before, 2), tmp_path / "run"
-    shutil.copytree(whole.folder, stopped)
-    for step in range(STOPPED_AT + 1, 13):
-        shutil.rmtree(stopped / f"checkpoint-{step}")
-    (stopped / "metrics.json").unlink()
+    stopped = stopped_copy(run_under(before, 2), tmp_path / "run")
     launches = {"single": python(), "sharded stages": two_stages(4, tmp_path, sharded=True)}
     launches["3d"] = accelerate("3d", 4)
     launch = launches.get(after) or accelerate(after, 2)
