@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from indictune.distributed.axes import read_axes
+from indictune.distributed.launch import is_one_node
 from indictune.errors import UserError
 from indictune.progress import OWN_PROGRESS
 
@@ -36,11 +37,6 @@ def count(environ: Mapping[str, str]) -> int:
 def limit(environ: Mapping[str, str]) -> int:
     """How often torchrun may restart this run (`--max-restarts`)."""
     return int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-
-
-def is_one_node(environ: Mapping[str, str]) -> bool:
-    """Whether all ranks that train are on this node."""
-    return environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE")
 
 
 def launch_name(environ: Mapping[str, str]) -> str:

@@ -32,6 +32,11 @@ def local_world_size_of(environ: Mapping[str, str]) -> int:
     return int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or world_size_of(environ))
 
 
+def is_one_node(environ: Mapping[str, str]) -> bool:
+    """Whether all processes run on this node."""
+    return local_world_size_of(environ) == world_size_of(environ)
+
+
 def read_launch(environ: Mapping[str, str], deepspeed: str | None = None, fsdp: str | None = None) -> Launch:
     """What the launcher and the flags ask for.
 

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from indictune.config.plan import Launch
 from indictune.distributed import elastic, rank_values
-from indictune.distributed.launch import local_world_size_of, rank_of, world_size_of
+from indictune.distributed.launch import is_one_node, rank_of
 from indictune.distributed.rank_values import Difference, Values
 from indictune.errors import Problem, problem
 from indictune.progress import OWN_PROGRESS
@@ -27,11 +27,6 @@ _LONGEST_PAUSE_S = 0.5
 _STRAGGLERS_S = 10.0  # how long a meeting that has found a difference waits for more
 _FAREWELL_S = 1.0  # how long a rank that ends lets the others read why: its launcher may hold the store
 _CONNECTED: list[Store] = []  # one at most. It is kept: without a store of the launcher, rank 0 serves it
-
-
-def are_several_nodes(environ: Mapping[str, str]) -> bool:
-    """Whether some ranks of the launch run on another node."""
-    return local_world_size_of(environ) < world_size_of(environ)
 
 
 def meet(
@@ -49,7 +44,7 @@ def meet(
     Returns:
         What differs from rank 0, on which rank and host; or why another rank cannot run. The same on all ranks.
     """
-    if not are_several_nodes(environ):
+    if is_one_node(environ):
         return []
     OWN_PROGRESS.passed(f"meeting the other nodes {place}")
     try:
@@ -62,7 +57,7 @@ def meet(
 
 def leave(environ: Mapping[str, str], message: str) -> None:
     """Tell the ranks of other nodes, which may wait at a meeting, why this one cannot run."""
-    if not are_several_nodes(environ):
+    if is_one_node(environ):
         return
     may_wait = elastic.limit(environ) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     if may_wait and not _CONNECTED:

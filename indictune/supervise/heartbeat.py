@@ -82,7 +82,7 @@ class Ranks:
     def of_launch(cls, logs: Path, environ: Mapping[str, str]) -> Ranks:
         """The ranks of a launch, by the environment variables of the launcher."""
         rank, world_size = launch.rank_of(environ), launch.world_size_of(environ)
-        all_here = launch.local_world_size_of(environ) == world_size
+        all_here = launch.is_one_node(environ)
         return cls(logs, rank, world_size, elastic.attempt(environ), all_here)
 
     def begin(self) -> None:

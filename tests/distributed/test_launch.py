@@ -9,7 +9,14 @@ import pytest
 
 from indictune.config.plan import Launch
 from indictune.distributed.engines import engine_of
-from indictune.distributed.launch import for_evaluation, rank_of, read_deepspeed, read_launch, starts_one_of_several
+from indictune.distributed.launch import (
+    for_evaluation,
+    is_one_node,
+    rank_of,
+    read_deepspeed,
+    read_launch,
+    starts_one_of_several,
+)
 from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +62,12 @@ def test_one_process_without_a_group_is_single(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize("environ", [TORCHRUN, ACCELERATE_DDP, DEEPSPEED])
 def test_ranks_without_a_sharding_strategy_are_ddp(environ: dict[str, str]) -> None:
     assert launch_of(environ) == ("ddp", 2, 2, 1)
+
+
+@pytest.mark.parametrize("environ", [{}, TORCHRUN, DEEPSPEED])
+def test_other_nodes_are_seen_by_the_sizes_of_every_launcher(environ: dict[str, str]) -> None:
+    assert is_one_node(environ)
+    assert not is_one_node({"LOCAL_WORLD_SIZE": "1", **environ, "WORLD_SIZE": "4"})
 
 
 @pytest.mark.parametrize("environ", [TORCHRUN, ACCELERATE_DDP])
