@@ -17,7 +17,8 @@ from tests.ranks.launching import ROOT, python, start
 # Each may import those of the lines above it, and itself.
 LAYERS = [
     {"indictune.credentials", "indictune.errors"}
-    | {"indictune.console_text", "indictune.progress", "indictune.versions", "indictune.cache_folders"}
+    | {"indictune.console_text", "indictune.progress", "indictune.versions"}
+    | {"indictune.cache_folders", "indictune.cache_lock"}
     | {"indictune.files", "indictune.stop_signals", "indictune.shipped_files"},
     {"indictune.config"},
     {"indictune.run", "indictune.before_imports"},

@@ -12,13 +12,12 @@ import shutil
 import tempfile
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from indictune.cache_folders import cache_folder, kept_in
+from indictune.cache_lock import locked
 from indictune.progress import OWN_PROGRESS
 from indictune.versions import versions_of
 
@@ -30,7 +29,6 @@ _READERS = ("datasets", "ftfy", "lingua-language-detector", "pyarrow")
 _TOKENIZERS = ("sentencepiece", "tokenizers", "transformers", "trl")
 # Errors of file systems that cannot fsync a folder.
 _NOT_FOR_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
-_PATIENCE_S = 1.0
 _STALE_S = 24 * 3600.0
 
 
@@ -62,7 +60,7 @@ def build_once(kind: str, parts: Sequence[object], what: str, make: Callable[[Pa
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
             _remove_stale(folder.parent)
-            with _locked(folder, what):
+            with locked(folder, what):
                 if not _is_complete(folder):
                     _build(folder, make)
     OWN_PROGRESS.passed(f"having prepared {what.lower()}")
@@ -92,36 +90,6 @@ def write_through(path: Path) -> None:
             raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a folder. If its file system has no locks, one of this machine: one process a node makes it."""
-    name = hashlib.sha256(f"{os.getuid()} {folder}".encode()).hexdigest()[:24]
-    of_all, of_node = folder.with_name(f".{folder.name}.lock"), Path(tempfile.gettempdir(), f"indictune-{name}.lock")
-    with ExitStack() as held:
-        for path in (of_all, of_node):
-            try:
-                held.enter_context(_lock(path, what))
-                break
-            except OSError as error:  # `_build` reports a disk that is full or read-only
-                logger.info("%s: no lock in %s (%s)", what, path.parent, error)
-        yield
-
-
-def _lock(path: Path, what: str) -> AbstractContextManager[object]:
-    """Take a lock, which the end of the block releases.
-
-    Without file locks, filelock (4.2) falls back to a marker file. After a kill on another machine, all would wait for
-    it; so the fallback is off.
-    """
-    lock = FileLock(path, mode=0o666, fallback_to_soft=False)
-    try:
-        return lock.acquire(timeout=_PATIENCE_S)
-    except Timeout:
-        logger.info("%s: another process prepares them; waiting for it", what)
-        with OWN_PROGRESS.waiting(f"waiting for another process, which prepares {what.lower()}"):
-            return lock.acquire()
 
 
 @functools.cache

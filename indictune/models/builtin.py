@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from indictune.cache_folders import cache_folder, kept_in
+from indictune.cache_lock import locked
 from indictune.errors import UserError
 from indictune.models import tiny_bert, tiny_llama
 
@@ -60,14 +61,19 @@ def resolve(model_name_or_path: str) -> str:
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> None:
-    """Fill a folder of the cache, unless it is there.
+    """Fill a folder of the cache, unless it is there. One process fills it; the others wait.
 
     Raises:
         UserError: `cache-not-written`.
     """
-    with kept_in(folder.parent, "The built-in model"):
-        if not folder.exists():
-            _build_atomically(build, folder)
+    what = "The built-in model"
+    with kept_in(folder.parent, what):
+        if folder.exists():
+            return
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder, what):
+            if not folder.exists():
+                _build_atomically(build, folder)
 
 
 def name_of(path: str) -> str:
@@ -77,8 +83,7 @@ def name_of(path: str) -> str:
 
 
 def _build_atomically(build: Callable[[Path], None], folder: Path) -> None:
-    """Build in a temporary folder and rename it, so that a reader sees all or nothing. Several processes may build."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """Build in a temporary folder and rename it, so that a reader sees all or nothing. Without locks several may."""
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         unfinished = Path(temporary, "model")
         build(unfinished)

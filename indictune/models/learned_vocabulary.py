@@ -42,8 +42,8 @@ def with_vocabulary(
         args: name the model.
         tokenizer: of that model.
         texts: the cleaned training texts, which are read several times.
-        checkpoint: that the run resumes from, whose vocabulary is kept. None: learn it from the texts. The same texts
-            give the same one on every rank.
+        checkpoint: that the run resumes from, whose vocabulary is kept. None: one process learns it from the texts.
+            Where nodes share no cache, one of each node does: the same texts give the same vocabulary.
 
     Raises:
         UserError: the checkpoint has no such vocabulary, or the cache cannot be written.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -65,7 +67,7 @@ def test_words_of_the_training_texts_are_entries(whole: Run) -> None:
     assert len(whole.weights["bert.embeddings.word_embeddings.weight"]) == len(tokenizer) <= 2_000
 
 
-def test_two_ranks_learn_the_same_vocabulary_each_on_its_own(
+def test_two_ranks_train_with_the_vocabulary_that_one_learns(
     job: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path / "cache"))  # empty: nothing is left from the first run
@@ -134,6 +136,28 @@ def test_texts_are_not_kept_in_memory() -> None:
 
     with_vocabulary(SMALL, load_tokenizer(ModelArguments()), Once(), None)
     assert Once.passes == 3  # named, counted and learned from
+
+
+def test_ranks_that_start_together_learn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads its texts to name the vocabulary. One reads them twice more, and the other waits for it."""
+    monkeypatch.setenv("INDICTUNE_CACHE", str(tmp_path))
+    tokenizer, named = load_tokenizer(ModelArguments()), Barrier(2)
+
+    def passes(_: int) -> int:
+        class Texts:
+            passes = 0
+
+            def __iter__(self) -> Iterator[str]:
+                Texts.passes += 1
+                yield from TEXTS
+                if Texts.passes == 1:
+                    named.wait(60)
+
+        with_vocabulary(SMALL, tokenizer, Texts(), None)
+        return Texts.passes
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(passes, range(2))) == [1, 3]
 
 
 def test_only_the_small_encoder_learns_a_vocabulary() -> None:
