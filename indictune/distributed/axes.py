@@ -38,7 +38,9 @@ def read_axes(
     is_sharded = is_fsdp or _shards_stages(environ)
     pipeline, tensor, context = _asked_of_model(environ, deepspeed)
     asked = {"pipeline": pipeline, "tensor": tensor, "context": context}
-    if tensor == OPEN:  # within a node, where links are fast
+    if context == OPEN:  # within a node, where links are fast
+        context = max(1, on_node // max(1, tensor))
+    if tensor == OPEN:
         tensor = max(1, on_node // (context * max(1, pipeline)))
     if pipeline == OPEN:
         pipeline = max(1, world_size // (tensor * context))
@@ -65,8 +67,8 @@ def hand_over(axes: Axes, world_size: int, environ: MutableMapping[str, str]) ->
     if not _is_true(environ, "ACCELERATE_USE_FSDP") or axes.tensor > 1:  # `model_split` makes that mesh
         environ.pop(_HAS_MESH, None)
     if _is_true(environ, _HAS_MESH):
-        shards = world_size // (axes.model_ranks * axes.replicas)
-        sizes = {"DP_REPLICATE": axes.replicas, "DP_SHARD": shards, "CP": axes.context, "TP": axes.tensor}
+        # FSDP2 shards over the context axis too. With its size, accelerate (1.15) would run torch's ring attention.
+        sizes = {"DP_REPLICATE": axes.replicas, "DP_SHARD": world_size // axes.replicas, "CP": 1, "TP": 1}
         environ.update({_variable(name): str(size) for name, size in sizes.items()})
 
 

@@ -42,6 +42,7 @@ def accumulation_for_tokens(
     seed: int,
     steps: int,
     padded: bool,
+    parts: int = 1,
 ) -> int:
     """Fewest micro-batches of one optimizer step on each process so that none has more than `max_tokens` tokens.
 
@@ -51,13 +52,15 @@ def accumulation_for_tokens(
         seed: of the shuffle.
         steps: optimizer steps of the run.
         padded: whether rows are padded to the longest of their micro-batch.
+        parts: processes that share the tokens of each micro-batch.
 
     Raises:
         UserError: single rows are longer.
     """
-    too_long = (lengths > max_tokens).nonzero().flatten().tolist()
+    too_long = (lengths > max_tokens * parts).nonzero().flatten().tolist()
     if too_long:
         rows = ", ".join(map(row_location, too_long[:_MAX_LISTED])) + (", ..." if len(too_long) > _MAX_LISTED else "")
-        details: dict[str, Any] = {"count": len(too_long), "longest": int(lengths.max()), "rows": rows}
+        longest = math.ceil(int(lengths.max()) / parts)
+        details: dict[str, Any] = {"count": len(too_long), "longest": longest, "rows": rows}
         raise UserError("rows-longer-than-limit", "--max_tokens_per_device", max_tokens, **details)
-    return smallest_accumulation(lengths, global_batch_size, world_size, max_tokens, seed, steps, padded)
+    return smallest_accumulation(lengths, global_batch_size, world_size, max_tokens * parts, seed, steps, padded)

@@ -10,9 +10,6 @@ from accelerate.utils.constants import FSDP_SHARDING_STRATEGY
 # keep copies of the weights.
 _RESHARDS = {"FULL_SHARD": "true", "SHARD_GRAD_OP": "false"}
 
-# Sizes of a `parallelism_config` that split more than the batch. The data here is split by ranks alone.
-_SIZES = ("cp_size", "sp_size")
-
 
 def is_version_1(environ: Mapping[str, str]) -> bool:
     """Whether an accelerate config asks for FSDP 1, which is its default."""
@@ -29,8 +26,8 @@ def not_supported(environ: Mapping[str, str]) -> list[str]:
             found.append(f"fsdp_ignored_modules: {ignored}")
         if environ.get("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD") == "true":
             found.append("fsdp_activation_checkpointing_offload: true")
-    split = [(name, _size(environ, name)) for name in _SIZES]
-    found += [f"parallelism_config_{name}: {size}" for name, size in split if size != 1]
+    if (size := environ.get("PARALLELISM_CONFIG_SP_SIZE", "1")) != "1":
+        found.append(f"parallelism_config_sp_size: {size}")
     return found
 
 
@@ -53,10 +50,6 @@ def use_version_2(environ: MutableMapping[str, str]) -> None:
     environ["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP"
     environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
     environ["FSDP_ACTIVATION_CHECKPOINTING"] = "false"  # --gradient_checkpointing says it
-
-
-def _size(environ: Mapping[str, str], name: str) -> int:
-    return int(environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1"))
 
 
 def _sharding(environ: Mapping[str, str]) -> str:

@@ -144,6 +144,8 @@ def _check_launcher(environ: Mapping[str, str], strategy: str, deepspeed: Mappin
     if strategy not in ("single", "ddp") and not is_launched:
         raise UserError("launcher-missing", value=strategy)
     keys = [*fsdp_file.not_supported(environ), *deepspeed_config.not_supported(deepspeed)]
+    if axes.context > 1 and not strategy.startswith("fsdp2_cp"):
+        keys.append(f"parallelism_config_cp_size: {axes.context} with {strategy}")
     if keys := keys + (_not_with_stages(axes, strategy) if axes.pipeline > 1 else []):
         raise UserError("strategy-file-not-supported", value=", ".join(keys))
 

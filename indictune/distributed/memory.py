@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 from transformers import PreTrainedConfig
@@ -80,7 +81,8 @@ def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:
     if training.max_tokens_per_device is not None:
         return training.max_tokens_per_device
     in_windows = plan.configuration.get("long_text") == "window"  # a row has all its windows
-    return training.per_device_train_batch_size * (longest if in_windows else min(longest, plan.sequence_limit))
+    longest = longest if in_windows else min(longest, plan.sequence_limit)
+    return math.ceil(training.per_device_train_batch_size * longest / plan.launch.axes.context)
 
 
 def _is_half(plan: AnyPlan) -> bool:

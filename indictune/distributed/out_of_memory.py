@@ -155,7 +155,7 @@ def _of_the_batch(plan: AnyPlan) -> Iterator[tuple[str, str, AnyPlan]]:
     if training.max_tokens_per_device is None:
         given = {"per_device_train_batch_size": training.per_device_train_batch_size}
     ((name, size),) = given.items()
-    smallest = plan.sequence_limit if name == "max_tokens_per_device" else 1
+    smallest = plan.sequence_limit // plan.launch.axes.context if name == "max_tokens_per_device" else 1
     while (size := size // 2) >= smallest:
         if name == "max_tokens_per_device" or training.global_batch_size % (size * plan.launch.data_size) == 0:
             same = f"; --global_batch_size {training.global_batch_size} and the result stay the same"

@@ -31,7 +31,7 @@ _TAKES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value, each [1, heads, tokens, width]
 
 
-def _attention(
+def unpadded_attention(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -59,7 +59,7 @@ def _attention(
     longest = kwargs["max_length_q"]
     causal = bool(module.is_causal)
     if query.is_cuda:
-        states = _as_computed(states)
+        states = as_computed(states)
     has_kernel = query.is_cuda and _has_varlen_kernel(states[0].dtype, query.shape[-1], query.device)
     left = -1 if sliding_window is None else sliding_window - 1
     window = left, 0 if causal else left
@@ -72,7 +72,7 @@ def _attention(
     return _attention_by_length(module, states, boundaries, dropout, scaling, sliding_window), None
 
 
-def _as_computed(states: States) -> States:
+def as_computed(states: States) -> States:
     """Cast to the type of autocast, if it is on: rotary positions (LLaMA's) return fp32."""
     kind = states[0].device.type
     if torch.is_autocast_enabled(kind):
@@ -279,7 +279,7 @@ def _visible(real: torch.Tensor, is_full: bool, causal: bool, window: int | None
     return sees
 
 
-def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+def joined_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
     """No mask for a joined batch: transformers would make one of tokens x tokens."""
     if attention_mask is None:
         return None
@@ -287,5 +287,5 @@ def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any)
     return sdpa_mask(*args, **kwargs)
 
 
-AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, _mask)
+AttentionInterface.register(ATTENTION, unpadded_attention)
+AttentionMaskInterface.register(ATTENTION, joined_mask)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from indictune.config.plan import AnyPlan, RunPlan
+from indictune.distributed.context_limits import check_context
 from indictune.distributed.devices import missing_gpu, where_it_runs
 from indictune.distributed.machine_failures import check_interfaces
 from indictune.distributed.pipeline.limits import check_pipeline
@@ -58,6 +59,7 @@ OF_THE_LAUNCH: tuple[Check, ...] = (
     check_saving,
     check_bad_steps,
     check_pipeline,
+    check_context,
     check_interfaces,
 )
 
@@ -102,7 +104,7 @@ def check_do_predict(plan: AnyPlan, task: Task[Any, Any, Any]) -> list[Problem]:
 def preflight_of_evaluation(plan: AnyPlan) -> list[Problem]:
     """As `preflight`, of an evaluation without training."""
     checks: tuple[Check, ...] = (check_launcher_settings, check_number_type)
-    checks += (check_processes, check_pipeline, check_interfaces) if plan.launch.is_known else ()
+    checks += (check_processes, check_pipeline, check_context, check_interfaces) if plan.launch.is_known else ()
     return list(dict.fromkeys(each for check in checks for each in check(plan)))
 
 

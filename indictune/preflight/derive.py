@@ -87,20 +87,20 @@ def plan_of_rows(recipe: Recipe, task: Task[Any, Data, Training]) -> tuple[RunPl
 def make_evaluation_plan(
     recipe: Recipe,
     environ: MutableMapping[str, str],
-    training: type[Training],
+    task: Task[Any, Any, Training],
 ) -> tuple[RunPlan[EvaluateArguments, Training], list[Problem]]:
     """The plan of an evaluation without training, and the problems found so far.
 
     Args:
         recipe: flags of `indictune evaluate`.
         environ: of this process. DeepSpeed's variables are removed if it cannot evaluate.
-        training: arguments of the training that made the model.
+        task: of the training that made the model.
     """
     problems = Problems(recipe.problems)
     asked = _built(recipe, EvaluateArguments, problems)
     model = ModelArguments(asked.model, trust_remote_code=asked.trust_remote_code)
     model.trust_checkpoint = asked.trust_checkpoint
-    arguments = unresolved(training, recipe.values)
+    arguments = unresolved(task.training_arguments, recipe.values)
     launch = _launch(environ, arguments, problems)
     launch = for_evaluation(launch, environ) if launch.is_known else launch
     plan = RunPlan(
@@ -111,6 +111,7 @@ def make_evaluation_plan(
         launch=launch,
         environ=environ,
         model_config=problems.attempt(trained_config, model) if config_file(asked.model).is_file() else None,
+        head=task.head,
     )
     plan = take_values(plan)
     never: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}

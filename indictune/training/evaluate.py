@@ -122,7 +122,7 @@ def _check_of_this_file(metrics: Path, test_file: str) -> None:
 
 def _evaluate(task: Task[Any, Any, Any], run: Run) -> None:
     """Score the model on `--test_file`, and write `metrics.json`. Ranks share the rows."""
-    plan, found = make_evaluation_plan(run.recipe, os.environ, task.training_arguments)
+    plan, found = make_evaluation_plan(run.recipe, os.environ, task)
     problems, asked, config = Problems(found + preflight_of_evaluation(plan)), plan.data, plan.model_config
     problems.extend(check_long_texts(asked, task))
     tokenizer = None

@@ -17,6 +17,7 @@ from transformers.trainer_utils import speed_metrics
 
 from indictune.data.collation import in_order
 from indictune.distributed import collectives
+from indictune.distributed.context_rows import summed
 from indictune.progress import OWN_PROGRESS
 from indictune.training.task_trainer import TaskTrainer
 
@@ -93,7 +94,7 @@ def measure_batch(trainer: TaskTrainer, model: nn.Module, batch: Any) -> tuple[t
     row_numbers = inputs.pop("row_numbers")
     with torch.no_grad(), trainer.compute_loss_context_manager():
         if trainer.pipeline is None:
-            return row_numbers, *trainer.objective.measure(model, inputs)
+            return row_numbers, *summed(trainer.objective.measure(model, inputs), trainer.context)
         measured = trainer.pipeline.measure(inputs, lambda: trainer.objective.measure(model, dict(inputs)))
         return None if measured is None else (row_numbers, *measured)
 

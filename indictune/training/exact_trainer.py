@@ -27,6 +27,7 @@ from indictune.data.batching import TrainingBatches
 from indictune.data.collation import Row, lengths_of
 from indictune.distributed import model_split, sharding, tf32
 from indictune.distributed.communication import set_up_communication, settle_buckets
+from indictune.distributed.context_attention import share_tokens
 from indictune.distributed.model_state import ModelState
 from indictune.distributed.pipeline.engine import cut_into_stages
 from indictune.hub.push import make_repository
@@ -75,6 +76,7 @@ class ExactTrainer(TaskTrainer):
         sharding.fit_to_model(model, args)
         self.pipeline = cut_into_stages(model, launch, args, args.pipeline_schedule)
         self.mesh = model_split.split(model, launch, args)
+        self.context = share_tokens(model, launch, args)
         self.padded, self.launch = padded, launch
         super().__init__(
             model=model,
@@ -106,7 +108,7 @@ class ExactTrainer(TaskTrainer):
             self.add_callback(self.throughput)
 
     def get_tp_size(self) -> int:
-        """Ranks that work on the same rows: the Trainer counts a step's rows on all ranks, and divides by it."""
+        """Ranks that work on the same tokens: the Trainer counts a step's labels on all ranks, and divides by it."""
         return self.launch.axes.pipeline * self.launch.axes.tensor
 
     def get_train_dataloader(self) -> DataLoader[Row]:

@@ -82,7 +82,8 @@ def fit_batches(plan: RunPlan[Data, Training], tokens: Tokens, padded: bool, run
     seed = training.seed if training.data_seed is None else training.data_seed
     run_steps = batch_size.steps_of_run(len(tokens.train), rows, training.max_steps, training.num_train_epochs)
     steps = batch_size.accumulation_for_tokens(
-        lengths_of(tokens.train), tokens.row_location, max_tokens, rows, world_size, seed, run_steps, padded
+        *(lengths_of(tokens.train), tokens.row_location, max_tokens, rows, world_size, seed, run_steps, padded),
+        parts=plan.launch.axes.context,
     )
     plan = plan.derive(
         gradient_accumulation_steps=checked_accumulation(plan, steps, "--max_tokens_per_device"),

@@ -22,6 +22,7 @@ from indictune.config.plan import Launch
 from indictune.data.batching import EvaluationBatches, TrainingBatches
 from indictune.data.collation import IndexedRows, Row, lengths_of
 from indictune.distributed import node_disks
+from indictune.distributed.context_rows import own_tokens
 from indictune.distributed.pipeline.engine import Pipeline
 from indictune.stop_signals import DeafWorkers, Stopped, StopRequest
 from indictune.tasks.objective import Collator, Objective
@@ -45,6 +46,7 @@ class TaskTrainer(Trainer):
     launch: Launch
     pipeline: Pipeline | None = None  # where the model is cut into stages
     mesh: DeviceMesh | None  # of its groups, where more than the batch is split
+    context: ProcessGroup | None = None  # the ranks that share the tokens of a row
     checkpoints: Checkpoints  # made when the training is prepared
     asked_before: CollectiveFlags | None = None  # whether to stop, from the previous call of `look_for_stop`
     trusts_checkpoint = False  # `--trust_checkpoint`: read pickles of checkpoints
@@ -123,7 +125,7 @@ class TaskTrainer(Trainer):
         return DataLoader(
             IndexedRows(dataset),
             batch_sampler=batches,
-            collate_fn=collator,
+            collate_fn=own_tokens(collator, self.launch),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             prefetch_factor=self.args.dataloader_prefetch_factor,

@@ -43,6 +43,7 @@ def axes_of(
         (mesh(TP=-1), 16, Axes(tensor=8)),  # of one node
         (FSDP | mesh(TP=2), 8, Axes(tensor=2, is_sharded=True)),
         (FSDP | mesh(CP=2), 2, Axes(context=2, is_sharded=True)),  # FSDP2 shards over the context axis too
+        (FSDP | mesh(CP=-1), 16, Axes(context=8, is_sharded=True)),  # of one node
         (FSDP | mesh(DP_REPLICATE=-1), 16, Axes(replicas=2, is_sharded=True)),  # one on each node
         (FSDP | mesh(DP_REPLICATE=-1, DP_SHARD=2), 8, Axes(replicas=4, is_sharded=True)),
         (FSDP | mesh(DP_REPLICATE=2), 8, Axes(replicas=2, is_sharded=True)),
@@ -95,6 +96,9 @@ def test_accelerate_gets_the_sizes_of_fsdp_alone() -> None:
     environ = FSDP | mesh(DP_REPLICATE=-1, TP=1, CP=1)
     hand_over(Axes(replicas=2, is_sharded=True), 8, environ)
     assert environ == FSDP | mesh(DP_REPLICATE=2, DP_SHARD=4, TP=1, CP=1)
+    environ = FSDP | mesh(CP=2, TP=1)
+    hand_over(Axes(context=2, is_sharded=True), 4, environ)
+    assert environ == FSDP | mesh(DP_REPLICATE=1, DP_SHARD=4, TP=1, CP=1)
     environ = stages(2) | mesh(TP=2) | {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
     hand_over(Axes(pipeline=2), 4, environ)
     assert not {"ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"} & environ.keys()

@@ -18,7 +18,7 @@ from tests.launch_environment import launched
 ROOT = Path(__file__).parents[2]
 DS_NAMES = ["zero1", "zero1_tp", "zero2", "zero2_offload", "zero2_tp", "zero3", "zero3_offload"]
 TENSOR_NAMES = ["ddp_tp", "fsdp2_tp", "tp"]
-OTHER_NAMES = ["ddp", "fsdp2", "fsdp2_offload", "fsdp2_qlora", "hsdp", "pipeline", "single_gpu"]
+OTHER_NAMES = ["ddp", "fsdp2", "fsdp2_cp", "fsdp2_offload", "fsdp2_qlora", "hsdp", "pipeline", "single_gpu"]
 NAMES = ["3d", *OTHER_NAMES, *TENSOR_NAMES, *DS_NAMES]
 
 
@@ -80,7 +80,7 @@ def test_a_file_says_when_to_pick_it_and_how_to_launch_it(name: str) -> None:
     assert all((ROOT / script).is_file() for script in scripts)
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "fsdp2_offload", "fsdp2_qlora", "hsdp"])
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2_cp", "fsdp2_offload", "fsdp2_qlora", "hsdp"])
 def test_fsdp_files_are_of_version_2_and_name_no_architecture(name: str) -> None:
     fsdp = config(name)["fsdp_config"]
     assert fsdp["fsdp_version"] == 2

@@ -183,8 +183,12 @@ class TestFSDP:
             ),
             (
                 fsdp(fsdp_version=2, fsdp_reshard_after_forward=True)
-                | {"parallelism_config": {"parallelism_config_cp_size": 2}},
-                ["parallelism_config_cp_size: 2"],
+                | {"parallelism_config": {"parallelism_config_sp_size": 2}},
+                ["parallelism_config_sp_size: 2"],
+            ),
+            (
+                DDP | {"parallelism_config": {"parallelism_config_cp_size": 2}},
+                ["parallelism_config_cp_size: 2 with ddp"],
             ),
         ],
     )

@@ -113,7 +113,7 @@ class OnGpu(torch.Tensor):
 def causal_with_dropout(monkeypatch: pytest.MonkeyPatch, window: int | None, width: int) -> Calls:
     """How the kernel is called. Without data, whatever reads the boundaries fails, as padded attention does."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(attention, "_as_computed", lambda states: states)  # autocast knows no such device
+    monkeypatch.setattr(attention, "as_computed", lambda states: states)  # autocast knows no such device
     attention._has_varlen_kernel.cache_clear()
     query, key, value = (
         torch.empty(1, heads, 50, width, device="meta", dtype=torch.bfloat16).as_subclass(OnGpu) for heads in (4, 2, 2)
@@ -123,7 +123,7 @@ def causal_with_dropout(monkeypatch: pytest.MonkeyPatch, window: int | None, wid
     module = causal("llama").model.layers[0].self_attn
     calls = Calls("_flash_attention_forward")
     with calls:
-        attention._attention(module, query, key, value, None, 0.1, **given)
+        attention.unpadded_attention(module, query, key, value, None, 0.1, **given)
     return calls
 
 
@@ -174,7 +174,7 @@ def test_states_that_positions_made_fp32_are_computed_in_the_type_of_autocast(au
     """transformers rotates a bf16 query by fp32 cosines; the kernel for joined rows takes bf16 alone."""
     states = (torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = attention._as_computed(states)
+        found = attention.as_computed(states)
     assert {each.dtype for each in found} == {torch.bfloat16 if autocast else torch.float32}
 
 
