@@ -23,6 +23,7 @@ BEGIN, END = "<!-- generated: method matrix -->\n", "<!-- end -->\n"
 # Short reasons for codes by which a cell is refused, where the words of the code do not say it.
 REASONS = {
     "no-tensor-plan": "cannot split it",
+    "not-under-context": "its rows are short",
     "not-under-tensor": "matrices are split",
     "quantised-weights-sharded": "4-bit weights stay whole",
 }
