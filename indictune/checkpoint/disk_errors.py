@@ -22,13 +22,13 @@ class SaveError(RuntimeError):
 
 
 @contextmanager
-def reporting(output_dir: Path, what: str, unfinished: str, needed_bytes: Callable[[], int]) -> Iterator[None]:
+def reporting(output_dir: Path, what: str, unfinished: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
     """A block that writes a checkpoint or the model. If it fails, the unfinished part is removed.
 
     Args:
         output_dir: of the run.
         what: is written: `checkpoint-<step>`, or `the model`.
-        unfinished: name of the folder that it is written to.
+        unfinished: the folder that it is written to.
         needed_bytes: estimates its size; called only after a failure.
 
     Raises:
@@ -37,12 +37,12 @@ def reporting(output_dir: Path, what: str, unfinished: str, needed_bytes: Callab
     try:
         yield
     except (Exception, CheckpointException) as error:  # torch's own is no Exception
-        free = shutil.disk_usage(output_dir).free
-        shutil.rmtree(output_dir / unfinished, ignore_errors=True)
+        free = shutil.disk_usage(unfinished.parent).free
+        shutil.rmtree(unfinished, ignore_errors=True)
         if not isinstance(error, OSError):
             logger.exception("%s could not be written", what)
         raise SaveError(
-            f"{what} could not be written to {output_dir}: {_reason(error)}. It needs about {needed_bytes():,} "
+            f"{what} could not be written to {unfinished.parent}: {_reason(error)}. It needs about {needed_bytes():,} "
             f"bytes, and {free:,} are free. {_way_out(output_dir, what)}"
         ) from error
 

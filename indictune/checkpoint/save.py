@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import logging
 import shutil
-import uuid
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
-import torch
-from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from indictune.checkpoint import disk_errors, flag_files, store
+from indictune.checkpoint import commit, disk_errors, flag_files, store
+from indictune.checkpoint.commit import Unfinished
+from indictune.checkpoint.snapshots import Snapshots, copy_files
 from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest
 from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
-from indictune.distributed import async_shards, collectives, node_disks, sharding
+from indictune.distributed import async_shards, collectives, sharding
 from indictune.files import RECIPE
 from indictune.progress import OWN_PROGRESS
 from indictune.stop_signals import StopRequest
@@ -47,21 +48,6 @@ class RunFacts:
     validation: str | None
 
 
-@dataclass(frozen=True)
-class Unfinished:
-    """A checkpoint that is being written.
-
-    Attributes:
-        folder: gets its files.
-        manifest: of its step, without files.
-        settled: digests of this rank's share of the files, once they are on the disk.
-    """
-
-    folder: Path
-    manifest: Manifest
-    settled: Future[dict[str, FileDigest]]
-
-
 class Checkpoints:
     """Saves the checkpoints of one run. All ranks must call its methods.
 
@@ -71,6 +57,10 @@ class Checkpoints:
         facts: of the run.
         request: to stop this rank.
         disks_group: the first rank of each disk, if there are several.
+        snapshots: of the run; None without `--snapshot_steps`.
+
+    Attributes:
+        snapshot_seconds: for which each snapshot held up this rank.
     """
 
     def __init__(
@@ -80,6 +70,7 @@ class Checkpoints:
         facts: RunFacts,
         request: StopRequest,
         disks_group: ProcessGroup | None,
+        snapshots: Snapshots | None,
     ) -> None:
         self.args = args
         self.state = state
@@ -87,11 +78,13 @@ class Checkpoints:
         self.request = request
         self.disks_group = disks_group
         self.output_dir = Path(str(args.output_dir))
+        self.snapshots = snapshots
+        self.snapshot_seconds: list[float] = []
         self.unfinished: Unfinished | None = None
 
     @cached_property
     def writers(self) -> ProcessGroup | None:
-        """A group of all ranks for writing in the background; None if they do not."""
+        """A group of all ranks for writing in the background."""
         return async_shards.group_of_writers(self.args)
 
     @property
@@ -99,8 +92,14 @@ class Checkpoints:
         """The last step that is done."""
         return self.state.progress.global_step
 
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether a save of this step is for `--snapshot_steps` alone, and does not wait for the disk."""
+        asked = self.request.agreed or self.request.evaluation_due
+        return self.snapshots is not None and not asked and not self.is_planned()
+
     def save(self, counters: Counters) -> None:
-        """Write a checkpoint and commit it. Under `--async_save` the shards may be written later.
+        """Write a checkpoint and commit it. It may be committed later: under `--async_save`, or if it is a snapshot.
 
         Every rank writes its part below a hidden folder. Then all ranks hash and sync a share of the files, and the
         first rank of each disk writes the manifest and renames the folder.
@@ -108,22 +107,50 @@ class Checkpoints:
         Raises:
             SaveError: it cannot be written.
         """
-        self.finish()
-        folder = store.path_of(self.output_dir / UNFINISHED, self.step)
+        if not self.is_snapshot:
+            self.finish()
         self._name_best()
+        if self.snapshots is not None:
+            self._save_in_memory(self.snapshots, counters)
+        else:
+            self._save_on_disk(counters)
+        waits = self.snapshots is None and not self.args.async_save
+        if waits or self.request.agreed or self.request.evaluation_due:
+            self.finish()
+
+    def _save_on_disk(self, counters: Counters) -> None:
+        folder = store.path_of(self.output_dir / UNFINISHED, self.step)
         with self._reporting_disk_errors(self.step):
-            OWN_PROGRESS.passed("writing a checkpoint")
-            self.state.write(folder, counters, with_shards=not self.args.async_save)
-            if self.args.should_save:
-                copy_recipe(self.output_dir, folder)
+            self._write(folder, counters, with_shards=not self.args.async_save)
             if self.args.async_save:
-                settled = self._write_in_background(folder)
+                copies = async_shards.copied(self.state.model.model, self.state.model.optimizer)
+                write = partial(async_shards.write, copies, folder, self.writers, FileSystemWriter)
+                settled = self._in_background(write, folder)
             else:
                 settled = Future()
                 settled.set_result(self._settle(folder))
             self.unfinished = Unfinished(folder, self._manifest(), settled)
-        if not self.args.async_save or self.request.agreed or self.request.evaluation_due:
-            self.finish()
+
+    def _save_in_memory(self, snapshots: Snapshots, counters: Counters) -> None:
+        """Write a snapshot. Copy it to the disk in the background, unless an older one is being copied."""
+        began = time.perf_counter()
+        copied = None if self.unfinished is None else self.unfinished.manifest.step
+        snapshots.make_room(copied)
+        manifest, written = self._manifest(), snapshots.unfinished(self.step)
+        with disk_errors.reporting(self.output_dir, written.name, written.parent, self._needed_bytes):
+            self._write(written, counters, with_shards=True)
+            mine = snapshots.complete(manifest)
+        self.snapshot_seconds.append(time.perf_counter() - began)
+        if copied is None:
+            folder = store.path_of(self.output_dir / UNFINISHED, self.step)
+            copy = partial(copy_files, mine, store.path_of(snapshots.folder, self.step), folder)
+            self.unfinished = Unfinished(folder, manifest, self._in_background(copy, folder))
+
+    def _write(self, folder: Path, counters: Counters, with_shards: bool) -> None:
+        OWN_PROGRESS.passed("writing a checkpoint")
+        self.state.write(folder, counters, with_shards=with_shards)
+        if self.args.should_save:
+            copy_recipe(self.output_dir, folder)
 
     def is_writing(self) -> bool:
         """Whether this rank has not yet written its part of a checkpoint."""
@@ -138,23 +165,19 @@ class Checkpoints:
         unfinished, self.unfinished = self.unfinished, None
         if unfinished is None:
             return
-        step = unfinished.manifest.step
-        last = store.path_of(self.output_dir, step)
-        with self._reporting_disk_errors(step):
-            disk = node_disks.disk_of(self.args)
-            mine = (disk, unfinished.settled.result(), self.request.asked, uuid.uuid4().hex)
-            parts = collectives.gather_from_all(mine)
-            if self.args.should_save:
-                files = {name: found for where, part, *_ in parts if where == disk for name, found in part.items()}
-                store.seal(unfinished.folder, replace(unfinished.manifest, files=files, save=parts[0][-1]))
-            collectives.barrier()  # no disk renames its folder before all disks have sealed theirs
-            if self.args.should_save:
-                store.give_name(unfinished.folder, last)
-                shutil.rmtree(self.output_dir / UNFINISHED, ignore_errors=True)
-        collectives.barrier()
+        with self._reporting_disk_errors(unfinished.manifest.step):
+            last = commit.commit(unfinished, self.args)
         if self.args.should_save:
-            self._rotate(last)
-        self.request.agreed |= any(asked for _, _, asked, _ in parts)
+            self._rotate(last, unfinished.manifest.planned)
+        if self.snapshots is not None:
+            self.snapshots.drop_until(unfinished.manifest.step)
+        self.request.agreed |= any(collectives.gather_from_all(self.request.asked))
+
+    def end(self) -> None:
+        """Commit the last checkpoint. The run needs no snapshot any more."""
+        self.finish()
+        if self.snapshots is not None:
+            self.snapshots.end()
 
     def is_planned(self) -> bool:
         """Whether the run saves this step by its own flags, and not only because it is stopped."""
@@ -177,12 +200,13 @@ class Checkpoints:
         step = self.state.progress.best_global_step
         if step:
             path = store.path_of(self.output_dir, step)
-            if step == self.step or path.is_dir():
+            if (step == self.step and not self.is_snapshot) or path.is_dir():
                 self.state.best = path
 
-    def _rotate(self, last: Path) -> None:
+    def _rotate(self, last: Path, is_planned: bool) -> None:
         """Delete checkpoints beyond `--save_total_limit`, but not the last, the best, or one to roll back to.
 
+        Under `--snapshot_steps`, others than planned ones are deleted first, and do not count.
         An error only warns: `last` is saved.
         """
         kept = [last]
@@ -191,16 +215,20 @@ class Checkpoints:
         if self.args.on_nonfinite == "rollback":
             kept += planned(self.output_dir)[:1]
         try:
-            store.rotate(self.output_dir, self.args.save_total_limit, kept)
+            if self.snapshots is not None:
+                for each in set(store.listed(self.output_dir)) - {*kept, *planned(self.output_dir)}:
+                    store.remove(each)
+            if self.snapshots is None or is_planned:
+                store.rotate(self.output_dir, self.args.save_total_limit, kept)
         except OSError as error:
             logger.warning("%s is saved, and an older checkpoint cannot be removed: %s", last.name, error)
 
-    def _write_in_background(self, folder: Path) -> Future[dict[str, FileDigest]]:
-        """Copy this rank's shards, and write the copies while the training continues."""
-        copies, group = async_shards.copied(self.state.model.model, self.state.model.optimizer), self.writers
+    def _in_background(self, write: Callable[[], None], folder: Path) -> Future[dict[str, FileDigest]]:
+        """Write this rank's part of a checkpoint while the training continues."""
+        group = self.writers
 
         def write_and_settle() -> dict[str, FileDigest]:
-            async_shards.write(copies, folder, group, FileSystemWriter)
+            write()
             return self._settle(folder, group)
 
         background = ThreadPoolExecutor(1)
@@ -209,17 +237,7 @@ class Checkpoints:
         return settled
 
     def _settle(self, folder: Path, group: ProcessGroup | None = None) -> dict[str, FileDigest]:
-        """Sync this rank's share of the files when all ranks have written; returns their digests."""
-        collectives.barrier(group)
-        node_disks.give_files(folder, True, self.args, self.disks_group)
-        return store.settle(folder, self._share(folder, group))
-
-    def _share(self, folder: Path, group: ProcessGroup | None) -> list[str]:
-        """The files that this rank hashes; one rank lists them for all that share its disk."""
-        mine = (node_disks.disk_of(self.args), store.files_in(folder) if self.args.should_save else None)
-        listed = collectives.gather_from_all(mine, group)
-        names = next(names for disk, names in listed if disk == mine[0] and names is not None)
-        return names[node_disks.share_of_files(self.args)]
+        return commit.settle(folder, self.args, self.disks_group, group)
 
     def _manifest(self) -> Manifest:
         """Of this step, without files."""
@@ -248,7 +266,8 @@ class Checkpoints:
         return self.request.epoch_ends and is_due
 
     def _reporting_disk_errors(self, step: int) -> AbstractContextManager[None]:
-        return disk_errors.reporting(self.output_dir, f"{store.PREFIX}{step}", UNFINISHED, self._needed_bytes)
+        unfinished = self.output_dir / UNFINISHED
+        return disk_errors.reporting(self.output_dir, f"{store.PREFIX}{step}", unfinished, self._needed_bytes)
 
     def _needed_bytes(self) -> int:
         """Size of the last checkpoint; of a first one an estimate, because most optimizers keep two moments."""
@@ -268,16 +287,3 @@ def copy_recipe(output_dir: Path, folder: Path) -> None:
     for name in (RECIPE, flag_files.NAME):
         if (output_dir / name).exists():
             shutil.copyfile(output_dir / name, folder / name)
-
-
-def weights_are_finite(model: nn.Module, device: torch.device) -> bool:
-    """Whether all trained weights on all ranks are finite. All ranks must call it."""
-    bad = torch.zeros((), dtype=torch.int32, device=device)
-    for held in (sharding.local_part(each) for each in model.parameters() if each.requires_grad):
-        if held.numel():
-            # A 27th of the time of `isfinite(held).all()`, on one core.
-            extremes = torch.stack(torch.aminmax(held.detach()))
-            bad |= (~torch.isfinite(extremes).all()).int().to(bad.device)
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MAX)
-    return not bad.item()

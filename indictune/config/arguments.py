@@ -184,6 +184,11 @@ class IndicTrainingArguments(TrainingArguments):
         0.02, "Log every this many optimizer steps; below 1: this share of the run. The default makes about 50 lines."
     )
     async_save: bool = flag(False, "Write checkpoints in shards, from copies in CPU memory, while training continues.")
+    snapshot_steps: int = flag(
+        0,
+        "Every this many steps, write a checkpoint to the node's memory (/dev/shm), with a copy on the next node, and "
+        "from there to --output_dir while training continues. 0: none.",
+    )
     global_batch_size: int = flag(
         64,
         "Rows of one optimizer step over all processes. gradient_accumulation_steps follows from it, the number of "

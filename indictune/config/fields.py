@@ -27,6 +27,7 @@ AT_LEAST = {
     "early_stopping_patience": 1,
     "max_nonfinite_steps": 0,
     "profile_steps": 0,
+    "snapshot_steps": 0,
     "ddp_timeout": 1,
     "dataloader_num_workers": 0,
     "dataloader_prefetch_factor": 1,

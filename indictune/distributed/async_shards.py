@@ -26,7 +26,12 @@ Shards = dict[str, dict[str, Any]]
 
 
 def group_of_writers(args: TrainingArguments) -> ProcessGroup | None:
-    """A group apart from the training's, whose collectives run at the same time. All ranks must call it."""
+    """A group apart from the training's, whose collectives run at the same time; None for one process.
+
+    All ranks must call it.
+    """
+    if args.world_size == 1:
+        return None
     return collectives.new_cpu_group(args.ddp_timeout_delta)
 
 

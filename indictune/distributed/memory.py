@@ -75,6 +75,18 @@ def estimate_memory(plan: AnyPlan, counts: ParameterCounts, tokens: int) -> Memo
     return Memory(int(parameters), int(gradients), int(states), activations, logits)
 
 
+def checkpoint_bytes(plan: AnyPlan, counts: ParameterCounts) -> int:
+    """Size of the part of a checkpoint that the processes of one node write: weights and optimizer states.
+
+    Where they are not split, one node writes all.
+    """
+    weights = counts.total if plan.model.method == "full" else counts.trained
+    launch, split = plan.launch, plan.launch.axes.tensor * plan.launch.axes.pipeline > 1
+    is_split = split or engine_of(launch.strategy) in ("fsdp2", "zero1", "zero2", "zero3")
+    nodes = max(1, launch.world_size // launch.local_world_size) if is_split else 1
+    return int((weights * 4 + counts.trained * _state_bytes(str(plan.training.optim))) / nodes)
+
+
 def micro_batch_tokens(plan: AnyPlan, longest: int) -> int:
     """Most tokens in a micro-batch of one process, if all rows were as long as the longest."""
     training = plan.training

@@ -27,6 +27,7 @@ from indictune.models.learned_vocabulary import check_learned_vocabulary
 from indictune.models.load import stored_quantisation
 from indictune.models.position_limits import check_max_length
 from indictune.preflight.check_resume import check_resume, resumed_checkpoint
+from indictune.preflight.check_snapshots import check_snapshots
 from indictune.preflight.fixed_values import check_fixed_values
 from indictune.preflight.integrations import check_hub, check_loggers
 from indictune.preflight.optimizer import check_optimizer
@@ -73,6 +74,7 @@ def check_model(plan: AnyPlan) -> list[Problem]:
         *problems_of(check_max_length, config, plan.data.max_length),
         *(check_weights(plan, stored_quantisation(config)) if plan.launch.is_known else []),
         *check_split(plan),
+        *(check_snapshots(plan) if plan.launch.is_known else []),
         *problems_of(check_published_base, plan.model, plan.training.push_to_hub),
     ]
 

@@ -19,7 +19,8 @@ from transformers.trainer_utils import SaveStrategy
 
 from indictune.checkpoint.resume import AllRanksReader, can_load_best
 from indictune.checkpoint.rng_state import RandomStates
-from indictune.checkpoint.save import Checkpoints, RunFacts, weights_are_finite
+from indictune.checkpoint.save import Checkpoints, RunFacts
+from indictune.checkpoint.snapshots import Snapshots
 from indictune.checkpoint.train_state import Counters, TrainState
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import Launch
@@ -203,7 +204,8 @@ class ExactTrainer(TaskTrainer):
             Stopped: a rank was asked to stop; the checkpoint is there.
         """
         self.forget_uncompared_best()
-        self.checkpoints.finish()
+        if not self.checkpoints.is_snapshot:
+            self.checkpoints.finish()
         self.check_weights()
         self.store_flos()
         self.checkpoints.save(
@@ -236,7 +238,9 @@ class ExactTrainer(TaskTrainer):
             max_steps, train_dataloader, None
         )
         facts = RunFacts(self.launch.strategy, self.batches.steps_per_epoch, self.data_digest, self.validation_digest)
-        self.checkpoints = Checkpoints(self.args, self._train_state(), facts, self.stop_request, self.disks_group)
+        snapshots = Snapshots(self.args) if self.args.snapshot_steps else None
+        state = self._train_state()
+        self.checkpoints = Checkpoints(self.args, state, facts, self.stop_request, self.disks_group, snapshots)
         # From here on a stop waits: torch (2.13) reports what a read of shards raises as a failure.
         self.stop_request.wait_for_the_step()
         if resume_from_checkpoint is not None:
@@ -261,7 +265,7 @@ class ExactTrainer(TaskTrainer):
     def check_weights(self) -> None:
         """Raise `NonFiniteLossError` if a weight is NaN or infinite. All ranks must call it."""
         assert self.model is not None
-        if not weights_are_finite(self.model, self.args.device):
+        if not sharding.weights_are_finite(self.model, self.args.device):
             raise self.bad_steps.stop("nonfinite-weights", self.state.global_step, None)
 
     def load_best(self) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import resource
 import shutil
+import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def save_model(trainer: ExactTrainer, run: Run) -> list[str]:
     trainer.look_for_stop("the trained model was to be saved; a resumed run saves it", at_once=True)
     unfinished = run.output_dir / UNFINISHED_MODEL
     needed_bytes = partial(sharding.whole_bytes, sharding.unwrapped(trainer))
-    with disk_errors.reporting(run.output_dir, "the model", UNFINISHED_MODEL, needed_bytes):
+    with disk_errors.reporting(run.output_dir, "the model", unfinished, needed_bytes):
         trainer.save_model(str(unfinished), _internal_call=True)  # pushed once, by `finish`, when all is written
         if run.rank == 0:
             trainer.objective.finish_tokenizer(unfinished, configuration_of(run.output_dir)["max_length"])
@@ -96,6 +97,9 @@ def finish(trainer: ExactTrainer, run: Run, result: TrainOutput, tokens: Tokens,
         best = Path(state.best_model_checkpoint).name
         logger.info("The model is that of %s, the best by %s", best, trainer.args.metric_for_best_model)
     training = trainer.throughput.totals(result.metrics["train_runtime"])
+    if seconds := trainer.checkpoints.snapshot_seconds:
+        share = sum(seconds) / result.metrics["train_runtime"]
+        training["snapshots"] = {"median_s": statistics.median(seconds), "share_of_runtime": share}
     metrics = run_metrics(trainer) | {
         "global_batch_size": trainer.args.global_batch_size,
         "train": training | {"peak_memory_bytes": peak_memory_bytes(trainer)},

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from transformers import set_seed
 
-from indictune.checkpoint import compatibility, flag_files, store, trust
+from indictune.checkpoint import compatibility, flag_files, snapshots, store, trust
 from indictune.checkpoint.resume import AllRanksReader, ResumePoint, choose_resume_point, end_if_finished
 from indictune.config.arguments import IndicTrainingArguments
 from indictune.config.plan import AnyPlan, Launch, RowArguments, RunPlan
@@ -174,7 +174,10 @@ def _resume_point(plan: AnyPlan, args: IndicTrainingArguments, run: Run) -> Resu
     collectives.barrier()
     asked = plan.training.resume_from_checkpoint
     end_if_finished(output_dir, asked)
-    reader = AllRanksReader(args, trusts, node_disks.group_of_disks(args))
+    disks_group = node_disks.group_of_disks(args)
+    if args.snapshot_steps:
+        snapshots.bring_to_disk(args, asked == AUTO, disks_group)
+    reader = AllRanksReader(args, trusts, disks_group)
     point = choose_resume_point(output_dir, asked, reader)
     run.warn(point.warnings)
     for each in filter(None, (point.checkpoint, point.best)):

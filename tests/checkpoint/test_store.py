@@ -147,7 +147,7 @@ def test_a_checkpoint_whose_name_may_not_be_on_disk_is_not_reported_as_whole(
     monkeypatch.setattr(store, "write_through", of_all_but_names)
     with (
         pytest.raises(disk_errors.SaveError) as raised,
-        disk_errors.reporting(tmp_path, "checkpoint-4", UNFINISHED, lambda: 7),
+        disk_errors.reporting(tmp_path, "checkpoint-4", tmp_path / UNFINISHED, lambda: 7),
     ):
         write(tmp_path, 4)
     assert str(raised.value).startswith(f"checkpoint-4 could not be written to {tmp_path}: {tmp_path}: Input/output")

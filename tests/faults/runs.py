@@ -21,7 +21,7 @@ from tests.ranks.launching import SCRIPT, Run, python, start
 FAULTY = "tests/faults/faulty.py"
 STEP = "indictune.training.callbacks.step_flags:StepFlags.on_step_end"
 EVALUATION = "indictune.training.evaluation:measure_batch"
-SAVE = "indictune.checkpoint.save:Checkpoints._share"
+SAVE = "indictune.checkpoint.commit:share"
 EXIT_RESUMABLE = 75
 FOLDER = "TEST_FOLDER"  # in the environment of what is started for a folder, and of all that this starts
 # Root may read and write everything; started by this it may not.

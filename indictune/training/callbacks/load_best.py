@@ -19,5 +19,5 @@ class LoadBest(TrainerCallback):
         self.trainer = trainer
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        self.trainer.checkpoints.finish()
+        self.trainer.checkpoints.end()
         self.trainer.load_best()

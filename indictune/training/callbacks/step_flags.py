@@ -36,6 +36,8 @@ class StepFlags(TrainerCallback):
         loss, bad = trainer.nonfinite.loss, trainer.nonfinite.take()
         without_scale = is_below_one(trainer.accelerator.scaler)
         known = (False if bad is None else bad, without_scale, request.asked, trainer.checkpoints.is_writing())
+        every = trainer.args.snapshot_steps
+        control.should_save |= every > 0 and state.global_step % every == 0
         self._unread.append((state.global_step, loss, CollectiveFlags(*known, device=args.device)))
         at_once = control.should_save or control.should_evaluate or control.should_training_stop
         self._read(leave=0 if at_once else 1)

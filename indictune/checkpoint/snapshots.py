@@ -1,0 +1,230 @@
+"""Keep snapshots of a run in the memory of its nodes, and bring the newest to the disk when the run resumes.
+
+A snapshot is a checkpoint in a folder of memory (tmpfs). Each node holds the files that its ranks wrote, and those of
+the node before it. The manifest names the files of all nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch.distributed import ProcessGroup
+
+from indictune.checkpoint import commit, store
+from indictune.checkpoint.commit import Unfinished
+from indictune.checkpoint.store import UNFINISHED, FileDigest, Manifest
+from indictune.config.arguments import IndicTrainingArguments
+from indictune.distributed import collectives, neighbours, node_disks
+from indictune.errors import UserError
+from indictune.files import write_whole
+
+logger = logging.getLogger("indictune")
+
+MEMORY = Path("/dev/shm")
+FLAG = "--snapshot_steps"
+_NAME = ".snapshots"  # in the run's folder: a file with the name of its folder in memory
+
+
+def folder_of(output_dir: Path) -> Path | None:
+    """The folder in this node's memory of the run in `output_dir`; None if that has not run with snapshots."""
+    with suppress(OSError):
+        return _of_user() / (output_dir / _NAME).read_text(encoding="ascii")
+    return None
+
+
+def _of_user() -> Path:
+    return MEMORY / f"indictune-{os.getuid()}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A snapshot on several nodes.
+
+    Attributes:
+        manifest: of its step; it names the files of all nodes.
+        files: that each memory has, by the lowest rank that shares it.
+    """
+
+    manifest: Manifest
+    files: Mapping[int, Collection[str]]
+
+
+class Snapshots:
+    """The snapshots of a run. All ranks must make it, and call its methods.
+
+    Args:
+        args: of the run.
+
+    Attributes:
+        folder: in the memory of this node.
+        first: the lowest rank that shares this memory.
+        firsts: those of all memories.
+
+    Raises:
+        UserError: another user has the folder.
+    """
+
+    def __init__(self, args: IndicTrainingArguments) -> None:
+        self.args = args
+        self.output_dir = Path(str(args.output_dir))
+        self.folder = _of_user() / self._agreed_name()
+        _make_private(self.folder)
+        is_shared = node_disks.disk_is_shared(self.folder, args)
+        self.first = 0 if is_shared else args.process_index - args.local_process_index
+        self._firsts_of_ranks = collectives.gather_from_all(self.first)
+        self.firsts = sorted(set(self._firsts_of_ranks))
+        self._group = neighbours.group_of(self.firsts, args)
+
+    def _agreed_name(self) -> str:
+        """A name that no other run has. It stays when the run resumes, on other nodes too."""
+        known = folder_of(self.output_dir)
+        names = collectives.gather_from_all((None if known is None else known.name, uuid.uuid4().hex))
+        name = next((each for each, _ in names if each is not None), names[0][1])
+        if self.args.should_save:
+            write_whole(self.output_dir / _NAME, name)
+        return name
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this rank acts for all that share its memory."""
+        return bool(self.first == self.args.process_index)
+
+    def unfinished(self, step: int) -> Path:
+        """The folder in which a snapshot is written."""
+        return store.path_of(self.folder / UNFINISHED, step)
+
+    def make_room(self, copied: int | None) -> None:
+        """Delete all snapshots but one: that which is being copied to the disk, or else the newest."""
+        newest = [store.step_of(each) for each in store.listed(self.folder)[:1]]
+        self._keep(newest if copied is None else [copied])
+
+    def complete(self, manifest: Manifest) -> list[str]:
+        """Complete the snapshot that all ranks have written, on all nodes.
+
+        Args:
+            manifest: without files.
+
+        Returns:
+            The files that this rank has to copy to the disk.
+        """
+        written = self.unfinished(manifest.step)
+        collectives.barrier()
+        own = store.files_in(written)
+        listed = collectives.gather_from_all((own, uuid.uuid4().hex))
+        if self._is_first:
+            if self._group is not None:
+                neighbours.give_to_next(written, own, self._group)
+            files = {name: FileDigest(0, "") for names, _ in listed for name in names}
+            store.seal(written, replace(manifest, files=files, save=listed[0][1]))
+        collectives.barrier()
+        if self._is_first:
+            store.give_name(written, store.path_of(self.folder, manifest.step))
+        collectives.barrier()
+        return self._share(own)
+
+    def drop_until(self, step: int) -> None:
+        """Delete the snapshots up to a step that is on the disk. Without any, nothing stays in memory."""
+        newer = [each for each in map(store.step_of, store.listed(self.folder)) if each > step]
+        self._keep(newer)
+        if self._is_first and not newer:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _keep(self, steps: Collection[int]) -> None:
+        if self._is_first:
+            for each in store.listed(self.folder):
+                if store.step_of(each) not in steps:
+                    store.remove(each)
+
+    def end(self) -> None:
+        """Delete all snapshots: the run has ended, or resumes from the disk."""
+        collectives.barrier()
+        if self._is_first:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _share(self, names: Sequence[str]) -> list[str]:
+        """Those of the files in this memory that this rank copies; the others that share it copy the rest."""
+        sharing = [rank for rank, first in enumerate(self._firsts_of_ranks) if first == self.first]
+        return list(names[sharing.index(self.args.process_index) :: len(sharing)])
+
+    def newest_whole(self) -> Held | None:
+        """The newest snapshot that all memories together have whole; None if there is none."""
+        mine: dict[int, tuple[Manifest, list[str]]] = {}
+        for each in store.listed(self.folder):
+            manifest = store.read_manifest(each)
+            if manifest is not None:
+                mine[manifest.step] = manifest, store.files_in(each)
+        memories = dict(zip(self._firsts_of_ranks, collectives.gather_from_all(mine), strict=True))
+        for step in sorted({step for part in memories.values() for step in part}, reverse=True):
+            parts = {first: part[step] for first, part in memories.items() if step in part}
+            manifest = next(iter(parts.values()))[0]
+            files = {first: names for first, (found, names) in parts.items() if found.save == manifest.save}
+            if manifest.files.keys() <= {name for names in files.values() for name in names}:
+                return Held(manifest, files)
+        return None
+
+    def copy_to_disk(self, held: Held, disks_group: ProcessGroup | None) -> None:
+        """Make a checkpoint of a snapshot. Each file comes from the first memory that has it."""
+        mine = set(held.files.get(self.first, ()))
+        if not self.args.save_on_each_node:
+            mine -= {name for first, names in held.files.items() if first < self.first for name in names}
+        step = held.manifest.step
+        target = store.path_of(self.output_dir / UNFINISHED, step)
+        copy_files(self._share(sorted(mine)), store.path_of(self.folder, step), target)
+        settled: Future[dict[str, FileDigest]] = Future()
+        settled.set_result(commit.settle(target, self.args, disks_group))
+        commit.commit(Unfinished(target, held.manifest, settled), self.args)
+
+
+def bring_to_disk(args: IndicTrainingArguments, may_use: bool, disks_group: ProcessGroup | None) -> None:
+    """Make a checkpoint of the newest snapshot, if it is newer than those on the disk; then delete all snapshots.
+
+    All ranks must call it before a run resumes or starts.
+
+    Args:
+        args: of the run.
+        may_use: whether the run may resume from a snapshot.
+        disks_group: the first rank of each disk, if there are several.
+
+    Raises:
+        UserError: another user has the folder in memory.
+    """
+    snapshots = Snapshots(args)
+    held = snapshots.newest_whole() if may_use else None
+    whole = [each for each in store.listed(snapshots.output_dir) if store.read_manifest(each)]
+    on_disk = collectives.gather_from_all(max(map(store.step_of, whole), default=-1))
+    if held is not None and held.manifest.step > max(on_disk):
+        snapshots.copy_to_disk(held, disks_group)
+        logger.info("checkpoint-%d comes from a snapshot in memory", held.manifest.step)
+    snapshots.end()
+    if len(snapshots.firsts) == 1:
+        logger.info("%s %d: there is no other node to hold a copy", FLAG, args.snapshot_steps)
+
+
+def copy_files(names: Sequence[str], source: Path, target: Path) -> None:
+    """Copy files, by their paths in a folder, into another folder."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder of this user that no other user can write to.
+
+    Raises:
+        UserError: it belongs to another user.
+    """
+    around = folder.parent
+    around.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if around.is_symlink() or around.stat().st_uid != os.getuid():
+        raise UserError("checkpoint-not-trusted", FLAG, around, reason="it belongs to another user")
+    around.chmod(0o700)
+    folder.mkdir(exist_ok=True)

@@ -1,0 +1,56 @@
+"""A run that is killed between two checkpoints of the disk resumes from its snapshot in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from indictune.checkpoint import store
+from indictune.checkpoint.snapshots import folder_of
+from tests.conftest import FinishedRun
+from tests.faults.runs import STEP, Job
+from tests.ranks.launching import Run, accelerate
+
+FLAGS = ("--snapshot_steps", "1", "--save_total_limit", "9")
+COPY = "indictune.checkpoint.save:copy_files"
+
+
+def names(found: list[Path]) -> list[str]:
+    assert [each for each in found if store.read_manifest(each) is None] == []
+    return [each.name for each in found]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        ("single", 1),
+        pytest.param("ddp", 2, marks=pytest.mark.slow),
+        pytest.param("fsdp2", 2, marks=pytest.mark.slow),
+        pytest.param("zero2", 2, marks=pytest.mark.slow),
+        pytest.param("zero3", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_the_newest_snapshot_wins(finished_run: FinishedRun, tmp_path: Path, strategy: str, ranks: int) -> None:
+    """The fifth copy to the disk is slow, and the run is killed at the end of step 6."""
+    launcher = {} if strategy == "single" else {"launcher": tuple(accelerate(strategy, ranks))}
+    unbroken = Job(finished_run.recipe, tmp_path / "unbroken", flags=("--save_total_limit", "9"), **launcher)
+    assert unbroken.start().returncode == 0
+    job = Job(finished_run.recipe, tmp_path / "out", flags=FLAGS, **launcher)
+
+    # Each step is copied, if the copy before it is done; steps 2, 4, 6 and 8 wait for that.
+    killed = job.start(f"SLOW@{COPY}:5+SIGKILL@{STEP}:6")
+    assert killed.returncode != 0
+    memory = folder_of(job.folder)
+    assert memory is not None
+    assert names(store.listed(memory)) == ["checkpoint-5"]
+    assert names(store.listed(job.folder)) == ["checkpoint-4", "checkpoint-2"]
+
+    resumed = job.start()
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"Resuming from {job.folder / 'checkpoint-5'}" in resumed.stderr
+    assert job.outcome() == unbroken.outcome()
+    assert names(store.listed(job.folder)) == [f"checkpoint-{step}" for step in (8, 6, 4, 2)]
+    assert not memory.exists()
+    share = Run(job.folder).metrics["train"]["snapshots"]["share_of_runtime"]
+    assert 0 < share < 1

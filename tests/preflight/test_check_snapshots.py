@@ -1,0 +1,47 @@
+"""Snapshots need room in the memory of a node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig
+
+from indictune.config.plan import Launch
+from indictune.models.parameter_counts import count_parameters
+from indictune.preflight import check_snapshots
+from tests.plans import codes_of, plan_of
+
+CONFIG = BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+OF_PARAMETER = 12  # bytes: a weight, and two states of AdamW
+
+
+@pytest.mark.parametrize(
+    ("launch", "held"),
+    [
+        (Launch("single"), 2),
+        (Launch("fsdp2", 2, 2), 2),
+        (Launch("ddp", 4, 2), 4),  # two nodes: each has those of the other too
+        (Launch("fsdp2", 4, 2), 2),  # each writes half
+    ],
+    ids=str,
+)
+def test_a_node_without_room_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: Launch, held: int
+) -> None:
+    given = plan_of({"snapshot_steps": 5}, launch=launch, output_dir=str(tmp_path))
+    plan = replace(given, model_config=CONFIG, head="ForSequenceClassification")
+    needed = held * OF_PARAMETER * count_parameters(plan.model, CONFIG, plan.head).total
+    for free, found in ((needed, []), (needed - 1, [("no-room-for-snapshots", "--snapshot_steps")])):
+        monkeypatch.setattr(check_snapshots, "free_and_capacity", lambda free=free: (free, free))
+        assert codes_of(check_snapshots.check_snapshots, plan) == found
+    monkeypatch.setattr(check_snapshots, "MEMORY", tmp_path / "none")
+    assert codes_of(check_snapshots.check_snapshots, plan) == [("no-room-for-snapshots", "--snapshot_steps")]
+    assert check_snapshots.check_snapshots(replace(plan, training=plan_of().training)) == []
+
+
+def test_snapshots_are_written_in_the_background_already(tmp_path: Path) -> None:
+    given = plan_of({"snapshot_steps": 5, "async_save": True}, output_dir=str(tmp_path))
+    plan = replace(given, model_config=CONFIG, head="ForSequenceClassification")
+    assert codes_of(check_snapshots.check_snapshots, plan) == [("no-effect", "--async_save")]
