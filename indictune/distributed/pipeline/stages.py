@@ -19,6 +19,13 @@ class Entry(nn.Module):
         self.weight = tied  # of the head, which the whole model lists under this name
         self.states: Tensor | None = None
 
+    @property
+    def word_embeddings(self) -> Entry:
+        """Itself: what encoders give as their input embedding, to activation checkpointing for example."""
+        return self
+
+    tok_embeddings = word_embeddings  # of ModernBERT
+
     def forward(self, *_: Any, **__: Any) -> Tensor:
         assert self.states is not None
         return self.states
