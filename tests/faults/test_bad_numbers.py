@@ -65,10 +65,8 @@ def test_it_stops_the_run_and_names_the_rows(finished_run: FinishedRun, tmp_path
 @pytest.mark.parametrize(
     "strategy",
     [
-        "fsdp2",
         "zero3",
-        pytest.param("ddp", marks=pytest.mark.slow),
-        pytest.param("zero2", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp2", "zero2")),
     ],
 )
 def test_a_gradient_that_one_rank_spoils_stops_all(finished_run: FinishedRun, tmp_path: Path, strategy: str) -> None:
@@ -253,7 +251,7 @@ def test_the_learning_rate_is_not_rolled_back(finished_run: FinishedRun, tmp_pat
     ("launcher", "call", "saves"),
     [
         (tuple(python()), 13, ("--save_steps", "4", "--save_total_limit", "1")),  # of two micro-batches a step
-        (tuple(python()), 13, ("--save_strategy", "epoch")),  # of 4 steps
+        pytest.param(tuple(python()), 13, ("--save_strategy", "epoch"), marks=pytest.mark.slow),  # of 4 steps
         pytest.param(tuple(accelerate("fsdp2", 2)), 7, ("--save_steps", "4"), marks=pytest.mark.slow),
     ],
     ids=["steps", "epochs", "fsdp2"],

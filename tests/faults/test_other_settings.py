@@ -192,7 +192,11 @@ def test_a_finished_run_changes_nothing_and_says_ok(finished_run: FinishedRun, t
 
 @pytest.mark.parametrize(
     ("before", "patience", "last"),
-    [(("--early_stopping_patience", "2"), 1, 4), (("--early_stopping_patience", "2"), 5, 8), ((), 2, 6)],
+    [
+        pytest.param(("--early_stopping_patience", "2"), 1, 4, marks=pytest.mark.slow),
+        pytest.param(("--early_stopping_patience", "2"), 5, 8, marks=pytest.mark.slow),
+        ((), 2, 6),
+    ],
 )
 def test_the_patience_is_that_of_the_command_that_goes_on(
     finished_run: FinishedRun, tmp_path: Path, before: tuple[str, ...], patience: int, last: int
@@ -331,7 +335,7 @@ def test_another_model_is_refused_and_the_same_in_another_place_is_not(job: Job,
     assert f"--model_name_or_path builtin:tiny-indic-bert, now {moved}" in result.stderr
 
 
-@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("qlora", marks=pytest.mark.slow)])
 def test_an_adapter_does_not_go_on_from_other_weights_in_the_same_folder(
     finished_run: FinishedRun, tmp_path: Path, method: str
 ) -> None:

@@ -18,7 +18,7 @@ from indictune.config.flag_table import flags_of
 from indictune.config.task_names import SCRIPTS
 from indictune.shipped_files import recipes, strategies
 from indictune.train_command import read_asked
-from tests.ranks.launching import ROOT, path, python
+from tests.ranks.launching import ROOT, path, python, start
 
 ROWS = "text,label\n" + "".join(f"बहुत अच्छी फिल्म {n},positive\nबेकार फिल्म {n},negative\n" for n in range(20))
 ALIASES = tomllib.loads((ROOT / "indictune/config/aliases.toml").read_text(encoding="utf-8"))
@@ -193,10 +193,7 @@ def test_a_strategy_of_several_machines_names_the_line_for_each(
 
 def test_a_script_refuses_the_recipe_of_another_task(empty: Path) -> None:
     recipe = str(recipes()["recipes/llama/demo.yaml"])
-    script = [*python(), str(ROOT / "scripts/train_sentiment.py"), "--config", recipe, "--output_dir", "out"]
-    done = subprocess.run(
-        script, cwd=empty, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    done = start([*python(), "scripts/train_sentiment.py", "--config", recipe, "--output_dir", str(empty / "out")])
     assert done.returncode == 2
     assert "scripts/train_llama.py" in done.stderr
     assert done.stderr.endswith("[recipe-of-other-task]\n")

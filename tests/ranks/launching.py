@@ -91,7 +91,7 @@ def start(
         **(variables or {}),
     }
     words = [word.removeprefix(f"{ROOT}{os.sep}") for word in command]
-    script = next((place for place, word in enumerate(words) if word.startswith(_FOLDERS)), None)
+    script = next((place for place, word in enumerate(words) if word.startswith(_FOLDERS) or word[-3:] == ".py"), None)
     if script is not None and not anew and not torch.cuda.is_available():
         if command[:script] == python():
             return fork(command[script:], environment, timeout_s)
